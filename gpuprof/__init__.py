@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # what tools see of the lazy names
     from gpuprof.pipeline.check import check as check
     from gpuprof.pipeline.compare import CompareResult as CompareResult
     from gpuprof.pipeline.compare import compare as compare
+    from gpuprof.pipeline.compare_databases import CompareDatabasesResult as CompareDatabasesResult
+    from gpuprof.pipeline.compare_databases import compare_databases as compare_databases
     from gpuprof.pipeline.compare_gpus import CompareGpusResult as CompareGpusResult
     from gpuprof.pipeline.compare_gpus import compare_gpus as compare_gpus
     from gpuprof.pipeline.db import import_measurements as import_measurements
@@ -53,8 +55,8 @@ if TYPE_CHECKING:  # what tools see of the lazy names
     from gpuprof.pipeline.load_traffic import LoadTraffic as LoadTraffic
     from gpuprof.pipeline.load_traffic import ServerAccess as ServerAccess
     from gpuprof.pipeline.merge import MergeResult as MergeResult
-    from gpuprof.pipeline.merge import MergeSettings as MergeSettings
     from gpuprof.pipeline.merge import merge as merge
+    from gpuprof.pipeline.merge_settings import MergeSettings as MergeSettings
     from gpuprof.pipeline.place import PlaceResult as PlaceResult
     from gpuprof.pipeline.place import place as place
     from gpuprof.pipeline.planning_options import MapOutput as MapOutput
@@ -64,7 +66,7 @@ if TYPE_CHECKING:  # what tools see of the lazy names
     from gpuprof.pipeline.profile_result import OpProfileResult as OpProfileResult
     from gpuprof.pipeline.profile_result import ProfileProgress as ProfileProgress
     from gpuprof.pipeline.profile_result import ProfileResult as ProfileResult
-    from gpuprof.pipeline.profile_result import ProfileSettings as ProfileSettings
+    from gpuprof.pipeline.profile_settings import ProfileSettings as ProfileSettings
     from gpuprof.pipeline.report import ReportResult as ReportResult
     from gpuprof.pipeline.report import report as report
     from gpuprof.pipeline.result import Progress as Progress
@@ -106,6 +108,7 @@ _NAMES = {
     "pipeline.calibrate": "CalibrateResult calibrate",
     "pipeline.check": "CheckResult check",
     "pipeline.compare": "CompareResult compare",
+    "pipeline.compare_databases": "CompareDatabasesResult compare_databases",
     "pipeline.compare_gpus": "CompareGpusResult compare_gpus",
     "pipeline.db": "import_measurements query_database",
     "pipeline.doctor": "doctor",
@@ -115,11 +118,13 @@ _NAMES = {
     "pipeline.export": "MapExportResult export",
     "pipeline.load": "LoadResult load",
     "pipeline.load_traffic": "LoadTraffic ServerAccess",
-    "pipeline.merge": "MergeResult MergeSettings merge",
+    "pipeline.merge": "MergeResult merge",
+    "pipeline.merge_settings": "MergeSettings",
     "pipeline.place": "PlaceResult place",
     "pipeline.planning_options": "MapOutput PlanningOptions",
     "pipeline.profile": "profile profile_ops",
-    "pipeline.profile_result": "OpProfileResult ProfileProgress ProfileResult ProfileSettings",
+    "pipeline.profile_result": "OpProfileResult ProfileProgress ProfileResult",
+    "pipeline.profile_settings": "ProfileSettings",
     "pipeline.report": "ReportResult report",
     "pipeline.result": "Progress Result",
     "pipeline.serve": "MapServer serve",

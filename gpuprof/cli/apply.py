@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows
-from gpuprof.cli.serve import DEFAULT_PORT
+from gpuprof.pipeline.serve_settings import DEFAULT_PORT
 
 _COLUMNS = (Column("replica", "replica", right=False), Column("change", "change", right=False))
 

@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from gpuprof.cli.completion import complete_devices, complete_models
-from gpuprof.cli.duration_option import duration_option
-from gpuprof.cli.option_groups import with_groups
+from gpuprof.cli.completion import complete_models
+from gpuprof.cli.options import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note, show_progress
-from gpuprof.cli.output_path import output_option
-from gpuprof.cli.shared_options import CollectorOption, KeepUnstableOption, OptionalDbOption
 from gpuprof.domain.number_format import number_formatter
+from gpuprof.pipeline.profile_settings import ProfileSettings
+from gpuprof.pipeline.settings import Positive, Settings, option
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """What is fitted, and where it is kept."""
+class FitOptions(Settings):
+    """Device, and where coefficients are read and written."""
 
-    profile: Annotated[
-        Path | None, typer.Option(help="Profile by iGniter's own tools (config.jsonl), in place of the database.")
-    ] = None
-    device: Annotated[
-        str | None, typer.Option(autocompletion=complete_devices, help="Device of the catalogue or the database.")
-    ] = None
-    output: Annotated[Path | None, output_option("File to write iGniter's coefficients to, too.")] = None
-    db: OptionalDbOption = None
+    title: ClassVar[str] = "Fit and files"
+
+    profile: Path | None = option(None, "Profile by iGniter's own tools (config.jsonl), in place of the database.")
+    device: str | None = option(None, "Device of the catalogue or the database.", values="devices")
+    output: Path | None = option(None, "File to write iGniter's coefficients to, too.", "-o", "--output", output=True)
+    db: Path | None = option(None, "Kernel database.")
 
 
-@dataclass(frozen=True)
-class MeasuringOptions:
-    """How MODELs are measured."""
+class MeasuringOptions(Settings):
+    """Measurement of MODELs."""
 
-    collector: CollectorOption = "auto"
-    time_limit: Annotated[float, duration_option("--time-limit", "Longest time to measure one row.", least_s=0.1)] = 5.0
-    keep_unstable: KeepUnstableOption = False
+    title: ClassVar[str] = "Measurement"
+
+    collector: str = option("auto", "Collector that measures; auto takes the first that works here.")
+    time_limit_s: Positive = option(5.0, "Longest time to measure one row.", "--time-limit", unit="s")
+    keep_unstable: bool = option(False, "Keep unstable rows as they are instead of measuring them again.")
 
 
 _COLUMNS = (
@@ -80,7 +76,6 @@ def calibrate(
     any device the interference models are fitted to what was co-located, and judged by leaving out each victim.
     """
     from gpuprof.pipeline.calibrate import calibrate as fit
-    from gpuprof.pipeline.profile_result import ProfileSettings
 
     chosen = chosen_format(as_json, as_csv)
     with show_progress() as show:
@@ -90,9 +85,7 @@ def calibrate(
             igniter_profile=fitting.profile,
             output=fitting.output,
             db=fitting.db,
-            settings=ProfileSettings(
-                collector=measuring.collector, time_limit_s=measuring.time_limit, keep_unstable=measuring.keep_unstable
-            ),
+            settings=ProfileSettings(**measuring.model_dump()),
             progress=show,
         )
     say_note(*result.notes)

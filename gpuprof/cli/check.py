@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from gpuprof.cli.option_groups import with_groups
+from gpuprof.cli.options import AllowChangedOption, MapFileArgument, with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
-from gpuprof.cli.shared_options import (
-    AllowChangedOption,
-    DeviceFileOption,
-    MapFileArgument,
-    OptionalDbOption,
-    OtherEstimatorOption,
-    PrecisionOption,
-    RuntimeOption,
-)
 from gpuprof.domain.plural import count_of
+from gpuprof.pipeline.settings import DEVICE_FILE, PRECISION, RUNTIME, Settings, option
 
 _COLUMNS = (
     Column("rule", "rule", right=False),
@@ -32,15 +23,16 @@ _COLUMNS = (
 _MOST_PLACES = 3
 
 
-@dataclass(frozen=True)
-class TimeOptions:
-    """Source of the times, if not the one that the map was planned with."""
+class TimeOptions(Settings):
+    """Times to check with; default: those that the map was planned with."""
 
-    db: OptionalDbOption = None
-    estimator: OtherEstimatorOption = None
-    precision: PrecisionOption = None
-    runtime: RuntimeOption = None
-    device_file: DeviceFileOption = None
+    title: ClassVar[str] = "Estimator and database"
+
+    db: Path | None = option(None, "Kernel database.")
+    estimator: str | None = option(None, "Estimator to use in place of the one that the map was planned with.")
+    precision: str | None = option(None, PRECISION)
+    runtime: str | None = option(None, RUNTIME)
+    device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
 
 
 @with_groups
@@ -59,7 +51,7 @@ def check(
     from gpuprof.pipeline.check import check as check_map
 
     chosen = chosen_format(as_json, as_csv)
-    result = check_map(map_file, against=against, **asdict(times), allow_changed=allow_changed, note=say_note)
+    result = check_map(map_file, against=against, **times.model_dump(), allow_changed=allow_changed, note=say_note)
     rows = result.rows()
     if chosen is Format.JSON:
         basis = record_basis(result.deployment)

@@ -1,19 +1,18 @@
-"""``gpuprof compare``: the maps of several policies for the same demands, or the GPUs that they need of each kind."""
+"""``gpuprof compare``: two databases, the maps of several policies for the same demands, or kinds of GPUs."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
+from pydantic import Field
 
-from gpuprof.cli.completion import complete_policies
-from gpuprof.cli.duration_option import duration_option
-from gpuprof.cli.option_groups import with_groups
+from gpuprof.cli.options import check_output_file, with_groups
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -25,13 +24,13 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.output_path import check_output_file
-from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
-from gpuprof.cli.shared_options import PolicySeedOption
+from gpuprof.cli.place import DemandOptions
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.pipeline.planning_options import ComparisonOptions
+from gpuprof.pipeline.settings import NotNegative, Settings, option
 
 _COLUMNS = (
     Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
@@ -71,6 +70,23 @@ _GPU_COLUMNS = (
 )
 
 
+_CELL_COLUMNS = (
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("dims", "dims", right=False, role=ColumnRole.KEY),
+    Column("device", "device", right=False, role=ColumnRole.KEY),
+    Column("share", "share", right=False, role=ColumnRole.KEY),
+    Column("processes", "procs", role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.SUBJECT),
+    Column("before_ms", "before ms", number_formatter(4)),
+    Column("after_ms", "after ms", number_formatter(4)),
+    Column("change_pct", "change", lambda value: _to_signed(value)),
+    Column("smallest_pct", "smallest seen", lambda value: _to_signed(value)),
+    Column("runs", "runs", right=False, role=ColumnRole.KEY),
+    Column("verdict", "verdict", right=False),
+    Column("ops", "from", right=False),
+)
+
+
 class Compared(StrEnum):
     """What each row of the comparison is."""
 
@@ -78,24 +94,15 @@ class Compared(StrEnum):
     GPU = "gpu"
 
 
-@dataclass(frozen=True)
-class PolicyListOptions:
-    """What is compared, and how policies search."""
+class PolicyListOptions(Settings):
+    """Rows of the comparison."""
 
-    by: Annotated[Compared, typer.Option(help="Rows to compare: policies on one fleet, or each kind of gpu alone.")] = (
-        Compared.POLICY
+    title: ClassVar[str] = "Comparison"
+
+    by: Compared = option(Compared.POLICY, "Rows to compare: policies on one fleet, or each kind of gpu alone.")
+    policies: str = option(
+        "all", "Policies by name, separated by commas, or all; with --by gpu one.", values="policies"
     )
-    policies: Annotated[
-        str,
-        typer.Option(
-            autocompletion=complete_policies, help="Policies by name, separated by commas, or all; with --by gpu one."
-        ),
-    ] = "all"
-    time_limit: Annotated[
-        float | None,
-        duration_option("--time-limit", "Longest search of each policy; default: 30s, with --by gpu 5s."),
-    ] = None
-    seed: PolicySeedOption = 0
 
     def names(self) -> list[str] | None:
         """Return the names of the policies, None for all. Raises `InputError` when none is named."""
@@ -120,28 +127,50 @@ class PolicyListOptions:
         return names[0]
 
 
-@dataclass(frozen=True)
-class ComparisonRuleOptions(PlanningRuleOptions):
-    """What every map must keep, and how large its replicas may be."""
+class DatabaseOptions(Settings):
+    """Test of two databases, and its reports."""
 
-    confidence: Annotated[
-        float | None, typer.Option(help="Confidence to plan with, on the upper ends of the intervals.")
-    ] = None
+    title: ClassVar[str] = "Comparison of databases"
+
+    threshold_pct: NotNegative = option(
+        0.0, "Slowdown in percent that is tolerated; beyond it the exit code is 1.", "--threshold", metavar="PERCENT"
+    )
+    false_alarms: Annotated[float, Field(gt=0.0, lt=1.0)] = option(
+        0.01, "Probability that two equal databases are reported as different."
+    )
+    markdown: bool = option(False, "Print markdown instead of a table.")
+    junit: Path | None = option(None, "JUnit file to write, a test a model, batch and share.", output=True)
 
 
 @with_groups
 def compare(
+    databases: DatabaseOptions,
     demands: DemandOptions,
     policies: PolicyListOptions,
-    rules: ComparisonRuleOptions,
+    rules: ComparisonOptions,
+    sides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[BEFORE AFTER]",
+            help="Two databases, or parts of one: DB@2026-01-31, DB@2026-01-01..2026-01-31, DB@driver=550.54 "
+            "(runtime_version, model_sha256, host); without DB that of --db.",
+            show_default=False,
+        ),
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(callback=check_output_file, help="Draw the maps into this .svg or .png file.")
     ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Place the same demands by several policies, or on each kind of GPU, and show what each needs."""
+    """Compare two databases: faster, slower or no difference; else several policies, or kinds of GPUs, for demands.
+
+    Without BEFORE and AFTER the demands of --slo-file are placed by each policy, or on each kind of GPU.
+    """
     chosen = chosen_format(as_json, as_csv)
+    if sides:
+        _compare_databases(sides, databases, demands.db, chosen)
+        return
     asked = demands.read_file()
     if policies.by is Compared.GPU:
         if picture is not None:
@@ -159,7 +188,7 @@ def compare(
             fleet=demands.devices(),
             db=demands.db,
             policies=policies.names(),
-            options=rules.planning_options(policies.time_limit, policies.seed, demands.dims()),
+            options=rules,
             progress=show,
             note=say_note,
         )
@@ -173,11 +202,37 @@ def compare(
     _require_any(rows, "policy")
 
 
+def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path | None, chosen: Format) -> None:
+    from gpuprof.pipeline.compare_databases import compare_databases
+
+    if len(sides) == 1 and sides[0].endswith(".csv"):
+        raise InputError(
+            f"compare takes two databases but got {sides[0]}", f"demands are given by --slo-file {sides[0]}"
+        )
+    if len(sides) != 2:
+        raise InputError(f"compare takes two databases but got {len(sides)}", "gpuprof compare BEFORE AFTER")
+    result = compare_databases(
+        *sides, db=db, false_alarms=options.false_alarms, threshold_pct=options.threshold_pct, note=say_note
+    )
+    if options.markdown:
+        sys.stdout.write(result.to_markdown())
+    elif chosen is Format.TABLE:
+        print_text(result.verdict())
+        rows = [{**row, "runs": f"{row['runs_before']} / {row['runs_after']}"} for row in result.rows()]
+        kept = {key for row in rows for key in ("dims", "ops") if row[key]}
+        print_rows(rows, [c for c in _CELL_COLUMNS if c.key not in ("dims", "ops") or c.key in kept], chosen)
+    else:
+        print_rows(result.rows(), _CELL_COLUMNS[:-1], chosen)
+    if options.junit is not None:
+        result.write_junit(options.junit)
+    result.raise_if_slower()
+
+
 def _compare_gpus(
     asked: Sequence[Demand],
     demands: DemandOptions,
     policies: PolicyListOptions,
-    rules: ComparisonRuleOptions,
+    rules: ComparisonOptions,
     chosen: Format,
 ) -> None:
     from gpuprof.pipeline.compare_gpus import compare_gpus
@@ -185,10 +240,10 @@ def _compare_gpus(
     with show_progress() as show:
         result = compare_gpus(
             asked,
-            fleet=demands.devices(),
+            fleet=demands.devices("any"),
             db=demands.db,
             policy=policies.only_name(),
-            options=rules.planning_options(policies.time_limit, policies.seed, demands.dims()),
+            options=rules,
             progress=show,
             note=say_note,
         )
@@ -217,6 +272,10 @@ def _require_any(rows: Sequence[Mapping[str, object]], compared: str) -> None:
 
 def _to_hundredths(value: object) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else "–"
+
+
+def _to_signed(value: object) -> str:
+    return f"{value:+.1f}%" if isinstance(value, int | float) else "–"
 
 
 def _to_percent(value: object) -> str:

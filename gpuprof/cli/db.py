@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.options import DEFAULT_DB, DbOption
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
-from gpuprof.cli.shared_options import DEFAULT_DB, DbOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number_formatter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows
-from gpuprof.cli.shared_options import DEFAULT_DB, DbOption
+from gpuprof.cli.options import DEFAULT_DB, DbOption
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, print_text
 
 if TYPE_CHECKING:
     from gpuprof.machine.finding import Finding
@@ -19,12 +19,13 @@ _COLUMNS = (
 
 
 def doctor(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
-    """Say what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
+    """Print what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
     from gpuprof.pipeline.doctor import doctor as examine
 
     chosen = chosen_format(as_json, as_csv)
     result = examine(db)
     if chosen is Format.TABLE:
+        print_text(f"This machine can {result.verdict()}\n")
         print_rows([_table_row(finding) for finding in result.findings], _COLUMNS, chosen)
     else:
         print_rows(result.rows(), _FIELDS, chosen)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
+from pydantic import BeforeValidator
 
-from gpuprof.cli.completion import complete_devices, complete_models
-from gpuprof.cli.option_groups import with_groups
+from gpuprof.cli.completion import complete_models
+from gpuprof.cli.options import with_groups
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, print_rows, say_note
-from gpuprof.cli.shared_options import DeviceFileOption, OptionalDbOption, PrecisionOption, RuntimeOption, StrictOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number_formatter
-from gpuprof.domain.sizes import parse_dims
-from gpuprof.errors import InputError
+from gpuprof.pipeline.settings import DEVICE_FILE, PRECISION, RUNTIME, Count, ManyDims, Settings, count_reader, option
 
 
 def _short(model: object) -> str:
@@ -39,66 +37,45 @@ _COLUMNS = (
 )
 
 
-_LARGEST_BATCH = 1_000_000
+class ScenarioOptions(Settings):
+    """Model, batch, share and device."""
+
+    title: ClassVar[str] = "Workloads"
+
+    batch: Annotated[tuple[Count, ...], BeforeValidator(count_reader(1_000_000))] = option(
+        (1,), "Batch sizes, separated by commas."
+    )
+    device: str | None = option(None, "Device of the catalogue or the database, or cpu.", values="devices")
+    device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
+    share: str = option("100", "Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")
+    dims: ManyDims = option(
+        {}, "Sizes of a free dimension; may be repeated.", "--dim", metavar="NAME=SIZE[,SIZE...]", repeated=True
+    )
+    processes: int = option(1, "Processes in the share.")
+    beside: tuple[str, ...] = option(
+        (),
+        "Model that runs on the device at the same time; may be repeated.",
+        metavar="MODEL[@BATCH[:SHARE]]",
+        repeated=True,
+    )
 
 
-@dataclass(frozen=True)
-class ScenarioOptions:
-    """What runs, on which part of which device."""
+class EstimatorOptions(Settings):
+    """Estimator, runtime and database."""
 
-    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1"
-    device: Annotated[
-        str | None,
-        typer.Option(autocompletion=complete_devices, help="Device of the catalogue or the database, or cpu."),
-    ] = None
-    device_file: DeviceFileOption = None
-    share: Annotated[str, typer.Option(help="Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")] = "100"
-    dim: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=SIZE[,SIZE...]", help="Sizes of a free dimension; may be repeated."),
-    ] = None
-    processes: Annotated[int, typer.Option(help="Processes in the share.")] = 1
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL[@BATCH[:SHARE]]", help="Model that runs on the device at the same time; may be repeated."
-        ),
-    ] = None
+    title: ClassVar[str] = "Estimator and database"
 
-    def dims(self) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of each free dimension that is named. Raises `InputError` when one cannot be read."""
-        return parse_dims(self.dim or ())
-
-    def batches(self) -> list[int]:
-        """Return the batch sizes. Raises `InputError` when one is none."""
-        sizes = []
-        for word in self.batch.split(","):
-            if not word.strip().isdigit() or not 1 <= int(word) <= _LARGEST_BATCH:
-                raise InputError(
-                    f"--batch must be whole numbers from 1 to {_LARGEST_BATCH:,} but got {self.batch!r}",
-                    "write it as 1,8,32",
-                )
-            sizes.append(int(word))
-        return sizes
-
-
-@dataclass(frozen=True)
-class SourceOptions:
-    """Where the figures come from."""
-
-    estimator: Annotated[
-        str, typer.Option(help="Estimator: database, gk, an installed one, or package.module:Class.")
-    ] = "database"
-    precision: PrecisionOption = None
-    runtime: RuntimeOption = None
-    strict: StrictOption = False
-    db: OptionalDbOption = None
+    estimator: str = option("database", "Estimator: database, gk, an installed one, or package.module:Class.")
+    precision: str | None = option(None, PRECISION)
+    runtime: str | None = option(None, RUNTIME)
+    strict: bool = option(False, "Refuse estimates with unknown ops or wide intervals.")
+    db: Path | None = option(None, "Kernel database.")
 
 
 @with_groups
 def estimate(
-    running: ScenarioOptions,
-    knowledge: SourceOptions,
+    workloads: ScenarioOptions,
+    source: EstimatorOptions,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -115,19 +92,11 @@ def estimate(
     chosen = chosen_format(as_json, as_csv)
     result = predict(
         models or (),
-        batches=running.batches(),
-        device=running.device,
-        device_file=running.device_file,
-        share=running.share,
-        processes=running.processes,
-        beside=running.beside or (),
-        estimator=knowledge.estimator,
-        db=knowledge.db,
-        precision=knowledge.precision,
-        runtime=knowledge.runtime,
-        dims=running.dims(),
+        batches=workloads.batch,
+        **workloads.model_dump(exclude={"batch"}),
+        **source.model_dump(exclude={"strict"}),
     )
-    if knowledge.strict:
+    if source.strict:
         result.require_sure()
     say_note(*result.notes)
     rows = [{**row, "latency_interval": _interval(row)} for row in result.rows()]

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.options import OptionalDbOption, ProfiledDeviceOption, RegressorsOption, check_output_file
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
-from gpuprof.cli.output_path import check_output_file
-from gpuprof.cli.shared_options import OptionalDbOption, ProfiledDeviceOption, RegressorsOption
 from gpuprof.cli.table import ColumnRole
 
 _COLUMNS = (

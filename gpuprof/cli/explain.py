@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_map_models
-from gpuprof.cli.duration_option import duration_option
+from gpuprof.cli.options import MapFileArgument, OtherEstimatorOption, duration_option
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -23,7 +23,6 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.shared_options import MapFileArgument, OtherEstimatorOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number_formatter
 
@@ -68,8 +67,15 @@ _WHAT_IFS = (
 
 
 def explain(
-    map_file: MapFileArgument,
-    model: Annotated[str, typer.Argument(autocompletion=complete_map_models, help="Model of the map.")],
+    map_file: MapFileArgument = Path("map.json"),
+    model: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=complete_map_models,
+            help="Model of the map; may stand alone, without MAP; default: its only model.",
+            show_default=False,
+        ),
+    ] = "",
     db: Annotated[Path | None, typer.Option(help="Kernel database that the map was planned from.")] = None,
     estimator: OtherEstimatorOption = None,
     time_limit: Annotated[
@@ -90,6 +96,8 @@ def explain(
     from gpuprof.pipeline.explain import explain as explain_model
 
     chosen = chosen_format(as_json, as_csv)
+    if not model and not map_file.exists() and map_file.suffix != ".json":
+        map_file, model = Path("map.json"), str(map_file)
     with show_progress() as show:
         result = explain_model(
             map_file, model, db=db, estimator=estimator, time_limit_s=time_limit, progress=show, note=say_note
@@ -101,9 +109,9 @@ def explain(
         return
     if chosen is Format.JSON:
         parts = {"places": places, "neighbours": neighbours, "alternatives": choices, "what_if": changes}
-        print_json({"model": model, **parts})
+        print_json({"model": result.model, **parts})
         return
-    demand = result.deployment.models[model]
+    demand, model = result.deployment.models[result.model], result.model
     sys.stdout.write(
         f"{model}: {demand.rate_rps:,.6g} requests/s, {demand.percentile:g}% of them within {demand.slo_ms:g} ms\n\n"
     )

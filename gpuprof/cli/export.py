@@ -8,16 +8,15 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.options import MapFileArgument, check_output_folder
 from gpuprof.cli.output import say_note
-from gpuprof.cli.output_path import check_output_folder
-from gpuprof.cli.shared_options import MapFileArgument
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 
 
 def _check_image(context: typer.Context, image: str | None) -> str | None:
     """Return the image; refuse a target that needs one before other steps of a run have worked for it."""
-    if not context.resilient_parsing and "to" in context.params:
+    if not context.resilient_parsing and context.params.get("to"):
         from gpuprof.pipeline.export import check_target
 
         check_target(context.params["to"], image)
@@ -27,15 +26,19 @@ def _check_image(context: typer.Context, image: str | None) -> str | None:
 def export(
     map_file: MapFileArgument = Path("map.json"),
     to: Annotated[
-        str, typer.Option(help="Tool to write for: json, mig-parted, triton, k8s, kserve, ray-serve or envoy.")
-    ] = "mig-parted",
+        str | None,
+        typer.Option(
+            help="Tool to write for: json, mig-parted, triton, k8s, kserve, ray-serve or envoy; default: mig-parted "
+            "for a map with MIG instances, else triton."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
             callback=check_output_folder,
-            help="Directory to write to; without it a single file is printed.",
+            help="Directory to write to; default: a single file is printed, several go to export-TOOL.",
         ),
     ] = None,
     image: Annotated[
@@ -55,10 +58,13 @@ def export(
     from gpuprof.pipeline.export import export as export_map
 
     result = export_map(map_file, to, image=image, allow_changed=allow_changed, note=say_note)
+    is_single = len(result.files) == 1 and not result.models
+    if output is None and to is None and not is_single:
+        output = check_output_folder(Path(f"export-{result.target}"))
     if output is not None:
         result.write(output, copy)
-        say_note(f"{count_of(len(result.files) + len(result.models), 'file')} written to {output}")
-    elif len(result.files) == 1 and not result.models:
+        say_note(f"{count_of(len(result.files) + len(result.models), 'file')} for {result.target} written to {output}")
+    elif is_single:
         sys.stdout.write(next(iter(result.files.values())))
     else:
         raise InputError(f"{to} makes {len(result.files) + len(result.models)} files", "name a directory with -o")

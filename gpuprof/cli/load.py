@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.load_options import AccessOptions, PredictionOptions, TrafficOptions
-from gpuprof.cli.option_groups import with_groups
+from gpuprof.cli.options import output_option, with_groups
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -23,13 +22,13 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.output_path import output_option
 from gpuprof.cli.table import ColumnRole
 from gpuprof.cli.verdict_output import NoFailOption, VerboseOption, show_verdicts
 from gpuprof.domain.map_sources import PREDICTED_BY
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
+from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.load import LoadResult
@@ -101,14 +100,17 @@ _SLOWEST_COLUMNS = (
 
 @with_groups
 def load(
-    traffic: TrafficOptions,
-    access: AccessOptions,
-    prediction: PredictionOptions,
+    traffic: LoadTraffic,
+    access: ServerAccess,
     target: Annotated[
         str, typer.Argument(help="Address of the server, or its map, which is then served at the default address.")
     ] = ("map.json"),
     map_file: Annotated[
         Path | None, typer.Option("--map", help="Deployment map with rates, SLOs and predictions.")
+    ] = None,
+    db: Annotated[Path | None, typer.Option(help="Kernel database, for --estimator.")] = None,
+    estimator: Annotated[
+        str | None, typer.Option(help="Estimator of the predicted times; default: the times in the map.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -127,15 +129,14 @@ def load(
     map_path, address = _split_target(target, map_file)
     if output is not None:
         check_output(output)
-    sent, reached = traffic.load_traffic(), access.server_access()
     with show_progress(refresh_between=False) as show:
         result = load_server(
             address,
             map_path,
-            traffic=sent,
-            access=reached,
-            db=prediction.db,
-            estimator=prediction.estimator,
+            traffic=traffic,
+            access=access,
+            db=db,
+            estimator=estimator,
             progress=show,
             note=say_note,
         )

@@ -29,38 +29,56 @@ _OF_DEMANDS = ("place", "compare")
 #: collection looks at them, for Python's 700.
 _PLANNING, _COLLECTED = ("place", "compare", "explain", "check", "estimate"), 50_000
 
-#: verb → what the list of verbs says of it. The module of gpuprof.cli that has its name defines it as a function of
-#: that name, or as a typer app called ``app``. Nothing of it is imported for the list.
-VERBS = {
+#: Verbs of the help's first screen with their descriptions. The module of gpuprof.cli of a verb's name defines it as a
+#: function of that name, or as a typer app called ``app``. Nothing of it is imported for the list.
+FIRST_VERBS = {
+    "doctor": "Print what this machine can do; nothing is changed.",
     "profile": "Measure models on this machine.",
     "estimate": "Predict latency, throughput and memory.",
     "place": "Decide which replicas run where, at the least cost.",
-    "serve": "Serve the models of a map over HTTP and gRPC.",
-    "apply": "Move a running server to another map.",
-    "load": "Send traffic to a server and measure what it answers.",
-    "trace": "Make traces of requests, and look at them.",
-    "simulate": "Replay requests against a map in simulated time.",
-    "report": "Write one HTML page with plots.",
-    "run": "Run the steps of a file.",
-    "similarity": "Compare the weights of models layer by layer.",
-    "merge": "Merge models that share weights into one graph.",
     "check": "Check a map; exit 1 when it breaks a rule.",
-    "compare": "Place the same demands by several policies, or on each GPU.",
-    "explain": "Show what a model could have had instead.",
-    "export": "Write what another tool needs to run a map.",
-    "zoo": "Build standard networks as ONNX files, or change a batch.",
-    "db": "Look into the kernel database, check it, import and export.",
-    "doctor": "Say what this machine can do; nothing is changed.",
-    "calibrate": "Fit how workloads slow each other down on a device.",
-    "train": "Fit regressors to what was measured on a device.",
-    "evaluate": "Compare predictions with what was measured.",
+    "serve": "Serve the models of a map over HTTP and gRPC.",
+    "load": "Send traffic to a server and measure its answers.",
+    "compare": "Compare two databases, policies, or kinds of GPUs.",
+    "export": "Write the files that another tool needs to run a map.",
+    "run": "Run the steps of a file.",
 }
+#: Other verbs by their purpose.
+MORE_VERBS = {
+    "Maps": {
+        "simulate": "Replay requests against a map in simulated time.",
+        "explain": "Show the alternatives of a model's replicas.",
+        "apply": "Move a running server to another map.",
+    },
+    "Traffic and results": {
+        "trace": "Make traces of requests, and look at them.",
+        "report": "Write one HTML page with plots.",
+        "db": "Look into the kernel database, check it, import and export.",
+    },
+    "Predictions": {
+        "calibrate": "Fit the interference of workloads on a device.",
+        "train": "Fit regressors to the measurements of a device.",
+        "evaluate": "Compare predictions with measurements.",
+    },
+    "Models": {
+        "zoo": "Build standard networks as ONNX files, or change a batch.",
+        "similarity": "Compare the weights of models layer by layer.",
+        "merge": "Merge models that share weights into one graph.",
+    },
+}
+VERBS = {**FIRST_VERBS, **{verb: text for verbs in MORE_VERBS.values() for verb, text in verbs.items()}}
+
+
+def _list_more_verbs() -> str:
+    """Return the verbs of the second rank by purpose, in lines that click leaves as they are."""
+    lines = (f"  {purpose + ':':<22}{', '.join(verbs)}" for purpose, verbs in MORE_VERBS.items())
+    return "\n".join(["\b", "More:", *lines])
 
 
 def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> typer.Typer:
     """Return the typer app with these verbs; heavy imports happen inside the verbs.
 
-    ``names_only``: without the verbs' modules: enough for the list of verbs, and twice as fast.
+    ``names_only``: without the verbs' modules, as the list of verbs needs it.
     """
     app = typer.Typer(
         name="gpuprof",
@@ -70,11 +88,12 @@ def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> 
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Measure what ONNX models need from a GPU, predict it, pack many models onto few GPUs, and serve them.",
+        epilog=_list_more_verbs(),
     )
     app.callback()(_root)
     for verb in verbs:
         if names_only:
-            app.command(verb, short_help=VERBS[verb])(lambda: None)
+            app.command(verb, short_help=VERBS[verb], hidden=verb not in FIRST_VERBS)(lambda: None)
             continue
         module = importlib.import_module(f"gpuprof.cli.{verb}")
         if hasattr(module, "app"):
@@ -151,7 +170,8 @@ def run_line(line: Sequence[str]) -> int:
 
         words, config = take_config(line)
     wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # one verb starts faster than all
-    app = build_app(wanted, names_only=True) if list(words) in (["-h"], ["--help"]) else build_app(wanted)
+    is_list = list(words) in (["-h"], ["--help"]) or (not words and "_GPUPROF_COMPLETE" not in os.environ)
+    app = build_app(wanted, names_only=True) if is_list else build_app(wanted)
     try:
         with termination_as_interrupt():
             command = typer.main.get_command(app)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from gpuprof.cli.option_groups import with_groups
+import typer
+
+from gpuprof.cli.completion import complete_policies
+from gpuprof.cli.options import with_groups
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -18,12 +22,15 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.place_options import MapOptions, PolicyOptions
-from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.start_time import verb_start_s
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.demand import Demand, read_demands
+from gpuprof.domain.named_values import collect_distinct
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
+from gpuprof.errors import InputError
+from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
+from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.place import PlaceResult
@@ -50,12 +57,63 @@ _COLUMNS = (
 )
 
 
+class DemandOptions(Settings):
+    """Demands, and the devices to place them on."""
+
+    title: ClassVar[str] = "Demands and devices"
+
+    slo_file: Path = option(Path("slo.csv"), "CSV file with the columns model,rate_rps,slo_ms.")
+    gpus: str | None = option(
+        None, "Devices to place on: a100-80:8,v100 or any; without a count, as many as needed.", values="devices"
+    )
+    fleet: Path | None = option(None, "TOML file with devices, counts and prices.")
+    db: Path | None = option(None, "Kernel database.")
+
+    def read_file(self) -> Sequence[Demand]:
+        """Return the demands of the file, before planning is imported: a wrong line is reported at once.
+
+        Raises `InputError` when the file holds no demands.
+        """
+        return read_demands(self.slo_file)
+
+    def devices(self, default: str | None = None) -> Path | str | None:
+        """Return the devices as `gpuprof.place` takes them. Raises `InputError` when they are named twice."""
+        if self.gpus is not None and self.fleet is not None:
+            raise InputError("--gpus and --fleet exclude each other", "leave one of them out")
+        return self.fleet or self.gpus or default
+
+
 @with_groups
 def place(
     demands: DemandOptions,
-    policy: PolicyOptions,
-    rules: PlanningRuleOptions,
-    output: MapOptions,
+    rules: PlanningOptions,
+    output: MapOutput,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete_policies,
+            help="Policy by name, or package.module:Class; default: optimal.",
+            rich_help_panel="Search",
+        ),
+    ] = None,
+    policy_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-O",
+            "--policy-option",
+            help="Option of the policy as KEY=VALUE; may be repeated.",
+            rich_help_panel="Search",
+        ),
+    ] = None,
+    previous: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="MAP",
+            help="Map that runs now; of equally good maps, the one that moves the fewest replicas is taken.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -63,27 +121,35 @@ def place(
     chosen, began_s = chosen_format(as_json, as_csv), verb_start_s()
     asked = demands.read_file()
     from gpuprof.pipeline.place import place as place_models
+    from gpuprof.placement.policies import DEFAULT, make_policy
 
-    options = rules.planning_options(policy.time_limit, policy.seed, demands.dims(), output.created)
     with show_progress() as show:
         result = place_models(
             asked,
             fleet=demands.devices(),
             db=demands.db,
-            policy=policy.make_policy(),
-            options=replace(options, limit_since_s=began_s),
-            previous=output.previous,
-            output=output.map_output(),
+            policy=make_policy(policy or DEFAULT, parse_pairs(policy_option or ())),
+            options=rules.replace(limit_since_s=began_s),
+            previous=previous,
+            output=output,
             progress=show,
             note=say_note,
         )
     print_map(result, chosen)
-    result.write()
+    is_replaced = output.path.exists()
+    written = result.write()
+    say_note(f"{'replaced' if is_replaced else 'wrote'} {written}")
 
 
 def print_map(result: PlaceResult, chosen: Format) -> None:
     """Print the replicas of a map and, for people, what is predicted of the whole."""
-    from gpuprof.domain.map_sources import describe_basis, describe_requirements, describe_sources, record_basis
+    from gpuprof.domain.map_sources import (
+        describe_basis,
+        describe_certainty,
+        describe_requirements,
+        describe_sources,
+        record_basis,
+    )
     from gpuprof.domain.map_summary import summarize_map
 
     deployment, rows = result.deployment, result.rows()
@@ -105,7 +171,16 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
             say_note(f"{count_of(len(rows) - _MOST_ROWS, 'replica')} more not shown (--json and --csv have everything)")
         print_text(summarize_map(deployment))
         if sources := describe_sources(deployment):
-            print_text(f"Times: {sources}.")
+            print_text(f"Times: {sources}. {describe_certainty(deployment)}")
         for line in filter(None, (describe_basis(deployment), describe_requirements(deployment))):
             begins = line[0] if "_" in line.split()[0] else line[0].upper()  # names of metrics are as they are
             print_text(f"{begins}{line[1:]}.")
+
+
+def parse_pairs(options: Sequence[str]) -> dict[str, str]:
+    """Return ``KEY=VALUE`` words as a dict; a KEY alone is a flag that is set.
+
+    Raises `InputError` when a key stands twice.
+    """
+    pairs = (text.partition("=") for text in options)
+    return collect_distinct("the option", ((key, value) for key, _, value in pairs))

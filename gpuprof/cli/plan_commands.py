@@ -57,9 +57,14 @@ def list_commands(plan: RunPlan, group: Any) -> list[StepCommand]:
     for step in plan.steps:
         command = _find_command(plan, step, group)
         given = _read_options(plan, step, command)
-        for filled in _fill_in(plan, step, command, given, results):
+        saved: set[Path | None] = set()
+        for number, filled in enumerate(_fill_in(plan, step, command, given, results), start=1):
             _check_values(plan, step, command, filled)
-            commands.append(_make_command(plan, step, command, filled, _save_path(plan, step, filled)))
+            save = _save_path(plan, step, filled)
+            if save is not None and save in saved:  # models at other sizes
+                save = save.with_stem(f"{save.stem}-{number}")
+            saved.add(save)
+            commands.append(_make_command(plan, step, command, filled, save))
         if step.verb[0] == _MAKES_MAP:
             results.map_file = str(filled.get("output", results.map_file))
         results.has_database |= step.verb[0] in _FILLS_DATABASE
@@ -99,7 +104,7 @@ def _read_options(plan: RunPlan, step: PlannedStep, command: Any) -> dict[str, A
 def _fill_in(
     plan: RunPlan, step: PlannedStep, command: Any, given: Mapping[str, Any], results: _Results
 ) -> list[dict[str, Any]]:
-    """Return the values of each command line of a step: one, or one for each device where a command takes one."""
+    """Return the values of each command line of a step: one for each device and sizes where a command takes one."""
     names, verb = {parameter.name for parameter in command.params}, step.verb[0]
     usual: dict[str, Any] = {"map_file": results.map_file}
     if results.has_database or verb in _FILLS_DATABASE:
@@ -114,10 +119,23 @@ def _fill_in(
     if verb in _RESULTS:
         usual["output"] = str(plan.folder / _RESULTS[verb])
     if verb == "export":
-        usual["output"] = str(plan.folder / f"export-{given.get('to', 'mig-parted')}")
+        usual["output"] = str(plan.folder / f"export-{given.get('to', 'tool')}")
     if verb == "report":
         usual["sources"] = [*([plan.db] if results.has_database else []), *results.reported]
     filled = {name: value for name, value in usual.items() if name in names and value} | dict(given)
+    if verb in _OF_MODELS and "models" not in given and "dim" not in given:
+        return [
+            with_device
+            for files, dims in plan.group_by_dims()
+            for with_device in _for_each_device(
+                plan, verb, filled | {"models": files} | ({"dim": dims} if dims else {})
+            )
+        ]
+    return _for_each_device(plan, verb, filled)
+
+
+def _for_each_device(plan: RunPlan, verb: str, filled: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the values of the command lines of a step: one for each device where the command takes one."""
     kinds = [one.partition(":")[0] for one in plan.devices]
     if verb == "estimate" and "device" not in filled and kinds and "any" not in kinds:
         return [filled | {"device": kind} for kind in kinds]

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gpuprof.cli.config_file import error_at, read_pairs, read_yaml
+from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError, unknown_name
 
 #: Verbs that do not end by themselves, or need a server that does not, and this one.
@@ -76,7 +77,21 @@ class RunPlan:
 
     def files(self) -> list[str]:
         """Return the models' files, each once."""
-        return list(dict.fromkeys(one.file for one in self.models.values() if one.file is not None))
+        return list(dict.fromkeys(model.file for model in self.models.values() if model.file is not None))
+
+    def group_by_dims(self) -> list[tuple[list[str], list[str]]]:
+        """Return the models' files by the sizes that their requests have, as ``--dim`` takes them."""
+        sizes: dict[str, dict[str, dict[int, None]]] = {file: {} for file in self.files()}
+        for model in self.models.values():
+            if model.file is not None and model.dims is not None:
+                for named, _ in parse_mix(model.dims).parts:
+                    for name, size in named:
+                        sizes[model.file].setdefault(name, {})[size] = None
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for file, dims in sizes.items():
+            key = tuple(f"{name}={','.join(map(str, values))}" for name, values in dims.items())
+            groups.setdefault(key, []).append(file)
+        return [(files, list(dims)) for dims, files in groups.items()]
 
 
 def read_plan(path: Path, verbs: Sequence[str]) -> RunPlan:

@@ -44,14 +44,17 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
     """
     from gpuprof.cli.main import run_line
 
+    _require_files(plan, commands)
     _write_demands(plan)
     done = {} if fresh else _read_done(plan.folder)
     unstable: list[str] = []
+    unchanged = 0
     for number, command in enumerate(commands, start=1):
         line, where = show_line(command), f"step {number} of {len(commands)}"
         before = _fingerprint(command.inputs)
         # A command without outputs, such as check, is always run: nothing could have changed unseen.
         if command.outputs and done.get(line) == [__version__, before, _fingerprint(command.outputs)]:
+            unchanged += 1
             say(f"{where}: done before, and nothing that it reads has changed: {line}")
             continue
         say(f"{where}: {line}")
@@ -74,7 +77,20 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
             f"every step ran, but what step {' and '.join(unstable)} measured is unstable: the machine is too noisy",
             f"gpuprof run {plan.path.name} measures it again; keep-unstable: true takes it as it is",
         )
+    again = f", {unchanged} of them unchanged" if unchanged else ""
+    say_note(f"{plan.path.name}: all {len(commands)} steps succeeded{again}")
     return 0
+
+
+def _require_files(plan: RunPlan, commands: Sequence[StepCommand]) -> None:
+    """Refuse a run whose model files are not there and no step makes, before its first step."""
+    made = {path.absolute() for command in commands for path in command.outputs}
+    missing = [file for file in plan.files() if not Path(file).exists() and Path(file).absolute() not in made]
+    if missing:
+        raise InputError(
+            f"{plan.path}: no file {', '.join(missing)}, and no step makes {'it' if len(missing) == 1 else 'them'}",
+            "correct file: under models, or add a step such as zoo build",
+        )
 
 
 def _run_saved(command: StepCommand) -> int:

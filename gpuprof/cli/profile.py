@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
+from pydantic import BeforeValidator
 
 from gpuprof.cli.completion import complete_models
-from gpuprof.cli.option_groups import with_groups
+from gpuprof.cli.options import DEFAULT_DB, DbOption, with_groups
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -23,11 +24,11 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.profile_options import ClusterOptions, MeasurementOptions, OtherMeasurements, WorkloadOptions
-from gpuprof.cli.shared_options import DEFAULT_DB, DbOption
 from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
+from gpuprof.pipeline.profile_settings import ProfileSettings
+from gpuprof.pipeline.settings import Count, Settings, count_reader, option
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.result import Progress
@@ -79,12 +80,67 @@ _REPORT_COLUMNS = (
 )
 
 
+class WorkloadOptions(Settings):
+    """Workloads to measure."""
+
+    title: ClassVar[str] = "Workloads"
+
+    batch: Annotated[tuple[Count, ...] | None, BeforeValidator(count_reader(65_536))] = option(
+        None, "Batch sizes, separated by commas; default: 1,2,4,8, or the only one that a model can be run at."
+    )
+    share: str | None = option(
+        None, "Shares to measure: 50 (percent), 1core, 3g.40gb. Default on a CPU: 1, 2, 4, … and all cores."
+    )
+    beside: tuple[str, ...] = option(
+        (),
+        "Model to run beside the measured ones; may be repeated.",
+        metavar="MODEL[@BATCH[:SHARE]]",
+        repeated=True,
+    )
+    device: str | None = option(
+        None,
+        "Device to measure: cpu, gpu or a GPU's name; default: the first GPU that can be measured, else the CPU; with "
+        "--from-report the GPU recorded on, where the report does not say.",
+        values="devices",
+    )
+
+    def shares(self) -> list[str] | None:
+        """Return the shares as they were written; None: those of the device."""
+        return None if self.share is None else self.share.split(",")
+
+
+class SourceOptions(Settings):
+    """Measurements of ops, of iGniter's configurations, on a cluster, or from reports."""
+
+    title: ClassVar[str] = "Other measurements"
+
+    per_op: bool = option(False, "Measure each distinct op of all models once, as a model of its own.")
+    igniter: bool = option(False, "Measure what calibrate needs: 11 configurations, 2 to 5 copies at once.")
+    from_report: tuple[Path, ...] = option(
+        (),
+        "Report to read in place of running: .nsys-rep, .sqlite, .ncu-rep, .csv, trace.json or ONNX Runtime's profile; "
+        "reports of one run are joined: kernels, counters, nodes.",
+        metavar="REPORT",
+        repeated=True,
+    )
+    runs: str | None = option(
+        None,
+        "Runs of the model in a report: a regular expression for names of ranges, whose groups model and batch tell "
+        "several apart, or their number.",
+        metavar="PATTERN|N",
+    )
+    device_file: Path | None = option(
+        None, "TOML file with GPUs that gpuprof does not know, for --from-report.", metavar="FILE"
+    )
+    engine: str = option("local", "Place to measure: local, or ray for the GPUs or machines of a Ray cluster.")
+    ray_address: str | None = option(None, "Address of the Ray cluster; default: this machine's.", envvar="RAY_ADDRESS")
+
+
 @with_groups
 def profile(
     workloads: WorkloadOptions,
-    means: MeasurementOptions,
-    instead: OtherMeasurements,
-    cluster: ClusterOptions,
+    settings: ProfileSettings,
+    source: SourceOptions,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -104,23 +160,23 @@ def profile(
     """
     chosen = chosen_format(as_json, as_csv)
     names = models or []
-    if instead.from_report:
-        _ingest(instead.from_report, names, workloads, means, instead.runs, db, chosen)
+    if source.from_report:
+        _ingest(names, workloads, settings, source, db, chosen)
         return
     if not names:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
-    if cluster.engine != "local":
-        _measure_cluster(names, workloads, cluster.words(workloads, means, instead), means, cluster, db, chosen)
-    elif instead.per_op:
-        _measure_ops(names, workloads, means, db, chosen)
+    if source.engine != "local":
+        _measure_cluster(names, workloads, settings, source, db, chosen)
+    elif source.per_op:
+        _measure_ops(names, workloads, settings, db, chosen)
     else:
-        _measure(names, workloads, means, instead.igniter, db, chosen)
+        _measure(names, workloads, settings, source.igniter, db, chosen)
 
 
 def _measure(
     models: Sequence[str],
     workloads: WorkloadOptions,
-    means: MeasurementOptions,
+    settings: ProfileSettings,
     igniter: bool,
     db: Path,
     chosen: Format,
@@ -128,19 +184,18 @@ def _measure(
     from gpuprof.pipeline.profile import profile as measure
     from gpuprof.pipeline.profile import profile_for_igniter
 
-    batches, settings = workloads.batches(), means.settings(workloads, workloads.copies())
     with show_progress() as show:
         if igniter:
             result = profile_for_igniter(
-                models, batches=batches, device=means.device, db=db, settings=settings, progress=show
+                models, batches=workloads.batch, device=workloads.device, db=db, settings=settings, progress=show
             )
         else:
             result = measure(
                 models,
-                batches=batches,
+                batches=workloads.batch,
                 shares=workloads.shares(),
-                beside=workloads.beside or (),
-                device=means.device,
+                beside=workloads.beside,
+                device=workloads.device,
                 db=db,
                 settings=settings,
                 progress=show,
@@ -155,20 +210,20 @@ def _measure(
 
 
 def _measure_ops(
-    models: Sequence[str], workloads: WorkloadOptions, means: MeasurementOptions, db: Path, chosen: Format
+    models: Sequence[str], workloads: WorkloadOptions, settings: ProfileSettings, db: Path, chosen: Format
 ) -> None:
     from gpuprof.pipeline.profile import profile_ops
 
-    if workloads.beside or workloads.processes != "1" or workloads.input_data:
+    if workloads.beside or settings.processes != (1,) or settings.input_data:
         raise InputError("--per-op measures ops one by one", "leave out --beside, --processes and --input-data")
     with show_progress() as show:
         result = profile_ops(
             models,
-            batches=workloads.batches(),
+            batches=workloads.batch,
             shares=workloads.shares(),
-            device=means.device,
+            device=workloads.device,
             db=db,
-            settings=means.settings(workloads),
+            settings=settings,
             progress=show,
         )
     print_rows(result.type_rows() if chosen is Format.TABLE else result.rows(), _OP_COLUMNS, chosen)
@@ -178,9 +233,8 @@ def _measure_ops(
 def _measure_cluster(
     models: Sequence[str],
     workloads: WorkloadOptions,
-    options: Sequence[str],
-    means: MeasurementOptions,
-    cluster: ClusterOptions,
+    settings: ProfileSettings,
+    source: SourceOptions,
     db: Path,
     chosen: Format,
 ) -> None:
@@ -201,10 +255,10 @@ def _measure_cluster(
             bar.add_task("models and batches", total=None)
             result = profile_cluster(
                 models,
-                batches=workloads.batches(),
-                options=options,
-                device=means.device,
-                address=cluster.ray_address or "",
+                batches=workloads.batch,
+                options=_describe_options(workloads, settings, source),
+                device=workloads.device,
+                address=source.ray_address or "",
                 db=db,
                 progress=show,
             )
@@ -218,11 +272,10 @@ def _measure_cluster(
 
 
 def _ingest(
-    reports: Sequence[Path],
     models: Sequence[str],
     workloads: WorkloadOptions,
-    means: MeasurementOptions,
-    runs: str | None,
+    settings: ProfileSettings,
+    source: SourceOptions,
     db: Path,
     chosen: Format,
 ) -> None:
@@ -230,15 +283,43 @@ def _ingest(
     from gpuprof.pipeline.profile import DEFAULT_BATCHES
 
     result = ingest_reports(
-        reports,
+        source.from_report,
         models,
-        batches=workloads.batches() or DEFAULT_BATCHES,
-        runs=runs,
+        batches=workloads.batch or DEFAULT_BATCHES,
+        runs=source.runs,
         share=workloads.share,
-        device=means.device,
-        device_file=means.device_file,
+        device=workloads.device,
+        device_file=source.device_file,
         db=db,
-        dims=workloads.dims(),
+        dims=settings.dims,
     )
     say_note(*result.notes)
     print_rows(result.rows(), _REPORT_COLUMNS, chosen)
+
+
+def _describe_options(workloads: WorkloadOptions, settings: ProfileSettings, source: SourceOptions) -> list[str]:
+    """Return the options for each place of the cluster, as its own command line takes them.
+
+    Raises `InputError` when there is no such engine, or it does not measure ops.
+    """
+    if source.engine != "ray" or source.per_op:
+        raise InputError(f"--engine must be local, or ray without --per-op, but got {source.engine}")
+    words = [f"--share={workloads.share}"] if workloads.share is not None else []
+    words += [
+        f"--processes={','.join(map(str, settings.processes))}",
+        f"--collector={settings.collector}",
+        f"--time-limit={settings.time_limit_s:g}",
+        f"--profiler-limit={settings.profiler_limit_s:g}",
+        *(f"--beside={text}" for text in workloads.beside),
+        *(f"--dim={name}={_join(sizes)}" for name, sizes in settings.dims.items()),
+        *(
+            f"--input-data={name}={file}" if name else f"--input-data={file}"
+            for name, file in settings.input_data.items()
+        ),
+    ]
+    flags = {"--keep-unstable": settings.keep_unstable, "--force": settings.force, "--igniter": source.igniter}
+    return [*words, *(flag for flag, wanted in flags.items() if wanted)]
+
+
+def _join(sizes: int | Sequence[int]) -> str:
+    return ",".join(map(str, (sizes,) if isinstance(sizes, int) else sizes))

@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.options import check_output_folder, output_option
 from gpuprof.cli.output import say_note
-from gpuprof.cli.output_path import check_output_folder, output_option
 
 
 def report(
     sources: Annotated[
-        list[Path],
-        typer.Argument(help="Sources: a database, maps, and --json of compare, simulate, load and evaluate."),
-    ],
+        list[Path] | None,
+        typer.Argument(
+            help="Sources: a database, maps, and --json of compare, simulate, load and evaluate; default: the database "
+            "and map.json, as far as they are there.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[Path, output_option("File to write the page to.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Title of the page.")] = "gpuprof report",
     figures: Annotated[
@@ -26,7 +30,15 @@ def report(
     ] = "svg",
 ) -> None:
     """Write one self-contained HTML page that opens from disk: plots to point at, in light and dark."""
+    from gpuprof.pipeline.devices import database_path
     from gpuprof.pipeline.report import report as write_report
 
-    result = write_report(sources, output, title=title, figures=figures, picture_format=picture_format)
+    usual = [database_path(None), Path("map.json")]
+    result = write_report(
+        sources or [path for path in usual if path.exists()],
+        output,
+        title=title,
+        figures=figures,
+        picture_format=picture_format,
+    )
     say_note(*result.notes)

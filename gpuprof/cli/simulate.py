@@ -5,22 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from gpuprof.cli.option_groups import with_groups
+import typer
+
+from gpuprof.cli.options import MapFileArgument, OptionalDbOption, output_option, with_groups
 from gpuprof.cli.output import CsvOption, JsonOption, chosen_format, progress, say_note
-from gpuprof.cli.output_path import output_option
-from gpuprof.cli.shared_options import MapFileArgument
-from gpuprof.cli.simulation_options import ArrivalOptions, FidelityOptions, RescheduleOptions, ServiceOptions
 from gpuprof.cli.simulation_output import show_comparison, show_outcome
 from gpuprof.cli.verdict_output import NoFailOption, VerboseOption
+from gpuprof.errors import InputError
+from gpuprof.pipeline.simulation_settings import Fidelity, Rescheduling, ServiceSettings, SimulatedTraffic
 
 
 @with_groups
 def simulate(
-    traffic: ArrivalOptions,
-    service: ServiceOptions,
-    following: RescheduleOptions,
-    fidelity: FidelityOptions,
+    traffic: SimulatedTraffic,
+    service: ServiceSettings,
+    rescheduling: Rescheduling,
+    fidelity: Fidelity,
     map_file: MapFileArgument = Path("map.json"),
+    db: OptionalDbOption = None,
+    estimator: Annotated[
+        str | None, typer.Option(help="Estimator of the times; default: the times in the map.")
+    ] = None,
     output: Annotated[
         Path | None, output_option("File to write everything to, as JSON; verdicts alone as .md, or JUnit's .xml.")
     ] = None,
@@ -31,19 +36,21 @@ def simulate(
 ) -> None:
     """Replay requests against MAP: whether each SLO is kept, goodput and p99, and why it is missed; -v prints all."""
     from gpuprof.pipeline.simulate import simulate as simulate_map
-    from gpuprof.pipeline.simulation_settings import Fidelity
 
     chosen = chosen_format(as_json, as_csv)
+    is_rescheduled = "period_s" in rescheduling.model_fields_set
+    if rescheduling.policies and not is_rescheduled:
+        raise InputError("--policy says how to reschedule", "add --reschedule 60s")
     with progress() as bar:
         task = bar.add_task("simulating", total=100)
         result = simulate_map(
             map_file,
-            traffic.simulated_traffic(),
-            service=service.service_settings(),
-            rescheduling=following.rescheduling(),
-            fidelity=Fidelity(fidelity.interference, fidelity.sample),
-            db=following.db,
-            estimator=fidelity.estimator,
+            traffic,
+            service=service,
+            rescheduling=rescheduling if is_rescheduled else None,
+            fidelity=fidelity,
+            db=db,
+            estimator=estimator,
             progress=lambda step: bar.update(task, completed=step.done),
             note=say_note,
         )

@@ -20,6 +20,8 @@ class TimeLeftColumn(TimeRemainingColumn):
             return super().render(task)
         left_s = task.fields["paced_s"] / steps * (task.total - task.completed)
         left_s = max(0.0, left_s - ((task.elapsed or 0.0) - task.fields["paced_s"]))
+        if left_s < 0.5:  # the last step takes longer than those before it
+            return Text("-:--:--", style="progress.remaining")
         minutes, seconds = divmod(round(left_s), 60)
         hours, minutes = divmod(minutes, 60)
         return Text(f"{hours:d}:{minutes:02d}:{seconds:02d}", style="progress.remaining")

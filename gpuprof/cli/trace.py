@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from gpuprof.cli.option_groups import with_groups
+from gpuprof.cli.options import output_option, with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
-from gpuprof.cli.output_path import output_option
-from gpuprof.cli.shared_options import ArrivalsOption
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
+from gpuprof.pipeline.settings import Count, Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.trace import TraceResult
@@ -35,14 +33,17 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class ArrivalProcessOptions:
-    """By which process requests arrive."""
+class ArrivalProcessOptions(Settings):
+    """Arrival process of the requests."""
 
-    rate: Annotated[list[str] | None, typer.Option(help="Rate as MODEL=REQUESTS_PER_S; may be repeated.")] = None
-    slo_file: Annotated[Path | None, typer.Option(help="CSV file of demands that names models and rates.")] = None
-    arrivals: ArrivalsOption = "poisson"
-    duration: Annotated[str, typer.Option(help="Length of the trace: 60s, 5m, 1d.")] = "60s"
+    title: ClassVar[str] = "Arrival process"
+
+    rate: tuple[str, ...] = option((), "Rate as MODEL=REQUESTS_PER_S; may be repeated.", repeated=True)
+    slo_file: Path | None = option(None, "CSV file of demands that names models and rates.")
+    arrivals: str = option(
+        "poisson", "Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
+    )
+    duration: str = option("60s", "Length of the trace: 60s, 5m, 1d.")
 
     def rates_rps(self) -> dict[str, float]:
         """Return requests per second by model.
@@ -53,7 +54,7 @@ class ArrivalProcessOptions:
         from gpuprof.pipeline.problem import name_demand
         from gpuprof.simulator.load import parse_rates
 
-        rates, alone = parse_rates(self.rate or [])
+        rates, alone = parse_rates(list(self.rate))
         if self.slo_file is not None:
             rates = {name_demand(one).model: one.rate_rps for one in read_demands(self.slo_file)} | rates
         if alone is not None:
@@ -65,15 +66,14 @@ class ArrivalProcessOptions:
         return rates
 
 
-@dataclass(frozen=True)
-class RecordedDayOptions:
-    """Which functions of a recorded day are taken instead."""
+class RecordedDayOptions(Settings):
+    """Functions of a recorded day, in place of an arrival process."""
 
-    azure: Annotated[
-        Path | None, typer.Option(help="File of Azure Functions (2019 or 2021) to take the requests from.")
-    ] = None
-    models: Annotated[str | None, typer.Option(help="Names for its busiest functions, busiest first: a,b,c.")] = None
-    functions: Annotated[int, typer.Option(help="Number of functions, where none are named.", min=1)] = 10
+    title: ClassVar[str] = "Recorded day"
+
+    azure: Path | None = option(None, "File of Azure Functions (2019 or 2021) to take the requests from.")
+    models: str | None = option(None, "Names for its busiest functions, busiest first: a,b,c.")
+    functions: Count = option(10, "Number of functions, where none are named.")
 
     def names(self) -> list[str] | None:
         """Return names for the functions, None where none are given."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuprof.cli.options import OptionalDbOption, ProfiledDeviceOption, RegressorsOption
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
-from gpuprof.cli.shared_options import OptionalDbOption, ProfiledDeviceOption, RegressorsOption
 from gpuprof.domain.number_format import number_formatter
 
 _COLUMNS = (

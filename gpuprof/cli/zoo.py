@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_networks
+from gpuprof.cli.options import output_option
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
-from gpuprof.cli.output_path import output_option
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError

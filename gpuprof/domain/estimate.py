@@ -16,6 +16,8 @@ ROOFLINE = "roofline"
 UNCALIBRATED = "roofline, uncalibrated"
 #: What any figure is that is none of the first three.
 PREDICTED = "predicted"
+#: Begins the source of a time that rests on rows marked unstable: ``"unstable, measured"``.
+UNSTABLE = "unstable"
 #: Stands in the source of a latency beside neighbours as none were measured together.
 BEYOND_SEEN = "beyond what was co-located"
 #: Stands before the model of interference in the source of a time that it has stretched.
@@ -32,6 +34,17 @@ def classify_source(source: str) -> str:
     """
     last = source.rsplit(", ", 1)[-1]
     return last if last in (MEASURED, INTERPOLATED, EXTRAPOLATED) else PREDICTED
+
+
+def is_unstable(source: str) -> bool:
+    """Return whether a figure with this source rests on measurements marked unstable.
+
+    Examples
+    --------
+    >>> is_unstable("unstable, measured"), is_unstable("measured")
+    (True, False)
+    """
+    return UNSTABLE in source.split(", ")
 
 
 def source_without_neighbours(source: str) -> str:
@@ -76,8 +89,8 @@ class Figure:
 
     @property
     def is_observed(self) -> bool:
-        """Whether it was measured, or lies between what was."""
-        return classify_source(self.source) in (MEASURED, INTERPOLATED)
+        """Whether it was measured stably, or interpolated between such measurements."""
+        return classify_source(self.source) in (MEASURED, INTERPOLATED) and not is_unstable(self.source)
 
     @property
     def interval(self) -> tuple[float, float] | None:

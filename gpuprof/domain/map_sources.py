@@ -12,6 +12,7 @@ from gpuprof.domain.estimate import (
     MEASURED,
     PREDICTED,
     classify_source,
+    is_unstable,
     source_without_neighbours,
 )
 from gpuprof.domain.plural import count_of
@@ -61,6 +62,33 @@ def describe_sources(deployment: DeploymentMap) -> str:
         f"{_describe_kind(deployment, part.kind)}"
         for part in parts
     )
+
+
+def describe_certainty(deployment: DeploymentMap) -> str:
+    """Return in a sentence how sure the times of a map are and at which end of their intervals it is planned.
+
+    Empty for a map without replicas.
+    """
+    sources = [replica.predicted.source for *_, replica in deployment.places()]
+    if not sources:
+        return ""
+    total = count_of(len(sources), "replica")
+    unstable = sum(is_unstable(source) for source in sources)
+    unmeasured = sum(
+        classify_source(source) not in (MEASURED, INTERPOLATED) and not is_unstable(source) for source in sources
+    )
+    confidence = deployment.planned_with.confidence
+    end = "the upper ends of their intervals"
+    if confidence is not None:
+        end = "the means" if confidence == 0.0 else f"the upper ends of {confidence:.0%} intervals"
+    parts = [
+        f"{count} of {total} {'rests' if count == 1 else 'rest'} on {kind}"
+        for count, kind in ((unstable, "unstable rows"), (unmeasured, "predictions"))
+        if count
+    ]
+    if not parts:
+        return "Sure of its times: all measured, planned at " + ("the means." if confidence is None else f"{end}.")
+    return f"{' and '.join(parts)}, planned at {end}."
 
 
 def _describe_kind(deployment: DeploymentMap, kind: str) -> str:
@@ -134,8 +162,11 @@ def _gib(*sizes: float) -> tuple[float, ...]:
 
 
 def is_observed(deployment: DeploymentMap) -> bool:
-    """Return whether all times of a map were measured or lie between what was."""
-    return all(part.kind in (MEASURED, INTERPOLATED) for part in split_by_source(deployment))
+    """Return whether all times of a map were measured stably, or interpolated between such measurements."""
+    return all(
+        classify_source(source) in (MEASURED, INTERPOLATED) and not is_unstable(source)
+        for source in (replica.predicted.source for *_, replica in deployment.places())
+    )
 
 
 def record_basis(deployment: DeploymentMap) -> dict[str, object]:

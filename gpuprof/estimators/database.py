@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Estimate, Figure, PredictedRequirements, Workload
+from gpuprof.domain.estimate import (
+    INTERPOLATED,
+    MEASURED,
+    Estimate,
+    Figure,
+    PredictedRequirements,
+    Workload,
+    classify_source,
+)
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.creq.creq import UnprofiledRequirements
@@ -226,13 +234,13 @@ class DatabaseEstimator:
 
     def _read_work(self, known: MeasuredModel, latency: Figure) -> WorkByBatch | None:
         """Return the work of a model where more must be known of it than was measured."""
-        certain = latency.source in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
+        certain = classify_source(latency.source) in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
         # Reading a file of hundreds of megabytes takes a second.
         return None if certain else self.known.read_work(known)
 
     def _list_unknown(self, known: MeasuredModel, latency: Figure) -> tuple[str, ...]:
         """Return the ops of which nothing is known, where they make a time unsure."""
-        if latency.source in (MEASURED, INTERPOLATED):
+        if classify_source(latency.source) in (MEASURED, INTERPOLATED):
             return ()
         work = self.known.read_work(known)
         return () if work is None else work.smallest.unknown_ops

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, Figure, Workload
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, UNSTABLE, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import InputError
@@ -111,7 +111,10 @@ class ModelLatencies:
         reading = surface.read_latency(workload.batch, part, lambda: self._shape(known, device))
         point = surface.nearest(workload.batch, part)
         if processes != workload.processes or reading.source == EXTRAPOLATED:
-            return self._extrapolate(known, device, workload, reading.value, point.relative_error), point.cv
+            figure = self._extrapolate(known, device, workload, reading.value, point.relative_error)
+            if not point.stable:
+                figure = replace(figure, source=f"{UNSTABLE}, {figure.source}")
+            return figure, point.cv
         return self._with_interval(reading, point, device), point.cv
 
     def _list_processes(self, known: MeasuredModel, device: Device) -> list[int]:
@@ -136,7 +139,8 @@ class ModelLatencies:
         error: float | None = point.relative_error or None
         if reading.source == INTERPOLATED:
             error = self._calibration(device).interpolation_error(point.relative_error)
-        return figure_within(reading.value, reading.source, error)
+        source = reading.source if point.stable else f"{UNSTABLE}, {reading.source}"
+        return figure_within(reading.value, source, error)
 
     def predict(self, known: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
         """Return the times of batches of a model that was not measured on the device."""

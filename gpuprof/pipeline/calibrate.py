@@ -13,7 +13,7 @@ from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, resolve_device, resolve_local_device
 from gpuprof.pipeline.profile import run_campaign
-from gpuprof.pipeline.profile_result import ProfileSettings
+from gpuprof.pipeline.profile_settings import ProfileSettings
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result, say_nothing
 
 if TYPE_CHECKING:

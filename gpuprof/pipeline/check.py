@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.estimate import is_unstable
 from gpuprof.domain.map_sources import describe_basis
 from gpuprof.errors import InfeasibleError
 from gpuprof.pipeline.arguments import (
@@ -119,6 +120,9 @@ def check(
             f"the estimator {name!r} cannot be asked here: what it stands on, or the estimator itself, is missing; "
             "the times and the memory written in the map are believed"
         )
+    unstable = sum(is_unstable(replica.predicted.source) for *_, replica in resolved.places())
+    if unstable:
+        notes.add(f"{unstable} of {sum(1 for _ in resolved.places())} replicas rest on unstable rows")
     notes.add(*filter(None, (describe_basis(resolved), describe_routers(resolved))))
     violations = feasibility.check(resolved, evidence)
     if unknown := feasibility.find_unknown_memory(resolved, evidence):

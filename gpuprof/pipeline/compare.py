@@ -106,7 +106,7 @@ def compare(
     chosen = [(name, make_policy(name)) for name in (policy_names() if policies is None else policies)]
     if not chosen:
         raise InputError("no policy is named", f"known: {', '.join(policy_names())}")
-    options = replace(options, time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
+    options = options.replace(time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []
     for done, policy in enumerate(chosen):

@@ -93,7 +93,7 @@ def compare_gpus(
     """
     notes = NoteList(note)
     make_policy(policy)  # an unknown one is an error of the input
-    limited = replace(options, time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
+    limited = options.replace(time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
     outcomes: list[GpuOutcome] = []
     for done, entry in enumerate(problem.fleet.entries):

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpuprof.machine.finding import Finding, MachineView
+from gpuprof.domain.plural import count_of
+from gpuprof.machine.finding import Finding, MachineView, Status
 from gpuprof.machine.gpu_findings import gpu_findings, profiler_findings
 from gpuprof.machine.host_findings import host_findings, runtime_findings, storage_findings
 from gpuprof.pipeline.arguments import PathArgument
@@ -33,6 +34,28 @@ class DoctorResult(Result):
     """What was found on this machine."""
 
     findings: tuple[Finding, ...]
+
+    def verdict(self) -> str:
+        """Return in a sentence the verbs that work on this machine, and on which devices."""
+        works = {finding.name for finding in self.findings if finding.status is Status.OK}
+        gpus = sum(finding.name.startswith("GPU ") for finding in self.findings if finding.status is Status.OK)
+        runs_gpu, runs_cpu = gpus > 0 and "extra gpu" in works, "ONNX Runtime" in works
+        serves = "extra serve" in works
+        verbs = [*(["profile"] if runs_gpu or runs_cpu else []), "estimate", "place", *(["serve"] if serves else [])]
+        devices = [count_of(gpus, "GPU")] if runs_gpu else []
+        devices += ["the CPU"] if runs_cpu else []
+        where = f" on {' and '.join(devices)}" if devices else ""
+        missing = [
+            text
+            for text, is_missing in (
+                ("no ONNX Runtime, so nothing is measured here", not (runs_cpu or runs_gpu)),
+                ("no server: the extra serve is missing", not serves),
+                ("no NVIDIA driver", not gpus),
+                ("GPUs need the extra gpu", gpus > 0 and not runs_gpu),
+            )
+            if is_missing
+        ]
+        return f"{', '.join(verbs[:-1])} and {verbs[-1]}{where}{''.join(f'; {text}' for text in missing)}."
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each finding."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_sources import describe_basis
 from gpuprof.domain.map_summary import describe_turns, describe_unshared
 from gpuprof.errors import InputError, refuse_unwritable
@@ -30,10 +31,13 @@ class MapExportResult(Result):
         Texts.
     models : mapping of str to Path
         Where the files of models are, which `write` links or copies.
+    target : str
+        Tool that they are for.
     """
 
     files: Mapping[str, str]
     models: Mapping[str, Path]
+    target: str = ""
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each file: its path and what stands in it."""
@@ -69,9 +73,14 @@ def _link_or_copy(source: Path, path: Path, copy: bool) -> None:
     shutil.copyfile(source, path)
 
 
+def _pick_target(deployment: DeploymentMap) -> str:
+    is_cut = any(partition.mig is not None for _, _, partition, _ in deployment.places())
+    return "mig-parted" if is_cut else "triton"
+
+
 def export(
     deployment: MapArgument = Path("map.json"),
-    to: str = "mig-parted",
+    to: str | None = None,
     *,
     image: str | None = None,
     allow_changed: bool = False,
@@ -82,8 +91,9 @@ def export(
     Parameters
     ----------
     deployment : path or DeploymentMap
-    to : str
-        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"kserve"`` or ``"ray-serve"``.
+    to : str, optional
+        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"kserve"`` or ``"ray-serve"``; by default what fits the
+        map: ``"mig-parted"`` for one with MIG instances, else ``"triton"``.
     image : str, optional
         Container image with gpuprof, for the manifests of Kubernetes and KServe.
     allow_changed : bool
@@ -109,6 +119,7 @@ def export(
     version: v1
     """
     notes, resolved = NoteList(note), resolve_map(deployment)
+    to = to or _pick_target(resolved)
     broken = check_layout(resolved, collect_map_evidence(resolved, None, None, map_folder(deployment), notes.add))
     if broken:
         label = map_label(deployment)
@@ -123,4 +134,4 @@ def export(
         notes.add(f"{turns[0].lower()}{turns[1:]}, and Triton's servers know nothing of one another: they run at once")
     if basis := describe_basis(resolved):
         notes.add(basis)
-    return MapExportResult(notes=notes.all(), files=bundle.files, models=bundle.models)
+    return MapExportResult(notes=notes.all(), files=bundle.files, models=bundle.models, target=to)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from gpuprof.domain.argument_types import Count, NotNegative, Positive, Seed, check_fields
+from pydantic import BeforeValidator, Field
+
+from gpuprof.domain.named_values import collect_distinct
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.pipeline.arguments import PathArgument, optional_path
+from gpuprof.pipeline.settings import (
+    Count,
+    DataFiles,
+    Dims,
+    NotNegative,
+    Positive,
+    Seed,
+    Settings,
+    option,
+)
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
@@ -23,66 +34,85 @@ _AFTER_THE_LAST_S = 1e-6
 _DURATION_S = 20.0
 #: One connection each; systems often allow a process 1024 open files.
 _MOST_CONCURRENT = 800
+#: Rates that no machine sends, and the shortest time that is measured.
+_MOST_RPS, _LEAST_S = 1e7, 0.1
 
 
-@check_fields
-@dataclass(frozen=True, slots=True)
-class LoadTraffic:
-    """Which requests are sent, and how long.
+def _read_rates(given: object) -> object:
+    return collect_distinct("the rate", map(_parse_rate, given)) if isinstance(given, list) else given
 
-    Attributes
-    ----------
-    duration_s : float or None
-        What counts; None: 20 s, or as long as the trace.
-    rates_rps : mapping of str to float
-        Requests per second of models, instead of the map's.
-    input_data : mapping of str to path
-        Inputs by the models' names, ``""`` for all that are not named: .npz, or JSON as perf_analyzer's. Random ones
-        unless given.
-    allow_changed : bool
-        Whether models may be other files than the map was planned with.
-    dims : mapping of str to int
-        Sizes of free dimensions in what is sent, instead of the map's; without a model's file by ``"input:axis"``.
-    rate_scale : float
-        Times the rates.
-    trace : path or None
-        Instead replay this CSV of ``time_s,model``.
-    arrivals : str
-        ``"poisson"``, ``"gamma"`` or ``"constant"``.
-    scv : float
-        Burstiness of ``gamma``: squared coefficient of variation of its gaps; Poisson is 1.
-    warmup_s : float
-        Before what counts.
-    clients : int or None
-        Client processes; None: as many as needed.
-    seed : int
-    concurrency : mapping of str to int
-        Closed loop: requests on their way at any time, by model, ``""`` for each that is not named; rates do not count
-        then. Empty: open loop.
-    stability_pct : float or None
-        Measure in windows until three in a row differ by no more than this from their mean; None: for `duration_s`.
-    window_s : float
-        Length of such a window.
-    max_windows : int
-        Windows after which it ends all the same.
+
+def _parse_rate(text: str) -> tuple[str, float]:
+    model, _, value = text.rpartition("=")
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = -1.0
+    if model and rate >= _MOST_RPS:
+        raise InputError(f"a rate must be below {_MOST_RPS:,.0f} requests/s but got {text!r}", "no machine sends more")
+    if not model or not 0.0 < rate < _MOST_RPS:
+        raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
+    return model, rate
+
+
+def _read_concurrency(given: object) -> object:
+    return collect_distinct("the concurrency", map(_parse_concurrency, given)) if isinstance(given, list) else given
+
+
+def _parse_concurrency(text: str) -> tuple[str, int]:
+    model, separator, count = text.rpartition("=")
+    if not count.isdecimal() or (separator and not model):
+        raise InputError(f"cannot read the concurrency {text!r}", "write REQUESTS or MODEL=REQUESTS, such as 4")
+    return model, int(count)
+
+
+class LoadTraffic(Settings):
+    """Requests of a load test, and its length.
+
+    ``concurrency``: by model, ``""`` for each that is not named; rates do not count then.
     """
 
-    duration_s: Positive | None = None
-    rates_rps: Mapping[str, NotNegative] = field(default_factory=dict)
-    rate_scale: Positive = 1.0
-    trace: PathArgument | None = None
-    arrivals: str = "poisson"
-    scv: Positive = 4.0
-    warmup_s: NotNegative = 2.0
-    clients: Count | None = None
-    seed: Seed = 0
-    dims: Mapping[str, int] = field(default_factory=dict)
-    input_data: Mapping[str, PathArgument] = field(default_factory=dict)
-    allow_changed: bool = False
-    concurrency: Mapping[str, int] = field(default_factory=dict)
-    stability_pct: Positive | None = None
-    window_s: Positive = 5.0
-    max_windows: Count = 10
+    title: ClassVar[str] = "Traffic"
+
+    duration_s: Annotated[float, Field(ge=_LEAST_S)] | None = option(
+        None, "Measured time, such as 60s or 5m; default: 20s, or the length of the trace.", "--duration", unit="s"
+    )
+    dims: Dims = option(
+        {}, "Size of a free dimension in what is sent; may be repeated.", "--dim", metavar="NAME=SIZE", repeated=True
+    )
+    input_data: DataFiles = option(
+        {},
+        "Input data: .npz, or JSON as perf_analyzer's; default: random. May be repeated.",
+        metavar="[MODEL=]FILE",
+        repeated=True,
+    )
+    rates_rps: Annotated[Mapping[str, NotNegative], BeforeValidator(_read_rates)] = option(
+        {}, "Rate as MODEL=REQUESTS_PER_S in place of the map's; may be repeated.", "--rate", repeated=True
+    )
+    rate_scale: Positive = option(1.0, "Factor on all rates.")
+    trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
+    arrivals: str = option("poisson", "Arrival process: poisson, gamma or constant.")
+    scv: Positive = option(4.0, "Squared coefficient of variation of gamma arrivals; Poisson has 1.")
+    concurrency: Annotated[Mapping[str, int], BeforeValidator(_read_concurrency)] = option(
+        {},
+        "Closed loop: requests on their way at any time, of each model; in place of rates. May be repeated.",
+        metavar="[MODEL=]REQUESTS",
+        repeated=True,
+    )
+    stability_pct: Positive | None = option(
+        None,
+        "Measure until three windows in a row differ by no more than this.",
+        "--stability",
+        metavar="PERCENT",
+    )
+    window_s: Annotated[float, Field(ge=_LEAST_S)] = option(
+        5.0, "Length of a window of --stability.", "--window", unit="s"
+    )
+    max_windows: Count = option(10, "Windows after which --stability gives up.")
+    warmup_s: NotNegative = option(2.0, "Time before the measured time.", "--warmup", unit="s")
+    clients: Count | None = option(None, "Client processes; default: as many as needed.")
+    allow_changed: bool = option(False, "Models may be other files than the map was planned with.")
+    seed: Seed = option(0, "Seed of the traffic.")
 
     def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
         """Return what is sent to each model of the map, or without one to each that is named, and how.
@@ -168,21 +198,13 @@ class LoadTraffic:
         return replace(settings, duration_s=rule.longest_s, rule=rule)
 
 
-@check_fields
-@dataclass(frozen=True, slots=True)
-class ServerAccess:
-    """What the server must be shown, and whom to trust.
+class ServerAccess(Settings):
+    """Authentication and trust of a client."""
 
-    Attributes
-    ----------
-    token_file : path or None
-        File with the server's token; None: that of ``GPUPROF_TOKEN``, if there is one.
-    ca_file : path or None
-        Certificate (PEM) to trust on https; None: what the system trusts.
-    """
+    title: ClassVar[str] = "Authentication and TLS"
 
-    token_file: PathArgument | None = None
-    ca_file: PathArgument | None = None
+    token_file: Path | None = option(None, "File with the server's token; default: GPUPROF_TOKEN.")
+    ca_file: Path | None = option(None, "Certificate (PEM) to trust on https; default: those of the system.")
 
     def reach(self, address: str) -> Target:
         """Return the server at ``address``, which answers.
@@ -197,7 +219,7 @@ class ServerAccess:
         from gpuprof.load.target import Target
         from gpuprof.serving.transport.security import read_token
 
-        server = Target.parse(address, read_token(optional_path(self.token_file)), optional_path(self.ca_file))
+        server = Target.parse(address, read_token(self.token_file), self.ca_file)
         server.get("/v2")  # before time is spent on predictions for a server that is down
         return server
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.domain.argument_types import Positive, check_fields
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import open_database, resolve_device
+from gpuprof.pipeline.merge_settings import MergeSettings
 from gpuprof.pipeline.op_seconds import read_op_seconds
 from gpuprof.pipeline.result import Result
 
@@ -18,39 +18,6 @@ if TYPE_CHECKING:
     from gpuprof.merging.pipeline import MergeOptions
     from gpuprof.merging.proposal import Proposals
     from gpuprof.merging.report import MergeReport
-
-
-@check_fields
-@dataclass(frozen=True, slots=True)
-class MergeSettings:
-    """How alike operators, weights and outputs must be, and at which sizes the models run.
-
-    Attributes
-    ----------
-    omega : float
-        Least similarity of operators to merge.
-    tolerance : float or None
-        Largest relative difference of an output; None: 1e-4, for float16 4e-3.
-    weight_tolerance : float
-        Weights that differ by no more are the same.
-    eps : float
-        Largest edit distance of two architectures, per op and edge; beyond 7 ops an upper bound of it (assignment of
-        Riesen and Bunke).
-    dims : mapping of str to int
-        Sizes of free dimensions.
-    batches : mapping of str to int
-        Batch that a model will run at.
-    force : bool
-        Merge what is predicted to cost time, too.
-    """
-
-    omega: float = 0.4
-    tolerance: Positive | None = None
-    weight_tolerance: float = 1e-7
-    eps: float = 0.25
-    dims: Mapping[str, int] | None = None
-    batches: Mapping[str, int] | None = None
-    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)

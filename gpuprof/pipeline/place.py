@@ -197,7 +197,7 @@ def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> Plann
     """Return the options with a time limit where every kind of GPU is asked for: their combinations have no end."""
     named = fleet.lower().split(",") if isinstance(fleet, str) else []
     is_open = any(one.strip() == ANY for one in named) and options.time_limit_s is None
-    return replace(options, time_limit_s=_ANY_LIMIT_S) if is_open else options
+    return options.replace(time_limit_s=_ANY_LIMIT_S) if is_open else options
 
 
 def _search_time_s(problem: Problem, limit_s: float, spent_s: float) -> float:

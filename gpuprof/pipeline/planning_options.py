@@ -2,90 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from gpuprof.domain.argument_types import Seed, check_fields
-from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.settings import (
+    DEVICE_FILE,
+    PRECISION,
+    RUNTIME,
+    Dims,
+    NotNegative,
+    Positive,
+    Seed,
+    Settings,
+    option,
+)
 
 if TYPE_CHECKING:
     from gpuprof.estimators.cross_gpu.execution import Execution
     from gpuprof.placement.problem import Options
 
+_SEARCH, _OUTPUT = "Search", "Output"
 
-@check_fields
-@dataclass(frozen=True, slots=True)
-class PlanningOptions:
-    """What a map must keep, how large its replicas may be, and how policies search.
 
-    Attributes
-    ----------
-    estimator : str
-        By name: ``"database"``, ``"measured"``, ``"gk"``, ``"igniter"``, ``"usher"``, or ``"module:Class"``.
-    arrivals : str or None
-        Shape of every model's requests, as in ``"gamma:4"``, ``"batch:8"`` or ``"mmpp:3,2s"``, or the path of a trace,
-        of which each model named has its own; None: Poisson.
-    confidence : float or None
-        Plan on the upper end of the estimates' intervals, 0.9 for 90%, 0 on the means; None: on the means of what was
-        measured or interpolated, at the upper ends of everything else.
-    latency_budget : float or None
-        Instead of queueing: a batch may take this fraction of the SLO.
-    max_batch : int
-        Largest batch size.
-    max_processes : int or None
-        Most processes of one replica; None: three in a MIG instance where some model was measured on a device of the
-        fleet, else one: what several do to one another is not guessed.
-    overhead_ms : float or None
-        Time of a request outside its replica; None: as ``profile`` measured it.
-    isolate : bool
-        Give every replica a share of its own, on CPUs too; by default lightly loaded models take turns in one share.
-    time_limit_s : float or None
-        After so long, policies that search take the best map so far. `gpuprof.place` counts reading the models and
-        checking the map towards it, but leaves 1.5 s of it to the search, of less than three seconds the half.
-    limit_since_s : float or None
-        What ``time.monotonic()`` said when the limit of `gpuprof.place` began; None: when it is called.
-    seed : int
-        Of policies that draw random numbers.
-    created : str or None
-        Time that the map says it was made at; None: that of ``SOURCE_DATE_EPOCH``, else none.
-    precision, runtime : str or None
-        In which arithmetic and by which runtime models run of which nothing was measured on a GPU; see
-        `gpuprof.estimate`.
-    strict : bool
-        Refuse estimates with ops that nothing is known of, or whose interval reaches over twice the value.
-    device_file : path or None
-        TOML file with GPUs that the catalogue lacks.
-    dims : mapping of str to int
-        Sizes of free dimensions in what is sent, for demands that do not say their own.
+class PlanningOptions(Settings):
+    """Constraints of a map, limits of its replicas, and the search.
+
+    The search gets 1.5 s of ``time_limit_s`` in any case, of less than three seconds the half.
     """
 
-    estimator: str = "database"
-    arrivals: str | None = None
-    confidence: float | None = None
-    latency_budget: float | None = None
-    max_batch: int = 256
-    max_processes: int | None = None
-    overhead_ms: float | None = None
-    isolate: bool = False
-    time_limit_s: float | None = None
-    limit_since_s: float | None = None
-    seed: Seed = 0
-    created: str | None = None
-    precision: str | None = None
-    runtime: str | None = None
-    strict: bool = False
-    device_file: PathArgument | None = None
-    dims: Mapping[str, int] = field(default_factory=dict)
+    title: ClassVar[str] = "Constraints and estimator"
+
+    estimator: str = option("database", "Estimator: database, measured, gk, igniter, usher, or package.module:Class.")
+    arrivals: str | None = option(
+        None, "Arrival process: gamma:4, batch:8, mmpp:3,2s, or a trace (of each model by name); default: poisson."
+    )
+    confidence: float | None = option(
+        None,
+        "Confidence to plan at: 0.9 is the upper ends of all intervals, 0 the means; default: upper ends of everything "
+        "that was not measured or is unstable, means of the rest.",
+    )
+    latency_budget: float | None = option(
+        None, "Fraction of the SLO that a batch may take, in place of the queueing model."
+    )
+    max_batch: int = option(256, "Largest batch size.")
+    max_processes: int | None = option(
+        None, "Most processes of one replica; default: 3 in a MIG instance of measured models, else 1."
+    )
+    isolate: bool = option(False, "Share of its own for every replica; by default, models may take turns on a CPU.")
+    overhead_ms: NotNegative | None = option(
+        None, "Time in ms that a request spends outside its replica; default: as profile measured it.", unit="ms"
+    )
+    precision: str | None = option(None, PRECISION)
+    runtime: str | None = option(None, RUNTIME)
+    device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
+    strict: bool = option(False, "Refuse estimates with unknown ops or wide intervals.")
+    dims: Dims = option(
+        {},
+        "Size of a free dimension where the CSV gives none; repeatable.",
+        "--dim",
+        metavar="NAME=SIZE",
+        repeated=True,
+    )
+    time_limit_s: Positive | None = option(
+        None,
+        "Time for reading and search, after which the best map so far is taken; default: 3s for --gpus any, in compare "
+        "30s a policy and 5s a GPU.",
+        "--time-limit",
+        unit="s",
+        panel=_SEARCH,
+    )
+    seed: Seed = option(0, "Seed of policies that draw random numbers.", panel=_SEARCH)
+    created: str | None = option(
+        None, "Time of creation to write into the map; default: SOURCE_DATE_EPOCH, or none.", panel=_OUTPUT
+    )
+    limit_since_s: float | None = option(None, "Reading of time.monotonic() when the time limit began.", hidden=True)
 
     def execution(self) -> Execution:
-        """Return how models run of which nothing was measured.
+        """Return precision and runtime of models that were not measured.
 
         Raises
         ------
         InputError
-            When the precision or the runtime is not known.
+            When the precision or the runtime is unknown.
         """
         from gpuprof.estimators.cross_gpu.execution import parse_execution
 
@@ -113,21 +111,23 @@ class PlanningOptions:
         )
 
 
-@check_fields
-@dataclass(frozen=True, slots=True)
-class MapOutput:
-    """Which map is wanted, and where it is to be written.
+class MapOutput(Settings):
+    """File of the map, and the maps that may be written to it."""
 
-    Attributes
-    ----------
-    path : Path
-        Merged models are written beside it.
-    merge : bool
-        Let models that share a device and weights run as one graph where it pays.
-    best_effort : bool
-        Whether a map that leaves some demands out may be written.
-    """
+    title: ClassVar[str] = _OUTPUT
 
-    path: Path = Path("map.json")
-    merge: bool = False
-    best_effort: bool = False
+    path: Path = option(
+        Path("map.json"),
+        "File to write the map to; merged models are written beside it.",
+        "-o",
+        "--output",
+        output=True,
+    )
+    merge: bool = option(False, "Let models that share a device and weights run as one graph where it pays.")
+    best_effort: bool = option(False, "Write the map even when some demands cannot be met.")
+
+
+class ComparisonOptions(PlanningOptions):
+    """Constraints and search of maps that are compared and not written."""
+
+    created: str | None = option(None, "Time of creation that maps hold.", hidden=True)

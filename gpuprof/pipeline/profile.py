@@ -14,7 +14,8 @@ from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import database_path, resolve_local_device
-from gpuprof.pipeline.profile_result import OpProfileResult, ProfileProgress, ProfileResult, ProfileSettings
+from gpuprof.pipeline.profile_result import OpProfileResult, ProfileProgress, ProfileResult
+from gpuprof.pipeline.profile_settings import MOST_PROCESSES, ProfileSettings
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, say_nothing
 from gpuprof.pipeline.serving_cost import measure_serving
 from gpuprof.profiling.collector import Collector, choose_collector
@@ -26,8 +27,6 @@ from gpuprof.profiling.sweep.igniter_cells import igniter_cells
 from gpuprof.profiling.sweep.planning import NamedModel
 
 DEFAULT_BATCHES = (1, 2, 4, 8)
-#: Processes that one share is measured with at once: MPS serves hardly more clients of a GPU.
-MOST_PROCESSES = 64
 
 
 def profile(

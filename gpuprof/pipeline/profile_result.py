@@ -1,59 +1,15 @@
-"""Settings, progress and results of profiling."""
+"""Progress and results of profiling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpuprof.domain.argument_types import Count, Positive, check_fields
 from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError, UnstableError
-from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Progress, Result
-from gpuprof.profiling.child.job import TimingLimits, limits_within
 from gpuprof.profiling.per_op.per_op import OpOutcome
-
-
-@check_fields
-@dataclass(frozen=True, slots=True)
-class ProfileSettings:
-    """With what models are measured, and how long.
-
-    Attributes
-    ----------
-    collector : str
-        What measures; ``"auto"``: the first that works here.
-    processes : tuple of int
-        Copies that run at once in a share.
-    dims : mapping of str to int or sequence of int
-        Sizes of free dimensions beside the batch, measured in every combination; those left out are taken at usual
-        ones, which a note says.
-    input_data : mapping of str to path
-        Inputs by the models' names, ``""`` for all that are not named: .npz, or JSON as perf_analyzer's; each model is
-        measured at the sizes that they have. Random ones unless given.
-    time_limit_s : float
-        For the timing of one row at most.
-    profiler_limit_s : float
-        After which a profiler counts as hung and is ended.
-    force : bool
-        Measure what is in the database already, too.
-    keep_unstable : bool
-        Leave what was measured and is marked unstable as it is.
-    """
-
-    collector: str = "auto"
-    processes: tuple[Count, ...] = (1,)
-    time_limit_s: Positive = 10.0
-    profiler_limit_s: Positive = 900.0
-    force: bool = False
-    keep_unstable: bool = False
-    dims: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
-    input_data: Mapping[str, PathArgument] = field(default_factory=dict)
-
-    def limits(self) -> TimingLimits:
-        """Return when a measurement ends."""
-        return limits_within(self.time_limit_s, self.profiler_limit_s)
 
 
 @dataclass(frozen=True, slots=True)

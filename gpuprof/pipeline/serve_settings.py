@@ -1,130 +1,99 @@
-"""How a map is served."""
+"""Settings of a server."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from gpuprof.domain.argument_types import Count, Fraction, NotNegative, Port, Positive, check_fields
+from pydantic import model_validator
+
 from gpuprof.errors import InputError
-from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.settings import Count, Fraction, NotNegative, Port, Positive, Settings, option
 
-#: Where a server listens unless told otherwise.
+#: HTTP port of a server.
 DEFAULT_PORT = 8000
 
+_LISTENING, _WORKERS, _LIMITS = "Address and routing", "Workers", "Limits of memory and time"
+_ADAPTATION, _SECURITY, _TELEMETRY = "Adaptation to load", "Authentication, TLS and edge", "Traces and log"
 
-@check_fields
-@dataclass(frozen=True, slots=True)
-class ServeSettings:
-    """How a server listens, what it allows, how it follows its load, and whom it answers.
 
-    Attributes
-    ----------
-    host : str
-        Address to listen on; loopback unless said otherwise.
-    port, grpc_port : int, int or None
-        HTTP port, and gRPC port where there is to be one; 0: any that is free.
-    routing : str
-        Choice among replicas: ``"fastest"`` or ``"round-robin"``.
-    node : str or None
-        Which node of the map this machine is.
-    simulate : bool
-        Compute nothing; batches take the time that the map predicts.
-    engine : str
-        Where the workers run: ``"local"``, or ``"ray"``: on the nodes of a Ray cluster that the map names.
-    ray_address : str or None
-        The Ray cluster; None: the one of this machine.
-    apply_mig : bool
-        Cut GPUs into the map's MIG instances, and put them back in the end.
-    allow_changed : bool
-        Serve model files that are others than the map was planned with.
-    buffer_mb, max_body_mb : int
-        Memory for all tensors on their way, and the largest inference request, in MiB.
-    hang_s : float
-        Silence after which a worker is replaced.
-    drain_s : float
-        Time for the last answers after the server was told to stop.
-    max_connections : int
-        Most connections of clients.
-    shadow : bool
-        Keep standbys with a larger share for models whose p99 passes its SLO.
-    adapt : bool
-        Replan the map when rates or latencies leave the bounds that it was planned for.
-    adapt_period_s : float
-        Over which that is measured.
-    adapt_output : path or None
-        Where the new maps are written; None: ``MAP.adapted.json`` beside the map.
-    db : path or None
-        Kernel database, for `adapt`.
-    estimator : str or None
-        Name of another estimator than the map was planned with, for `adapt`.
-    token_file : path or None
-        File with the token that clients must send; None: that of ``GPUPROF_TOKEN``, if there is one.
-    public : bool
-        Listen on every address, behind the edge, which needs a token and TLS.
-    envoy : path or None
-        Envoy binary for gRPC, TLS and `public`; None: that of the extra ``edge``.
-    tls_cert, tls_key : path or None
-        Certificate chain and private key (PEM): serve https and grpcs.
-    insecure : bool
-        Let other machines in without a token or without TLS.
-    otlp : str or None
-        OpenTelemetry collector for traces, ``http://HOST:4318``.
-    otlp_sample : float
-        Part of the requests to trace.
-    log : str
-        Form of the log on stderr: ``"text"`` or ``"json"``.
+class ServeSettings(Settings):
+    """Address, limits, adaptation and security of a server.
 
-    Raises
-    ------
-    InputError
-        When a request may be larger than all memory for tensors, or HTTP and gRPC are to share a port.
+    Raises `InputError` when a request may be larger than all memory for tensors, or HTTP and gRPC are to share a port.
     """
 
-    host: str = "127.0.0.1"
-    port: Port = DEFAULT_PORT
-    grpc_port: Port | None = None
-    routing: str = "fastest"
-    node: str | None = None
-    simulate: bool = False
-    engine: str = "local"
-    ray_address: str | None = None
-    apply_mig: bool = False
-    allow_changed: bool = False
-    buffer_mb: Count = 1024
-    max_body_mb: Count = 64
-    hang_s: Positive = 5.0
-    drain_s: NotNegative = 30.0
-    max_connections: Count = 16_384
-    shadow: bool = False
-    adapt: bool = False
-    adapt_period_s: Positive = 5.0
-    adapt_output: PathArgument | None = None
-    db: PathArgument | None = None
-    estimator: str | None = None
-    token_file: PathArgument | None = None
-    public: bool = False
-    envoy: PathArgument | None = None
-    tls_cert: PathArgument | None = None
-    tls_key: PathArgument | None = None
-    insecure: bool = False
-    otlp: str | None = None
-    otlp_sample: Fraction = 1.0
-    log: str = "text"
+    host: str = option("127.0.0.1", "Address to listen on.", panel=_LISTENING)
+    port: Port = option(DEFAULT_PORT, "HTTP port; 0 takes any free one.", panel=_LISTENING)
+    grpc_port: Port | None = option(None, "gRPC port; 0 takes any free one; default: no gRPC.", panel=_LISTENING)
+    routing: str = option(
+        "fastest", "Rule that picks the replica of a request: fastest or round-robin.", panel=_LISTENING
+    )
+    node: str | None = option(None, "Node of the map that this machine is.", panel=_WORKERS)
+    simulate: bool = option(False, "Compute nothing; batches take the time that the map predicts.", panel=_WORKERS)
+    engine: str = option(
+        "local",
+        "Place of the workers: local, or ray for the nodes of a Ray cluster that the map names.",
+        panel=_WORKERS,
+    )
+    ray_address: str | None = option(
+        None, "Address of the Ray cluster; default: this machine's.", envvar="RAY_ADDRESS", panel=_WORKERS
+    )
+    apply_mig: bool = option(
+        False, "Cut GPUs into the map's MIG instances, and put the old layout back at the end.", panel=_WORKERS
+    )
+    allow_changed: bool = option(False, "Serve model files that changed since the map was planned.", panel=_WORKERS)
+    buffer_mb: Count = option(1024, "Memory in MiB for the tensors of all requests in progress.", panel=_LIMITS)
+    max_body_mb: Count = option(64, "Largest inference request, in MiB.", panel=_LIMITS)
+    hang_s: Positive = option(5.0, "Time after which a silent worker is replaced.", unit="s", panel=_LIMITS)
+    drain_s: NotNegative = option(30.0, "Time for the last answers after Ctrl-C.", unit="s", panel=_LIMITS)
+    max_connections: Count = option(16_384, "Most connections of clients.", panel=_LIMITS)
+    shadow: bool = option(
+        False, "Keep standbys with a larger share, for models whose p99 passes its SLO.", panel=_ADAPTATION
+    )
+    adapt: bool = option(
+        False, "Plan a new map when rates or latencies leave what this one was planned for.", panel=_ADAPTATION
+    )
+    adapt_period_s: Positive = option(
+        5.0, "Time over which --adapt measures.", "--adapt-period", unit="s", panel=_ADAPTATION
+    )
+    adapt_output: Path | None = option(
+        None, "File for the maps of --adapt; default: MAP.adapted.json.", panel=_ADAPTATION
+    )
+    db: Path | None = option(None, "Kernel database, for --adapt.", panel=_ADAPTATION)
+    estimator: str | None = option(
+        None, "Estimator to plan anew with, for --adapt; default: the map's.", panel=_ADAPTATION
+    )
+    token_file: Path | None = option(
+        None, "File with the token that clients must send; default: GPUPROF_TOKEN.", panel=_SECURITY
+    )
+    public: bool = option(False, "Listen on every address, behind the edge; needs a token and TLS.", panel=_SECURITY)
+    envoy: Path | None = option(
+        None, "Envoy binary, for gRPC, TLS and --public; default: that of the extra edge.", panel=_SECURITY
+    )
+    tls_cert: Path | None = option(None, "Certificate chain (PEM), to serve https and grpcs.", panel=_SECURITY)
+    tls_key: Path | None = option(None, "Private key of the certificate (PEM).", panel=_SECURITY)
+    insecure: bool = option(False, "Let other machines in without a token or without TLS.", panel=_SECURITY)
+    otlp: str | None = option(
+        None, "Send OpenTelemetry traces to this collector, http://HOST:4318.", metavar="URL", panel=_TELEMETRY
+    )
+    otlp_sample: Fraction = option(1.0, "Fraction of the requests to trace.", panel=_TELEMETRY)
+    log: str = option("text", "Form of the log on stderr: text or json.", panel=_TELEMETRY)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
         if self.buffer_mb < self.max_body_mb:
             raise InputError(
                 f"--buffer-mb must be at least --max-body-mb but got {self.buffer_mb} and {self.max_body_mb}"
             )
         if self.port and self.port == self.grpc_port:
             raise InputError(f"--port and --grpc-port are both {self.port}", "give them different ports")
+        return self
 
     def to_message(self) -> dict[str, Any]:
         """Return the settings as plain values for JSON."""
-        paths = ("adapt_output", "db", "token_file", "envoy", "tls_cert", "tls_key")
-        return {k: str(v) if k in paths and v is not None else v for k, v in asdict(self).items()}
+        return self.model_dump(mode="json")
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> ServeSettings:

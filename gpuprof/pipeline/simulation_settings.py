@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from gpuprof.domain.argument_types import NotNegative, Positive, Seed, check_fields
+from pydantic import BeforeValidator, Field, model_validator
+
+from gpuprof.domain.duration import parse_duration
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import NoteCallback, say_nothing
+from gpuprof.pipeline.settings import NotNegative, Positive, Seed, Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
@@ -32,39 +34,51 @@ class SimulatedArrivals:
     trace_s: float | None = None  #: How long a trace lasts, with its last request; None without one.
 
 
-@check_fields
-@dataclass(frozen=True, slots=True)
-class SimulatedTraffic:
-    """Which requests come, and when.
+def _read_timeout(given: object) -> object:
+    return 1000.0 * parse_duration(given, "--batch-timeout") if isinstance(given, str) else given
 
-    Attributes
-    ----------
-    trace : path or None
-        Replay this CSV of ``time_s,model``; the rates say nothing then.
-    rates_rps : mapping of str to float
-        Requests per second of some models, instead of the map's.
-    total_rps : float or None
-        Requests per second of all models together, divided as the rates are.
-    rate_scale : float
-        Times the rates.
-    arrivals : str
-        ``"constant"``, ``"poisson"``, ``"gamma:SCV"``, ``"bursts:RATIO,BURST,CALM"``, ``"diurnal:PEAK,PERIOD"``: as
-        `gpuprof.domain.arrival_text.parse_arrivals` reads it.
-    duration_s : float or None
-        How long requests arrive; None: as long as the trace, or 60 s.
-    warmup_s : float
-        Requests that arrive before this do not count.
-    seed : int
+
+def _read_names(given: object) -> object:
+    """Return names that commas separate; anything else as it is. Raises `InputError` when a text has none."""
+    if not isinstance(given, str):
+        return given
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    if not names:
+        raise InputError(f"--policy names no policy but is {given!r}", "write names with commas, as in optimal,usher")
+    return names
+
+
+class SimulatedTraffic(Settings):
+    """Requests and their arrival times.
+
+    With a ``trace`` the rates say nothing; ``duration_s`` is by default that of the trace, or 60 s.
     """
 
-    trace: PathArgument | None = None
-    rates_rps: Mapping[str, NotNegative] = field(default_factory=dict)
-    total_rps: Positive | None = None
-    rate_scale: Positive = 1.0
-    arrivals: str = "poisson"
-    duration_s: Positive | None = None
-    warmup_s: NotNegative = 0.0
-    seed: Seed = 0
+    title: ClassVar[str] = "Traffic"
+
+    trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
+    rates_rps: Mapping[str, NotNegative] = option(
+        {}, "Rate as MODEL=REQUESTS_PER_S, or one of all; default: the map's.", "--rate", repeated=True
+    )
+    total_rps: Positive | None = option(None, "Requests per second of all models together.", hidden=True)
+    rate_scale: Positive = option(1.0, "Factor on all rates.")
+    arrivals: str = option(
+        "poisson", "Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
+    )
+    duration_s: Positive | None = option(None, "Time in which requests arrive: 60s, 5m, 1d.", "--duration", unit="s")
+    warmup_s: NotNegative = option(0.0, "Time before requests count.", "--warmup", unit="s")
+    seed: Seed = option(0, "Seed of the simulation.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_rates(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Read rates that are texts, as the command line has them: ``MODEL=100`` of a model, ``100`` of all."""
+        from gpuprof.simulator.load import parse_rates
+
+        if not isinstance(texts := given.get("rates_rps"), list):
+            return given
+        rates, total = parse_rates(texts)
+        return {**given, "rates_rps": rates, "total_rps": total}
 
     def read_arrivals(
         self, original: DeploymentMap, queues: MergedQueues, note: NoteCallback = say_nothing
@@ -109,42 +123,33 @@ class SimulatedTraffic:
         return seconds
 
 
-@check_fields
-@dataclass(frozen=True, slots=True)
-class ServiceSettings:
-    """How requests are routed, batched, refused and delayed, and what fails meanwhile.
+class ServiceSettings(Settings):
+    """Routing, batching, refusal, delays and failures."""
 
-    Attributes
-    ----------
-    routing : str
-        Choice among replicas: ``"fastest"`` or ``"round-robin"``.
-    refuse : bool
-        Refuse what cannot be answered in time, as the server does.
-    batch_timeout_ms : float or None
-        Batching delay of every batch, whatever its SLO; None: as the map says.
-    router_ms : float
-        Time of the router for a request.
-    overhead_ms, host_ms : float or None
-        Time of a request outside router and replica, and CPU time of router and clients for it; None: the map's own.
-    network : str or path
-        ``"none"``, ``"thesis"``, or a CSV of ``payload_bytes,latency_ms`` to fit.
-    payload_bytes, answer_bytes : float
-        Sizes of a request and of an answer on the network.
-    failures : sequence of str
-        ``"node0@30s"``, ``"node0/1@30s"`` or ``"node0/1@30s+10s"``.
-    """
+    title: ClassVar[str] = "Service and failures"
 
-    routing: str = "fastest"
-    refuse: bool = True
-    batch_timeout_ms: NotNegative | None = None
-    router_ms: NotNegative = 0.0
-    overhead_ms: NotNegative | None = None
-    host_ms: NotNegative | None = None
-    network: PathArgument = "none"
+    routing: str = option("fastest", "Rule that picks the replica of a request: fastest or round-robin.")
+    refuse: bool = option(True, "Refuse what cannot be answered in time, as the server does.")
+    batch_timeout_ms: Annotated[NotNegative | None, BeforeValidator(_read_timeout)] = option(
+        None, "Time that every batch waits to fill, such as 100ms; default: the map's.", "--batch-timeout", as_text=True
+    )
+    router_ms: NotNegative = option(0.0, "Time in ms that the router takes for a request.", unit="ms")
+    overhead_ms: NotNegative | None = option(
+        None, "Time in ms that a request spends outside router and replica; default: the map's.", unit="ms"
+    )
+    host_ms: NotNegative | None = option(
+        None, "CPU time in ms of router and clients for a request; default: the map's.", unit="ms"
+    )
+    network: str = option("none", "Network model: none, thesis, or a CSV file of payload_bytes,latency_ms to fit.")
     # An image of 3 × 224 × 224 in float32, and the scores of 1000 classes.
-    payload_bytes: NotNegative = 602112.0
-    answer_bytes: NotNegative = 4000.0
-    failures: Sequence[str] = ()
+    payload_bytes: NotNegative = option(602112.0, "Size of a request on the network.")
+    answer_bytes: NotNegative = option(4000.0, "Size of an answer on the network.")
+    failures: tuple[str, ...] = option(
+        (),
+        "Failure of a node or GPU: node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated.",
+        "--fail",
+        repeated=True,
+    )
 
     def simulation_options(
         self, deployment: DeploymentMap, traffic: SimulatedTraffic, arrivals: SimulatedArrivals
@@ -181,48 +186,43 @@ class ServiceSettings:
         )
 
 
-@check_fields
-@dataclass(frozen=True, slots=True)
-class Rescheduling:
-    """How the map follows the load.
+class Rescheduling(Settings):
+    """Rescheduling of the map for the rates that were observed; several ``policies`` are compared on the same load."""
 
-    Attributes
-    ----------
-    period_s : float
-        Period after which models are placed again for the observed rates.
-    policies : sequence of str
-        Which policy decides; none: the map's own. Several are compared on the same load.
-    headroom : float
-        Times the rates that are seen.
-    load_s, mig_s : float
-        Time of a model into a new replica, and of giving a GPU another MIG layout.
-    """
+    title: ClassVar[str] = "Rescheduling"
 
-    period_s: Positive
-    policies: Sequence[str] = ()
-    headroom: Positive = 1.2
-    load_s: NotNegative = 5.0
-    mig_s: NotNegative = 10.0
-
-
-@check_fields
-@dataclass(frozen=True, slots=True)
-class Fidelity:
-    """What is simulated exactly, and what is approximated.
-
-    Attributes
-    ----------
-    interference : bool
-        Slow batches by what really runs beside them, not by all neighbours.
-    sample : int or None
-        Replicas of a model in an approximation; 0: never approximate; None: where all would take minutes.
-    """
-
-    interference: bool = False
-    sample: int | None = None
+    period_s: Positive = option(
+        60.0,
+        "Period after which the rates seen since are placed anew: 60s; default: never.",
+        "--reschedule",
+        unit="s",
+        unset=True,
+    )
+    policies: Annotated[tuple[str, ...], BeforeValidator(_read_names)] = option(
+        (),
+        "Policy of --reschedule; several, separated by commas, are compared; default: the map's.",
+        "--policy",
+        values="policies",
+    )
+    headroom: Positive = option(1.2, "Factor on the rates that --reschedule plans for.")
+    load_s: NotNegative = option(5.0, "Time to load a model into a new replica.", "--load-time", unit="s")
+    mig_s: NotNegative = option(10.0, "Time to give a GPU another MIG layout.", "--mig-time", unit="s")
 
 
-def _find_network(given: PathArgument) -> NetworkDelay:
+class Fidelity(Settings):
+    """Exact and approximate parts of a simulation."""
+
+    title: ClassVar[str] = "Fidelity"
+
+    interference: bool = option(
+        False, "Slow batches down by what runs beside them at that moment, not by all neighbours."
+    )
+    sample: Annotated[int, Field(ge=0)] | None = option(
+        None, "Replicas of a model that are simulated, for all of them; 0 simulates all."
+    )
+
+
+def _find_network(given: str) -> NetworkDelay:
     from gpuprof.simulator.network import LOCAL, THESIS, read_measurements
 
-    return {"none": LOCAL, "thesis": THESIS}.get(str(given)) or read_measurements(Path(given))
+    return {"none": LOCAL, "thesis": THESIS}.get(given) or read_measurements(Path(given))

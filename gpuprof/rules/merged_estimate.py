@@ -162,7 +162,7 @@ class MergedEstimator:
             measured = self._estimator.estimate(str(work.path), device, rows, whole.share, beside, whole.processes)
         except InputError:
             return None
-        if measured.latency_ms.source not in _MEASURED:
+        if classify_source(measured.latency_ms.source) not in _MEASURED:
             return None
         if whole.batch >= models:
             return replace(measured, workload=whole)

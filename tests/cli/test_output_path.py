@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.cli.output_path import check_output_file, check_output_folder
+from gpuprof.cli.options import check_output_file, check_output_folder
 from gpuprof.errors import InputError
 
 #: Verbs with inputs that are missing, so that the message tells which was looked at first.

@@ -276,16 +276,41 @@ def test_comparing_counts_the_overhead_that_is_given(here: Path, capsys: pytest.
     assert found[0]["gpus"] and found[0] != found[1]
 
 
+def test_place_names_the_file_that_it_wrote_or_replaced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place"]) == 0
+    said = capsys.readouterr()
+    assert "gpuprof: wrote map.json" in said.err
+    assert "Sure of its times: all measured, planned at the means." in " ".join(said.out.split())
+    assert main(["place", "--confidence", "0.9"]) == 0
+    said = capsys.readouterr()
+    assert "gpuprof: replaced map.json" in said.err
+    assert "planned at the upper ends of 90% intervals." in " ".join(said.out.split())
+
+
+def test_explain_and_report_find_the_map(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place"]) == 0
+    capsys.readouterr()
+    assert main(["explain", "net", "--csv"]) == 0
+    named = capsys.readouterr().out
+    assert main(["explain", "--csv"]) == 0
+    assert main(["explain", "map.json", "net", "--csv"]) == 0
+    assert capsys.readouterr().out == 2 * named
+    assert main(["report"]) == 0
+    assert (here / "report.html").is_file()
+
+
 def test_a_map_is_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place"]) == 0
     capsys.readouterr()
     assert main(["export", "--to", "mig-parted"]) == 0
     assert capsys.readouterr().out.startswith("version: v1\nmig-configs:\n")
     assert main(["export", "--to", "mig-parted", "-o", "layout"]) == 0
-    assert "1 file written to layout" in capsys.readouterr().err
+    assert "1 file for mig-parted written to layout" in capsys.readouterr().err
     assert main(["export", "--to", "triton"]) == 3
     assert main(["export", "--to", "triton", "-o", "repository"]) == 0
     assert (here / "repository" / "node0-gpu0-net" / "net" / "config.pbtxt").is_file()
+    assert main(["export"]) == 0  # a map without MIG instances
+    assert (here / "export-triton" / "node0-gpu0-net" / "net" / "config.pbtxt").is_file()
 
 
 def test_a_map_that_no_machine_could_set_up_is_not_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,7 +385,7 @@ def test_an_idle_cpu_replica_under_the_least_profiled_share_is_told_of(
     run = RunRow("r2", datetime(2026, 1, 1, tzinfo=UTC), local_cpu().name, "test", "a")
     KernelDb(here / "gpuprof-db").append(Run(run, models=rows))
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\na,5,100\nb,5,100\nc,5,100\n")
-    assert main(["place", "--gpus", "cpu:1"]) == 1
+    assert main(["place", "--gpus", "cpu:1", "--isolate"]) == 1
     said = capsys.readouterr().err
     assert "has 50%, the least that it was profiled under" in said
     assert "--share 25" in said

@@ -52,8 +52,8 @@ def test_a_dry_run_prints_the_commands_and_does_nothing(capsys: pytest.CaptureFi
     assert said == [
         "gpuprof estimate net.onnx --batch 1,2 --device l4 --json > gpuprof-run/estimates-l4.json",
         "gpuprof estimate net.onnx --batch 1,2 --device t4 --json > gpuprof-run/estimates-t4.json",
-        "gpuprof place --slo-file gpuprof-run/slo.csv --gpus l4:4,t4 --policy ffd --max-batch 2 "
-        "--output gpuprof-run/map.json",
+        "gpuprof place --slo-file gpuprof-run/slo.csv --gpus l4:4,t4 --max-batch 2 "
+        "--output gpuprof-run/map.json --policy ffd",
         "gpuprof check gpuprof-run/map.json",
         "gpuprof simulate gpuprof-run/map.json --duration 2 --seed 1 --output gpuprof-run/simulation.json",
         "gpuprof export gpuprof-run/map.json --to k8s --output gpuprof-run/export-k8s --image gpuprof:1",
@@ -61,6 +61,40 @@ def test_a_dry_run_prints_the_commands_and_does_nothing(capsys: pytest.CaptureFi
         "--title 'The run'",
     ]
     assert sorted(Path().iterdir()) == before
+
+
+def test_the_sizes_of_each_model_reach_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+    models = """models:
+  short: {file: net.onnx, rate_rps: 9, slo_ms: 50, dims: seq=64}
+  long: {file: net.onnx, rate_rps: 1, slo_ms: 90, dims: "seq=64:0.5|seq=256:0.5"}
+  plain: {file: other.onnx, rate_rps: 1, slo_ms: 90}
+"""
+    Path("plan.yaml").write_text(models + "steps: [profile, {estimate: {save: out.json}}, place]\n")
+    capsys.readouterr()
+    assert main(["run", "--dry-run"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert said == [
+        "gpuprof profile net.onnx --dim seq=64,256 --db gpuprof-db",
+        "gpuprof profile other.onnx --db gpuprof-db",
+        "gpuprof estimate net.onnx --dim seq=64,256 --db gpuprof-db --json > gpuprof-run/out.json",
+        "gpuprof estimate other.onnx --db gpuprof-db --json > gpuprof-run/out-2.json",
+        "gpuprof place --slo-file gpuprof-run/slo.csv --db gpuprof-db --output gpuprof-run/map.json",
+    ]
+
+
+def test_a_missing_model_is_found_before_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plan.yaml").write_text("models: {a: {file: gone.onnx}, b: {file: net.onnx}}\nsteps: [doctor, profile]\n")
+    capsys.readouterr()
+    assert main(["run"]) == 3
+    said = capsys.readouterr()
+    assert said.out == "" and "step 1" not in said.err
+    assert "no file gone.onnx, and no step makes it" in said.err
+
+
+def test_a_run_ends_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plan.yaml").write_text("models: {net: {file: net.onnx}}\nsteps: [{estimate: {device: t4}}]\n")
+    assert main(["run"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "gpuprof: plan.yaml: all 1 steps succeeded"
 
 
 def _steps_left_out(capsys: pytest.CaptureFixture[str]) -> list[int]:

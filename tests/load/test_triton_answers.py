@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ def test_a_closed_loop_sends_the_steps_of_a_sequence_one_after_the_answer_to_ano
             assert begun.pop(number) == len(steps[number - 1])
     assert {request["parameters"]["sequence_id"] for request in asked} == {1, 2, 3}
     with pytest.raises(InputError, match=r"4 sequences are to be on their way, but .* has 3"):
-        gpuprof.load(url, traffic=replace(traffic, concurrency={"m": 4}))
+        gpuprof.load(url, traffic=traffic.replace(concurrency={"m": 4}))
 
 
 def test_a_sequence_of_which_a_step_is_lost_begins_anew() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,8 +13,6 @@ import pytest
 
 import gpuprof
 from gpuprof.cli.main import main
-from gpuprof.cli.place_options import MapOptions
-from gpuprof.cli.planning_options import PlanningRuleOptions
 from gpuprof.domain.demand import Demand, Slo, read_demands
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.planned_with import PlannedDevices
@@ -106,7 +104,7 @@ def test_several_processes_of_a_replica_are_planned_only_where_something_was_mea
     measured = [*unmeasured, *DEMANDS]
     for demands, options, expected in (
         (unmeasured, SMALL, 1),
-        (unmeasured, replace(SMALL, max_processes=2), 2),
+        (unmeasured, SMALL.replace(max_processes=2), 2),
         (measured, SMALL, None),
     ):
         planned = gpuprof.place(demands, fleet="v100:4", policy="ffd", options=options)
@@ -149,7 +147,7 @@ def test_what_cannot_be_met_is_noted_and_written_only_where_that_is_allowed(here
         result.write("strict.json")
     assert not (here / "strict.json").exists()
     allowed = gpuprof.place(
-        many, fleet="v100:1", policy="ffd", options=SMALL, output=MapOutput(Path("rest.json"), best_effort=True)
+        many, fleet="v100:1", policy="ffd", options=SMALL, output=MapOutput(path=Path("rest.json"), best_effort=True)
     )
     with pytest.raises(InfeasibleError, match=r"rest\.json holds the rest"):
         allowed.write()
@@ -299,10 +297,3 @@ def test_export_refuses_the_file_of_another_model(here: Path) -> None:
     with pytest.raises(InputError, match="is not the file that the map was planned with"):
         gpuprof.export(plan.deployment, "triton")
     assert gpuprof.export(plan.deployment, "triton", allow_changed=True).models
-
-
-def test_the_command_line_has_the_functions_defaults() -> None:
-    options = PlanningRuleOptions().planning_options(None, 0, {})
-    assert options == PlanningOptions()
-    assert MapOptions().map_output() == MapOutput()
-    assert {one.name for one in fields(MapOutput)} - {"path"} <= {one.name for one in fields(MapOptions)}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,7 @@ def test_a_batch_that_is_none_is_refused_before_anything_is_measured(tmp_path: P
 @pytest.mark.slow
 def test_each_size_is_measured_once_and_what_was_assumed_is_noted(tmp_path: Path) -> None:
     file, db = write_text_model(tmp_path / "text.onnx"), tmp_path / "db"
-    swept = replace(QUICK, dims={"seq": (8, 32)}, keep_unstable=True)
+    swept = QUICK.replace(dims={"seq": (8, 32)}, keep_unstable=True)
 
     def measure(settings: gpuprof.ProfileSettings) -> ProfileResult:
         return gpuprof.profile([file], batches=(1,), shares=("100",), device="cpu", db=db, settings=settings)
@@ -91,7 +90,7 @@ def test_each_size_is_measured_once_and_what_was_assumed_is_noted(tmp_path: Path
     assert not any("assumed" in note for note in first.notes)
     again = measure(swept)
     assert [row["measured_now"] for row in again.rows()] == [False, False]
-    usual = measure(replace(QUICK, keep_unstable=True))
+    usual = measure(QUICK.replace(keep_unstable=True))
     assert "text: seq=128 assumed; another size: --dim seq=SIZE" in usual.notes
     assert [row["dims"] for row in usual.rows()] == ["seq=128"]
     database = KernelDb(db)
@@ -133,7 +132,7 @@ def test_the_length_of_a_sound_is_asked_for_before_anything_is_measured(tmp_path
 def test_inputs_of_a_file_are_measured_at_their_sizes_and_recorded(tmp_path: Path) -> None:
     file, db, data = write_text_model(tmp_path / "text.onnx"), tmp_path / "db", tmp_path / "data.json"
     data.write_text('{"data": [{"ids": [1, 2, 3]}, {"ids": [4, 5, 6]}, {"ids": [7, 8]}]}')
-    given = replace(QUICK, input_data={"": data}, keep_unstable=True)
+    given = QUICK.replace(input_data={"": data}, keep_unstable=True)
 
     def measure(settings: gpuprof.ProfileSettings) -> ProfileResult:
         return gpuprof.profile([file], batches=(4,), shares=("100",), device="cpu", db=db, settings=settings)
@@ -151,7 +150,7 @@ def test_inputs_of_a_file_are_measured_at_their_sizes_and_recorded(tmp_path: Pat
     with pytest.raises(InputError, match="int64 cannot hold"):
         measure(given)
     with pytest.raises(InputError, match="model 'other'"):
-        measure(replace(QUICK, input_data={"other": data}))
+        measure(QUICK.replace(input_data={"other": data}))
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -155,4 +154,4 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
     said = "text: sequences wait for no answers in an open loop; with --concurrency they do"
     assert said in apart.notes and said not in seen.notes
     with pytest.raises(InputError, match="--dim cannot change that"):
-        replace(traffic, dims={"seq": 4}).make_streams(plan.deployment, tmp_path)
+        traffic.replace(dims={"seq": 4}).make_streams(plan.deployment, tmp_path)

@@ -10,27 +10,17 @@ from pathlib import Path
 import pytest
 
 import gpuprof
-from gpuprof.cli.load_options import AccessOptions, TrafficOptions
 from gpuprof.cli.main import main
-from gpuprof.cli.serve import (
-    AdaptOptions,
-    LimitOptions,
-    ListenOptions,
-    SecurityOptions,
-    TelemetryOptions,
-    WorkerOptions,
-)
-from gpuprof.cli.simulation_options import ArrivalOptions, RescheduleOptions, ServiceOptions
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.map_file import write_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
+from gpuprof.pipeline.load_traffic import LoadTraffic
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.serve_settings import ServeSettings
-from gpuprof.pipeline.simulation_settings import Rescheduling, ServiceSettings, SimulatedTraffic
+from gpuprof.pipeline.simulation_settings import ServiceSettings, SimulatedTraffic
 from tests.estimators.rows import database, measured_row
 from tests.simulator.maps import make_map, replica
 
@@ -174,16 +164,3 @@ def test_an_estimator_without_a_database_or_that_knows_nothing_is_refused(planne
         gpuprof.simulate(planned_folder / "map.json", db=planned_folder / "db", estimator="nobody's")
     with pytest.raises(InputError, match="holds no kernels of v100"):
         gpuprof.simulate(planned_folder / "map.json", db=planned_folder / "db", estimator="gk")
-
-
-def test_the_command_line_has_the_functions_defaults() -> None:
-    assert ArrivalOptions().simulated_traffic() == SimulatedTraffic()
-    assert ServiceOptions().service_settings() == ServiceSettings()
-    assert RescheduleOptions(every="60s").rescheduling() == Rescheduling(60.0, [])
-    assert TrafficOptions().load_traffic() == LoadTraffic()
-    assert AccessOptions().server_access() == ServerAccess()
-    groups = (ListenOptions(), WorkerOptions(), LimitOptions(), AdaptOptions(), SecurityOptions(), TelemetryOptions())
-    given = {
-        name.replace("adapt_period", "adapt_period_s"): value for one in groups for name, value in vars(one).items()
-    }
-    assert ServeSettings(**given) == ServeSettings()

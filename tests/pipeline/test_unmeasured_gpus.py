@@ -99,22 +99,22 @@ def test_reading_counts_towards_the_limit_but_leaves_the_search_what_it_needs(he
 
     given = limit_search("any", PlanningOptions()).time_limit_s or 0.0
     assert 1.5 <= limit_of(PlanningOptions(max_batch=2)) < given
-    assert 100.0 < limit_of(replace(FAST, time_limit_s=500.0)) < 500.0
-    assert limit_of(replace(FAST, time_limit_s=7.0, limit_since_s=time.monotonic() - 6.0)) == 1.5
-    assert limit_of(replace(FAST, limit_since_s=time.monotonic() - 6.0)) == 0.5 * (FAST.time_limit_s or 0.0)
+    assert 100.0 < limit_of(FAST.replace(time_limit_s=500.0)) < 500.0
+    assert limit_of(FAST.replace(time_limit_s=7.0, limit_since_s=time.monotonic() - 6.0)) == 1.5
+    assert limit_of(FAST.replace(limit_since_s=time.monotonic() - 6.0)) == 0.5 * (FAST.time_limit_s or 0.0)
 
 
 def test_what_came_before_planning_is_told_where_it_alone_exceeds_the_limit(here: Path) -> None:
-    late = replace(FAST, limit_since_s=time.monotonic() - 6.0)
+    late = FAST.replace(limit_since_s=time.monotonic() - 6.0)
     notes = gpuprof.place(demands(here), fleet="l4", policy="ffd", options=late).notes
     assert [one for one in notes if "longer than the time limit of 1 s; planning took" in one]
     assert any(one.startswith("starting and reading took ") for one in notes)
-    in_time = gpuprof.place(demands(here), fleet="l4", policy="ffd", options=replace(FAST, time_limit_s=600.0)).notes
+    in_time = gpuprof.place(demands(here), fleet="l4", policy="ffd", options=FAST.replace(time_limit_s=600.0)).notes
     assert not [one for one in in_time if "longer than the time limit" in one]
 
 
 def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> None:
-    options = replace(FAST, precision="fp8", runtime="eager")
+    options = FAST.replace(precision="fp8", runtime="eager")
     plan = gpuprof.place(demands(here), fleet="any", policy="ffd", options=options)
     kinds = {entry.device.name for entry in plan.problem.fleet.entries}
     assert kinds == {name for name in PRICED if "float8" in devices()[name].flops_per_s}
@@ -126,7 +126,7 @@ def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> 
 
 
 def test_check_recomputes_times_from_the_files_in_the_precision_of_the_map_or_another(here: Path) -> None:
-    options = replace(FAST, precision="float16")
+    options = FAST.replace(precision="float16")
     plan = gpuprof.place(demands(here), fleet="l4", policy="ffd", options=options).deployment
     sound = gpuprof.check(plan)
     (basis,) = sound.notes  # no word of a missing database
@@ -151,7 +151,7 @@ def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, caps
 
 
 def test_a_board_without_a_price_beside_others_is_noted(here: Path) -> None:
-    options = replace(FAST, device_file=here / "own.toml")
+    options = FAST.replace(device_file=here / "own.toml")
     plan = gpuprof.place(demands(here), fleet="rtx-2080-ti,t4", policy="ffd", options=options)
     assert any(note.startswith("without a price, counted as 1 $/h: rtx-2080-ti") for note in plan.notes)
 
@@ -161,14 +161,14 @@ def test_ops_that_nothing_is_known_of_are_noted_and_refused_under_strict(here: P
     path = write_model(here / "odd.onnx", [node], {"x": ["N", 8, 8]}, {"y": ["N"]})
     asked = [Demand(str(path), 10.0, Slo(50.0))]
     with pytest.raises(InputError, match=r"odd: nothing is known of .* on t4"):
-        gpuprof.place(asked, fleet="t4", policy="ffd", options=replace(FAST, strict=True))
+        gpuprof.place(asked, fleet="t4", policy="ffd", options=FAST.replace(strict=True))
 
 
 def test_estimates_with_wide_intervals_are_refused_under_strict(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["estimate", "mlp.onnx", "--device", "t4", "--strict"]
-    strict = replace(FAST, strict=True)
+    strict = FAST.replace(strict=True)
     assert main(asked) == 0
     gpuprof.place(demands(here), fleet="t4", policy="ffd", options=strict)
     monkeypatch.setattr("gpuprof.pipeline.doubts.WIDE", 1.01)
@@ -203,7 +203,7 @@ def test_what_a_gpu_lacks_and_gpus_that_nobody_knows_are_refused(
 
 
 def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = replace(FAST, confidence=0.9)
+    options = FAST.replace(confidence=0.9)
     table = gpuprof.compare_gpus(demands(here), fleet="a100-40,t4,l4", policy="ffd", options=options).to_frame()
     assert table["cost_per_hour"].is_monotonic_increasing and set(table["device"]) == {"a100-40", "t4", "l4"}
     assert (table["interval_factor"] > 1.0).all() and table["utilization_pct"].between(0.1, 100.0).all()

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Figure, Workload
+from gpuprof.domain.estimate import (
+    EXTRAPOLATED,
+    INTERPOLATED,
+    MEASURED,
+    UNSTABLE,
+    Figure,
+    Workload,
+    classify_source,
+    is_unstable,
+)
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.estimators.measured.size_selection import blend_measured
@@ -33,8 +42,10 @@ def blend_figures(parts: Sequence[tuple[Figure, float]]) -> Figure:
     >>> blend_figures([(Figure(4.0, "measured"), 0.5), (Figure(8.0, "measured"), 0.5)])
     Figure(value=6.0, source='interpolated', low=None, high=None)
     """
-    known = {figure.source for figure, _ in parts}
+    known = {classify_source(figure.source) for figure, _ in parts}
     source = INTERPOLATED if known <= {MEASURED, INTERPOLATED} else EXTRAPOLATED
+    if any(is_unstable(figure.source) for figure, _ in parts):
+        source = f"{UNSTABLE}, {source}"
     value = math.fsum(weight * figure.value for figure, weight in parts)
     if all(figure.low is None for figure, _ in parts):
         return Figure(value, source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.estimate import MOST_VARIATION, Workload
@@ -73,12 +73,15 @@ class Point:
     processes: int
     latency_ms: float  #: Mean, or the median where no mean is known.
     cv: float  #: Standard deviation over mean, 0 where it is not known.
-    relative_error: float  #: Half of the 90% interval of the mean over the mean; 0 where nothing is known of it.
+    #: Half of the 90% interval of the mean over the mean, which covers the means of all runs of the workload; 0 where
+    #: nothing is known of it.
+    relative_error: float
     #: ``pause_factor``, ``pause_cv``: Time after a pause over that of a batch that follows another at once, and its own
     #: coefficient of variation; 1.0 and ``cv`` where they were not measured.
     pause_factor: float
     pause_cv: float
     figures: Mapping[str, float]  #: The other measured columns by name; what was not measured is absent.
+    stable: bool = True  #: False where the row is marked unstable.
 
 
 @dataclass(slots=True)
@@ -169,6 +172,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
         known.weight_bytes = known.weight_bytes if row.weight_bytes is None else row.weight_bytes
     _keep_variants(models, [row for row in current if _latency(row) is not None and not row.error])
     chosen: dict[tuple[object, ...], MeasuredRow] = {}
+    latencies: dict[tuple[object, ...], list[float]] = {}
     failed: dict[tuple[object, ...], MeasuredRow] = {}
     for row in current:
         key = (row.name, row.device, row.batch, row.sm_share_pct, row.mig_profile, row.processes)
@@ -179,11 +183,12 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
                 failed[key] = row
         elif _latency(row) is not None and variant_of(row) in counted:
             failed.pop(key, None)
+            latencies.setdefault(key, []).append(_latency(row) or 0.0)
             if key not in chosen or row.stable or not chosen[key].stable:
                 chosen[key] = row
     for workload, row in chosen.items():
         if workload not in failed:
-            models[row.name].points.setdefault(row.device, []).append(_point(row))
+            models[row.name].points.setdefault(row.device, []).append(_point(row, latencies[workload]))
     for row in failed.values():
         models[row.name].failures.setdefault(row.device, []).append(_failure(row))
     return models
@@ -213,13 +218,17 @@ def _failure(row: MeasuredRow) -> FailedRun:
     return FailedRun(row.device, Workload(row.name, row.batch, share, row.processes), str(row.error))
 
 
-def _point(row: MeasuredRow) -> Point:
+def _point(row: MeasuredRow, latencies: Sequence[float]) -> Point:
+    """Return the point of a row; ``latencies``: means of all runs of its workload, which its interval covers."""
     latency = _latency(row) or 0.0
     cv = row.latency_std_ms / latency if row.latency_std_ms is not None else 0.0
     # 1.645 standard errors of the mean hold 90% of a normal distribution.
     error = 1.645 * cv / row.repeats**0.5 if row.repeats else 0.0
     if row.latency_p50_low_ms is not None and row.latency_p50_high_ms is not None and row.latency_p50_ms:
         error = max(error, (row.latency_p50_high_ms - row.latency_p50_low_ms) / (2.0 * row.latency_p50_ms))
+    error = max(error, max(latencies) / latency - 1.0, latency / min(latencies) - 1.0)
+    if row.stable is False:
+        error = max(error, min(cv, MOST_VARIATION))
     return Point(
         row.batch,
         Share(row.sm_share_pct, row.mig_profile),
@@ -229,6 +238,7 @@ def _point(row: MeasuredRow) -> Point:
         error,
         *_after_pause(row, latency, min(cv, MOST_VARIATION)),
         {name: float(value) for name in _FIGURES if (value := getattr(row, name)) is not None},
+        row.stable is not False,
     )
 
 

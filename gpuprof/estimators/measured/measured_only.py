@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, UNSTABLE, Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.measured.failures import require_success
@@ -161,7 +161,7 @@ def _estimate_of_point(workload: Workload, device: Device, point: Point, source:
     return Estimate(
         workload=workload,
         device=device.name,
-        latency_ms=Figure(point.latency_ms, source, *ends),
+        latency_ms=Figure(point.latency_ms, source if point.stable else f"{UNSTABLE}, {source}", *ends),
         latency_cv=point.cv,
         pause_factor=point.pause_factor,
         pause_cv=point.pause_cv,

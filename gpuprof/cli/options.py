@@ -1,0 +1,242 @@
+"""Options of verbs: made by typer from settings, shared by several verbs, lengths of time, and files to write."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import annotated_types
+import typer
+from pydantic.fields import FieldInfo
+
+from gpuprof.cli import completion
+from gpuprof.domain.duration import LONGEST_S, parse_duration
+from gpuprof.domain.file_access import describe_special_file, find_write_obstacle
+from gpuprof.errors import InputError
+from gpuprof.pipeline.settings import CommandLine, SettingError, Settings, command_line
+
+MapFileArgument = Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")]
+#: Of verbs that can do without a database.
+OptionalDbOption = Annotated[Path | None, typer.Option(help="Kernel database.")]
+DbOption = Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")]
+DEFAULT_DB = Path("gpuprof-db")
+OtherEstimatorOption = Annotated[
+    str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
+]
+AllowChangedOption = Annotated[
+    bool, typer.Option("--allow-changed", help="Models may be other files than the map was planned with.")
+]
+ProfiledDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=completion.complete_devices, help="Device that was profiled; default: the one with most data."
+    ),
+]
+RegressorsOption = Annotated[str, typer.Option(help="Regressors to stack, separated by commas; lightgbm may be added.")]
+
+_COMPLETERS: Mapping[str, Callable[[str], list[str]]] = {
+    "devices": completion.complete_devices,
+    "policies": completion.complete_policies,
+    "models": completion.complete_models,
+}
+
+
+def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return ``verb`` as typer is to see it: with the fields of its settings as options of their own.
+
+    ``verb``: parameters whose type is a `Settings` are groups: each field becomes an option, in the help under the
+    heading of its group. Others stay as they are.
+    """
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, type[Settings]] = {name: kind for name, kind in hints.items() if _is_settings(kind)}
+    parameters: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(verb).parameters.items():
+        if name in groups:
+            parameters |= {option.name: option for option in _make_options(groups[name])}
+        else:
+            parameters[name] = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+
+    @functools.wraps(verb)
+    def flat(**given: Any) -> None:
+        grouped = {name: _fill(kind, given) for name, kind in groups.items()}
+        names = {parameter for kind in groups.values() for parameter in _parameter_names(kind).values()}
+        verb(**{name: value for name, value in given.items() if name not in names}, **grouped)
+
+    # typer reads the signature and the annotations, which `wraps` has taken from the verb.
+    flat.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    flat.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    return flat
+
+
+def _is_settings(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, Settings)
+
+
+def _parameter_names(kind: type[Settings]) -> dict[str, str]:
+    """Return the names of the options of a group by its fields, as files of steps use them."""
+    return {
+        name: _flag(name, command_line(field))[2:].replace("-", "_")
+        for name, field in kind.model_fields.items()
+        if not command_line(field).hidden
+    }
+
+
+def _fill(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
+    """Return a group with the values of the command line; an option that was not given keeps its field's default."""
+    names, shown = _parameter_names(kind), {option.name: option.default for option in _make_options(kind)}
+    values = {name: given[parameter] for name, parameter in names.items() if given[parameter] != shown[parameter]}
+    try:
+        return kind(**values)
+    except SettingError as error:
+        raise InputError(f"{_flag(error.field, command_line(kind.model_fields[error.field]))} {error.rule}") from None
+
+
+def _make_options(group: type[Settings]) -> Iterator[inspect.Parameter]:
+    for name, field in group.model_fields.items():
+        if not command_line(field).hidden:
+            yield _make_option(group, name, field)
+
+
+def _flag(name: str, shown: CommandLine) -> str:
+    return next((flag for flag in shown.flags if flag.startswith("--")), f"--{name.replace('_', '-')}").split("/")[0]
+
+
+def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.Parameter:
+    """Return the parameter from which typer makes the option of a setting."""
+    shown, kinds = command_line(field), set(_plain_types(field.annotation))
+    default = field.get_default(call_default_factory=True)
+    flag = _flag(name, shown)
+    details: dict[str, Any] = {"help": field.description, "metavar": shown.metavar, "envvar": shown.envvar}
+    kind: Any = float
+    if shown.unit is not None:
+        bounds = {type(rule): rule for rule in _rules(field)}
+        least, most = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
+        limits: dict[str, Any] = {"least_s": least.ge if least else None}
+        if most is not None and most.le < 1e9:
+            limits["most_s"] = most.le
+        timed = duration_option(flag, "", unit=shown.unit, **limits)
+        details |= {"parser": timed.parser, "metavar": timed.metavar}
+    elif shown.repeated:
+        kind, default = list[str], default or None
+    else:
+        kind = str if shown.as_text else _command_line_type(kinds)
+        if kind is str and isinstance(default, tuple | list):
+            default = ",".join(map(str, default)) or None
+    if shown.output:
+        details["callback"] = check_output_file
+    if kind is bool:
+        flags = shown.flags or ((flag,) if default is False else (f"{flag}/--no-{flag[2:]}",))
+    else:
+        flags = shown.flags or (flag,)
+    if shown.values is not None:
+        details["autocompletion"] = _COMPLETERS[shown.values]
+    if shown.shown_default is not None:
+        details["show_default"] = shown.shown_default
+    if shown.unset:
+        default = None
+    if field.is_required():
+        default = inspect.Parameter.empty
+    elif default is None:
+        kind = kind | None
+    made = typer.Option(*flags, rich_help_panel=shown.panel or group.title, **details)
+    parameter = flag[2:].replace("-", "_")
+    return inspect.Parameter(
+        parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
+    )
+
+
+def _rules(field: FieldInfo) -> Iterator[Any]:
+    """Yield the rules for a field's value, those of a union's members too."""
+    yield from field.metadata
+    for part in get_args(field.annotation):
+        if get_origin(part) is Annotated:
+            for rule in get_args(part)[1:]:
+                yield from rule.metadata if isinstance(rule, FieldInfo) else (rule,)
+
+
+def _plain_types(hint: Any) -> Iterator[Any]:
+    """Yield the classes of a hint: the members of a union, without what is annotated to them."""
+    if get_origin(hint) is Annotated:
+        yield from _plain_types(get_args(hint)[0])
+    elif get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _plain_types(part)
+    else:
+        yield get_origin(hint) or hint
+
+
+def _command_line_type(kinds: set[Any]) -> Any:
+    if kinds & {Path, os.PathLike}:
+        return Path
+    single = kinds - {NoneType}
+    if len(single) == 1 and inspect.isclass(only := next(iter(single))) and issubclass(only, bool | int | float | Enum):
+        return only
+    return str
+
+
+def duration_option(
+    name: str, help_text: str, *, least_s: float | None = None, most_s: float = LONGEST_S, unit: str = "s"
+) -> Any:
+    """Return an option whose value is a number of ``unit``.
+
+    ``name``: as on the command line, for messages; ``least_s``, ``most_s``: as `parse_duration` takes them.
+    """
+
+    def parse_given(given: str | float) -> float:
+        # Defaults come here as well.
+        return parse_duration(str(given), name, least_s, most_s=most_s, unit=unit)
+
+    return typer.Option(parser=parse_given, metavar="TIME", help=help_text)
+
+
+def check_output_file(path: Path | None) -> Path | None:
+    """Return the path of a file to write, as the callback of an option.
+
+    Raises `InputError` when it is a directory or a named pipe, its directory is not there, or nothing may be written to
+    it.
+    """
+    if path is None:
+        return None
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a directory", "name a file in it")
+    if path.is_fifo() and describe_special_file(path):
+        raise InputError(f"cannot write {path}: it is a named pipe, which nobody may read", "name a file")
+    if not folder.is_dir():
+        what = "is no directory" if folder.exists() else "does not exist"
+        raise InputError(f"cannot write {path}: {folder} {what}", "name a file in a directory that exists")
+    if path.exists():
+        obstacle = None if os.access(path, os.W_OK) else "permission denied"
+    else:
+        obstacle = find_write_obstacle(folder)
+    if obstacle is not None:
+        raise InputError(f"cannot write {path}: {obstacle}", "name a file that you may write")
+    return path
+
+
+def check_output_folder(path: Path | None) -> Path | None:
+    """Return the path of a directory to write into, which is made where it is missing, as the callback of an option.
+
+    Raises `InputError` when it is a file or below one, or may not be made or written to.
+    """
+    if path is None:
+        return None
+    nearest = path.absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise InputError(f"cannot write to {path}: {nearest} is no directory", "name another directory")
+    if (obstacle := find_write_obstacle(nearest)) is not None:
+        raise InputError(f"cannot write to {path}: {obstacle}", "name a directory that you may write to")
+    return path
+
+
+def output_option(text: str, **more: Any) -> Any:
+    """Return the option ``-o``, ``--output`` for a file that a command writes, with ``text`` as its help."""
+    return typer.Option("-o", "--output", callback=check_output_file, help=text, **more)

@@ -1,0 +1,353 @@
+"""Compares two sets of runs cell by cell: faster, slower or no difference, at a stated rate of false alarms.
+
+A cell is a model at a batch size, share, number of processes and sizes, on a device. Its figure in a run is the
+logarithm of the median latency; Student's test compares the means of both sides' runs. Alarms are held to the stated
+rate over the whole comparison (Holm 1979), so that a nightly job with a hundred cells alarms no more often than a job
+with two.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from gpuprof.kernel_db.store import KernelDb
+
+#: Probability with which a change as large as the reported smallest one is detected.
+POWER = 0.95
+#: Columns of a run that may select a side.
+_RUN_KEYS = ("runtime_version", "driver", "model_sha256", "host", "gpuprof_version", "collector", "run_id")
+#: Degrees of freedom added where the variance of a cell counts as at least the mean of so many cells. With cells whose
+#: spreads differ up to threefold alarms then stay at the stated rate, and three runs a side find 5% at a spread of 0.6%
+#: (`tests/kernel_db/test_comparison.py`).
+_SHARED_FREEDOM, _LEAST_CELLS = 4, 4
+
+
+class ChangeVerdict(StrEnum):
+    """Outcome of a test."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NONE = "no difference"
+    UNKNOWN = "unknown"  #: Measured once a side, which does not tell a change from noise.
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ComparedCell:
+    """A workload that both sides measured."""
+
+    model: str
+    device: str
+    share: str
+    batch: int
+    processes: int = 1
+    dims: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CellRun:
+    """A cell in a run: its latency in ms, the relative standard error within the run, and whether it was stable."""
+
+    latency_ms: float
+    error: float = 0.0
+    stable: bool = True
+    run_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CellChange:
+    """A cell before and after.
+
+    Attributes
+    ----------
+    before_ms, after_ms : float
+        Geometric mean of the runs' median latencies.
+    change : float
+        Relative change of the latency; 0.05: 5% slower.
+    low, high : float
+        Ends of its interval, at the confidence of one less the rate of false alarms, for this cell alone.
+    smallest : float
+        Smallest slowdown that the comparison would have found with probability `POWER`.
+    p_value : float
+        Of this cell alone.
+    verdict : ChangeVerdict
+        At the stated rate of false alarms over all cells.
+    runs : tuple of int
+        Runs on each side.
+    unstable : int
+        Of them, on both sides, marked unstable.
+    """
+
+    key: ComparedCell
+    before_ms: float
+    after_ms: float
+    change: float
+    low: float | None
+    high: float | None
+    smallest: float | None
+    p_value: float | None
+    verdict: ChangeVerdict
+    runs: tuple[int, int]
+    unstable: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpChange:
+    """Difference of an op's or a kernel's time between two sides, in ms a batch, with its part of the sum of all."""
+
+    name: str
+    before_ms: float
+    after_ms: float
+
+
+def compare_cells(
+    before: Mapping[ComparedCell, Sequence[CellRun]],
+    after: Mapping[ComparedCell, Sequence[CellRun]],
+    false_alarms: float = 0.01,
+) -> list[CellChange]:
+    """Return the changes of the cells that both sides have, in the order of their keys.
+
+    ``false_alarms``: probability that a comparison of two sides without any difference reports one.
+    """
+    keys = sorted(before.keys() & after.keys())
+    sides = {key: (_logs(before[key]), _logs(after[key])) for key in keys}
+    pooled = {key: _pool_variance(*side) for key, side in sides.items()}
+    repeated = [variance for variance, freedom in pooled.values() if freedom]
+    is_shared = len(repeated) >= _LEAST_CELLS
+    shared, more = (statistics.fmean(repeated), _SHARED_FREEDOM) if is_shared else (0.0, 0)
+    tests: dict[ComparedCell, tuple[float, float, float]] = {}  # difference, its standard error, degrees of freedom
+    for key, (first, second) in sides.items():
+        variance, freedom = pooled[key]
+        if freedom:
+            within = statistics.fmean(run.error**2 for run in (*before[key], *after[key]))
+            error = math.sqrt(max(variance, shared, within) * (1 / len(first) + 1 / len(second)))
+            tests[key] = statistics.fmean(second) - statistics.fmean(first), error, freedom + more
+    p_values = {key: _p_value(*test) for key, test in tests.items()}
+    alarmed = _hold_rate(p_values, false_alarms)
+    changes = []
+    for key, (first, second) in sides.items():
+        difference = statistics.fmean(second) - statistics.fmean(first)
+        low = high = smallest = None
+        if key in tests:
+            _, error, degrees = tests[key]
+            reach = _student_quantile(1 - false_alarms / 2, degrees) * error
+            low, high = math.expm1(difference - reach), math.expm1(difference + reach)
+            alarm_at = _student_quantile(1 - false_alarms / 2 / len(tests), degrees)
+            smallest = math.expm1((alarm_at + _student_quantile(POWER, degrees)) * error)
+        verdict = ChangeVerdict.UNKNOWN if key not in tests else ChangeVerdict.NONE
+        if key in alarmed:
+            verdict = ChangeVerdict.SLOWER if difference > 0 else ChangeVerdict.FASTER
+        runs = (*before[key], *after[key])
+        changes.append(
+            CellChange(
+                key,
+                math.exp(statistics.fmean(first)),
+                math.exp(statistics.fmean(second)),
+                math.expm1(difference),
+                low,
+                high,
+                smallest,
+                p_values.get(key),
+                verdict,
+                (len(first), len(second)),
+                sum(not run.stable for run in runs),
+            )
+        )
+    return changes
+
+
+def _logs(runs: Iterable[CellRun]) -> list[float]:
+    return [math.log(run.latency_ms) for run in runs]
+
+
+def _p_value(difference: float, error: float, freedom: float) -> float:
+    from scipy.special import stdtr
+
+    if error <= 0.0:
+        return 1.0 if difference == 0.0 else 0.0
+    return 2.0 * float(stdtr(freedom, -abs(difference) / error))
+
+
+def _student_quantile(probability: float, freedom: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, probability))
+
+
+def _pool_variance(first: Sequence[float], second: Sequence[float]) -> tuple[float, int]:
+    """Return the variance within both sides of a cell, and its degrees of freedom."""
+    freedom = len(first) + len(second) - 2
+    squares = sum(sum((value - statistics.fmean(side)) ** 2 for value in side) for side in (first, second))
+    return (squares / freedom if freedom else 0.0), freedom
+
+
+def _hold_rate(p_values: Mapping[ComparedCell, float], rate: float) -> set[ComparedCell]:
+    """Return the cells whose p-values Holm's procedure rejects at a rate over all of them."""
+    rejected: set[ComparedCell] = set()
+    for order, key in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        if p_values[key] > rate / (len(p_values) - order):
+            break
+        rejected.add(key)
+    return rejected
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    run_id: str
+    model: str
+    device: str
+    batch: int
+    sm_share_pct: float
+    mig_profile: str | None
+    processes: int
+    dims: str | None
+    stable: bool | None
+    repeats: int | None
+    latency_mean_ms: float | None
+    latency_std_ms: float | None
+    latency_p50_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _RunKeys:
+    run_id: str
+    started_at: datetime
+    runtime_version: str | None
+    driver: str | None
+    model_sha256: str | None
+    host: str | None
+    gpuprof_version: str | None
+    collector: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunSelection:
+    """Runs of a database: all, those of a day or a range of days, or those with a value of a column.
+
+    Written ``PATH``, ``PATH@2026-01-31``, ``PATH@2026-01-01..2026-01-31`` or ``PATH@driver=550.54``.
+    """
+
+    path: Path
+    selector: str = ""
+
+    @classmethod
+    def parse(cls, text: str, default: Path) -> RunSelection:
+        """Return the selection that a text names; without a path it is of ``default``."""
+        if Path(text).exists() or "@" not in text:
+            return cls(Path(text))
+        path, _, selector = text.rpartition("@")
+        return cls(Path(path) if path else default, selector)
+
+    def __str__(self) -> str:
+        return f"{self.path}@{self.selector}" if self.selector else str(self.path)
+
+    def find_runs(self, database: KernelDb) -> set[str]:
+        """Return the ids of the runs. Raises `InputError` for a selector that cannot be read or selects nothing."""
+        from gpuprof.kernel_db.records import read_records
+
+        runs = read_records(database, _RunKeys, table="runs")
+        key, equals, value = self.selector.partition("=")
+        if not self.selector:
+            chosen = runs
+        elif equals:
+            if key not in _RUN_KEYS:
+                raise unknown_name("column of runs", key, list(_RUN_KEYS))
+            chosen = [run for run in runs if str(getattr(run, key) or "").startswith(value)]
+        else:
+            begin, _, end = self.selector.partition("..")
+            first, last = _read_day(begin), _read_day(end or begin)
+            chosen = [run for run in runs if first <= run.started_at.astimezone(UTC).date().isoformat() <= last]
+        if not chosen:
+            days = sorted({run.started_at.astimezone(UTC).date().isoformat() for run in runs})
+            held = f"it holds runs of {days[0]} to {days[-1]}" if days else "it holds no run"
+            raise InputError(f"{self} selects no run: {held}", "PATH@DATE, PATH@DATE..DATE or PATH@COLUMN=VALUE")
+        return {run.run_id for run in chosen}
+
+
+def _read_day(text: str) -> str:
+    try:
+        return datetime.fromisoformat(text).date().isoformat()
+    except ValueError:
+        raise InputError(f"cannot read the date {text!r}", "write it as 2026-01-31; columns as driver=550.54") from None
+
+
+def read_cells(database: KernelDb, runs: set[str]) -> dict[ComparedCell, list[CellRun]]:
+    """Return the measured cells of some runs of a database, each with its runs in their order."""
+    from gpuprof.kernel_db.records import read_records
+
+    cells: dict[ComparedCell, list[CellRun]] = defaultdict(list)
+    for row in sorted(read_records(database, _Measured, table="models"), key=lambda row: row.run_id):
+        latency_ms = row.latency_p50_ms or row.latency_mean_ms
+        if row.run_id not in runs or not latency_ms:
+            continue
+        share = str(Share(row.sm_share_pct, row.mig_profile))
+        key = ComparedCell(row.model, row.device, share, row.batch, row.processes, row.dims or "")
+        error = 0.0
+        if row.latency_std_ms and row.latency_mean_ms and row.repeats:
+            error = row.latency_std_ms / row.latency_mean_ms / math.sqrt(row.repeats)
+        cells[key].append(CellRun(latency_ms, error, row.stable is not False, row.run_id))
+    return dict(cells)
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedOp:
+    run_id: str
+    batch: int
+    name: str
+    op_type: str
+    duration_p50_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedKernel:
+    run_id: str
+    batch: int
+    name: str
+    repeat: int
+    duration_ns: int | None
+
+
+def compare_ops(
+    before: tuple[KernelDb, Iterable[str]], after: tuple[KernelDb, Iterable[str]], most: int = 3
+) -> list[OpChange]:
+    """Return the kernels, or where there are none the ops, whose time changed most between two sides of a cell.
+
+    ``before``, ``after``: databases, and the cell's runs in them; ``most``: length of the list.
+    """
+    sides = [_read_op_ms(database, set(runs)) for database, runs in (before, after)]
+    if not all(sides):
+        return []
+    names = sides[0].keys() | sides[1].keys()
+    changes = [OpChange(name, sides[0].get(name, 0.0), sides[1].get(name, 0.0)) for name in names]
+    return sorted(changes, key=lambda op: (-abs(op.after_ms - op.before_ms), op.name))[:most]
+
+
+def _read_op_ms(database: KernelDb, runs: set[str]) -> dict[str, float]:
+    """Return by name the milliseconds that kernels or ops take in a batch, the median over runs."""
+    from gpuprof.kernel_db.records import read_records
+
+    totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    repeats: dict[str, set[int]] = defaultdict(set)
+    for kernel in read_records(database, _TimedKernel, table="kernels"):
+        if kernel.run_id in runs and kernel.duration_ns is not None:
+            totals[kernel.run_id][kernel.name] += kernel.duration_ns / 1e6
+            repeats[kernel.run_id].add(kernel.repeat)
+    for run_id, times in totals.items():
+        totals[run_id] = defaultdict(float, {name: ms / len(repeats[run_id]) for name, ms in times.items()})
+    if not totals:
+        for op in read_records(database, _TimedOp, table="ops"):
+            if op.run_id in runs and op.duration_p50_ns is not None:
+                totals[op.run_id][f"{op.name} ({op.op_type})"] += op.duration_p50_ns / 1e6
+    names = {name for times in totals.values() for name in times}
+    return {name: statistics.median(times.get(name, 0.0) for times in totals.values()) for name in names}

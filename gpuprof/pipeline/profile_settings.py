@@ -1,0 +1,55 @@
+"""Settings of measurements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from gpuprof.pipeline.settings import Count, DataFiles, ManyDims, Settings, count_reader, option
+
+if TYPE_CHECKING:
+    from gpuprof.profiling.child.job import TimingLimits
+
+#: Processes that one share is measured with at once: MPS serves hardly more clients of a GPU.
+MOST_PROCESSES = 64
+#: Seconds of a day.
+_DAY_S = 86400.0
+
+
+class ProfileSettings(Settings):
+    """Collector, processes, inputs and time limits of measurements."""
+
+    title: ClassVar[str] = "Measurement"
+
+    collector: str = option("auto", "Collector that measures; auto takes the first that works here.")
+    processes: Annotated[tuple[Count, ...], BeforeValidator(count_reader(MOST_PROCESSES))] = option(
+        (1,), "Numbers of processes that share one share, separated by commas."
+    )
+    dims: ManyDims = option(
+        {},
+        "Sizes of a free dimension to measure at, in every combination; may be repeated.",
+        "--dim",
+        metavar="NAME=SIZE[,SIZE...]",
+        repeated=True,
+    )
+    input_data: DataFiles = option(
+        {},
+        "Input data: .npz, or JSON as perf_analyzer's; default: random. May be repeated.",
+        metavar="[MODEL=]FILE",
+        repeated=True,
+    )
+    time_limit_s: Annotated[float, Field(ge=0.1, le=_DAY_S)] = option(
+        10.0, "Longest time to measure one row.", "--time-limit", unit="s"
+    )
+    profiler_limit_s: Annotated[float, Field(ge=1.0, le=_DAY_S)] = option(
+        900.0, "Time after which a profiler counts as hung and is ended.", "--profiler-limit", unit="s"
+    )
+    force: bool = option(False, "Measure again what is in the database already.")
+    keep_unstable: bool = option(False, "Keep unstable rows as they are instead of measuring them again.")
+
+    def limits(self) -> TimingLimits:
+        """Return the time limits of a measurement."""
+        from gpuprof.profiling.child.job import limits_within
+
+        return limits_within(self.time_limit_s, self.profiler_limit_s)

@@ -1,0 +1,169 @@
+"""Settings: each option declared once, with its help, for the library and the command line alike."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from gpuprof.domain.sizes import parse_dims, single_sizes
+from gpuprof.errors import InputError
+
+#: Thirty years in seconds, whose nanoseconds an int64 still holds.
+_LARGEST = 1e9
+
+Positive: TypeAlias = Annotated[float, Field(gt=0.0, le=_LARGEST)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0.0, le=_LARGEST)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=int(_LARGEST))]
+Seed: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+Port: TypeAlias = Annotated[int, Field(ge=0, le=65535)]
+
+#: Wording of pydantic's types.
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "string": "a string", "path": "a path"}
+
+
+#: Help of settings that several verbs have.
+PRECISION = "Precision of predictions: float32, tf32, float16, bfloat16, fp8 or int8."
+RUNTIME = (
+    "Runtime that predictions assume: onnxruntime (default), tensorrt, pytorch-eager or pytorch-compiled; with "
+    ":fused-attention where its optimizer makes one kernel of attention."
+)
+DEVICE_FILE = "TOML file with GPUs that gpuprof does not know."
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """Presentation of a setting on the command line.
+
+    ``flags``: names; default: the field's own. ``repeated``: whether the option may be given several times. ``unit``:
+    of a length of time, which is then read as ``500ms`` or ``2m``. ``values``: kind of names that complete the option.
+    ``as_text``: whether the field reads its text itself. ``unset``: whether the command line has no default.
+    ``output``: whether the file is written. ``hidden``: left out. ``panel``: heading in the help; default: the class's
+    title.
+    """
+
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    panel: str | None = None
+    values: str | None = None
+    unit: str | None = None
+    envvar: str | None = None
+    shown_default: str | None = None
+    repeated: bool = False
+    as_text: bool = False
+    unset: bool = False
+    output: bool = False
+    hidden: bool = False
+
+
+def option(default: Any, text: str, *flags: str, **presentation: Any) -> Any:
+    """Return a field with its default and ``text`` as its help; ``presentation``: fields of `CommandLine`."""
+    return Field(default, description=text, json_schema_extra=asdict(CommandLine(flags, **presentation)))
+
+
+def command_line(field: FieldInfo) -> CommandLine:
+    """Return how a setting is presented on the command line."""
+    extra = field.json_schema_extra
+    return CommandLine(**extra) if isinstance(extra, Mapping) else CommandLine()  # type: ignore[arg-type]
+
+
+class SettingError(InputError):
+    """A setting of a wrong type or out of its range; ``field`` names it, ``rule`` holds the rule and the value."""
+
+    def __init__(self, owner: str, field: str, rule: str) -> None:
+        super().__init__(f"{field} of {owner} {rule}")
+        self.field, self.rule = field, rule
+
+
+class Settings(BaseModel):
+    """Frozen settings; a wrong value raises an `InputError` that names the field, the rule and the value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+    title: ClassVar[str] = "Options"  #: Heading of the options in the help.
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise _describe(type(self).__name__, error) from None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Document the fields by their help."""
+        super().__pydantic_init_subclass__(**kwargs)
+        if cls.__doc__ and cls.model_fields:
+            lines = (f"{name}\n    {field.description}" for name, field in cls.model_fields.items())
+            cls.__doc__ = "\n".join([cls.__doc__.rstrip(), "", "Attributes", "----------", *lines])
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the settings with some of them changed."""
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+def _describe(owner: str, error: ValidationError) -> Exception:
+    """Return the first error of a validation as gpuprof reports it."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        return TypeError(f"{owner} got an unexpected keyword argument {path[0]!r}")
+    kind = _KINDS.get(first["type"].partition("_")[0])
+    rule = f"must be {kind}" if kind else re.sub(r"^(Input|Value) should", "must", first["msg"])
+    rule = rule.removeprefix("Value error, ")
+    return SettingError(owner, path[0], f"{rule} but got {' '.join(reprlib.repr(first['input']).split())}")
+
+
+def _read_dims(given: object) -> object:
+    return parse_dims(given) if isinstance(given, list | tuple) else given
+
+
+def _read_single_dims(given: object) -> object:
+    return single_sizes(parse_dims(given)) if isinstance(given, list | tuple) else given
+
+
+def parse_data_files(texts: Iterable[str]) -> dict[str, Path]:
+    """Return files by the models' names from texts ``[MODEL=]FILE``; ``""``: for all that are not named.
+
+    Raises `InputError` when a model is given two files.
+    """
+    files: dict[str, Path] = {}
+    for text in texts:
+        name, separator, path = text.partition("=")
+        if not separator or Path(text).exists():
+            name, path = "", text
+        if name in files:
+            raise InputError(f"--input-data gives {name or 'all models'} two files", "write MODEL=FILE for each model")
+        files[name] = Path(path)
+    return files
+
+
+def _read_data_files(given: object) -> object:
+    return parse_data_files(given) if isinstance(given, list | tuple) else given
+
+
+def count_reader(most: int) -> Callable[[object], object]:
+    """Return a validator that reads whole numbers up to ``most`` from texts such as ``1,8,32``, ascending."""
+
+    def read(given: object) -> object:
+        if not isinstance(given, str):
+            return given
+        words = [word.strip() for word in given.split(",")]
+        if not all(word.isdecimal() and len(word) <= len(str(most)) and 1 <= int(word) <= most for word in words):
+            raise ValueError(f"must be whole numbers from 1 to {most:,}, as in 1,8,32,")
+        return tuple(sorted(set(map(int, words))))
+
+    return read
+
+
+#: Size of each free dimension: a mapping, or texts ``NAME=SIZE``.
+Dims: TypeAlias = Annotated[Mapping[str, int], BeforeValidator(_read_single_dims)]
+#: Sizes of each free dimension: a mapping, or texts ``NAME=SIZE[,SIZE...]``.
+ManyDims: TypeAlias = Annotated[Mapping[str, int | tuple[int, ...]], BeforeValidator(_read_dims)]
+#: Input data of each model: a mapping, or texts ``[MODEL=]FILE``.
+DataFiles: TypeAlias = Annotated[Mapping[str, Path], BeforeValidator(_read_data_files)]

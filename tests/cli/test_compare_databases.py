@@ -1,0 +1,74 @@
+"""``gpuprof compare BEFORE AFTER``: verdict, table, files for CI, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import gpuprof
+from gpuprof.cli.main import main
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+
+
+@pytest.fixture(autouse=True)
+def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write two databases of three runs each; ``slow`` is 10% slower tonight, ``same`` is not."""
+    for name, slow_ms in (("last", 4.0), ("tonight", 4.4)):
+        database = KernelDb.create(tmp_path / name)
+        for repeat in range(3):
+            run_id = f"{name}{repeat}"
+            run = RunRow(run_id, datetime(2026, 1, 1, 3, repeat, tzinfo=UTC), "v100", "test", "slow")
+            rows = [
+                ModelRow(run_id, model, "v100", 8, latency_p50_ms=ms * (1.0 + 0.002 * repeat), stable=True)
+                for model, ms in (("slow", slow_ms), ("same", 9.0))
+            ]
+            database.append(Run(run, models=rows))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_regression_is_named_with_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "last", "tonight"]) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0] == (
+        "last → tonight: 1 slower, 1 no difference of 2 cells (at most 1% false alarms)."
+    )
+    assert "+10.0%" in said.out
+    assert "1 of 2 cells slower by more than 0%, most slow batch 8 on 100% of v100" in said.err
+
+
+def test_a_threshold_tolerates_it_and_equal_databases_do_not_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "last", "tonight", "--threshold", "15"]) == 0
+    assert main(["compare", "tonight", "last"]) == 0
+    assert main(["compare", "last", "last"]) == 0
+    assert "2 no difference of 2 cells" in capsys.readouterr().out
+
+
+def test_programs_get_json_markdown_and_junit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "last", "tonight", "--json", "--junit", "report.xml"]) == 1
+    rows = {row["model"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["slow"]["verdict"] == "slower" and rows["slow"]["change_pct"] == pytest.approx(10.0)
+    assert rows["same"]["verdict"] == "no difference" and 0.0 < rows["same"]["smallest_pct"] < 10.0
+    suite = ElementTree.parse(tmp_path / "report.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    failed = suite.find("testcase/failure/..")
+    assert failed is not None and failed.get("classname") == "slow"
+    assert main(["compare", "last", "tonight", "--markdown"]) == 1
+    assert "| slow batch 8 on 100% of v100 | 4.008 | 4.409 | +10.0% |" in capsys.readouterr().out
+
+
+def test_two_databases_without_a_cell_in_common_are_refused(tmp_path: Path) -> None:
+    KernelDb.create(tmp_path / "other").append(
+        Run(
+            RunRow("r", datetime(2026, 1, 1, tzinfo=UTC), "t4", "test", "m"),
+            models=[ModelRow("r", "m", "t4", 1, latency_p50_ms=1.0)],
+        )
+    )
+    with pytest.raises(InputError, match="have no measured model, batch and share in common"):
+        gpuprof.compare_databases("last", "other")
+    assert main(["compare", "last"]) == 3

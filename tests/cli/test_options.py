@@ -1,0 +1,143 @@
+"""Options of verbs, made from settings: names, types, defaults, headings and errors."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_type_hints
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import gpuprof
+from gpuprof.cli.main import VERBS, build_app
+from gpuprof.cli.options import with_groups
+from gpuprof.cli.verb_help import VerbCommand
+from gpuprof.errors import InputError
+from gpuprof.pipeline.settings import Count, Dims, Settings, command_line, option
+
+
+class Colours(Settings):
+    """Colours of a wall."""
+
+    title: ClassVar[str] = "Colours"
+
+    front: str = option("red", "Colour in front.")
+    behind: Count | None = option(None, "Colour behind.")
+    glossy: bool = option(False, "Shine.")
+    sealed: bool = option(True, "Seal the wall.")
+    dims: Dims = option({}, "Sizes.", "--dim", repeated=True)
+    drying_s: float = option(60.0, "Time to dry.", "--drying", unit="s", panel="Times")
+    seen_s: float | None = option(None, "Time of the last look.", hidden=True)
+    brush: Path | None = option(None, "Brush.")
+
+
+@with_groups
+def paint(
+    colours: Colours,
+    surface: Annotated[str, typer.Argument()] = "wall",
+    coats: Annotated[int, typer.Option(help="How often.")] = 1,
+) -> None:
+    """Paint SURFACE."""
+    typer.echo(f"{surface} {coats} {colours.model_dump(exclude_defaults=True)}")
+
+
+def run(*words: str) -> tuple[int, str, BaseException | None]:
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command(cls=VerbCommand)(paint)
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.output, result.exception
+
+
+def test_fields_of_settings_are_options_with_their_defaults_beside_other_parameters() -> None:
+    assert run()[:2] == (0, "wall 1 {}\n")
+    words = ["door", "--front", "blue", "--behind", "3", "--glossy", "--no-sealed", "--coats", "2", "--brush", "b"]
+    assert run(*words)[1] == (
+        "door 2 {'front': 'blue', 'behind': 3, 'glossy': True, 'sealed': False, 'brush': PosixPath('b')}\n"
+    )
+
+
+def test_texts_become_what_the_field_holds() -> None:
+    said = run("--dim", "a=1", "--dim", "b=2", "--drying", "2m")[1]
+    assert said == "wall 1 {'dims': {'a': 1, 'b': 2}, 'drying_s': 120.0}\n"
+
+
+def test_a_wrong_value_is_reported_under_the_name_of_its_option() -> None:
+    error = run("--behind", "0")[2]
+    assert isinstance(error, InputError)
+    assert str(error) == "--behind must be greater than or equal to 1 but got 0"
+    with pytest.raises(InputError, match=r"^behind of Colours must be a whole number but got 'x'$"):
+        Colours(behind="x")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'back'"):
+        Colours(back="red")  # type: ignore[call-arg]
+
+
+def test_settings_are_frozen_and_replaced() -> None:
+    colours = Colours(front="blue")
+    with pytest.raises(ValueError, match="frozen"):
+        colours.front = "red"  # type: ignore[misc]
+    assert colours.replace(behind=2) == Colours(front="blue", behind=2)
+
+
+def test_every_field_is_documented_by_its_help() -> None:
+    assert "behind\n    Colour behind." in (Colours.__doc__ or "")
+    assert "max_batch\n    Largest batch size." in (gpuprof.PlanningOptions.__doc__ or "")
+
+
+def sections(said: str) -> dict[str, list[str]]:
+    """Return the long option names of a help by the heading that they stand under."""
+    listed: dict[str, list[str]] = {}
+    for line in said.splitlines():
+        if re.fullmatch(r"\S.*:", line):
+            listed[line[:-1]] = []
+        elif listed and (option := re.match(r"  (?:-\w, )?(--[\w-]+)", line)):
+            listed[list(listed)[-1]].append(option[1])
+    return listed
+
+
+def test_the_help_has_a_section_for_each_group_and_the_rest_of_the_options_last() -> None:
+    assert sections(run("--help")[1]) == {
+        "Arguments": [],
+        "Colours": ["--front", "--behind", "--glossy", "--sealed", "--dim", "--brush"],
+        "Times": ["--drying"],
+        "Other options": ["--coats", "--help"],
+    }
+
+
+def test_the_effects_of_options_stand_at_the_same_column_in_all_sections() -> None:
+    lines = run("--help")[1].splitlines()
+    said = ("Colour in front.", "How often.", "Time to dry.")
+    assert len({line.index(text) for line in lines for text in said if text in line}) == 1
+
+
+def grouped_verbs() -> list[tuple[str, Callable[..., None]]]:
+    """Return every verb that takes groups, by the words that call it."""
+    listed = []
+    for verb in VERBS:
+        defined = importlib.import_module(f"gpuprof.cli.{verb}")
+        if hasattr(defined, "app"):
+            commands = [(f"{verb} {info.callback.__name__}", info.callback) for info in defined.app.registered_commands]
+        else:
+            commands = [(verb, getattr(defined, verb))]
+        listed += [(words, function) for words, function in commands if hasattr(function, "__wrapped__")]
+    return listed
+
+
+@pytest.mark.parametrize(("words", "function"), grouped_verbs())
+def test_every_setting_of_a_verb_is_an_option_under_its_heading(words: str, function: Callable[..., None]) -> None:
+    hints: dict[str, Any] = get_type_hints(function.__wrapped__)  # type: ignore[attr-defined]
+    groups = [kind for kind in hints.values() if isinstance(kind, type) and issubclass(kind, Settings)]
+    said = CliRunner().invoke(build_app([words.split()[0]]), [*words.split(), "--help"]).output
+    shown = sections(said)
+    for group in groups:
+        assert group() is not None, "settings need no argument"
+        for field in group.model_fields.values():
+            presentation = command_line(field)
+            if not presentation.hidden:
+                assert shown[presentation.panel or group.title], field
+    options = sum(map(len, shown.values()))
+    assert options == len(set().union(*shown.values()))
+    assert options >= sum(not command_line(field).hidden for group in groups for field in group.model_fields.values())

@@ -1,0 +1,95 @@
+"""Noise travels: rows marked unstable are named in estimates, maps and checks, and planned at their upper end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import gpuprof
+from gpuprof.cli.main import main
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.estimate import Figure, is_unstable
+from gpuprof.domain.map_sources import describe_certainty, is_observed
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+
+ROW = ModelRow(
+    "r1",
+    "calm",
+    "v100",
+    1,
+    repeats=1000,
+    latency_mean_ms=10.0,
+    latency_std_ms=0.1,
+    memory_peak_bytes=2**28,
+    stable=True,
+)
+
+
+#: Plans with what was measured alone.
+MEASURED = gpuprof.PlanningOptions(estimator="measured")
+
+
+def write(path: Path, *rows: ModelRow) -> None:
+    """Append each row as a run of its own."""
+    for row in rows:
+        run = RunRow(row.run_id, datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", row.model)
+        KernelDb.create(path).append(Run(run, models=[row]))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    noisy = replace(ROW, run_id="r2", model="noisy", stable=False, latency_std_ms=4.0)
+    write(tmp_path / "gpuprof-db", ROW, noisy)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    return tmp_path
+
+
+def latency(model: str, **options: object) -> Figure:
+    return gpuprof.estimate([model], **options).estimates[0].latency_ms  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("estimator", ["database", "measured"])
+def test_an_estimate_from_an_unstable_row_says_so_and_has_a_wide_interval(estimator: str) -> None:
+    calm, noisy = latency("calm", estimator=estimator), latency("noisy", estimator=estimator)
+    assert calm.source == "measured" and calm.is_observed
+    assert noisy.source == "unstable, measured" and not noisy.is_observed
+    assert noisy.high == pytest.approx(14.0) and calm.upper() < 10.1
+
+
+def test_the_interval_of_a_measured_figure_covers_all_runs_of_the_cell(here: Path) -> None:
+    write(here / "gpuprof-db", replace(ROW, run_id="r3", latency_mean_ms=14.0), replace(ROW, run_id="r4"))
+    figure = latency("calm")
+    assert figure.value == 10.0
+    assert figure.high == pytest.approx(14.0)
+    assert figure.low == pytest.approx(10.0 / 1.4)
+
+
+def test_a_plan_takes_the_upper_end_of_unstable_times_and_says_how_many_rest_on_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demands = [Demand(name, 5.0, Slo(200.0)) for name in ("calm", "noisy")]
+    plan = gpuprof.place(demands, fleet="v100", policy="ffd", options=MEASURED).deployment
+    times = {replica.model: replica.predicted for *_, replica in plan.places()}
+    assert is_unstable(times["noisy"].source or "") and not is_unstable(times["calm"].source or "")
+    assert not is_observed(plan)
+    assert describe_certainty(plan) == (
+        "1 of 2 replicas rests on unstable rows, planned at the upper ends of their intervals."
+    )
+    # An SLO between the mean and the upper end is kept by the stable model alone.
+    tight = [Demand(name, 0.1, Slo(12.5)) for name in ("calm", "noisy")]
+    left_out = {
+        demand.model
+        for demand in gpuprof.place(tight, fleet="v100", policy="ffd", options=MEASURED).deployment.unplaced
+    }
+    assert left_out == {"noisy"}
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\ncalm,5,200\nnoisy,5,200\n")
+    assert main(["place", "--policy", "ffd", "--estimator", "measured"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 of 2 replicas rests on unstable rows" in said and "proven minimum" not in said
+    assert main(["check"]) == 0
+    assert "1 of 2 replicas rest on unstable rows" in capsys.readouterr().err
