@@ -82,7 +82,12 @@ def _open_session(content: bytes) -> Callable[[Array], Array]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # sums in one order on every machine
     options.log_severity_level = _FATAL_ONLY
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return lambda rows: np.asarray(session.run(None, {_INPUT: rows})[0], dtype=np.float64).reshape(-1)
+    # Trees that ask for none of the last features declare fewer of them.
+    (declared,) = session.get_inputs()
+    width = declared.shape[1] if isinstance(declared.shape[1], int) else None
+    return lambda rows: np.asarray(
+        session.run(None, {_INPUT: np.ascontiguousarray(rows[:, :width])})[0], dtype=np.float64
+    ).reshape(-1)
 
 
 def _read_trees(content: bytes) -> Callable[[Array], Array]:
