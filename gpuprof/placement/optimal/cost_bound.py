@@ -19,7 +19,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.search_space import PARTS
 from gpuprof.placement.segment import Segments
 
-#: Seconds of processor time that a bound may take in any case.
+#: Seconds that a bound may take in any case.
 _LEAST_S = 0.5
 #: Of so many demands at most, parts of instances are looked at one by one.
 _MOST_DEMANDS = 40
@@ -30,10 +30,10 @@ def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, 
 
     By queues that tables tell, it is `bound_queues_alone`. Else no request costs less than in full batches under the
     share that does most for its price. Of many demands, parts of instances are taken to do as much as the whole, which
-    is quick and loose. It takes no longer than the limit leaves, but half a second of processor time in any case: what
-    demands cost that were not looked at by then is left out of the bound.
+    is quick and loose. It takes no longer than the limit leaves, but half a second in any case: what demands cost that
+    were not looked at by then is left out of the bound.
     """
-    bound_limit = limit.with_least(_LEAST_S)
+    bound_limit = limit if limit.left_s is None else Limit(max(limit.left_s, _LEAST_S))
     rates, cost = placement.rates_rps(), 0.0
     if problem.options.latency_budget is None and not placement.unplaced:
         cost = bound_queues_alone(problem, segments, bound_limit)
