@@ -25,6 +25,7 @@ def export_trees(booster: Any) -> bytes:
         _add_node(tree["tree_structure"], number, nodes, leaves)
     values = np.array(nodes.pop("values"), dtype=np.float64)
     weights = np.array([weight for *_, weight in leaves], dtype=np.float64)
+    attributes: dict[str, Any] = {f"nodes_{name}": column for name, column in nodes.items()}
     node = helper.make_node(
         "TreeEnsembleRegressor",
         ["features"],
@@ -33,7 +34,7 @@ def export_trees(booster: Any) -> bytes:
         n_targets=1,
         aggregate_function="SUM",
         post_transform="NONE",
-        **{f"nodes_{name}": column for name, column in nodes.items()},
+        **attributes,
         nodes_values_as_tensor=numpy_helper.from_array(values, "values"),
         target_treeids=[tree for tree, *_ in leaves],
         target_nodeids=[place for _, place, _ in leaves],
@@ -50,7 +51,8 @@ def export_trees(booster: Any) -> bytes:
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", _ML_OPSET)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR, producer_name="gpuprof")
     onnx.checker.check_model(model)
-    return model.SerializeToString(deterministic=True)
+    content: bytes = model.SerializeToString(deterministic=True)
+    return content
 
 
 def _add_node(

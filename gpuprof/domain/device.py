@@ -127,9 +127,9 @@ class Device:
                 return profile
         if (match := MIG_NAME.fullmatch(name)) is not None:
             slices, gigabytes = int(match["slices"]), int(match["gigabytes"])
-            near = (one for one in self.mig_profiles if one.compute_slices == slices and _is_near(one, gigabytes))
-            if (profile := next(near, None)) is not None:
-                return profile
+            for profile in self.mig_profiles:
+                if profile.compute_slices == slices and _is_near(profile, gigabytes):
+                    return profile
         known = ", ".join(profile.name for profile in self.mig_profiles) or "none: it has no MIG"
         raise InputError(f"{self.name} has no MIG profile {name!r}", f"it has {known}")
 

@@ -152,7 +152,7 @@ def test_rates_follow_from_sms_clock_and_what_an_sm_does_in_a_cycle(gpu: Device)
         clock = TENSOR_CLOCK_MHZ.get(gpu.name, gpu.clock_mhz) if tensor else gpu.clock_mhz
         if (gpu.name, dtype) in CUT:
             continue
-        each = per_cycle[dtype]
+        each = float(per_cycle[dtype])
         if tensor and (gpu.name, dtype) not in WHOLE:
             each *= HALVED.get(gpu.name, 1.0)
         assert rate == pytest.approx(gpu.compute_units * clock * 1e6 * each, rel=0.03), dtype

@@ -134,8 +134,8 @@ class CrossGpuModel:
             batches, self._sum_up(kernels, batches, rates), strict=True
         ):
             kind = kind_of(kernels.at(number), kernels.precision)
-            factor = self.scales.widen_times(of_kernels, 0.0, scales, kind, generation)
-            factor = float((factor * (1.0 if distance is None else distance.factor) ** unsure + excess)[0])
+            widened = self.scales.widen_times(of_kernels, 0.0, scales, kind, generation)
+            factor = float((widened * (1.0 if distance is None else distance.factor) ** unsure + excess)[0])
             each = float(of_kernels[0]) / number
             ends.append((each, each / factor, each * factor))
         value, low, high = map(min, zip(*ends, strict=True))

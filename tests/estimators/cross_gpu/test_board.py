@@ -99,7 +99,7 @@ def test_the_work_of_demands_bounds_the_number_of_boards(networks: dict[str, Pat
         best = max(1e3 * batch / end.estimate("bert_base", gpu, batch, Share()).latency_ms.value for batch in _BATCHES)
         work = board_work(end, "bert_base", gpu)
         assert work is not None
-        bound = bound_by_work({"bert_base": 12.5 * best}, [(gpu, 0.5)], lambda *_, at=work: at.value)  # type: ignore[misc]
+        bound = bound_by_work({"bert_base": 12.5 * best}, [(gpu, 0.5)], lambda *_, at=work: at.value)
         assert 12 <= bound.gpus <= 14
         assert bound.cost_per_hour == pytest.approx(0.5 * bound.gpus)
 

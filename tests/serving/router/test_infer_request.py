@@ -258,7 +258,7 @@ def test_a_body_without_json_is_the_only_input(
     spec = ModelSpec("m", "1", "test", (tensor,), (TensorSpec("y", "FP32", (-1, 2)),), max_batch)
     request = read_request(spec, RequestBody(data, 0))
     assert (request.rows, request.binary) == (1, None)
-    assert [(own.shape, bytes(own.data)) for own in request.inputs] == [(shape, sent)]  # type: ignore[arg-type]
+    assert [(own.shape, bytes(own.data)) for own in request.inputs] == [(shape, sent)]
 
 
 @pytest.mark.parametrize(("shape", "size"), [((-1, 2), 9), ((-1, -1, -1), 8)])
