@@ -34,6 +34,7 @@ from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
 from gpuprof.estimators.queueing.blas_threads import blas_threads
 from gpuprof.estimators.queueing.burst_path import draw_path
 from gpuprof.estimators.queueing.gap_law import Renewal
+from gpuprof.estimators.queueing.replica_kernel import serve_alone
 from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
 Array = NDArray[Any]
@@ -139,7 +140,10 @@ def simulate_pool(
     state = pool_kernel.new_state(replicas, len(arrived), group)
     spent, served_by = np.empty(len(arrived)), np.zeros(len(arrived), np.int64)
     draws = pool_kernel.Draws(scores, others, even, group)
-    pool_kernel.serve(replicas, state, draws, arrived, spent, served_by)
+    if len(replicas.batch) == 1 and replicas.max_wait[0] == 0.0:
+        serve_alone(replicas, state, draws, arrived, spent)  # compiles sooner than the pool's
+    else:
+        pool_kernel.serve(replicas, state, draws, arrived, spent, served_by)
     if not isinstance(later, float):
         spent += later
     begin = max(min(_WARM_UP, groups // 10), min(round(settling / group), groups // 2))
