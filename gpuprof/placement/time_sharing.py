@@ -247,9 +247,14 @@ def _with_work_bounds(problem: Problem, segments: Segments, placement: Placement
 
 
 def _least_part(segments: Segments, model: str, device: Device) -> float | None:
-    """Return the least part of a device's time in seconds that a request takes, None where none can be planned."""
+    """Return the least part of a device's time in seconds that a request takes, None where none can be planned.
+
+    Zero, which bounds nothing, where batches between the listed ones may run: they are too many to ask for.
+    """
     parts = []
     for share in segments.problem.estimator.shares(model, device):
+        if segments.search_space.is_dense(model, device, share):
+            return 0.0
         for workload in segments.workloads(model, device, share):
             try:
                 parts.append(device.fraction(share) / segments.throughput_rps(device, workload))
