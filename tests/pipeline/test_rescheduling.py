@@ -136,6 +136,7 @@ def test_one_policy_shows_its_maps(planned_folder: Path, capsys: pytest.CaptureF
         "--db",
         str(planned_folder / "db"),
         "--json",
+        "--no-fail",
     ]
     assert main(["simulate", str(planned_folder / "map.json"), *words]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"][0]["gpus"] == 1
