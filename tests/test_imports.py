@@ -50,6 +50,7 @@ ALLOWED = {
         "export",
         "reporting",
     },
+    "lab": _RUNNING | {"kernel_db", "estimators", "placement", "simulator", "reporting", "pipeline"},
 }
 #: The subpackages of the larger parts: each imports only those before it.
 SUBPACKAGES = {

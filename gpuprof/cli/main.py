@@ -59,6 +59,7 @@ MORE_VERBS = {
         "calibrate": "Fit the interference of workloads on a device.",
         "train": "Fit regressors to the measurements of a device.",
         "evaluate": "Compare predictions with measurements.",
+        "lab": "Run scheduling experiments and the papers' figures.",
     },
     "Models": {
         "zoo": "Build standard networks as ONNX files, or change a batch.",

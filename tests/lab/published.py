@@ -11,7 +11,7 @@ THROUGHPUT = {1: (100.0, 60.0), 2: (200.0, 110.0), 3: (290.0, 160.0), 4: (380.0,
 
 
 def write_parvagpu(reference: Path, rates: tuple[float, float] = (700.0, 120.0)) -> Path:
-    """Write two models that behave alike, and one scenario; return the directory that is given as --reference."""
+    """Write two models that behave alike, and one scenario; return the folder of published data."""
     folder = reference / "parvagpu_a100"
     folder.mkdir(parents=True)
     header = "Mig instance,Batch size,Workload Number,Throughput,Latency"
@@ -29,7 +29,7 @@ def write_parvagpu(reference: Path, rates: tuple[float, float] = (700.0, 120.0))
 
 
 def write_igniter(reference: Path, models: Sequence[str] = ("alexnet", "resnet50", "vgg19", "ssd")) -> Path:
-    """Write a profile in the words of iGniter's tools, all models alike; return the directory for --reference."""
+    """Write a profile in the words of iGniter's tools, all models alike; return the folder of published data."""
     folder = reference / "igniter_v100"
     folder.mkdir(parents=True)
     figures: dict[str, object] = {

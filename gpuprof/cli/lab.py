@@ -1,0 +1,208 @@
+"""``gpuprof lab``: scheduling experiments and the papers' figures, by any policy and estimator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuprof.cli.options import duration_option, output_option
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    Format,
+    JsonOption,
+    chosen_format,
+    print_rows,
+    print_text,
+    say_note,
+    show_progress,
+)
+from gpuprof.cli.table import ColumnRole
+from gpuprof.cli.verb_help import VerbCommand
+from gpuprof.domain.number_format import number_formatter
+
+if TYPE_CHECKING:
+    from gpuprof.lab.figures import DrawnFigure
+    from gpuprof.lab.laboratory import LabSettings
+
+app = typer.Typer(no_args_is_help=True, help="Run scheduling experiments: papers' scenarios and figures, any policy.")
+
+_COLUMNS = (
+    Column("suite", "suite", right=False, role=ColumnRole.KEY),
+    Column("scenario", "scenario", right=False, role=ColumnRole.KEY),
+    Column("rate", "rate ×", right=False),
+    Column("slo", "SLO ×", right=False),
+    Column("gpus_varied", "devices", right=False),
+    Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
+    Column("estimator", "estimator", right=False),
+    Column("seed", "seed"),
+    Column("gpus", "GPUs"),
+    Column("cost_per_hour", "$/h", number_formatter(4)),
+    Column("planned_rps", "planned/s", number_formatter(4)),
+    Column("goodput_rps", "simulated/s", number_formatter(4)),
+    Column("in_time_pct", "in time %", number_formatter(4)),
+    Column("late_count", "late"),
+    Column("broken_rules", "broken rules"),
+    Column("milliseconds", "ms", number_formatter(3)),
+)
+_NUMBERS = (
+    Column("number", "number", right=False, role=ColumnRole.SUBJECT),
+    Column("where", "where", right=False),
+    Column("printed", "printed"),
+    Column("here", "here"),
+    Column("verdict", "", right=False),
+)
+
+PoliciesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        help="Policies separated by commas: names, name+option=value, or module:Class. May be repeated.",
+        show_default=False,
+    ),
+]
+WorkOption = Annotated[Path, typer.Option(help="Folder for databases and results, which a later run goes on from.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(envvar="GPUPROF_LAB_DATA", help="Folder of published data (parvagpu_a100, igniter_v100)."),
+]
+JobsOption = Annotated[int, typer.Option(min=1, help="Processes that run at once.")]
+LimitOption = Annotated[
+    float | None, duration_option("--time-limit", "Longest search of a policy; default: the scenario's, mostly 5s.")
+]
+PageOption = Annotated[Path | None, output_option("HTML page to write, with tables and charts.", show_default=False)]
+
+
+def _split(texts: Sequence[str] | None) -> list[str]:
+    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
+
+
+def _make_settings(work: Path, data: Path | None, jobs: int, limit_s: float | None) -> LabSettings:
+    from gpuprof.lab.laboratory import LabSettings
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a policy in the current folder needs no PYTHONPATH
+    return LabSettings(work=work, data=data, jobs=jobs, time_limit_s=limit_s)
+
+
+@app.command("run", cls=VerbCommand)
+def run_suites(
+    suites: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SUITE...",
+            help="parvagpu, igniter, thesis, usher; parvagpux10; a scenario as thesis/vision; or a folder.",
+        ),
+    ],
+    policy: PoliciesOption = None,
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option("--estimator", help="Estimators to plan with, by name or module:Class; default: the scenario's."),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option("--vary", help="Sweep rate, slo or gpus: rate=0.5..2, slo=0.8,1,1.2, gpus=1..6. May be repeated."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of policies and simulated requests.")] = 1,
+    output: PageOption = None,
+    work: WorkOption = Path("lab"),
+    data: DataOption = None,
+    jobs: JobsOption = 2,
+    time_limit: LimitOption = None,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Place each scenario of SUITEs by each policy, simulate the maps, and compare."""
+    from gpuprof.lab.laboratory import run, write_page
+    from gpuprof.placement.policies import DEFAULT
+
+    chosen, settings = chosen_format(as_json, as_csv), _make_settings(work, data, jobs, time_limit)
+    with show_progress() as show:
+        result = run(
+            suites,
+            _split(policy) or [DEFAULT],
+            estimators=_split(estimator),
+            vary=vary or (),
+            seeds=seeds,
+            settings=settings,
+            progress=show,
+        )
+    rows = result.rows()
+    present = {name for row in rows for name, value in row.items() if value is not None}
+    print_rows(rows, [column for column in _COLUMNS if column.key in present], chosen)
+    if chosen is Format.TABLE:
+        reasons = {(row["policy"], str(row["reason"])): row for row in rows if row["reason"]}
+        say_note(
+            *(f"{policy}, {row['suite']}/{row['scenario']}: {reason}" for (policy, reason), row in reasons.items())
+        )
+    if output is not None:
+        say_note(f"wrote {write_page(output, result)}")
+
+
+@app.command("figure", cls=VerbCommand)
+def draw_figures(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Figures from gpuprof lab list, or a paper for all its own.")
+    ],
+    policy: PoliciesOption = None,
+    output: PageOption = None,
+    work: WorkOption = Path("lab"),
+    data: DataOption = None,
+    jobs: JobsOption = 2,
+    time_limit: LimitOption = None,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Run papers' figures with further policies in them; each printed number is compared with ours."""
+    from gpuprof.lab.laboratory import draw, write_page
+
+    chosen, settings = chosen_format(as_json, as_csv), _make_settings(work, data, jobs, time_limit)
+    with show_progress() as show:
+        result = draw(names, _split(policy), settings=settings, progress=show)
+    if chosen is Format.TABLE:
+        for figure in result.figures:
+            _print_figure(figure)
+    else:
+        print_rows(result.rows(), _NUMBERS, chosen)
+    if output is not None:
+        say_note(f"wrote {write_page(output, result)}")
+
+
+def _print_figure(figure: DrawnFigure) -> None:
+    keys = [str(number) for number in range(len(figure.header))]
+    columns = [
+        Column(
+            key,
+            heading,
+            number_formatter(4),
+            right=bool(int(key)),
+            role=ColumnRole.FIGURE if int(key) else ColumnRole.SUBJECT,
+        )
+        for key, heading in zip(keys, figure.header, strict=True)
+    ]
+    print_rows([dict(zip(keys, row, strict=True)) for row in figure.rows], columns, Format.TABLE, figure.title)
+    if figure.numbers:
+        print_rows([number.row() for number in figure.numbers], _NUMBERS, Format.TABLE)
+    for reason in figure.reasons:
+        print_text(f"* {reason}")
+    say_note(*figure.remarks)
+
+
+@app.command("list", cls=VerbCommand)
+def list_all(as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
+    """List the papers' figures and the suites."""
+    from gpuprof.lab.figures import figure_titles
+    from gpuprof.lab.suites import SUITES
+
+    rows = [{"name": name, "kind": "suite", "title": ", ".join(names)} for name, names in SUITES.items()]
+    rows += [{"name": name, "kind": "figure", "title": title} for name, title in figure_titles().items()]
+    columns = (
+        Column("name", "name", right=False),
+        Column("kind", "kind", right=False),
+        Column("title", "", right=False),
+    )
+    print_rows(rows, columns, chosen_format(as_json, as_csv))

@@ -1,0 +1,342 @@
+"""Cells of an experiment: one scenario, planned by one policy and simulated; kept as lines of JSON, run in parallel."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.deployment import DeploymentMap, Replica, share_of
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
+from gpuprof.domain.map_sources import describe_sources
+from gpuprof.errors import GpuprofError, InputError
+from gpuprof.estimators.builtin import make_estimator
+from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.estimators.services import name_services
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.lab.publications import build_database
+from gpuprof.lab.simulation import Traffic, simulate_service
+from gpuprof.lab.suites import Scenario, Setup
+from gpuprof.placement.comparison import Outcome, compare
+from gpuprof.placement.objective import measure
+from gpuprof.placement.policies import Policy, make_policy
+from gpuprof.placement.problem import ModelFile, Options, Problem
+
+#: A cell's outcome: plain numbers, texts and mappings, as JSON holds them.
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LabCell:
+    """A scenario by a policy."""
+
+    scenario: Scenario
+    policy: str  #: ``name``, ``name+option=value`` or ``module:Class``; ``@setup`` behind it names its conditions.
+    estimator: str | None = None  #: That the policy plans with; None: the scenario's.
+    seed: int = 0
+    limit_s: float | None = None  #: Longest search; None: the scenario's.
+    repeats: int = 1  #: Simulations with other arrivals, of which the mean is taken.
+    varied: tuple[tuple[str, str], ...] = ()  #: Changes made to the scenario, for the record.
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that decides the record."""
+        scenario = self.scenario
+        setup = scenario.setup(self.policy)
+        content = [
+            scenario.title,
+            [asdict(demand) for demand in scenario.demands],
+            scenario.gpus,
+            asdict(setup),
+            None if scenario.traffic is None else asdict(scenario.traffic),
+            [self.policy, self.estimator, self.seed, self.limit_s, self.repeats],
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def parse_policy(spec: str) -> Policy:
+    """Return the policy of ``name``, ``name+option=value+…`` or ``module:Class``, with or without ``@setup``.
+
+    Raises `InputError` for a policy or an option that does not exist.
+    """
+    name, *options = spec.partition("@")[0].split("+")
+    pairs = [option.partition("=") for option in options]
+    return make_policy(name, {key: value for key, _, value in pairs})
+
+
+def read_records(path: Path) -> dict[str, Record]:
+    """Return the records of a file by their cells' keys; a last line that was cut short is passed over."""
+    records = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:  # a run that was killed while it wrote
+            continue
+        records[record["key"]] = record
+    return records
+
+
+def run_cells(
+    cells: Sequence[LabCell],
+    work: Path,
+    data: Path | None,
+    jobs: int = 1,
+    progress: Callable[[str, int, int], None] = lambda step, done, total: None,
+) -> list[Record]:
+    """Return the record of each cell; those that ``work/results.jsonl`` holds already are not run again.
+
+    Each record is appended as soon as its cell is done, so that a later call goes on. Raises `InputError` when
+    published data are not there, or for an unknown policy or estimator.
+    """
+    for cell in cells:
+        parse_policy(cell.policy)
+        _database_path(cell.scenario.setup(cell.policy), work, data)
+    path = work / "results.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = read_records(path)
+    waiting = list({cell.key: cell for cell in cells if cell.key not in records}.values())
+    done, total = len(cells) - len(waiting), len(cells)
+    progress("begun", done, total)
+    with path.open("a", encoding="utf-8") as file:
+        for record in _run_all(waiting, work, data, jobs):
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            records[record["key"]] = record
+            done += 1
+            progress(f"{record['scenario']} by {record['policy']}", done, total)
+    return [records[cell.key] for cell in cells]
+
+
+def _run_all(cells: Sequence[LabCell], work: Path, data: Path | None, jobs: int) -> Iterable[Record]:
+    if jobs <= 1 or len(cells) <= 1:
+        yield from (run_cell(cell, work, data) for cell in cells)
+        return
+    # Forked children would share the threads of pyarrow and HiGHS with this process.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(cells)), mp_context=context) as pool:
+        for done in as_completed([pool.submit(run_cell, cell, work, data) for cell in cells]):
+            yield done.result()
+
+
+def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
+    """Plan and simulate one cell; a policy that cannot is a record with a ``reason``."""
+    scenario, setup = cell.scenario, cell.scenario.setup(cell.policy)
+    record: Record = {
+        "key": cell.key,
+        "suite": scenario.suite,
+        "scenario": scenario.name,
+        "policy": cell.policy,
+        "estimator": cell.estimator or setup.estimator,
+        "database": setup.database,
+        "gpus_allowed": setup.gpus or scenario.gpus,
+        **dict(cell.varied),
+        "seed": cell.seed,
+        "rate_rps": sum(demand.rate_rps for demand in scenario.demands),
+        "arriving_rps": sum(one.rate_rps for one in scenario.demands) * (scenario.traffic or Traffic(1.0)).arrived,
+    }
+    try:
+        problem, judge = make_problem(cell, work, data)
+    except GpuprofError as error:
+        return {**record, "reason": str(error)}
+    outcome = compare(problem, [(cell.policy, parse_policy(cell.policy))])[0]
+    record |= _planned_figures(outcome, problem, judge)
+    deployment = outcome.deployment
+    if deployment is None or scenario.traffic is None:
+        return record
+    if setup.is_cut and (count := problem_count(scenario)) is not None:
+        deployment = keep_first_gpus(deployment, count)
+    try:
+        record |= _simulated_figures(cell, deployment, judge)
+    except GpuprofError as error:
+        record["reason"] = f"not simulated: {error}"
+    return record
+
+
+def problem_count(scenario: Scenario) -> int | None:
+    """Return how many devices the scenario has, None for as many as needed."""
+    count = scenario.gpus.rpartition(":")[2]
+    return int(count) if count.isdigit() else None
+
+
+def make_problem(cell: LabCell, work: Path, data: Path | None) -> tuple[Problem, Estimator]:
+    """Return a cell's problem, and the estimator that times the simulated batches.
+
+    Raises `InputError` when its data are not there, or a demand, device or estimator is unknown.
+    """
+    scenario, setup = cell.scenario, cell.scenario.setup(cell.policy)
+    path = _database_path(setup, work, data)
+    judge = _make_estimator(setup.estimator, path)
+    planner = judge if cell.estimator is None else _make_estimator(cell.estimator, path)
+    sources = {demand.model: demand.source_model or demand.model for demand in scenario.demands}
+    planned, judged = (name_services(estimator, sources) for estimator in (planner, judge))
+    fleet = _find_fleet(setup.gpus or scenario.gpus, path)
+    if setup.is_cut:
+        fleet = Fleet(tuple(FleetEntry(entry.device) for entry in fleet.entries))
+    options = Options(
+        latency_budget=setup.latency_budget,
+        max_processes=setup.max_processes,
+        overhead_ms=setup.overhead_ms,
+        time_limit_s=setup.limit_s if cell.limit_s is None else cell.limit_s,
+        seed=cell.seed,
+    )
+    files = {service: ModelFile(None, model) for service, model in sources.items()}
+    return Problem(scenario.demands, fleet, planned, BatchQueue(), options, files), judged
+
+
+def _database_path(setup: Setup, work: Path, data: Path | None) -> Path:
+    path = Path(setup.database)
+    return (
+        path
+        if path.is_dir() and (path.is_absolute() or len(path.parts) > 1)
+        else build_database(setup.database, work, data)
+    )
+
+
+@cache
+def _make_estimator(name: str, database: Path) -> Estimator:
+    return make_estimator(name, KernelDb(database))
+
+
+def _find_fleet(gpus: str, database: Path) -> Fleet:
+    if gpus.endswith(".toml"):
+        return read_fleet(Path(gpus), device)
+    if gpus:
+        return parse_fleet(gpus, device)
+    profiled = Counter(KernelDb(database).read_table("models", ["device"])["device"].to_pylist())
+    if not profiled:
+        raise InputError(f"{database} holds no measurement", "profile models into it, or name devices in a fleet.toml")
+    return parse_fleet(profiled.most_common(1)[0][0], device)
+
+
+def _planned_figures(outcome: Outcome, problem: Problem, judge: Estimator) -> Record:
+    figures: Record = {"milliseconds": 1000.0 * outcome.seconds, "reason": outcome.reason}
+    deployment, objective = outcome.deployment, outcome.objective
+    if deployment is None or objective is None:
+        return figures
+    replicas = [replica for *_, replica in deployment.places()]
+    devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
+    shares: Counter[str] = Counter()
+    for replica in replicas:
+        shares[replica.model] += replica.sm_share_pct  # type: ignore[assignment]  # counts shares, not things
+    serves_all = outcome.missing_rps <= 0.0
+    figures |= {
+        "gpus": objective.gpus,
+        "gpus_for_all": objective.gpus if serves_all else None,
+        "cost_per_hour": objective.cost_per_hour,
+        "planned_rps": objective.goodput_rps,
+        "missing_rps": outcome.missing_rps,
+        "lower_bound_gpus": deployment.predicted.lower_bound_gpus,
+        "broken_rules": len(outcome.violations),
+        "sources": describe_sources(deployment),
+        "slack_pct": 100.0 * objective.internal_slack,
+        "fragmentation_pct": 100.0 * _measure_fragmentation(deployment, devices, objective.external_fragmentation),
+        "shares": dict(shares),
+        "batches": {one.model: one.batch for one in replicas if sum(r.model == one.model for r in replicas) == 1},
+        "replicas": dict(Counter(replica.model for replica in replicas)),
+        "plan": describe_plan(deployment),
+    }
+    activity = _Activity(judge, devices, problem.options.max_processes or 1)
+    for name, busy in (("slack_asked_pct", False), ("slack_busy_pct", True)):
+        try:
+            slack = measure(deployment, devices, activity.bind(deployment, busy=busy)).internal_slack
+        except GpuprofError:  # the estimator has no figure of a share that the policy made up
+            continue
+        figures[name] = 100.0 * slack
+    return figures
+
+
+def _measure_fragmentation(deployment: DeploymentMap, devices: Mapping[str, Device], left: float) -> float:
+    """Return the part of the GPUs in no share (ParvaGPU, equation 4); under MIG, of the units that instances have."""
+    cut = {gpu.device for _, gpu, partition, _ in deployment.places() if partition.mig}
+    if len(devices) != 1 or not cut:
+        return left
+    (one,) = devices.values()
+    most = max(profile.sms for profile in one.mig_profiles)
+    return max(0.0, 1.0 - (1.0 - left) * one.compute_units / most)
+
+
+class _Activity:
+    """Activity of busy shares: the rate that a share serves over the most that any batch and processes reach in it."""
+
+    def __init__(self, estimator: Estimator, devices: Mapping[str, Device], processes: int) -> None:
+        self._estimator, self._devices, self._processes = estimator, devices, processes
+
+    def bind(self, deployment: DeploymentMap, *, busy: bool) -> Callable[[str, Replica], float]:
+        """Return the activity of a replica of the map; ``busy``: as if each share were busy all the time."""
+        shares = {id(one): share_of(partition, one) for _, _, partition, one in deployment.places()}
+
+        def activity(kind: str, replica: Replica) -> float:
+            share, used = shares[id(replica)], replica.predicted.utilization or 0.0
+            most = 0.0
+            for batch in self._estimator.batches(replica.model, self._devices[kind], share):
+                for processes in range(1, self._processes + 1):
+                    try:
+                        said = self._estimator.estimate(replica.model, self._devices[kind], batch, share, (), processes)
+                    except InputError:  # not every batch was measured with so many processes
+                        continue
+                    most = max(most, said.throughput_rps.value)
+            part = min(1.0, (replica.predicted.throughput_rps or 0.0) / most) if most else 1.0
+            return part / min(1.0, used) if busy and used > 0 else part
+
+        return activity
+
+
+def _simulated_figures(cell: LabCell, deployment: DeploymentMap, judge: Estimator) -> Record:
+    scenario, manner = cell.scenario, cell.scenario.setup(cell.policy).manner
+    traffic = scenario.traffic or Traffic(1.0)
+    runs = [
+        simulate_service(deployment, scenario.demands, manner, judge, replace(traffic, seed=cell.seed + number))
+        for number in range(cell.repeats)
+    ]
+    services = [service for run in runs for service in run.values()]
+    late = sorted({model for run in runs for model, service in run.items() if service.is_late}, key=_natural)
+    requests = sum(service.requests for service in services)
+    return {
+        "simulated_gpus": len({(id(node), gpu.index) for node in deployment.nodes for gpu in node.gpus}),
+        "goodput_rps": sum(service.goodput_rps for service in services) / cell.repeats,
+        "in_time_pct": 100.0 * sum(service.in_time for service in services) / requests if requests else None,
+        "late": " ".join(late),
+        "late_count": len(late),
+        "goodput_of": {model: sum(run[model].goodput_rps for run in runs) / cell.repeats for model in runs[0]},
+        "answered_of": {model: sum(run[model].answered_rps for run in runs) / cell.repeats for model in runs[0]},
+        "stages_ms": {model: service.stages_ms for model, service in runs[0].items()},
+    }
+
+
+def _natural(name: str) -> tuple[str, int]:
+    digits = "".join(letter for letter in name if letter.isdigit())
+    return name.rstrip("0123456789"), int(digits or 0)
+
+
+def keep_first_gpus(deployment: DeploymentMap, count: int) -> DeploymentMap:
+    """Return the map without all GPUs after the first ``count``."""
+    nodes = []
+    for node in deployment.nodes:
+        first = node.gpus[: max(0, count)]
+        count -= len(first)
+        if first:
+            nodes.append(node.model_copy(update={"gpus": first}))
+    return deployment.model_copy(update={"nodes": tuple(nodes)})
+
+
+def describe_plan(deployment: DeploymentMap) -> str:
+    """Return ``[model batch share%, …] …``, a bracket for each GPU: the share, or the requirement planned with."""
+
+    def describe(replica: Replica) -> str:
+        creq = replica.predicted.creq
+        return f"{replica.model} {replica.batch} {replica.sm_share_pct if creq is None else creq.pct:.3g}%"
+
+    gpus = [gpu for node in deployment.nodes for gpu in node.gpus]
+    return " ".join(
+        "[" + ", ".join(describe(replica) for part in gpu.partitions for replica in part.replicas) + "]" for gpu in gpus
+    )

@@ -1,0 +1,339 @@
+"""Published measurements as kernel databases: imported, or computed from others where a paper's are missing.
+
+ParvaGPU's and iGniter's profiles belong to their authors and are not shipped: a folder of published data holds
+``parvagpu_a100`` (``prof_data`` and ``SLO`` of https://github.com/MunQ-Lee/ParvaGPU_SC24) and ``igniter_v100``
+(``i-Gniter/Algorithm/config`` of https://github.com/icloud-ecnu/igniter). The V100 table of Elvinger's thesis ships.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from gpuprof.domain.catalogue import datasets, device
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimators.igniter.igniter import WorkloadCoefficients
+from gpuprof.estimators.igniter.igniter_estimator import Coefficients, IgniterEstimator
+from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
+from gpuprof.kernel_db.importing import import_files
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
+
+PARVAGPU_DEVICE, IGNITER_DEVICE = "a100-80", "v100"
+#: Folder of each publication's data, and its source.
+_SOURCES: Mapping[str, str] = MappingProxyType(
+    {
+        "parvagpu_a100": "prof_data and SLO of https://github.com/MunQ-Lee/ParvaGPU_SC24",
+        "igniter_v100": "i-Gniter/Algorithm/config of https://github.com/icloud-ecnu/igniter",
+    }
+)
+_MIG_PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb"}
+#: Shares in the computed databases are multiples of these percentages.
+MPS_STEP_PCT, USHER_STEP_PCT = 2.5, 10.0
+_USHER_KINDS = ("k80", "v100", "a100-80", "h100")
+#: iGniter, Table 3: SLO (ms) and rate (requests/s) of three applications of each model, W1 … W12.
+_TABLE_3 = {
+    "alexnet": ((10, 1200), (15, 400), (20, 800)),
+    "resnet50": ((20, 400), (30, 600), (40, 200)),
+    "vgg19": ((20, 300), (30, 400), (40, 200)),
+    "ssd": ((25, 150), (40, 50), (55, 300)),
+}
+#: iGniter §2.3, whose plan Table 1 prints.
+_TABLE_1 = {"alexnet": (15, 500), "resnet50": (40, 400), "vgg19": (60, 200)}
+#: USHER, Table 1: SLOs in ms of the models that the V100 table holds.
+_USHER_SLO_MS = {
+    "resnet50": 108.0,
+    "resnext50_32x4d": 116.0,
+    "mobilenet_v2": 64.0,
+    "densenet121": 202.0,
+    "inception_v3": 116.0,
+    "efficientnet_b7": 217.0,
+    "bert": 35.0,
+    "gpt2": 140.0,
+}
+
+
+def find_published(data: Path | None, name: str) -> Path:
+    """Return the folder of published measurements called ``name``.
+
+    Raises `InputError`, which names the source, when it is not there.
+    """
+    folder = None if data is None else data / name
+    if folder is None or not folder.is_dir():
+        what = (
+            f"{folder} is not there" if folder else f"no folder of published data is given, which {name} is read from"
+        )
+        raise InputError(what, f"copy {_SOURCES[name]} to FOLDER/{name}, and give --data FOLDER or GPUPROF_LAB_DATA")
+    return folder
+
+
+def copy_name(model: str, copy: int) -> str:
+    """Return the service that the copy of a model with this number is, from 0."""
+    return model if copy == 0 else f"{model}#{copy}"
+
+
+def _multiply(demands: Sequence[Demand], copies: int) -> tuple[Demand, ...]:
+    return tuple(
+        replace(demand, model=copy_name(demand.model, copy), source_model=demand.source_model or demand.model)
+        for copy in range(copies)
+        for demand in demands
+    )
+
+
+def parvagpu_demands(data: Path | None, number: int, copies: int = 1) -> tuple[Demand, ...]:
+    """Return scenario S1 … S6 (ParvaGPU, Table IV), every service ``copies`` times.
+
+    Raises `InputError` when the data are not there.
+    """
+    folder = find_published(data, "parvagpu_a100")
+    rates, limits = (
+        (folder / f"SLO_{name}.csv").read_text(encoding="utf-8").splitlines()[number - 1].split(",")
+        for name in ("req_rate", "latency")
+    )
+    demands = [
+        Demand(model, float(rate), Slo(float(limit)))
+        for model, rate, limit in zip(_parvagpu_models(folder), rates, limits, strict=True)
+        if rate != "N/A"
+    ]
+    return _multiply(demands, copies)
+
+
+def igniter_demands(table: int, copies: int = 1) -> tuple[Demand, ...]:
+    """Return the workloads of iGniter's Table 1 or, W1 … W12, of Table 3, each ``copies`` times."""
+    if table == 1:
+        demands = [Demand(model, rate, Slo(slo)) for model, (slo, rate) in _TABLE_1.items()]
+    else:
+        rows = [(model, slo, rate) for model, workloads in _TABLE_3.items() for slo, rate in workloads]
+        demands = [Demand(f"W{n}", rate, Slo(slo), source_model=model) for n, (model, slo, rate) in enumerate(rows, 1)]
+    return _multiply(demands, copies)
+
+
+def usher_demands(rate_rps: float) -> tuple[Demand, ...]:
+    """Return USHER's models at this rate together, in parts that need about as much of a V100 each."""
+    best: dict[str, float] = {}
+    for row in read_v100_table():
+        if row.model in _USHER_SLO_MS and row.throughput_rps is not None:
+            best[row.model] = max(best.get(row.model, 0.0), row.throughput_rps)
+    whole = sum(best.values())
+    return tuple(Demand(model, rate_rps * best[model] / whole, Slo(slo)) for model, slo in _USHER_SLO_MS.items())
+
+
+def build_database(name: str, work: Path, data: Path | None) -> Path:
+    """Write the database called ``name`` into ``work``, unless it is there, and return its folder.
+
+    ``parvagpu``, ``igniter`` and ``thesis`` hold imported measurements; the rows of ``parvagpu-mps``,
+    ``thesis-shares``, ``usher`` and ``usher-shares`` are computed from them, and say so. Raises `InputError` when
+    published data are not there.
+    """
+    if name not in _BUILDERS:
+        raise unknown_name("database", name, list(_BUILDERS))
+    folder = work / f"{name}-db"
+    if not folder.exists():
+        partial = work / f"{name}-db.new"
+        work.mkdir(parents=True, exist_ok=True)
+        _BUILDERS[name](KernelDb.create(partial), data)
+        partial.rename(folder)
+    return folder
+
+
+def _import_parvagpu(database: KernelDb, data: Path | None) -> None:
+    import_files(database, [find_published(data, "parvagpu_a100")])
+
+
+def _import_igniter(database: KernelDb, data: Path | None) -> None:
+    import_files(database, [find_published(data, "igniter_v100") / "config.jsonl"])
+    measured = IgniterEstimator(database).coefficients(device(IGNITER_DEVICE))
+    write_coefficients(coefficients_path(database.path, "t4"), "t4", *scale_coefficients(measured, "t4"))
+
+
+def _import_thesis(database: KernelDb, data: Path | None) -> None:
+    import_files(database, [Path(str(datasets() / "v100_profiles.csv"))])
+
+
+def _compute_parvagpu_mps(database: KernelDb, data: Path | None) -> None:
+    times = read_mps_latencies(find_published(data, "parvagpu_a100"))
+    rows = [
+        ModelRow("", workload.model, PARVAGPU_DEVICE, workload.batch, workload.share.sm_pct, latency_mean_ms=time)
+        for workload, time in times.items()
+    ]
+    _append(database, PARVAGPU_DEVICE, rows, "shares by MPS as parts of the slices of the largest MIG instance")
+
+
+def scale_v100(database: KernelDb, kinds: Sequence[str], step_pct: float | None = None) -> None:
+    """Append the V100 table for other kinds of GPU, by the ratio of float32 peaks.
+
+    ``step_pct``: shares are the multiples of this, under which a batch that keeps more SMs busy (WSM) takes longer by
+    the ratio of the two; None: only whole devices. The thesis measures worse: resnet50 (batch 4, WSM 36%) under 17.55%
+    takes four times as long (§6.2.1), where this gives two.
+    """
+    v100 = device(IGNITER_DEVICE)
+    for kind in kinds:
+        ratio = v100.flops_per_s["float32"] / device(kind).flops_per_s["float32"]
+        rows = [row for measured in read_v100_table() for row in _under_shares(measured, step_pct)]
+        slower = [replace(row, latency_mean_ms=ratio * (row.latency_mean_ms or 0.0)) for row in rows]
+        _append(database, kind, slower, "the V100's times by the ratio of float32 peaks, and by WSM under shares")
+
+
+_BUILDERS: Mapping[str, Callable[[KernelDb, Path | None], None]] = MappingProxyType(
+    {
+        "parvagpu": _import_parvagpu,
+        "parvagpu-mps": _compute_parvagpu_mps,
+        "igniter": _import_igniter,
+        "thesis": _import_thesis,
+        "thesis-shares": lambda database, _: scale_v100(database, (IGNITER_DEVICE,), MPS_STEP_PCT),
+        "usher": lambda database, _: scale_v100(database, _USHER_KINDS),
+        "usher-shares": lambda database, _: scale_v100(database, _USHER_KINDS, USHER_STEP_PCT),
+    }
+)
+
+
+def _append(database: KernelDb, kind: str, rows: Sequence[ModelRow], notes: str) -> None:
+    now = datetime.now(UTC)
+    run = RunRow(
+        run_id=new_run_id(now),
+        started_at=now,
+        device=kind,
+        collector="computed",
+        collector_version="gpuprof lab",
+        model="",
+        notes=f"no measurement: {notes}",
+    )
+    database.append(Run(run, models=[replace(row, run_id=run.run_id, device=kind) for row in rows]))
+
+
+@cache
+def read_v100_table() -> tuple[ModelRow, ...]:
+    """Return the rows of the V100 table of Elvinger's thesis (Tables 5.2, 6.5 and A.1), as they are imported."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        database = KernelDb.create(Path(folder) / "db")
+        _import_thesis(database, None)
+        return tuple(read_records(database, ModelRow))
+
+
+def stretch_time_ms(model: str, batch: int, share_pct: float = 100.0) -> float:
+    """Return the time of a batch on the V100 under a share: longer where a batch keeps more SMs busy than it has.
+
+    Raises `InputError` for a model or a batch beyond the table.
+    """
+    rows = [row for row in read_v100_table() if row.model == model and row.wavg_sm_util_pct is not None]
+    times = {row.batch: _stretch(row, share_pct).latency_mean_ms or 0.0 for row in rows if row.latency_mean_ms}
+    if batch > max(times, default=0):
+        raise InputError(f"{model} was not measured at batch {batch}")
+    return float(np.interp(batch, sorted(times), [times[size] for size in sorted(times)]))
+
+
+def _under_shares(measured: ModelRow, step_pct: float | None) -> Iterator[ModelRow]:
+    """Yield a row unchanged, or under each share; rows without a time, or for shares a WSM, are left out."""
+    if measured.latency_mean_ms is None:
+        return
+    if step_pct is None:
+        yield replace(measured, throughput_rps=None)
+    elif measured.wavg_sm_util_pct is not None:
+        for number in range(1, round(100.0 / step_pct) + 1):
+            yield _stretch(measured, step_pct * number)
+
+
+def _stretch(measured: ModelRow, share_pct: float) -> ModelRow:
+    """Return a row under a share, without its requirements: shares of that size would be taken to meet them."""
+    return replace(
+        measured,
+        sm_share_pct=share_pct,
+        latency_mean_ms=(measured.latency_mean_ms or 0.0) * max(1.0, (measured.wavg_sm_util_pct or 0.0) / share_pct),
+        throughput_rps=None,
+        max_occupancy_pct=None,
+        wavg_occupancy_pct=None,
+        wavg_sm_util_pct=None,
+    )
+
+
+def scale_coefficients(measured: Coefficients, kind: str) -> Coefficients:
+    """Return stand-in coefficients for another GPU: slower by the ratio of float32 peaks, the rest by its power limit.
+
+    A batch draws the same part of the power limit, the clock falls by as much for the same part, and a batch crowds
+    the L2 as on the V100. Raises `InputError` when the catalogue has no power limit of the device.
+    """
+    v100_device, other = device(IGNITER_DEVICE), device(kind)
+    slower = v100_device.flops_per_s["float32"] / other.flops_per_s["float32"]
+    if v100_device.max_power_w is None or other.max_power_w is None:
+        raise InputError(f"the catalogue has no power limit of {kind}")
+    power, (v100, workloads) = other.max_power_w / v100_device.max_power_w, measured
+    hardware = replace(
+        v100, max_power_w=v100.max_power_w * power, idle_power_w=v100.idle_power_w * power, alpha_f=v100.alpha_f / power
+    )
+    return hardware, {name: _slow_down(workload, slower, power) for name, workload in workloads.items()}
+
+
+def _slow_down(workload: WorkloadCoefficients, slower: float, power: float) -> WorkloadCoefficients:
+    k1, k2, k3, k4, k5 = workload.active
+    return replace(
+        workload,
+        active=(k1 * slower, k2 * slower, k3 * slower, k4, k5 * slower),
+        power=(workload.power[0] * slower * power, workload.power[1] * power),
+        l2=(workload.l2[0] * slower, workload.l2[1]),
+    )
+
+
+def _parvagpu_models(folder: Path) -> list[str]:
+    """Return the models in alphabetical order, the order of the scenarios' columns."""
+    return sorted(path.stem for path in folder.glob("*.csv") if not path.stem.startswith("SLO"))
+
+
+def read_parvagpu_latencies(folder: Path) -> dict[Workload, float]:
+    """Return ms of a batch in one process of ParvaGPU's profiles: batch over the throughput of one process.
+
+    The throughput has more digits than the latency, which the files round to 1 ms.
+    """
+    latency_ms = {}
+    for model in _parvagpu_models(folder):
+        for row in csv.reader((folder / f"{model}.csv").read_text(encoding="utf-8").splitlines()[1:]):
+            size, batch, processes = (int(cell) for cell in row[:3])
+            if float(row[3]) > 0.0:  # 0,0 marks workloads that exceeded the memory
+                workload = Workload(model, batch, Share(100.0, _MIG_PROFILES[size]), processes)
+                latency_ms[workload] = 1000.0 * batch / float(row[3])
+    return latency_ms
+
+
+def read_mps_latencies(folder: Path) -> dict[Workload, float]:
+    """Return ms of a batch of one process under each multiple of 2.5% by MPS, from ParvaGPU's MIG instances.
+
+    The throughput is linear in the slices between the measured instances, and from 0. Only batches that the largest
+    instance holds are computed.
+    """
+    slices_of: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    for workload, time in read_parvagpu_latencies(folder).items():
+        if workload.processes == 1:
+            slices = int(str(workload.share.mig).partition("g")[0])
+            slices_of[workload.model, workload.batch][slices] = 1000.0 * workload.batch / time
+    largest = {
+        model: max(max(rates) for (name, _), rates in slices_of.items() if name == model) for model, _ in slices_of
+    }
+    shares = [MPS_STEP_PCT * number for number in range(1, round(100.0 / MPS_STEP_PCT) + 1)]
+    return {
+        Workload(model, batch, Share(pct)): 1000.0 * batch / _rate_at(rates, pct / 100.0 * largest[model])
+        for (model, batch), rates in slices_of.items()
+        if largest[model] in rates
+        for pct in shares
+    }
+
+
+def _rate_at(rates: Mapping[int, float], slices: float) -> float:
+    points = sorted({0: 0.0, **rates}.items())
+    for (low, below), (high, above) in pairwise(points):
+        if slices <= high + 1e-9:
+            return below + (slices - low) / (high - low) * (above - below)
+    return points[-1][1]
