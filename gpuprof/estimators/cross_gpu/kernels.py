@@ -40,9 +40,11 @@ _DEPTHWISE_TRAFFIC = 2.0
 #: at batch 16 on an H200, within 7% under six shares; MobileNet-V2's come out within 6% from batch 16 on, those of
 #: small batches up to twice as long (``python -m bench.gpu.launches``).
 _SLOW_FLOPS = 230.0
-#: The same of softmaxes and element-wise kernels in half precision, which move as few bytes an element that a GPU with
-#: much bandwidth waits for its SMs: BERT by TensorRT 8.0 on an A100 (the T4's bandwidth hides it).
+#: The same of softmaxes, normalisations, activations and copies in half precision, which move as few bytes an element
+#: that a GPU with much bandwidth waits for its SMs: BERT by TensorRT 8.0 on an A100 (the T4's bandwidth hides it).
 _HALF_FLOPS = 90.0
+#: Element-wise ops whose kernels read and write vectors of elements: image networks show nothing of this.
+_STREAMED = frozenset({"Relu", "Clip", "Add", "Sum", "BatchNormalization"})
 #: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
 _SMALL = 64
 #: Columns that tell of all turns of a body together.
@@ -341,7 +343,7 @@ class _Walk:
         row = {"read_bytes": read, **self._measure_output(final), "flops": float(op.flops or 0)}
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
-        if self._narrow:
+        if self._narrow and op.op_type not in _STREAMED:
             row["flops"] = max(row["flops"], _HALF_FLOPS * final.elements)
         if self._by_onnxruntime and (op.op_type == "Clip" or (self._narrow and _is_broadcast(op))):
             row["flops"] = _SLOW_FLOPS * final.elements
