@@ -6,7 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gpuprof.domain.board_work import board_work, bound_by_work
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MEASURED
 from gpuprof.placement.placement import PlacedGpu, Placement
+from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem
 
 #: What a placement may fall short of its bound and still count as the best there is.
@@ -64,6 +68,26 @@ def clip_bounds(problem: Problem, placement: Placement) -> Placement:
         lower_bound_cost_per_hour=None if cost is None else min(cost, sum_prices(problem, placement.gpus)),
         lower_bound_gpus=None if gpus is None else min(gpus, len(placement.gpus)),
     )
+
+
+def raise_by_work(problem: Problem, placement: Placement) -> Placement:
+    """Return a placement of all demands with bounds no lower than what their work takes of any devices.
+
+    See `gpuprof.domain.board_work`. Work that follows from measurements bounds nothing: larger batches may do better.
+    """
+
+    def planned_work_ms(model: str, device: Device) -> float | None:
+        work = board_work(problem.estimator, model, device)
+        return None if work is None or work.source == MEASURED else planned_ms(work, problem.options.confidence)
+
+    rates = {demand.model: demand.rate_rps for demand in problem.demands}
+    kinds = [(entry.device, entry.price_per_hour) for entry in problem.fleet.entries]
+    bound = bound_by_work(rates, kinds, planned_work_ms)
+    if placement.unplaced or not bound.gpus:
+        return placement
+    cost = max(placement.lower_bound_cost_per_hour or 0.0, bound.cost_per_hour)
+    gpus = max(placement.lower_bound_gpus or 0, bound.gpus)
+    return clip_bounds(problem, replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost))
 
 
 def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float, ...]:

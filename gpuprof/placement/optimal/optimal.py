@@ -20,6 +20,7 @@ from gpuprof.placement.optimal.incumbent import (
     is_proven_optimal,
     objective_value,
     raise_bounds,
+    raise_by_work,
     unfairness,
     update_incumbent,
 )
@@ -121,7 +122,7 @@ class Optimal:
                 found = self._serve_missing(problem, found)
         if measured is not None and objective_value(problem, measured) <= objective_value(problem, found):
             return share_time(problem, measured, whole)
-        found = share_time(problem, found, whole)
+        found = raise_by_work(problem, share_time(problem, found, whole))
         found = with_reasons(problem, found, whole.with_least(_LEAST_REASONS_S))
         if not quick.unfinished or is_proven_optimal(problem, found):
             return found
