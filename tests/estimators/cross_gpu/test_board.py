@@ -28,7 +28,7 @@ _EXACT = 1.0 + 1e-6
 def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return networks of the zoo as files."""
     folder, files = tmp_path_factory.mktemp("networks"), {}
-    for name in ("mobilenet_v2", "resnet50", "bert_base"):
+    for name in ("mobilenet_v2", "squeezenet", "transformer_encoder"):
         files[name] = folder / f"{name}.onnx"
         build(find_architecture(name), files[name])
     return files
@@ -68,7 +68,7 @@ def test_shares_together_do_no_more_than_the_whole_board(board: str, networks: d
 
 @pytest.mark.parametrize("board", ["t4", "l4", "a100-80", "l40s", "b200"])
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("model", ["resnet50", "bert_base"])
+@pytest.mark.parametrize("model", ["squeezenet", "transformer_encoder"])
 def test_no_shares_beat_as_many_processes_as_keep_the_board_busy(
     board: str, precision: str, model: str, networks: dict[str, Path]
 ) -> None:
@@ -86,9 +86,9 @@ def test_no_shares_beat_as_many_processes_as_keep_the_board_busy(
 
 def test_a_share_of_an_idle_board_is_quicker_than_beside_a_busy_one(networks: dict[str, Path]) -> None:
     gpu, half = device("a100-80"), Share(50.0)
-    alone = DatabaseEstimator(None, networks, alone=True).estimate("resnet50", gpu, 64, half).latency_ms
-    busy = DatabaseEstimator(None, networks).estimate("resnet50", gpu, 64, half).latency_ms
-    whole = DatabaseEstimator(None, networks).estimate("resnet50", gpu, 64, Share()).latency_ms
+    alone = DatabaseEstimator(None, networks, alone=True).estimate("squeezenet", gpu, 64, half).latency_ms
+    busy = DatabaseEstimator(None, networks).estimate("squeezenet", gpu, 64, half).latency_ms
+    whole = DatabaseEstimator(None, networks).estimate("squeezenet", gpu, 64, Share()).latency_ms
     assert whole.value < alone.value < busy.value
     assert busy.source == alone.source
 
@@ -96,10 +96,13 @@ def test_a_share_of_an_idle_board_is_quicker_than_beside_a_busy_one(networks: di
 def test_the_work_of_demands_bounds_the_number_of_boards(networks: dict[str, Path]) -> None:
     gpu, estimator = device("t4"), DatabaseEstimator(None, networks)
     for end in (estimator, IntervalEndEstimator(estimator, "upper"), IntervalEndEstimator(estimator, "lower")):
-        best = max(1e3 * batch / end.estimate("bert_base", gpu, batch, Share()).latency_ms.value for batch in _BATCHES)
-        work = board_work(end, "bert_base", gpu)
+        best = max(
+            1e3 * batch / end.estimate("transformer_encoder", gpu, batch, Share()).latency_ms.value
+            for batch in _BATCHES
+        )
+        work = board_work(end, "transformer_encoder", gpu)
         assert work is not None
-        bound = bound_by_work({"bert_base": 12.5 * best}, [(gpu, 0.5)], lambda *_, at=work: at.value)
+        bound = bound_by_work({"transformer_encoder": 12.5 * best}, [(gpu, 0.5)], lambda *_, at=work: at.value)  # type: ignore[misc]
         assert 12 <= bound.gpus <= 14
         assert bound.cost_per_hour == pytest.approx(0.5 * bound.gpus)
 
@@ -119,5 +122,5 @@ def test_demands_take_the_kind_of_board_that_is_cheapest_for_each() -> None:
 def test_a_grid_beside_a_busy_board_keeps_the_whole_boards_times(networks: dict[str, Path]) -> None:
     plain, alone = DatabaseEstimator(None, networks), DatabaseEstimator(None, networks, alone=True)
     for batch in _BATCHES:
-        asked = ("resnet50", device("l4"), batch, Share())
+        asked = ("squeezenet", device("l4"), batch, Share())
         assert plain.estimate(*asked).latency_ms == alone.estimate(*asked).latency_ms

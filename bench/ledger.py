@@ -1,0 +1,232 @@
+"""Holds estimates against the whole models that others measured, and rebuilds the table of docs/accuracy.md.
+
+    python -m bench.ledger [-o DIR] [--check]
+
+``gpuprof/datasets/ledger`` has the measurements of every source in one schema. Those of BERT are estimated: one
+layer and two are exported with random weights into DIR (gpuprof's extra ``export``); layers are alike. Nothing is
+learned from these rows but the constants that `gpuprof.estimators.cross_gpu` names them as the source of. ``--check``
+writes nothing and fails where a line of the table has become worse by more than 2 points and a tenth, or holds fewer
+measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import re
+import sys
+import tempfile
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.estimate import Figure
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.share import Share
+from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
+from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode
+from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
+from gpuprof.graph.load import load_graph
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "gpuprof" / "datasets" / "ledger"
+PAGE = ROOT / "docs" / "accuracy.md"
+_BEGIN, _END = "<!-- written by python -m bench.ledger -->\n", "<!-- end of ledger -->"
+_OPSET = 17
+_Config = Mapping[str, int]
+_WIDE: _Config = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+#: Model → layers, and what else its configuration has.
+_MODELS: Mapping[str, tuple[int, _Config]] = {
+    "bert_base": (12, _WIDE),
+    "bert_large": (24, {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}),
+    "bert_dist6l": (6, _WIDE),
+    "bert_dist4l": (4, {"hidden_size": 288, "num_attention_heads": 12, "intermediate_size": 1152}),
+}
+#: A line may become worse by so many points and by this factor; so many points of coverage may be lost.
+_POINTS, _FACTOR, _COVERAGE_POINTS = 2.0, 1.1, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A row of ``measurements.csv``."""
+
+    source: str
+    device: str
+    share: str
+    runtime: str
+    precision: str
+    model: str
+    size: str
+    batch: str
+    latency_ms: str
+    throughput_rps: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the table: measurements of one source, runtime, precision and board."""
+
+    name: str
+    measurements: int
+    error_pct: float  #: Mean absolute relative error.
+    bias_pct: float  #: Median.
+    inside_pct: float  #: Measurements inside the 90% interval.
+    width: float  #: Median of the upper over the lower end.
+
+    def __str__(self) -> str:
+        figures = f"{self.error_pct:.1f} | {self.bias_pct:+.0f} | {self.inside_pct:.0f} | {self.width:.1f}"
+        return f"| {self.name} | {self.measurements} | {figures} |"
+
+
+def read_measurements() -> list[Measurement]:
+    """Return every measurement. Raises `ValueError` when the file is not the one that the sources were written for."""
+    content = (FOLDER / "measurements.csv").read_bytes()
+    known = tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))
+    if hashlib.sha256(content).hexdigest() != known["sha256"]:
+        raise ValueError("measurements.csv is not the file that sources.toml has the hash of")
+    return [Measurement(**row) for row in csv.DictReader(content.decode().splitlines())]
+
+
+def main() -> int:
+    """Write or check the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, help="where the exports are kept")
+    parser.add_argument("--check", action="store_true", help="compare with the page instead of writing it")
+    args = parser.parse_args()
+    measurements = read_measurements()
+    with tempfile.TemporaryDirectory() as folder:
+        lines = list(judge(measurements, args.output or Path(folder)))
+    if args.check:
+        worse = find_worse(read_table(PAGE.read_text(encoding="utf-8")), lines)
+        print("\n".join(worse) or "no line is worse")
+        return int(bool(worse))
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    PAGE.write_text(before + _BEGIN + write_table(lines, measurements) + _END + after, encoding="utf-8")
+    return 0
+
+
+def judge(measurements: Iterable[Measurement], folder: Path) -> Iterator[Line]:
+    """Yield a line for each source, runtime, precision and board, batches of one apart."""
+    groups: dict[tuple[str, ...], list[tuple[float, Figure]]] = defaultdict(list)
+    for one in measurements:
+        if one.model in _MODELS:
+            batches = "batch 1" if one.batch == "1" else "larger batches"
+            key = (one.source, one.runtime, one.precision, one.device, batches)
+            groups[key].append((float(one.latency_ms), estimate(one, folder)))
+    for key, pairs in sorted(groups.items()):
+        errors = np.array([figure.value / measured_ms - 1.0 for measured_ms, figure in pairs])
+        inside = [(figure.low or 0.0) <= measured_ms <= figure.upper() for measured_ms, figure in pairs]
+        widths = [figure.upper() / (figure.low or figure.value) for _, figure in pairs]
+        name = f"{key[0]}: {', '.join(key[1:])}"
+        figures = (100.0 * np.abs(errors).mean(), 100.0 * np.median(errors), 100.0 * np.mean(inside), np.median(widths))
+        yield Line(name, len(pairs), *(round(float(one), 1) for one in figures))
+
+
+def estimate(one: Measurement, folder: Path) -> Figure:
+    """Return the time of a batch in ms; layers are exported into ``folder`` unless they are there."""
+    mode = LaunchMode(one.runtime)
+    kernels = _list_kernels(one.model, int(one.size), int(one.batch), one.precision, mode, folder)
+    return shipped_model().latency(kernels, device(one.device), Share(), one.precision, mode)
+
+
+def write_table(lines: Sequence[Line], measurements: Sequence[Measurement]) -> str:
+    """Return the table, and the number of measurements that were not estimated, as Markdown."""
+    head = "| measurements | number | mean absolute error, % | median, % | inside the 90% interval, % | width |"
+    rows = "\n".join(map(str, lines))
+    others = Counter(one.source for one in measurements if one.model not in _MODELS)
+    told = ", ".join(f"{count:,} of {source}" for source, count in sorted(others.items()))
+    return f"\n{head}\n|{' --- |' * 6}\n{rows}\n\nNot estimated, their networks being in no file here: {told}.\n\n"
+
+
+def read_table(page: str) -> list[Line]:
+    """Return the lines of the table that a page holds."""
+    _, _, rest = page.partition(_BEGIN)
+    table, _, _ = rest.partition(_END)
+    cells = [re.split(r" \| ", row.strip("| \n")) for row in table.splitlines() if row.startswith("| ") and ": " in row]
+    return [Line(name, int(count), *map(float, figures)) for name, count, *figures in cells]
+
+
+def find_worse(before: Sequence[Line], after: Sequence[Line]) -> list[str]:
+    """Return in words which lines have become worse, or are missing."""
+    now = {line.name: line for line in after}
+    worse = []
+    for line in before:
+        new = now.get(line.name)
+        if new is None or new.measurements < line.measurements:
+            worse.append(f"{line.name}: {line.measurements} measurements, now {new.measurements if new else 0}")
+        elif new.error_pct > max(line.error_pct + _POINTS, _FACTOR * line.error_pct):
+            worse.append(f"{line.name}: error {line.error_pct:.1f}%, now {new.error_pct:.1f}%")
+        elif new.inside_pct < line.inside_pct - _COVERAGE_POINTS:
+            worse.append(f"{line.name}: {line.inside_pct:.0f}% inside the interval, now {new.inside_pct:.0f}%")
+    return worse
+
+
+def _list_kernels(name: str, length: int, batch: int, precision: str, mode: LaunchMode, folder: Path) -> KernelList:
+    one, two = (_follow_batch(name, length, layers, precision, mode, folder).at(batch) for layers in (1, 2))
+    return _deepen(one, two, _MODELS[name][0])
+
+
+@cache
+def _follow_batch(
+    name: str, length: int, layers: int, precision: str, mode: LaunchMode, folder: Path
+) -> KernelsByBatch:
+    path = folder / f"{name}-{length}-{layers}.onnx"
+    if not path.is_file():
+        _export(name, length, layers, path)
+    return KernelsByBatch(partial(_load_graph, path), precision, mode)
+
+
+@cache
+def _load_graph(path: Path, batch: int) -> ModelGraph:
+    return load_graph(path, batch)
+
+
+def _deepen(one: KernelList, two: KernelList, layers: int) -> KernelList:
+    """Return the kernels of so many alike layers from those of one layer and of two."""
+    in_one, in_two = _count_kernels(one), _count_kernels(two)
+    counts = tuple((layers - 1) * (in_two[key] - in_one[key]) + in_one[key] for key in in_two)
+    places = {key: place for place, key in enumerate(_keys(two))}
+    kept = [places[key] for key in in_two]
+    return replace(
+        two, ops=two.ops.take(np.array(kept)), count=counts, op_types=tuple(two.op_types[place] for place in kept)
+    )
+
+
+def _keys(kernels: KernelList) -> list[Any]:
+    return list(zip(kernels.op_types, *(column.tolist() for column in astuple(kernels.ops)), strict=True))
+
+
+def _count_kernels(kernels: KernelList) -> Counter[Any]:
+    counted: Counter[Any] = Counter()
+    for key, count in zip(_keys(kernels), kernels.count, strict=True):
+        counted[key] += count
+    return counted
+
+
+def _export(name: str, length: int, layers: int, path: Path) -> None:
+    """Write a BERT that answers questions, with random weights, a free batch and attention in pieces."""
+    import torch
+    import transformers as library
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    transformers: Any = library  # its types know no fields of configurations
+    config = transformers.BertConfig(**_MODELS[name][1], num_hidden_layers=layers, return_dict=False)
+    config._attn_implementation = "eager"
+    network = transformers.BertForQuestionAnswering(config).eval()
+    tokens = torch.zeros(2, length, dtype=torch.int64)
+    names = {"input_names": ["tokens"], "output_names": ["start", "end"]}
+    free = {name: {0: "n"} for name in ("tokens", "start", "end")}
+    torch.onnx.export(network, (tokens,), path, dynamo=False, opset_version=_OPSET, dynamic_axes=free, **names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The ledger: one schema for public measurements, and a gate that a worse estimate does not pass."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from bench.ledger import FOLDER, PAGE, Line, find_worse, read_measurements, read_table, write_table
+from gpuprof.domain.catalogue import devices
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode
+
+LINE = Line("triton-bert: tensorrt, float16, t4, batch 1", 3, 10.0, -2.0, 100.0, 2.0)
+
+
+def test_every_measurement_has_a_source_with_a_licence_a_board_and_a_runtime() -> None:
+    measurements = read_measurements()
+    sources = tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))["sources"]
+    assert len(measurements) > 5000
+    assert {one.source for one in measurements} == set(sources)
+    assert all(source["from"] and source["licence"] for source in sources.values())
+    assert {one.device for one in measurements} <= set(devices())
+    assert {one.runtime for one in measurements} <= set(LaunchMode)
+    for one in measurements:
+        assert float(one.latency_ms or one.throughput_rps) > 0.0
+
+
+def test_the_table_is_read_as_it_was_written() -> None:
+    page = f"text\n<!-- written by python -m bench.ledger -->\n{write_table([LINE], [])}<!-- end of ledger -->\n"
+    assert read_table(page) == [LINE]
+
+
+def test_the_page_has_the_table() -> None:
+    lines = read_table(PAGE.read_text(encoding="utf-8"))
+    assert len(lines) > 15
+    assert len({line.name for line in lines}) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (replace(LINE, error_pct=12.5), "error 10.0%, now 12.5%"),
+        (replace(LINE, inside_pct=67.0), "100% inside the interval, now 67%"),
+        (replace(LINE, measurements=2), "3 measurements, now 2"),
+        (replace(LINE, name="other"), "3 measurements, now 0"),
+    ],
+)
+def test_a_planted_fault_stops_the_gate(now: Line, told: str) -> None:
+    (worse,) = find_worse([LINE], [now])
+    assert told in worse
+
+
+def test_small_changes_pass_the_gate() -> None:
+    assert find_worse([LINE], [replace(LINE, error_pct=11.9, inside_pct=96.0)]) == []
+    large = replace(LINE, error_pct=40.0)
+    assert find_worse([large], [replace(LINE, error_pct=43.9)]) == []
