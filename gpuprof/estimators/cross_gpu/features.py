@@ -71,7 +71,10 @@ def bound_times(
         conv & (ops.kernel == 3) & (ops.stride == 1) & (ops.b == 1) & (not rates.tensor), _WINOGRAD, 1.0
     )
     peak = ops.flops / winograd / np.where(product, rates.matrix_per_s, rates.scalar_per_s)
-    held = peak / rates.sustained**throttled
+    # Other kernels run at the clock that products leave; in 8 bits beside them at that of half precision.
+    narrow = rates.instead is not None and float(np.max(rates.width)) < _HALF_BYTES
+    clock = rates.instead.sustained if narrow and rates.instead is not None else rates.sustained
+    held = peak / np.where(product, rates.sustained, clock) ** throttled
     traffic = ops.bytes_moved / rates.bytes_per_s
     drawn = _draw_seconds(ops, rates, weight_sets)
     blocks = np.where(ops.m > 1.0, ops.b * np.ceil(ops.m / _BLOCK_ROWS), ops.b * ops.extra)
