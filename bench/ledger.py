@@ -1,6 +1,6 @@
 """Holds estimates against the whole models that others measured, and rebuilds the table of docs/accuracy.md.
 
-    python -m bench.ledger [-o DIR] [--check]
+    python -m bench.ledger [-o DIR] [--source NAME] [--check]
 
 ``gpuprof/datasets/ledger`` has the measurements of every source in one schema. Those of BERT are estimated: one
 layer and two are exported with random weights into DIR (gpuprof's extra ``export``); layers are alike. Nothing is
@@ -99,13 +99,17 @@ def main() -> int:
     """Write or check the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, help="where the exports are kept")
+    parser.add_argument("--source", action="append", help="judge by these sources, and keep the lines of the others")
     parser.add_argument("--check", action="store_true", help="compare with the page instead of writing it")
     args = parser.parse_args()
     measurements = read_measurements()
+    judged = [one for one in measurements if not args.source or one.source in args.source]
+    known = read_table(PAGE.read_text(encoding="utf-8"))
+    kept = [line for line in known if args.source and line.name.partition(":")[0] not in args.source]
     with tempfile.TemporaryDirectory() as folder:
-        lines = list(judge(measurements, args.output or Path(folder)))
+        lines = sorted([*kept, *judge(judged, args.output or Path(folder))], key=lambda line: line.name)
     if args.check:
-        worse = find_worse(read_table(PAGE.read_text(encoding="utf-8")), lines)
+        worse = find_worse(known, lines)
         print("\n".join(worse) or "no line is worse")
         return int(bool(worse))
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
