@@ -102,7 +102,7 @@ def test_the_work_of_demands_bounds_the_number_of_boards(networks: dict[str, Pat
         )
         work = board_work(end, "transformer_encoder", gpu)
         assert work is not None
-        bound = bound_by_work({"transformer_encoder": 12.5 * best}, [(gpu, 0.5)], lambda *_, at=work: at.value)  # type: ignore[misc]
+        bound = bound_by_work({"transformer_encoder": 12.5 * best}, [(gpu, 0.5)], lambda *_, at=work: at.value)
         assert 12 <= bound.gpus <= 14
         assert bound.cost_per_hour == pytest.approx(0.5 * bound.gpus)
 
