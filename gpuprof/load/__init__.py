@@ -1,1 +1,1 @@
-"""The load generator: a client of any server of the Open Inference Protocol v2, and what its answers say."""
+"""The load generator, a client of any Open Inference Protocol v2 server, and the evaluation of its measurements."""

@@ -1,8 +1,8 @@
 """An open-loop client that sends requests when they are due, with little CPU time.
 
-It waits with select, whose time-outs are exact to microseconds; event loops round theirs to milliseconds. What it
-waits for is one epoll object: select itself would go through all connections at every event, and under overload there
-are hundreds of them, all of whose time the server's workers lack where they share its cores.
+The client waits with select, whose time-outs are exact to microseconds; event loops round theirs to milliseconds. It
+selects on a single epoll object: select on the connections would scan all of them at every event, hundreds under
+overload, and take CPU time from the server's workers where they share its cores.
 """
 
 from __future__ import annotations
@@ -31,59 +31,59 @@ if TYPE_CHECKING:
 _RECEIVE_BYTES = 1 << 20
 _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
 _LOST, _OK = 0, 200
-#: The length of an answer without Content-Length, and the end of a chunked one.
+#: Length of an answer without Content-Length, and the end of a chunked answer.
 _UNTIL_CLOSED = 1 << 62
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
-#: How often it is looked whether all is over, and how long a closed loop waits after a request that was lost.
+#: Interval of the checks for the end, and the delay of a closed loop after a lost request.
 _LOOK_S = 0.1
-#: What a socket says that has nothing to give, or takes nothing, at the moment.
+#: Exceptions of a socket that has no data, or accepts none, at the moment.
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What one client sends."""
+    """Requests that one client sends, and their times."""
 
     host: str
     port: int
-    #: For each model, one or more whole HTTP requests, sent in turn.
+    #: Per model, at least one whole HTTP request; several are sent alternately.
     requests: tuple[tuple[bytes, ...], ...]
     times: Sequence[float]  #: Seconds from the start, increasing.
     models: Sequence[int]  #: Position in ``requests`` of each.
-    patience_s: float = 10.0  #: How long to wait for the last answers.
-    target: Target | None = None  #: Where it is encrypted: what tells how.
+    patience_s: float = 10.0  #: Time to wait for the last answers.
+    target: Target | None = None  #: Source of the TLS context; None: no TLS.
     #: Closed loop: how many requests of each model are on their way at any time. There are no ``times`` then.
     in_flight: tuple[int, ...] = ()
     until_s: float = 0.0  #: Closed loop: when the last request is sent, at the latest.
     #: Closed loop: sequences of requests, as `gpuprof.load.closed_loop.ClosedLoop` takes them.
     chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    #: A request that has found no free connection for so long is not sent, and lost: else, once all are taken, every
-    #: request is as late as those before it, and what is measured is this client.
+    #: A request that finds no free connection for this long counts as lost. Otherwise, once all connections are taken,
+    #: every request would be late, and the latencies would measure this client.
     give_up_s: float = math.inf
 
 
 @dataclass(slots=True)
 class SentRequests:
-    """What became of each request: all lists are as long as the schedule, of a closed loop as what was sent."""
+    """Outcome of each request, in the order of the schedule or, in a closed loop, of sending."""
 
     #: ``sent_s``, ``done_s``: Seconds from the start; ``done_s`` is -1 where no answer came.
     sent_s: array[float] = field(default_factory=lambda: array("d"))
     done_s: array[float] = field(default_factory=lambda: array("d"))
     status: array[int] = field(default_factory=lambda: array("h"))  #: HTTP status; 0 where no answer came.
     cpu_s: float = 0.0  #: CPU time of the client that sent them.
-    #: Of a closed loop: position of each request's model.
+    #: Closed loop: position of each request's model.
     models: array[int] = field(default_factory=lambda: array("h"))
-    windows: int = 0  #: How many windows were measured, where a rule says when it ends.
-    is_stable: bool = False  #: Whether the last of them agree.
-    #: ``server_ms``, ``queue_ms``, ``infer_ms``: What the server says that it took, and of it for waiting and for the
-    #: model; `UNKNOWN_MS` where it does not, and empty where it was not asked.
+    windows: int = 0  #: Number of measured windows, with a window rule.
+    is_stable: bool = False  #: True if the last windows agree.
+    #: ``server_ms``, ``queue_ms``, ``infer_ms``: Time in the server, and its parts in the queue and in the model, as
+    #: the server reports them; `UNKNOWN_MS` where the server does not, and empty where the client did not ask.
     server_ms: array[float] = field(default_factory=lambda: array("d"))
     queue_ms: array[float] = field(default_factory=lambda: array("d"))
     infer_ms: array[float] = field(default_factory=lambda: array("d"))
 
 
 class Connection:
-    """One connection and the request that is on it. ``context``: it is encrypted."""
+    """A connection and its current request. ``context``: TLS context of an encrypted connection."""
 
     __slots__ = (
         "_payload", "_position", "closing", "expected", "head", "number", "received", "socket", "tail", "told", "unread"
@@ -91,7 +91,7 @@ class Connection:
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection((host, port))
-        # Nagle's algorithm would hold back the end of a request until what came before is acknowledged.
+        # Nagle's algorithm would hold back the end of a request until the earlier bytes are acknowledged.
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.unread: Callable[[], int] = lambda: 0
         if context is not None:
@@ -113,7 +113,7 @@ class Connection:
 
     @property
     def is_sending(self) -> bool:
-        """Whether the socket did not take all of the request yet."""
+        """Return whether part of the request is still unsent."""
         return self._payload is not None
 
     def begin(self, number: int, request: Payload) -> None:
@@ -136,9 +136,9 @@ class Connection:
             self._payload = None
 
     def read_answer(self, buffer: bytearray) -> int | None:
-        """Take in what has arrived; return the status when the answer is whole.
+        """Read the received bytes; return the status when the answer is complete, else None.
 
-        Raises `OSError` when the connection has ended before that.
+        Raises `OSError` when the connection ends before.
         """
         while True:
             try:
@@ -151,7 +151,7 @@ class Connection:
                     return int(self.head[9:12])
                 raise ConnectionResetError("closed by the server")
             if self.expected < 0:
-                # Of a large answer the beginning alone: tensors follow the head, and copying them takes time.
+                # Keep only the beginning of a large answer: tensors follow the head, and copying them takes time.
                 self.head += bytes(memoryview(buffer)[:count]) if self.head or count < 4096 else bytes(buffer[:4096])
                 self._read_head()
             self.received += count
@@ -170,11 +170,11 @@ class Connection:
         if end < 0:
             return
         head = self.head[:end].lower()
-        # By its whole name: Triton's answers have an Inference-Header-Content-Length, too, and before it.
+        # Match the whole name: Triton's answers also have Inference-Header-Content-Length, and have it first.
         first, *lines = head.split(b"\r\n")
         fields = dict(line.split(b":", 1) for line in lines)
         options = fields.get(b"connection", b"")
-        # Servers of HTTP/1.0 close the connection unless they say that they keep it.
+        # Servers of HTTP/1.0 close the connection unless they announce keep-alive.
         self.closing = b"close" in options or (first.startswith(b"http/1.0") and b"keep-alive" not in options)
         length = fields.get(b"content-length")
         self.expected = _UNTIL_CLOSED if length is None else end + 4 + int(length)
@@ -188,9 +188,9 @@ class LoadClient:
     Parameters
     ----------
     watch : WindowWatch or None
-        Says when it has been measured; None: when the schedule ends.
+        Ends the measurement; None: it ends with the schedule.
     is_told_to_stop : callable
-        Whether somebody else says so.
+        Whether another client has ended the measurement.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class LoadClient:
         return self._is_told_to_stop() or (self._watch is not None and self._watch.is_over(now))
 
     def _run_closed(self, start: float, loop: ClosedLoop) -> None:
-        """Keep a number of requests of each model in flight; each answer releases the next one."""
+        """Keep a number of requests of each model in flight; each answer releases the next request."""
         ended_s = -1.0
         while True:
             now = time.monotonic() - start
@@ -267,7 +267,7 @@ class LoadClient:
         self.sent.models.append(model)
 
     def _finish(self, number: int, now: float) -> None:
-        """Let the next request of a closed loop go; after a lost one only a while later, in case the server is down."""
+        """Release the next request of a closed loop; after a lost request with a delay, in case the server is down."""
         if self._loop is not None:
             status = self.sent.status[number]
             self._loop.finish(number, now if status else now + _LOOK_S, status == _OK)
@@ -375,5 +375,5 @@ class LoadClient:
 
     def _drop(self, connection: Connection, now: float) -> None:
         self._busy.pop(connection.fileno(), None)
-        connection.socket.close()  # epoll forgets what is closed
+        connection.socket.close()  # epoll removes closed sockets by itself
         self._finish(connection.number, now)

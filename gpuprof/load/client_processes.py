@@ -16,7 +16,8 @@ def run_clients(
 ) -> list[SentRequests]:
     """Run one client for each schedule, the first in this process, the others in child processes.
 
-    With a rule the first, whose requests are dealt from all, says when it is over; windows begin at ``begin_s``.
+    With a rule, the first client, whose requests are a sample of all, ends the measurement; windows begin at
+    ``begin_s``.
     """
     import multiprocessing
 
@@ -31,7 +32,7 @@ def run_clients(
         pipes.append((process, ours))
     for _, pipe in pipes:
         pipe.recv()  # it is there
-    # One moment for all, a little ahead so that each has been told by then: the monotonic clock is the machine's.
+    # All clients start at the same time of the machine's monotonic clock, late enough for all to have received it.
     start = time.monotonic() + 0.05
     for _, pipe in pipes:
         pipe.send(start)

@@ -35,9 +35,9 @@ class ClosedLoop:
         heappush(self._due, (at_s, self._count, model, chain, step))
 
     def take(self, number: int, now_s: float) -> tuple[int, int | None] | None:
-        """Return the model whose request is to be sent as ``number`` now, and which of its requests; None: none is.
+        """Return the model of request ``number``, due now, and the position of its payload; None: no request is due.
 
-        None in the place of the request: whichever is its turn.
+        The position is None for requests without a sequence: the model's next payload is sent.
         """
         if not self._due or self._due[0][0] > now_s:
             return None

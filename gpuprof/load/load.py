@@ -1,4 +1,4 @@
-"""Sends a deployment map's traffic to a server and measures what comes back."""
+"""Sends a deployment map's traffic to a server and measures latency and goodput."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuprof.graph.input_data import InputData
     from gpuprof.load.traffic import Times
 
-#: What one client process sends with ease: requests, and bytes, per second.
+#: Load that a single client process sustains with ease: requests/s and bytes/s.
 _EASY_RPS = 1500.0
 _EASY_BYTES_PER_S = 600e6
 
@@ -32,32 +32,32 @@ class RequestStream:
     """Traffic for one model."""
 
     model: str
-    rate_rps: float  #: Of a recording: its mean.
+    rate_rps: float  #: Request rate; mean rate of a recording.
     slo_ms: float
-    path: str | None = None  #: The file that tells what its inputs may be.
+    path: str | None = None  #: ONNX file, which determines valid inputs.
     #: A recording: seconds from its start, ascending. It is sent after the warm-up, which has its mean rate.
     times_s: tuple[float, ...] | None = None
-    #: Sizes of the model's free dimensions in what is sent, or their distribution, as in slo.csv.
+    #: Sizes of the free dimensions of the requests, or their distribution, as in slo.csv.
     dims: str | None = None
-    #: Inputs to send, one after another: .npz, or JSON as perf_analyzer's; None: random ones.
+    #: Inputs to send in file order: .npz, or JSON in the format of perf_analyzer; None: random inputs.
     data: Path | None = None
-    #: Closed loop: number of requests in flight, whatever the rate; None: open loop. All streams of a
-    #: load are of one kind.
+    #: Closed loop: number of requests in flight, regardless of the rate; None: open loop. All streams of a load are of
+    #: the same kind.
     concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How traffic is sent."""
+    """Settings of a load: durations, arrivals, clients and time-outs."""
 
-    #: ``duration_s``, ``warmup_s``: What is counted, and what is sent before.
+    #: ``duration_s``, ``warmup_s``: Measured time, and the time before, which is not measured.
     duration_s: float = 20.0
     warmup_s: float = 2.0
     seed: int = 0
     arrivals: str = "poisson"  #: ``"poisson"``, ``"gamma"`` or ``"constant"``.
     scv: float = 4.0  #: Squared coefficient of variation of the gaps of ``gamma``.
     clients: int | None = None  #: Processes; None: as many as the traffic needs.
-    patience_s: float = 10.0  #: How long to wait for the last answers.
+    patience_s: float = 10.0  #: Time to wait for the last answers.
     give_up_s: float = math.inf  #: A request that has found no free connection of its client for so long is not sent.
     #: Ends the load once its windows agree; ``duration_s`` is then the time of all that there may be.
     rule: WindowRule | None = None
@@ -65,11 +65,11 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """Results by model, in the order of the streams, where the time went, and what the clients took of the CPU.
+    """Results by model, in the order of the streams, with the time by stage and the CPU time of the clients.
 
-    ``stolen`` is the part of the time of this machine's cores that its hypervisor gave to others meanwhile, None where
-    the kernel does not say; ``answered`` are the requests of each model, none where answers let the next ones go.
-    With a rule for windows also how many there were, and whether the last of them agree.
+    ``stolen`` is the fraction of this machine's CPU time that its hypervisor gave to other machines meanwhile, None
+    where the kernel does not report it; ``answered`` holds the requests of each model, empty in a closed loop. With a
+    window rule, ``windows`` is the number of windows and ``is_stable`` whether the last of them agree.
     """
 
     results: list[ModelResult]
@@ -83,9 +83,9 @@ class LoadOutcome:
 
 
 def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> LoadOutcome:
-    """Send every stream at once and return what came back.
+    """Send all streams concurrently and return the measurements.
 
-    Raises `GpuprofError` when no server answers, or it lacks a model.
+    Raises `GpuprofError` when no server answers, or the server lacks a model.
     """
     requests = make_requests(target, streams, settings)
     schedules = make_schedules(target, streams, requests, settings)
@@ -95,7 +95,7 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     stolen_part = stolen.part()
     try:
         after = _statistics(target, streams)
-    except UnavailableError:  # an overloaded server: what was measured stands without its own figures
+    except UnavailableError:  # an overloaded server: the client's figures are valid without the server's
         after = dict.fromkeys(before)
     schedules = [_replace_with_sent(schedule, result) for schedule, result in zip(schedules, results, strict=True)]
     span = measured_span(settings, results[0].windows)
@@ -118,7 +118,7 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
 
 
 def _replace_with_sent(schedule: Schedule, result: SentRequests) -> Schedule:
-    """Return a schedule with what a closed loop sent, which is known only afterwards; another as it is."""
+    """Return the schedule with the requests that a closed loop has sent; an open loop's schedule unchanged."""
     if not schedule.in_flight:
         return schedule
     return replace(schedule, times=result.sent_s, models=result.models)
@@ -128,7 +128,7 @@ def measured_span(settings: LoadSettings, windows: int) -> tuple[float, float]:
     """Return from when to when requests count: the windows that agree, or the last of them."""
     if settings.rule is None:
         return settings.warmup_s, settings.warmup_s + settings.duration_s
-    windows = max(windows, 1)  # the first one is counted as far as it came
+    windows = max(windows, 1)  # an unfinished first window counts
     end_s = settings.warmup_s + windows * settings.rule.window_s
     return end_s - min(windows, settings.rule.count) * settings.rule.window_s, end_s
 
@@ -149,9 +149,9 @@ def make_requests(
 
 
 def read_stream_data(target: Target, stream: RequestStream) -> InputData:
-    """Return the samples of a stream's file, which fit what the model takes.
+    """Return the samples of a stream's file, checked against the model's inputs.
 
-    Raises `GpuprofError` when they do not, or the server lacks the model.
+    Raises `GpuprofError` when the samples do not fit, or the server lacks the model.
     """
     from gpuprof.graph.input_data import model_inputs, read_input_data
 
@@ -174,7 +174,7 @@ def count_clients(target: Target, streams: Sequence[RequestStream], settings: Lo
 def make_schedules(
     target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
 ) -> list[Schedule]:
-    """Merge the streams in time and deal them out to the clients in turn; of a closed loop, what is on its way."""
+    """Merge the streams by time and deal the requests, or those in flight, out to the clients in turn."""
     import numpy as np
 
     if any(stream.concurrency for stream in streams):
@@ -242,7 +242,7 @@ def _read_chains(target: Target, stream: RequestStream) -> tuple[tuple[int, ...]
 
 def send_times(streams: Sequence[RequestStream], settings: LoadSettings) -> list[Times]:
     """Return when the requests of each stream are sent, by whichever client: seconds from the start of the warm-up."""
-    # 1009: the next seed must not give one stream the times of another.
+    # 1009: the next seed must not repeat the times of another stream.
     return [_times(stream, settings, settings.seed * 1009 + number) for number, stream in enumerate(streams)]
 
 

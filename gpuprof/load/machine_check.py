@@ -1,6 +1,6 @@
-"""Checks before a load test that this machine is as fast as when it was profiled, and idle.
+"""Checks before a load test that this machine is idle and as fast as when it was profiled.
 
-Latencies that come out longer than predicted are the machine's as often as the prediction's. A second or two tell.
+Latencies beyond the prediction are as often due to the machine as to the prediction. The checks take a second or two.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpuprof.machine.lost_time import StolenTime, measure_lateness
 from gpuprof.rules.cpu_slices import plan_shared_slices
 from gpuprof.rules.host_work import host_work_of_plan
 
-#: Of a core; less is what any system does in the background.
+#: Busy cores up to this number are normal background activity.
 BUSY_CORES = 0.25
 #: Relative difference from the profile's speed that is reported.
 OTHER_SPEED = 0.1
-#: Of the time of the machine's cores; with more of it given to others, the 99th percentile shows it.
+#: Stolen fraction of the CPU time above which the 99th percentile is affected.
 STOLEN_PART = 0.005
 #: A process that slept wakes up within a fraction of a millisecond; a 99th percentile above this is reported.
 LATE_MS = 2.0
@@ -39,8 +39,8 @@ class MachineCheck:
     """The findings of a check of the machine."""
 
     busy_cores: float | None  #: Cores that something else keeps busy; None: not known.
-    slowdowns: Mapping[str, float]  #: Model → time of its batches of one now, over that of the profile.
-    late_ms: float = 0.0  #: How late one of a hundred wake-ups comes while nothing is sent.
+    slowdowns: Mapping[str, float]  #: Model → batch time at batch size 1 now, relative to the profile.
+    late_ms: float = 0.0  #: 99th percentile of the wake-up delay without load.
     #: Part of the cores' time that the hypervisor gave to others meanwhile; None: not known.
     stolen: float | None = None
 
@@ -68,7 +68,7 @@ class MachineCheck:
 
 
 def describe_stolen(part: float | None) -> str | None:
-    """Return what to say of time that the hypervisor gives to others; None where it is not worth a word."""
+    """Return a remark on the CPU time stolen by the hypervisor; None where it is negligible."""
     if part is None or part <= STOLEN_PART:
         return None
     return (
@@ -103,10 +103,10 @@ def worker_cores(deployment: DeploymentMap) -> frozenset[int]:
 
 
 def check_machine(target: Target, streams: Sequence[RequestStream], deployment: DeploymentMap) -> MachineCheck:
-    """Watch the machine, then ask each model for answers one after another and compare the time of its batches.
+    """Watch the machine, then send each model sequential requests and compare its batch times with the profile.
 
-    Of more than two models the first two speak for the machine: each takes a second. Raises `GpuprofError` when no
-    server answers, or it lacks a model.
+    Only the first two models with a known batch time are probed: each takes a second. Raises `GpuprofError` when no
+    server answers, or the server lacks a model.
     """
     stolen = StolenTime()
     busy, late_ms = busy_cores(_WATCH_S, allowed_cores()), measure_lateness(_WATCH_S)
@@ -129,7 +129,7 @@ def check_machine(target: Target, streams: Sequence[RequestStream], deployment: 
 
 
 def expected_ms(deployment: DeploymentMap, model: str, handover_ms: float) -> float | None:
-    """Return the time of a batch of one that finds its worker at rest, without its handover; None: not one time."""
+    """Return the time of a batch of 1 on an idle worker, without the handover; None: there is no single time."""
     replicas: list[Replica] = [replica for *_, replica in deployment.places() if model in replica.rates()]
     times = {
         round(own_ms[0] * replica.predicted.pause_factor, 9)

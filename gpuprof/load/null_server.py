@@ -1,6 +1,6 @@
-"""A server of one null model on any free port, to measure what serving itself costs.
+"""A server of one null model on any free port, to measure the overhead of serving.
 
-    python -m gpuprof.load.null_server DEVICE BYTES
+python -m gpuprof.load.null_server DEVICE BYTES
 
 Prints its address and serves until SIGTERM.
 """
@@ -35,7 +35,7 @@ def _say_where(url: str, models: int, workers: int) -> None:
 
 
 def null_map(device: str, size: int) -> DeploymentMap:
-    """Return a map with one null model of ``size`` bytes on all of ``device``."""
+    """Return a map with a single null model of ``size`` bytes on all of ``device``."""
     predicted = {"latency_ms": 0.0, "throughput_rps": 1e6, "goodput_rps": _RATE_RPS}
     replica = {"model": "null", "batch": 1, "rate_rps": _RATE_RPS, "predicted": predicted}
     gpu = {"index": 0, "device": device, "partitions": [{"replicas": [replica]}]}

@@ -1,9 +1,9 @@
-"""Measures what serving itself adds to a request on this machine: client, network, router and worker, no model.
+"""Measures the overhead of serving for a request on this machine: client, network, router and worker, no model.
 
-The server of this package runs null models, which answer at once, in a child process; a client sends requests of
-two sizes, few enough that none waits for another. A straight line through the two medians is the overhead of any size.
-Beside the time that passes, the CPU time is taken of those who compute: of the worker, which cannot run a batch
-meanwhile, and of router, machine process and client, which take it from whoever computes on their core.
+The server of this package runs null models, which answer at once, in a child process; a client sends requests of two
+sizes, few enough to avoid queueing. A straight line through the two medians gives the overhead of any size. CPU time
+is measured as well: of the worker, which cannot run a batch meanwhile, and of router, machine process and client,
+which delay all other work on their core.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _WORKER = "gpuprof.serving.worker.worker"
 class RequestOverhead:
     """Time that serving adds to a request, without any queue."""
 
-    fixed_ms: float  #: Of a request without content.
-    ms_per_mib: float  #: More for each MiB of tensors that it brings.
-    handover_ms: float = 0.0  #: Of it, for which the worker is kept from other batches.
-    #: ``host_ms``, ``host_ms_per_mib``: CPU time of router, machine process and client for a request, and more for each
-    #: MiB that it brings.
+    fixed_ms: float  #: Latency of a request without content.
+    ms_per_mib: float  #: Additional latency for each MiB of input tensors.
+    handover_ms: float = 0.0  #: Part of ``fixed_ms`` for which the worker cannot run other batches.
+    #: ``host_ms``, ``host_ms_per_mib``: CPU time of router, machine process and client for a request, and the addition
+    #: for each MiB of its tensors.
     host_ms: float = 0.0
     host_ms_per_mib: float = 0.0
     host_ms_busy: float = 0.0  #: The former where many requests come a second.
@@ -49,7 +49,7 @@ class RequestOverhead:
 
 @dataclass(frozen=True, slots=True)
 class OverheadSample:
-    """Of requests of one size: median time, and CPU time of a request by who takes it, in ms."""
+    """Median latency and CPU time by process of a request of one size, in ms."""
 
     median_ms: float
     worker_ms: float
@@ -57,7 +57,7 @@ class OverheadSample:
 
 
 def measure_overhead(device: str) -> RequestOverhead:
-    """Measure for about ten seconds; of several repeats the quickest counts, since what else runs here only adds.
+    """Measure for about ten seconds; the fastest of several repeats counts, since other load only adds time.
 
     ``device``: name of this machine's CPU, on which the null models are served. Raises `UnavailableError` when the
     server does not start here.
@@ -75,7 +75,7 @@ def measure_overhead(device: str) -> RequestOverhead:
 
 
 def _per_mib(small: float, large: float) -> float:
-    """Return what a MiB more costs: the null model sends back what it got, networks answer with little, so half."""
+    """Return the cost of another MiB, halved: the null model returns its input, whereas networks have small outputs."""
     return max(0.0, large - small) / (_LARGE_BYTES - _SMALL_BYTES) / 2.0 * _MIB
 
 
@@ -117,7 +117,7 @@ def _cpu_ms(pid: int) -> tuple[float, float]:
 
 @contextmanager
 def _run_null_server(device: str, size: int) -> Iterator[tuple[str, int]]:
-    """Run a server of one null model in a child process; yield its address and pid."""
+    """Run a server of a single null model in a child process; yield its address and pid."""
     command = module_command("gpuprof.load.null_server", device, str(size))
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:

@@ -1,8 +1,7 @@
-"""Divides the difference between a measured p99 and the predicted one by where it arose.
+"""Divides the difference between a measured p99 and the predicted p99 by its causes.
 
-The answered requests wait once more, first come first served, with what was measured in place of what was predicted:
-first the time that the model took for each of them, then the moment at which each was sent, too. What is left arose in
-the network and the router.
+The answered requests are queued again, first come first served, with measured values in place of predicted values:
+first the model's time for each request, then also the time of sending. The rest arose in the network and the router.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ class AnsweredRequests:
     #: ``due_ms``, ``sent_ms``: When they were due and sent, from the start of the warm-up.
     due_ms: Floats
     sent_ms: Floats
-    infer_ms: Floats  #: Time of the model as the server tells it; `UNKNOWN_MS` where it does not.
-    is_counted: npt.NDArray[np.bool_]  #: Whether they are part of the measured percentiles.
+    infer_ms: Floats  #: Time of the model as the server reports it; `UNKNOWN_MS` where it does not.
+    is_counted: npt.NDArray[np.bool_]  #: True for requests that count for the percentiles.
 
 
 @dataclass(frozen=True, slots=True)
 class P99Gap:
-    """Parts of the measured p99 minus the predicted one, in milliseconds; their sum is the difference."""
+    """Parts of the measured p99 minus the predicted p99, in milliseconds; their sum is the difference."""
 
     batches_ms: float  #: Because batches took other times than predicted.
     late_ms: float  #: Because the client sent late.
-    rest_ms: float  #: In the network and the router.
+    rest_ms: float  #: Due to the network and the router.
 
     def largest(self) -> str:
         """Return the part that explains most of the difference."""
@@ -82,8 +81,8 @@ def divide_p99_gap(
 ) -> P99Gap | None:
     """Return the parts of the difference between two 99th percentiles.
 
-    None where requests share batches or take turns, since it is not known which of them did, and where the server does
-    not tell the time of the model.
+    None where requests share batches or processes take turns, since the composition is unknown, and where the server
+    does not report the time of the model.
     """
     processes = _count_processes(deployment, model)
     if not processes or not len(answered.due_ms) or (answered.infer_ms == UNKNOWN_MS).any():
@@ -98,7 +97,7 @@ def divide_p99_gap(
 
 
 def _count_processes(deployment: DeploymentMap, model: str) -> int:
-    """Return how many processes answer a model's requests one by one; 0 where any answers them otherwise."""
+    """Return the number of processes that answer a model's requests individually; 0 where any process does not."""
     replicas = [replica for *_, replica in deployment.places() if model in replica.rates()]
     if any(replica.batch > 1 or replica.merged or replica.turns for replica in replicas):
         return 0
@@ -106,7 +105,7 @@ def _count_processes(deployment: DeploymentMap, model: str) -> int:
 
 
 def _queue(arrived_ms: Floats, service_ms: Floats, processes: int) -> Floats:
-    """Return when requests leave a queue that serves whoever came first."""
+    """Return the times at which requests leave a first-come-first-served queue."""
     import numpy as np
 
     left_ms = np.empty_like(arrived_ms)

@@ -1,7 +1,7 @@
-"""A request's bytes, which are sent repeatedly; a large one is sent without copies.
+"""A request's bytes, which are sent repeatedly; a large payload is sent without copies.
 
-Beside workers whose models fill the caches, copying half a megabyte for each request takes more of a core than all else
-that the client does. Where the caches are free, as between a client and a model that does nothing, copying is sooner.
+Next to workers whose models fill the caches, copying half a megabyte for each request takes more CPU time than the
+rest of the client. Where the caches are free, as between a client and a null model, copying is faster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LARGE_BYTES = 1 << 16
 class Payload:
     """The bytes of a request.
 
-    ``copied``: whether it is copied all the same; through TLS, which must read it, it has to be.
+    ``copied``: whether a large payload is copied as well; TLS requires it, since it must read the bytes.
     """
 
     def __init__(self, data: bytes, copied: bool = False) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 
 #: Probability with which an interval holds the percentile.
 CONFIDENCE = 0.95
-#: LoadGen's: a percentile is taken from a run only where the chance that the true one is higher is below this.
+#: LoadGen's: a percentile is valid where the probability of a higher true percentile is below this.
 _LOADGEN_DOUBT = 0.01
 
 
@@ -17,16 +17,16 @@ class Percentile:
     """A percentile of a sample."""
 
     value: float
-    #: ``low``, ``high``: Ends of its 95% interval, which are values of the sample: nothing is assumed of the
-    #: distribution but that values do not depend on one another. None: the sample is too small for that end.
+    #: ``low``, ``high``: Ends of the 95% interval, which are values of the sample: the interval assumes independent
+    #: values, but no distribution. None: the sample is too small for this end.
     low: float | None
     high: float | None
 
 
 def find_percentile(ordered: Sequence[float], percent: float) -> Percentile | None:
-    """Return a percentile of a sorted sample; None where fewer values were taken than it takes for one beyond it.
+    """Return a percentile of a sorted sample; None where no value of the sample lies beyond it.
 
-    The interval is that of order statistics (David and Nagaraja, Order Statistics, 3rd ed., §7.1). ``ordered``:
+    The interval is based on order statistics (David and Nagaraja, Order Statistics, 3rd ed., §7.1). ``ordered``:
     ascending; ``percent``: from 50 to below 100.
     """
     import numpy as np
@@ -47,11 +47,11 @@ def find_percentile(ordered: Sequence[float], percent: float) -> Percentile | No
 
 @cache
 def loadgen_count(percent: float) -> int:
-    """Return how many requests MLPerf's LoadGen takes at least to report a percentile: 64 for p90, 662 for p99.
+    """Return the number of requests that MLPerf's LoadGen needs to report a percentile: 64 for p90, 662 for p99.
 
-    It stops early once at most one request in so many may lie beyond: so that, were the true percentile higher, no more
-    than one run in a hundred would show so few. Source: MLPerf Inference Rules, appendix on early stopping;
-    mlcommons/inference, loadgen/early_stopping.cc.
+    It is the smallest number at which, were the true percentile higher, at most one request beyond it would have a
+    probability of 1% or less. Source: MLPerf Inference Rules, appendix on early stopping; mlcommons/inference,
+    loadgen/early_stopping.cc.
     """
     from scipy.stats import binom
 

@@ -1,4 +1,4 @@
-"""What a deployment map predicts for the traffic that ``load`` sends."""
+"""Predictions of a deployment map for the traffic of ``load``."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _UNCHANGED = 1e-9
 
 
 class PredictionSource(StrEnum):
-    """What a prediction comes from."""
+    """Sources of a prediction."""
 
     REPLAY = "replay"
     """The very requests that are sent, replayed through the simulator on the map."""
     MAP = "map"
-    """What the map was planned to do at its own rates."""
+    """The map's own predictions, for its own rates."""
     QUEUEING = "queueing"
     """The queueing model at other rates: it knows the mean rate and its variability, and nothing of refusals."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPrediction:
-    """Predicted figures of a model at a rate; None where the map does not say enough.
+    """Predicted figures of a model at a rate; None where the map lacks the data.
 
-    ``refused`` counts requests after the warm-up that are turned away because they could not meet their SLO;
-    ``infer_ms`` is the mean time that the model takes for the batch of a request; ``by`` is what all of it comes from.
+    ``refused`` counts requests after the warm-up that are refused because they could not meet their SLO; ``infer_ms``
+    is the mean batch time of a request's batch; ``by`` is the source of all figures.
     """
 
     goodput_rps: float | None = None
@@ -46,10 +46,11 @@ class LoadPrediction:
 def predict(
     deployment: DeploymentMap, rates: Mapping[str, float], queue: QueueModel, scv: float = 1.0
 ) -> dict[str, LoadPrediction]:
-    """Return by model what is predicted when each is sent its rate in requests/s.
+    """Return the prediction for each model at its rate in requests/s.
 
-    At the rates of the map, what the map says; at others, and for arrivals that are not Poisson, the queueing model
-    with the map's batch times and what serving costs; all replicas of a model are one queue.
+    At the rates of the map, these are the map's own figures; at other rates, and for arrivals other than Poisson,
+    they come from the queueing model with the map's batch times and the overhead of serving. All replicas of a model
+    form one queue.
     """
     planned = planned_figures(deployment, rates) if scv == 1.0 else {}
     if len(planned) == len(rates):
@@ -62,7 +63,7 @@ def predict(
 
 
 def planned_figures(deployment: DeploymentMap, rates: Mapping[str, float]) -> dict[str, LoadPrediction]:
-    """Return what the map itself says, where every model gets what the map was planned for; else nothing."""
+    """Return the map's own predictions where every model has its planned rate; else an empty dict."""
     models = {name: deployment.models[name] for name in rates}
     if any(abs(rates[name] - model.rate_rps) > _UNCHANGED * model.rate_rps for name, model in models.items()):
         return {}
@@ -76,9 +77,9 @@ def planned_figures(deployment: DeploymentMap, rates: Mapping[str, float]) -> di
 def _laws(
     deployment: DeploymentMap, rates: Mapping[str, float], queue: QueueModel, scv: float
 ) -> dict[str, list[tuple[float, Sojourn]]]:
-    """Return by model the law of each queue that serves it, and the rate that it gets there.
+    """Return for each model the law of each queue that serves it, and the model's rate there.
 
-    Models of which some replica does not say how long its batches take are absent.
+    Models with a replica of unknown batch time are absent.
     """
     places = list(deployment.places())
     planned: dict[str, float] = {}
@@ -113,10 +114,10 @@ def _solve_queues(
     queue: QueueModel,
     scv: float,
 ) -> Iterator[tuple[str, Sojourn, Mapping[str, float]]]:
-    """Yield the models of each queue with its law and the rates that they are sent there.
+    """Yield each model of each queue with the queue's law and the rates of the queue's models.
 
-    Replicas that serve the same models, which no other replica serves, are one queue, as the router has it; where a
-    model is served by a merged replica and one of its own, each of them is taken to have a stream of its own.
+    Replicas that serve the same models, which no other replica serves, form one queue, as in the router. Where a
+    model has both a merged replica and its own, each is assumed to have a separate stream.
     """
     serving: dict[str, set[str]] = {}
     for replica in replicas:

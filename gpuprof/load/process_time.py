@@ -10,7 +10,7 @@ _PROC = Path("/proc")
 
 
 def list_process_tree(pid: int) -> Iterator[int]:
-    """Yield a process and all that descend from it."""
+    """Yield a process and all its descendants."""
     yield pid
     for thread in _PROC.glob(f"{pid}/task/*/children"):
         with suppress(OSError):  # it has ended meanwhile
@@ -19,11 +19,11 @@ def list_process_tree(pid: int) -> Iterator[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has taken so far, all its threads together, to the nanosecond.
+    """Return the CPU time of a process so far, over all its threads, to the nanosecond.
 
-    Raises `OSError` when it has ended, or the kernel keeps no such statistics.
+    Raises `OSError` when the process has ended, or the kernel keeps no such statistics.
     """
-    # schedstat and not stat, which counts in ticks of 10 ms: a request takes less than one.
+    # schedstat rather than stat, whose ticks of 10 ms are longer than a request.
     threads = list(_PROC.glob(f"{pid}/task/*/schedstat"))
     if not threads:
         raise ProcessLookupError(f"there is no process {pid}, or no statistics of it")

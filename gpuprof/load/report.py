@@ -30,7 +30,7 @@ _STAGES = {"queue": "queue", "compute_input": "gather", "compute_infer": "infer"
 
 @dataclass(frozen=True, slots=True)
 class ModelResult:
-    """Measured figures of one model; times in milliseconds from the moment at which a request was due."""
+    """Measured figures of a model; latencies in milliseconds, counted from the time at which a request was due."""
 
     model: str
     slo_ms: float
@@ -45,13 +45,13 @@ class ModelResult:
     #: ``rate_rps``, ``goodput_rps``: Sent, and answered within the SLO, per second.
     rate_rps: float
     goodput_rps: float
-    #: ``p50_ms``, ``p95_ms``, ``p99_ms``, ``mean_ms``: Of the answered; a percentile is None where too few were to have
-    #: one beyond it: 20 for p95, 100 for p99.
+    #: ``p50_ms``, ``p95_ms``, ``p99_ms``, ``mean_ms``: Of the answered requests; a percentile is None without enough
+    #: requests to have a value beyond it: 20 for p95, 100 for p99.
     mean_ms: float | None
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
-    lag_p99_ms: float  #: How late the client itself sent.
+    lag_p99_ms: float  #: Sending delay of the client.
     #: ``p50_low_ms``, ``p50_high_ms``, ``p95_low_ms``, ``p95_high_ms``, ``p99_low_ms``, ``p99_high_ms``: Their 95%
     #: intervals; None: too few were answered for that end.
     p50_low_ms: float | None = None
@@ -60,16 +60,16 @@ class ModelResult:
     p95_high_ms: float | None = None
     p99_low_ms: float | None = None
     p99_high_ms: float | None = None
-    #: ``server_mean_ms``, ``server_p50_ms``, ``server_p99_ms``: What the server says that it took for the answered
-    #: (Server-Timing), from their arrival to their answer; None where it does not say. The rest of the latency is
-    #: client and network.
+    #: ``server_mean_ms``, ``server_p50_ms``, ``server_p99_ms``: Time from arrival to answer in the server as it reports
+    #: it (Server-Timing), over the answered requests; None where it does not. The rest of the latency is client and
+    #: network.
     server_mean_ms: float | None = None
     server_p50_ms: float | None = None
     server_p99_ms: float | None = None
     #: ``slowest_ms``, ``slowest_late_ms``, ``slowest_network_ms``, ``slowest_router_ms``, ``slowest_queue_ms``,
-    #: ``slowest_infer_ms``: Mean latency of the slowest hundredth of the answered, and where it went: sent late by the
-    #: client, client and network, router and copies, waiting, the model. None where there is no p99, or the server
-    #: does not say it of every answer.
+    #: ``slowest_infer_ms``: Mean latency of the slowest hundredth of the answered requests, and its parts: late
+    #: sending, client and network, router and copies, queueing, the model. None without a p99, or where the server does
+    #: not report its times for every answer.
     slowest_ms: float | None = None
     slowest_late_ms: float | None = None
     slowest_network_ms: float | None = None
@@ -79,7 +79,7 @@ class ModelResult:
 
     @property
     def client_is_limit(self) -> bool:
-        """Whether the client could not keep up, so that the latencies are partly its own."""
+        """Return whether the client could not keep up, so that its delays are part of the latencies."""
         return self.lag_p99_ms > max(LAG_MS, LAG_FRACTION * (self.p50_ms or 0.0))
 
 
@@ -91,7 +91,7 @@ def summarize(
     slo_ms: float,
     span: tuple[float, float],
 ) -> ModelResult:
-    """Return the figures of one model; ``span`` is the part of the schedule that counts, in seconds."""
+    """Return the figures of a model; ``span`` is the measured part of the schedule, in seconds."""
     import numpy as np
 
     due, sent, done, status, told_ms = select_columns(schedules, results, model, span)
@@ -138,7 +138,7 @@ def _divide_slowest(latency_ms: Floats, late_ms: Floats, told_ms: Floats, p99_ms
 
 
 def _find_server_times(told_ms: Floats) -> dict[str, Any]:
-    """Return mean and percentiles of what the server says that it took, where it says so of every answer."""
+    """Return mean and percentiles of the time that the server reports, where it does so for every answer."""
     if not len(told_ms) or (told_ms == UNKNOWN_MS).any():
         return {}
     ordered = sorted(told_ms.tolist())
@@ -166,8 +166,8 @@ def report_row(
 ) -> dict[str, object]:
     """Return measured and predicted figures side by side with the relative errors (measured against predicted).
 
-    ``predicted_by`` names what they come from. ``planned`` is what the map was planned to do at these rates,
-    ``p99_gap`` where the difference of p99 arose.
+    ``predicted_by`` names the source of the prediction. ``planned`` holds the map's own figures at these rates,
+    ``p99_gap`` the parts of the difference of p99.
     """
     row: dict[str, object] = asdict(result)
     row["client_is_limit"] = result.client_is_limit
@@ -188,7 +188,7 @@ def report_row(
 
 
 def beside_prediction(stages: Mapping[str, object], predicted: LoadPrediction | None) -> dict[str, object]:
-    """Return a `stage_row` with what the model was to take, and the relative error (measured against predicted)."""
+    """Return a `stage_row` with the predicted time of the model, and the error relative to the prediction."""
     got, expected = stages.get("infer_ms"), None if predicted is None else predicted.infer_ms
     error = (got - expected) / expected if isinstance(got, float) and expected else None
     return {**stages, "predicted_infer_ms": expected, "infer_ms_error": error}
@@ -212,10 +212,10 @@ def stage_rows(
 def stage_row(
     result: ModelResult, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> dict[str, object]:
-    """Return where the time of a request went, mean milliseconds, and how large batches were.
+    """Return the stages of a request's time, mean milliseconds, and the mean batch size.
 
-    ``router_ms`` is what the client saw beyond what the server saw of queue and worker: network, reading, writing; of
-    it ``network_ms`` is what the client saw beyond what the server says that it took, where it says so.
+    ``router_ms`` is the client's time beyond the queue and worker times of the server: network, reading, writing; its
+    part ``network_ms`` is the client's time beyond the total that the server reports, where it does.
     """
     row: dict[str, object] = {"model": result.model}
     if before is None or after is None:

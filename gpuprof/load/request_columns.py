@@ -1,4 +1,4 @@
-"""What became of the requests of one model, as arrays."""
+"""Requests of a model as arrays: times, status and the times that the server reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def select_columns(
     schedules: Sequence[Schedule], results: Sequence[SentRequests], model: int, span: tuple[float, float]
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return by request when it was due, sent and answered, its status, and what the server told (three rows)."""
+    """Return arrays over requests: when due, sent and answered, the status, and the server's times (three rows)."""
     import numpy as np
 
     due = np.concatenate([np.asarray(schedule.times, float) for schedule in schedules])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 VARIANTS = 4
 _MIXED_VARIANTS = 20
 _MAX_ANSWER_BYTES = 64 << 20
-#: What no name of a host has, and what would end a line of the request.
+#: Characters that no host name has, and which would end a line of the request.
 _NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
@@ -39,7 +39,7 @@ class Target:
     host: str
     port: int
     token: str = field(default="", repr=False)  #: Sent with every request; empty: none is.
-    is_encrypted: bool = False  #: Whether it speaks TLS.
+    is_encrypted: bool = False  #: True if the target speaks TLS.
     authority: Path | None = None  #: PEM file of the certificates to trust; None: those that the system trusts.
 
     @classmethod
@@ -131,17 +131,17 @@ class Target:
 
 
 def requests_for(target: Target, model: str, path: str | None, seed: int, dims: str | None = None) -> tuple[bytes, ...]:
-    """Return whole HTTP requests with random tensors of one row, those of several sizes in turn by how many have each.
+    """Return whole HTTP requests with random tensors of one row, with sizes interleaved by their shares.
 
-    Raises `GpuprofError` when the model is unknown to the server, has no such dimension, or nobody says how large one
-    is of which no size is usual.
+    Raises `GpuprofError` when the server does not have the model, the model lacks a dimension of ``dims``, or a free
+    dimension has neither a given nor a usual size.
 
     Parameters
     ----------
     path : str or None
-        Its ONNX file, which says what indices its tables hold; None: guessed from the server's metadata.
+        Its ONNX file, which determines valid indices for embedding tables; None: guessed from the server's metadata.
     dims : str, optional
-        Sizes of the model's free dimensions, or their distribution, as slo.csv has them.
+        Sizes of the model's free dimensions, or their distribution, as in slo.csv.
     """
     specs = target.model_inputs(model)
     return tuple(

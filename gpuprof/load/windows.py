@@ -10,10 +10,10 @@ class WindowRule:
     """When a load has been measured."""
 
     window_s: float = 5.0  #: Length of a window.
-    #: By how much of their mean the windows that agree may differ from it, in rate and mean latency of every model.
+    #: Tolerance of agreement: largest deviation from the windows' mean, in rate and mean latency of every model.
     percent: float = 10.0
-    most: int = 10  #: Windows after which it ends, agree they or not.
-    count: int = 3  #: How many in a row must agree; these are what counts. perf_analyzer takes three.
+    most: int = 10  #: Number of windows after which the load ends without agreement.
+    count: int = 3  #: Consecutive windows that must agree and that count. perf_analyzer has 3.
 
     @property
     def longest_s(self) -> float:
@@ -27,7 +27,7 @@ class WindowWatch:
 
     rule: WindowRule
     models: int
-    begin_s: float  #: When the first window begins: what is answered before does not count.
+    begin_s: float  #: Start of the first window: earlier answers do not count.
     is_stable: bool = False
     finished: int = 0
     _counts: list[int] = field(init=False)
