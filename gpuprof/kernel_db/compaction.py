@@ -1,4 +1,4 @@
-"""Merges many small segments into one atomically: no row is ever missing or duplicated."""
+"""Merges many small segments into a single segment atomically: no row is ever missing or duplicated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_COMPACTED = 16
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What a compaction did: segments and bytes before and after."""
+    """Result of a compaction: segments and bytes before and after."""
 
     segments_before: int
     segments_after: int
@@ -33,12 +33,12 @@ class Compaction:
 
 
 def merge_segments(database: KernelDb) -> Compaction:
-    """Put the rows of all segments into one, sorted so that queries by device, op and batch read little.
+    """Merge the rows of all segments, sorted so that queries by device, op and batch read little.
 
-    The new segment names those that it replaces, and readers pass over these from the moment it appears; only then are
-    they removed. Killed before that moment, everything is as it was; killed after it, the next compaction or `gpuprof
-    db verify --repair` removes the rest. Raises `InputError` when a segment is damaged, the directory holds anything
-    that gpuprof did not write or cannot be written to, or another compaction is at work.
+    The new segment names the segments it replaces. Readers skip these from the moment it appears; only then are they
+    removed. If the process is killed earlier, the database is unchanged; if later, the next compaction or `gpuprof db
+    verify --repair` removes the rest. Raises `InputError` when a segment is damaged, the directory is not writable or
+    holds files not written by gpuprof, or another compaction is running.
     """
     try:
         with _lock_compaction(database) as free:
@@ -57,11 +57,11 @@ def merge_segments(database: KernelDb) -> Compaction:
 
 
 def compact_if_due(database: KernelDb) -> None:
-    """Compact if there are many segments; call it after each appended run.
+    """Compact if there are many segments; call after each appended run.
 
-    Every `_MOST_RUNS` runs become one segment, and every `_MOST_COMPACTED` of these one again, so that a row is
-    rewritten a few times at most. Does nothing where another compaction is at work, or where the disk has no room for
-    one: the runs are there as they are, and whoever appends the next is told.
+    Every `_MOST_RUNS` runs are merged into a compacted segment, and every `_MOST_COMPACTED` of these are merged again,
+    so a row is rewritten only a few times. Does nothing while another compaction is running or when the disk is too
+    full: the runs stay as they are, and the next append reports the error.
     """
     segments = database.segments()
     runs = [path for path in segments if not path.name.startswith(COMPACTED_PREFIX)]
@@ -76,15 +76,17 @@ def compact_if_due(database: KernelDb) -> None:
 
 
 def remove_replaced(database: KernelDb) -> None:
-    """Remove the segments whose rows a compacted one holds too; a compaction that was killed may leave them."""
-    # As a writer: whoever clears leftovers away must not take the directory that is being removed for one.
+    """Remove segments already merged into a compacted segment; a killed compaction may leave them behind."""
+    # Hold the writers' lock, so that no cleanup of leftovers removes the same directory.
     with database.writing():
         for path in database.replaced_segments():
             remove_segment(path)
 
 
 def _list_foreign_files(segments: Sequence[Path]) -> Iterator[Path]:
-    """Yield what is in no segment that gpuprof wrote: a compaction removes the directories that it has merged."""
+    """Yield the files and directories not written by gpuprof: compaction removes the merged directories with all they
+    hold.
+    """
     for segment in segments:
         known = {FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}
         if "runs.parquet" not in known:
@@ -95,7 +97,7 @@ def _list_foreign_files(segments: Sequence[Path]) -> Iterator[Path]:
 
 @contextmanager
 def _lock_compaction(database: KernelDb) -> Iterator[bool]:
-    """Yield whether the lock was free; it excludes other compactions until exit."""
+    """Yield whether the lock was free; a held lock excludes other compactions until exit."""
     with (database.path / _COMPACT_LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

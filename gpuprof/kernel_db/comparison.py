@@ -24,13 +24,13 @@ from gpuprof.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from gpuprof.kernel_db.store import KernelDb
 
-#: Probability with which a change as large as the reported smallest one is detected.
+#: Probability of detecting a change as large as the reported smallest change.
 POWER = 0.95
 #: Columns of a run that may select a side.
 _RUN_KEYS = ("runtime_version", "driver", "model_sha256", "host", "gpuprof_version", "collector", "run_id")
-#: Degrees of freedom added where the variance of a cell counts as at least the mean of so many cells. With cells whose
-#: spreads differ up to threefold alarms then stay at the stated rate, and three runs a side find 5% at a spread of 0.6%
-#: (`tests/kernel_db/test_comparison.py`).
+#: Degrees of freedom added when the variance of a cell is raised to at least the mean variance, and the fewest cells
+#: for this. With spreads differing up to threefold between cells, alarms then stay at the stated rate, and three runs a
+#: side detect 5% at a spread of 0.6% (`tests/kernel_db/test_comparison.py`).
 _SHARED_FREEDOM, _LEAST_CELLS = 4, 4
 
 
@@ -57,7 +57,7 @@ class ComparedCell:
 
 @dataclass(frozen=True, slots=True)
 class CellRun:
-    """A cell in a run: its latency in ms, the relative standard error within the run, and whether it was stable."""
+    """A cell's result in a run: latency in ms, relative standard error within the run, and stability."""
 
     latency_ms: float
     error: float = 0.0
@@ -67,7 +67,7 @@ class CellRun:
 
 @dataclass(frozen=True, slots=True)
 class CellChange:
-    """A cell before and after.
+    """Change of a cell's latency between two sides.
 
     Attributes
     ----------
@@ -76,17 +76,17 @@ class CellChange:
     change : float
         Relative change of the latency; 0.05: 5% slower.
     low, high : float
-        Ends of its interval, at the confidence of one less the rate of false alarms, for this cell alone.
+        Ends of the change's confidence interval for this cell alone, at confidence 1 - rate of false alarms.
     smallest : float
-        Smallest slowdown that the comparison would have found with probability `POWER`.
+        Smallest slowdown detectable with probability `POWER`.
     p_value : float
-        Of this cell alone.
+        p-value of this cell alone.
     verdict : ChangeVerdict
-        At the stated rate of false alarms over all cells.
+        Verdict at the stated rate of false alarms over all cells.
     runs : tuple of int
         Runs on each side.
     unstable : int
-        Of them, on both sides, marked unstable.
+        Runs marked unstable, both sides together.
     """
 
     key: ComparedCell
@@ -116,9 +116,9 @@ def compare_cells(
     after: Mapping[ComparedCell, Sequence[CellRun]],
     false_alarms: float = 0.01,
 ) -> list[CellChange]:
-    """Return the changes of the cells that both sides have, in the order of their keys.
+    """Return the changes of the cells common to both sides, ordered by their keys.
 
-    ``false_alarms``: probability that a comparison of two sides without any difference reports one.
+    ``false_alarms``: probability of reporting a difference between two equal sides.
     """
     keys = sorted(before.keys() & after.keys())
     sides = {key: (_logs(before[key]), _logs(after[key])) for key in keys}
@@ -193,7 +193,7 @@ def _pool_variance(first: Sequence[float], second: Sequence[float]) -> tuple[flo
 
 
 def _hold_rate(p_values: Mapping[ComparedCell, float], rate: float) -> set[ComparedCell]:
-    """Return the cells whose p-values Holm's procedure rejects at a rate over all of them."""
+    """Return the cells whose p-values Holm's procedure rejects, at an error rate over all cells."""
     rejected: set[ComparedCell] = set()
     for order, key in enumerate(sorted(p_values, key=p_values.__getitem__)):
         if p_values[key] > rate / (len(p_values) - order):
@@ -243,7 +243,7 @@ class RunSelection:
 
     @classmethod
     def parse(cls, text: str, default: Path) -> RunSelection:
-        """Return the selection that a text names; without a path it is of ``default``."""
+        """Return the selection named by a text; without a path, a selection of ``default``."""
         if Path(text).exists() or "@" not in text:
             return cls(Path(text))
         path, _, selector = text.rpartition("@")
@@ -321,7 +321,7 @@ class _TimedKernel:
 def compare_ops(
     before: tuple[KernelDb, Iterable[str]], after: tuple[KernelDb, Iterable[str]], most: int = 3
 ) -> list[OpChange]:
-    """Return the kernels, or where there are none the ops, whose time changed most between two sides of a cell.
+    """Return the kernels (without kernels, the ops) with the largest change in time between two sides of a cell.
 
     ``before``, ``after``: databases, and the cell's runs in them; ``most``: length of the list.
     """

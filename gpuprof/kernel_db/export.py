@@ -41,7 +41,7 @@ def export_tables(database: KernelDb, directory: Path, kind: str) -> list[Path]:
 
 
 def export_timeline(database: KernelDb, path: Path) -> int:
-    """Write the kernels with a start as a trace in Chrome's JSON format; return how many.
+    """Write the kernels with a start as a trace in Chrome's JSON format; return their number.
 
     A process of the trace is a run, a thread of it a stream. Raises `InputError` when there is no kernel with a start,
     or ``path`` cannot be written.
@@ -74,7 +74,7 @@ def _event(row: KernelRow, start_ns: int, duration_ns: int, number: int) -> dict
         "cat": row.op_type or "untied",
         "pid": number,
         "tid": row.stream_id or 0,
-        # Microseconds, whatever ``displayTimeUnit`` says: that one is for the viewer alone (Trace Event Format).
+        # Always microseconds: ``displayTimeUnit`` only affects the viewer (Trace Event Format).
         "ts": start_ns / 1000.0,
         "dur": duration_ns / 1000.0,
         "args": {"kernel": row.name, **{k: v for k, v in asdict(row).items() if v is not None and k not in shown}},

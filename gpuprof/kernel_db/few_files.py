@@ -1,6 +1,6 @@
-"""Reads tables of few rows without pyarrow's datasets, which import pandas: that takes longer than reading them.
+"""Reads tables of few rows without pyarrow's datasets: these import pandas, which takes longer than the reading.
 
-Nor is any Python value given to pyarrow, which imports pandas to see whether it is one of pandas' own.
+No Python value is passed to pyarrow either: pyarrow would import pandas to check for pandas' own types.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from gpuprof.kernel_db.schema import arrow_schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: More are left to datasets, which read in parallel and skip what statistics rule out.
+#: Larger tables are read by datasets, in parallel and skipping row groups by their statistics.
 _MOST_FILES, _MOST_ROWS = 32, 20_000
 
 
 def read_few_files(
     table: str, files: Sequence[Path], columns: Sequence[str] | None, where: Mapping[str, object]
 ) -> pa.Table | None:
-    """Return the rows of ``table`` in ``files``, in their order; None where there are many, or a file is of an older
-    version.
+    """Return the rows of ``table`` in ``files``, in their order; None for many rows, or a file of an older version.
 
-    ``columns``, ``where``: as `gpuprof.kernel_db.store.KernelDb.read_table` takes them. Raises what pyarrow raises
-    where a file is damaged.
+    ``columns``, ``where``: as for `gpuprof.kernel_db.store.KernelDb.read_table`. Raises pyarrow's own errors when a
+    file is damaged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -57,7 +56,7 @@ def _is_asked_for(value: object, wanted: object) -> bool:
 
 
 def _pack_bits(chosen: Sequence[bool]) -> pa.Array:
-    """Return Arrow's array of bools without asking pandas what they are."""
+    """Return an Arrow array of bools without pandas' type check."""
     import pyarrow as pa
 
     packed = np.packbits(np.array(chosen, dtype=np.bool_), bitorder="little")

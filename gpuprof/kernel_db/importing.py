@@ -23,10 +23,10 @@ from gpuprof.kernel_db.store import KernelDb, Run
 
 
 class Importer(Protocol):
-    """A module that knows one form of files."""
+    """Module that imports a file format."""
 
     def recognizes(self, source: Source) -> bool:
-        """Whether the file has its form."""
+        """Return whether the file has this importer's format."""
 
     def read_runs(self, source: Source, device: str | None) -> Iterable[Run]:
         """Return the file's runs."""
@@ -48,11 +48,11 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ImportOutcome:
-    """The outcome of importing one file."""
+    """Outcome of importing a file."""
 
     path: Path
     form: str  #: A key of `IMPORTERS`; empty for a file that was passed over.
-    device: str  #: What it was measured on; of a file with several devices their names, joined by ``", "``.
+    device: str  #: Device of the measurements; for a file with several devices their names, joined by ``", "``.
     #: Added to ``models``, ``colocations`` and ``ops``; 0: the file was there already, or is none of these forms.
     rows: int
     note: str = ""
@@ -63,10 +63,10 @@ def import_files(
 ) -> list[ImportOutcome]:
     """Import files, and in directories all files of a known format.
 
-    Everything is read before anything is written: one bad file leaves the database as it was. Raises `InputError` when
-    a file cannot be read, has no known form, or is damaged, with the line number. ``device``: what they were measured
-    on, where they do not say; by default the device of the publication; ``form``: a key of `IMPORTERS`; by default it
-    is recognised from each file.
+    All files are read before anything is written: a single bad file leaves the database unchanged. Raises `InputError`,
+    with the line number, when a file cannot be read, has no known format, or is damaged. ``device``: device of the
+    measurements where the files name none; by default the device of the publication; ``form``: a key of `IMPORTERS`; by
+    default recognised from each file.
     """
     if form is not None and form not in IMPORTERS:
         raise unknown_name("form", form, sorted(IMPORTERS))
@@ -102,7 +102,7 @@ def import_files(
 
 
 def split_form(words: Sequence[Path]) -> tuple[str | None, list[Path]]:
-    """Return the form that the first word names, if it does and is no file, and the files behind it."""
+    """Return the format named by the first word (unless such a file exists), and the remaining words as files."""
     words = list(words)
     if words and str(words[0]) in IMPORTERS and not words[0].exists():
         return str(words[0]), words[1:]
@@ -110,7 +110,7 @@ def split_form(words: Sequence[Path]) -> tuple[str | None, list[Path]]:
 
 
 def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
-    """Yield each file, and whether it may be passed over."""
+    """Yield each file, and whether an unrecognised file may be skipped."""
     for path in paths:
         if path.is_dir():
             yield from (

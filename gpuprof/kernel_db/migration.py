@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
 
-if TYPE_CHECKING:  # imported where it is used: whoever has no database does without
+if TYPE_CHECKING:  # imported on use: not needed without a database
     import pyarrow as pa
 
 #: Version → table → old name of a column → its name in the next version. Columns that a version merely added
@@ -19,9 +19,9 @@ RENAMED: Mapping[int, Mapping[str, Mapping[str, str]]] = {
 }
 
 
-#: The version from which on rows say by which runtime, how and in which arithmetic they were executed.
+#: First version whose rows name their runtime, execution and precision.
 _SAYS_VARIANT = 3
-#: The version from which on occupancies that were estimated have a column of their own.
+#: First version with a separate column for estimated occupancies.
 _PARTS_ESTIMATES = 5
 _VARIANT = ("runtime", "execution", "precision")
 _EXECUTIONS = {"onnxruntime": ("onnxruntime", "fused"), "torch": ("pytorch", "eager")}
@@ -29,9 +29,9 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def version_of(schema: pa.Schema, path: str) -> int:
-    """Return the version that the file at ``path`` was written with.
+    """Return the schema version of the file at ``path``.
 
-    Raises `InputError` when the file is not gpuprof's, or of a gpuprof newer than this one.
+    Raises `InputError` when the file is not gpuprof's, or of a newer gpuprof.
     """
     try:
         version = int((schema.metadata or {})[VERSION_KEY])
@@ -53,7 +53,7 @@ def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
         renamed = RENAMED.get(version, {}).get(table, {})
         old = old.rename_columns([renamed.get(name, name) for name in old.column_names])
     schema = arrow_schema(table)
-    # The run itself always said it; only its other rows did not.
+    # The run already had these columns; only its other rows lacked them.
     if oldest < _SAYS_VARIANT and table != "runs" and set(_VARIANT) <= set(schema.names):
         old = _with_variants(old, Path(path).parent / "runs.parquet")
     if oldest < _PARTS_ESTIMATES and table == "kernels" and "launch_occupancy_pct" not in old.column_names:
@@ -66,9 +66,9 @@ def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
 
 
 def _part_estimates(kernels: pa.Table) -> pa.Table:
-    """Move occupancies that older versions estimated from launches out of the column of counters.
+    """Move occupancies estimated from launches, as older versions stored them, out of the column of counters.
 
-    Those are of kernels that a timeline has, and counters have not.
+    Estimates belong to kernels with a start time (from a timeline) and without counters.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -87,7 +87,7 @@ def _part_estimates(kernels: pa.Table) -> pa.Table:
 
 
 def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:
-    """Add to old rows what the runs of their segment say of how they were executed."""
+    """Add the runtime, execution and precision of their segment's runs to old rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -105,6 +105,6 @@ def _variant_of_run(run: Mapping[str, Any]) -> tuple[str | None, str | None, str
     """Return runtime, execution and precision; on GPUs older runs left the precision to the runtime's defaults."""
     runtime, execution = _EXECUTIONS.get(run.get("runtime") or "", (None, None))
     on_cpu = "CPU" in (run.get("provider") or "")
-    said = run.get("precision")  # the first input's type, which of a language model is that of whole numbers
+    said = run.get("precision")  # type of the first input; whole numbers for a language model
     precision = (said if said in _FLOATS else "float32") if runtime is not None and on_cpu else None
     return runtime, execution, precision

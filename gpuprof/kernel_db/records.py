@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 else:
     Record = TypeVar("Record")
 
-#: From which times are counted, in microseconds.
+#: Epoch of timestamps, which count microseconds.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_records(
     database: KernelDb, record: type[Record], where: Mapping[str, object] | None = None, *, table: str | None = None
 ) -> list[Record]:
-    """Return the rows of a table as records; only the columns that the record has are read.
+    """Return the rows of a table as records; only the record's columns are read.
 
-    Raises `InputError` when a file is damaged or of a newer gpuprof; `TypeError` when the record has a field that is no
-    column of the table, or that has another type. ``record``: the dataclass of a table's rows
-    (`gpuprof.kernel_db.schema.TABLES`), or one with some of its columns, by their names and with their types;
-    ``where``: as `KernelDb.read_table` takes it; ``table``: must be given for a record with some of the columns.
+    Raises `InputError` when a file is damaged or of a newer gpuprof; `TypeError` when a field of the record is no
+    column of the table, or has another type. ``record``: the dataclass of a table's rows
+    (`gpuprof.kernel_db.schema.TABLES`), or a dataclass with some of its columns, names and types unchanged; ``where``:
+    as for `KernelDb.read_table`; ``table``: required for a record with some of the columns.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def list_values(column: pa.ChunkedArray) -> list[Any]:
 
     if not pa.types.is_timestamp(column.type):
         return list(column.to_pylist())
-    # By hand: pyarrow imports pandas for this where it is installed, which takes half a second.
+    # By hand: pyarrow would import pandas, if installed, for this, which takes half a second.
     return [None if us is None else _EPOCH + timedelta(microseconds=us) for us in column.cast(pa.int64()).to_pylist()]
 
 

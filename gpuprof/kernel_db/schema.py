@@ -1,12 +1,11 @@
-"""Tables of the kernel database: one dataclass a table, from which its Arrow schema is derived.
+"""Tables of the kernel database: a dataclass per table, from which its Arrow schema is derived.
 
-Every row hangs on a run by ``run_id``. Units are in the names of columns. None (null) means not measured, zero
-means measured as zero. A batch has ``batch`` requests; a share is ``sm_share_pct`` percent of the device, or of
-its MIG instance ``mig_profile``. ``dims`` says at which sizes of its free dimensions beside the batch a model ran, as
-``"height=224,width=224"``; null: it has none, or they were not recorded. Figures of models, ops, kernels and
-co-locations are of one runtime (``runtime``: ``"onnxruntime"``, ``"pytorch"``), one way to execute (``execution``:
-``"fused"``, ``"eager"``) and the arithmetic of most FLOPs (``precision``: ``"float32"``, ``"tf32"``, …); null: not
-known.
+Every row belongs to a run (``run_id``). Column names carry their units. None (null) means not measured, zero means
+measured as zero. A batch has ``batch`` requests; a share is ``sm_share_pct`` percent of the device, or of its MIG
+instance ``mig_profile``. ``dims`` gives the sizes of a model's free dimensions other than the batch, as
+``"height=224,width=224"``; null: no such dimensions, or not recorded. Figures of models, ops, kernels and co-locations
+belong to a runtime (``runtime``: ``"onnxruntime"``, ``"pytorch"``), a way of execution (``execution``: ``"fused"``,
+``"eager"``) and the arithmetic of most FLOPs (``precision``: ``"float32"``, ``"tf32"``, …); null: unknown.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-if TYPE_CHECKING:  # imported where it is used: whoever has no database does without
+if TYPE_CHECKING:  # imported on use: not needed without a database
     import pyarrow as pa
 
-#: Version of the tables below, kept in every file; `gpuprof.kernel_db.migration` brings older files up to it.
+#: Version of the tables below, stored in every file; `gpuprof.kernel_db.migration` upgrades older files.
 SCHEMA_VERSION = 5
 VERSION_KEY = b"gpuprof.kernel_db"
-#: Stands for the model in rows of ops that were measured by themselves, for all models that have them.
+#: Model name in rows of ops measured by themselves, valid for all models with these ops.
 PER_OP = "(per op)"
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """Provenance of one run: one workload measured once, by one collector, under one set of conditions."""
+    """Provenance of a run: a workload measured once, by a collector, under a set of conditions."""
 
     run_id: str  #: Sorts by time of start.
-    started_at: datetime  #: With a time zone.
+    started_at: datetime  #: Start time with a time zone.
     #: ``device``, ``host``, ``driver``: Device by its name in the catalogue (a CPU: by `gpuprof.machine.cpu`),
     #: host's name, driver's version.
     device: str
@@ -46,12 +45,12 @@ class RunRow:
     sm_share_pct: float | None = None
     mig_profile: str | None = None
     processes: int | None = None
-    #: What ran beside it, as `gpuprof.kernel_db.schema.workload_label` writes it, joined by ``" + "``.
+    #: Neighbours, as written by `gpuprof.kernel_db.schema.workload_label` and joined by ``" + "``.
     beside: str | None = None
     duration_s: float | None = None  #: Wall-clock time that measuring took.
     host: str | None = None
     driver: str | None = None
-    clocks_policy: str | None = None  #: How the clocks were held: ``"locked:1410"``, ``"base"``, ``"none"``.
+    clocks_policy: str | None = None  #: Clock policy: ``"locked:1410"``, ``"base"``, ``"none"``.
     #: ``runtime``, ``runtime_version``, ``provider``, ``precision``: ``"onnxruntime"``, its version, execution
     #: provider, type of the arithmetic (``"float32"``).
     runtime: str | None = None
@@ -60,19 +59,19 @@ class RunRow:
     precision: str | None = None
     collector_version: str | None = None
     gpuprof_version: str | None = None
-    command: str | None = None  #: The command line that asked for it.
-    settings: str | None = None  #: JSON object of what else decides the figures: session options, threads, arena.
+    command: str | None = None  #: Command line that started the run.
+    settings: str | None = None  #: JSON object of further measurement settings: session options, threads, arena.
     #: ``source``, ``source_sha256``: File and its hash, for a run that was imported; None: measured by gpuprof itself.
     source: str | None = None
     source_sha256: str | None = None
-    #: What a reader must know of these figures: nodes that could not be tied, rows that did not match.
+    #: Caveats for readers of these figures: nodes not tied to ops, rows without a match.
     notes: str | None = None
     dims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """A device as a run saw it: its numbers, for a CPU the ceilings measured under a share of it.
+    """A device as seen by a run: its data; for a CPU, the ceilings measured under a share.
 
     Attributes
     ----------
@@ -102,29 +101,29 @@ class DeviceRow:
     compute_capability: str | None = None
     max_power_w: float | None = None
     idle_power_w: float | None = None
-    #: ``pcie_bytes_per_s``, ``pcie_d2h_bytes_per_s``: What copies of a mebibyte or more from the host to the device
-    #: achieved, and those back.
+    #: ``pcie_bytes_per_s``, ``pcie_d2h_bytes_per_s``: Rate of copies of a mebibyte or more, host to device and device
+    #: to host.
     pcie_bytes_per_s: float | None = None
     pcie_d2h_bytes_per_s: float | None = None
-    #: Of which host memory: ``"pinned"`` or ``"pageable"``; None: the tool does not say.
+    #: Kind of host memory copied: ``"pinned"`` or ``"pageable"``; None: unknown to the tool.
     pcie_memory: str | None = None
     #: ``request_ms``, ``request_ms_per_mib``: Time that serving adds to a request outside the model, and more for each
     #: MiB of its inputs.
     request_ms: float | None = None
     request_ms_per_mib: float | None = None
-    handover_ms: float | None = None  #: Of it, for which the worker is kept from the next batch.
+    handover_ms: float | None = None  #: Part of `request_ms` that delays the worker's next batch.
     #: ``host_ms``, ``host_ms_per_mib``: CPU time of router, machine process and client for a request, and more for each
     #: MiB of its inputs.
     host_ms: float | None = None
     host_ms_per_mib: float | None = None
     host_ms_busy: float | None = None  #: The former at 600 requests/s, where `host_ms` is at 60.
-    measured: bool = False  #: Whether the rates are measured, or read from a data sheet.
-    source: str | None = None  #: How they were measured, or where they were read.
+    measured: bool = False  #: Rates are measured; False: read from a data sheet.
+    source: str | None = None  #: Method of measurement, or data sheet.
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model at one batch size under one share of one device: its latency and throughput, and the resources it uses.
+    """A model at a batch size under a share of a device: latency, throughput and resource use.
 
     Attributes
     ----------
@@ -138,11 +137,11 @@ class ModelRow:
     batch: int
     sm_share_pct: float = 100.0
     mig_profile: str | None = None
-    #: Copies that ran at once in the share; latencies are of one of them, ``throughput_rps`` of all.
+    #: Concurrent copies in the share; latencies are of a single copy, ``throughput_rps`` of all.
     processes: int = 1
     model_sha256: str | None = None
     model_path: str | None = None
-    #: Whether the confidence interval of the median latency is within 2%; None: not known (imported).
+    #: The confidence interval of the median latency is within 2%; None: unknown (imported).
     stable: bool | None = None
     repeats: int | None = None  #: Batches timed.
     latency_mean_ms: float | None = None
@@ -157,13 +156,13 @@ class ModelRow:
     latency_p50_low_ms: float | None = None
     latency_p50_high_ms: float | None = None
     throughput_rps: float | None = None
-    #: Peak memory of one process above an idle one with the runtime loaded (Mreq); loading is included.
+    #: Peak memory of a process, loading included, above an idle process with the runtime loaded (Mreq).
     memory_peak_bytes: int | None = None
-    memory_held_bytes: int | None = None  #: The same after warm-up, when what loading needed has been given back.
+    memory_held_bytes: int | None = None  #: The same after warm-up, once loading has released its memory.
     weight_bytes: int | None = None  #: Weights of the model, part of the above.
-    input_bytes: int | None = None  #: Inputs of one batch.
+    input_bytes: int | None = None  #: Bytes of a batch's inputs.
     flops: int | None = None
-    #: SMs of a GPU that each process was given: under MPS the part that its percentage is.
+    #: SMs granted to each process; under MPS, the SMs of its percentage.
     client_sms: int | None = None
     #: CPU time taken, percent of the share's cores, while batches ran back to back.
     cpu_utilization_pct: float | None = None
@@ -181,14 +180,14 @@ class ModelRow:
     #: ``l2_pct``, ``dram_pct``: Mean use of the L2 cache's and the DRAM's bandwidth, percent of peak.
     l2_pct: float | None = None
     dram_pct: float | None = None
-    #: ``h2d_bytes``, ``d2h_bytes``: Copied to and from the device for one batch.
+    #: ``h2d_bytes``, ``d2h_bytes``: Bytes copied to and from the device per batch.
     h2d_bytes: int | None = None
     d2h_bytes: int | None = None
     kernel_count: int | None = None
-    #: Part of one batch's time in which the device waits for launches (iGniter's scheduling delay).
+    #: Part of a batch's time in which the device waits for launches (iGniter's scheduling delay).
     dispatch_ms: float | None = None
-    #: ``node_time_ms``, ``untied_time_ms``: Sum of the mean times of the nodes that the runtime executed, and the part
-    #: of it that belongs to no op of the model. What ``latency_mean_ms`` has beyond is the runtime's own.
+    #: ``node_time_ms``, ``untied_time_ms``: Sum of the mean times of the nodes executed by the runtime, and its part
+    #: not tied to any op of the model. ``latency_mean_ms`` beyond this sum is the runtime's own time.
     node_time_ms: float | None = None
     untied_time_ms: float | None = None
     runtime: str | None = None
@@ -206,7 +205,7 @@ class OpRow:
     model: str
     device: str
     batch: int
-    position: int  #: In the topological order of the model's graph; 0 in a per-op run.
+    position: int  #: Position in the topological order of the model's graph; 0 in a per-op run.
     name: str
     op_type: str
     signature: str  #: `gpuprof.domain.model.Op.signature`: equal signatures cost the same.
@@ -220,10 +219,10 @@ class OpRow:
     bytes_read: int | None = None
     bytes_written: int | None = None
     weight_bytes: int | None = None
-    #: Nodes of the model that the runtime ran as one; the time is of all, and stands at the one with the most FLOPs.
+    #: Nodes of the model fused with this op by the runtime; their common time stands at the op with the most FLOPs.
     fused: int = 1
-    #: ``duration_mean_ns``, ``duration_p50_ns``, ``duration_min_ns``: Of one execution; None: the runtime did not
-    #: execute a node that could be tied to this one.
+    #: ``duration_mean_ns``, ``duration_p50_ns``, ``duration_min_ns``: Time of an execution; None: no executed node
+    #: could be tied to this op.
     duration_mean_ns: int | None = None
     duration_p50_ns: int | None = None
     duration_min_ns: int | None = None
@@ -231,24 +230,24 @@ class OpRow:
     runtime: str | None = None
     execution: str | None = None
     precision: str | None = None
-    note: str | None = None  #: Which other nodes were fused into it, or where this one went.
+    note: str | None = None  #: Names of the nodes fused into this op, or of the op into which this node was fused.
     dims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One execution of one kernel; on a CPU a kernel is the execution of a node by the runtime."""
+    """An execution of a kernel; on a CPU, the runtime's execution of a node."""
 
     run_id: str
     model: str
     device: str
     batch: int
-    name: str  #: Demangled, as the tool gave it.
-    position: int  #: Order of launch within one repeat.
-    repeat: int = 0  #: Which execution of the model it belongs to.
+    name: str  #: Demangled name as reported by the tool.
+    position: int  #: Launch order within a repeat.
+    repeat: int = 0  #: Number of the model's execution.
     sm_share_pct: float = 100.0
     mig_profile: str | None = None
-    #: ``op_signature``, ``op_type``, ``op_name``: The node that caused it; None: it could not be tied to one.
+    #: ``op_signature``, ``op_type``, ``op_name``: Node that launched the kernel; None: could not be tied.
     op_signature: str | None = None
     op_type: str | None = None
     op_name: str | None = None
@@ -267,7 +266,7 @@ class KernelRow:
     dynamic_shared_bytes: int | None = None
     achieved_occupancy_pct: float | None = None  #: Counted: warps per active cycle of an SM, percent of its most.
     #: Estimated from the launch: warps of the grid, percent of all SMs' warps, at most ``theoretical_occupancy_pct``.
-    #: Of a grid smaller than the device it is far below the counted figure, which leaves idle SMs out.
+    #: For a grid smaller than the device, far below the counted figure, which excludes idle SMs.
     launch_occupancy_pct: float | None = None
     theoretical_occupancy_pct: float | None = None  #: Most that registers, shared memory and block size allow.
     waves_per_sm: float | None = None
@@ -284,22 +283,22 @@ class KernelRow:
     runtime: str | None = None
     execution: str | None = None
     precision: str | None = None
-    #: Where a timeline and counters were joined: ``"both"``, ``"timeline"`` or ``"counters"`` for a kernel that only
-    #: one of them has.
+    #: Source after joining a timeline with counters: ``"both"``, or ``"timeline"`` or ``"counters"`` for a kernel in
+    #: only one source.
     joined: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ColocationRow:
-    """One of several workloads that ran at once on one device; all rows of the group have its ``run_id``."""
+    """A workload measured together with others on a device; all rows of the group share its ``run_id``."""
 
     run_id: str
     device: str
-    group: int  #: Which group of the run.
-    member: int  #: Position in the group; the first is the one that was asked about.
+    group: int  #: Number of the group within the run.
+    member: int  #: Position in the group; the first is the requested workload.
     model: str
     batch: int
-    beside: str  #: The others, as `workload_label` writes them, joined by ``" + "``.
+    beside: str  #: Neighbours, as written by `workload_label` and joined by ``" + "``.
     sm_share_pct: float = 100.0
     mig_profile: str | None = None
     processes: int = 1
@@ -312,9 +311,9 @@ class ColocationRow:
     latency_p95_ms: float | None = None
     latency_p99_ms: float | None = None
     throughput_rps: float | None = None
-    #: The same workload's mean latency alone, where it was measured in the same run.
+    #: Mean latency of the same workload alone, if measured in the same run.
     solo_latency_mean_ms: float | None = None
-    client_sms: int | None = None  #: As in ``models``.
+    client_sms: int | None = None  #: See ``models``.
     power_w: float | None = None
     clock_mhz: float | None = None
     l2_pct: float | None = None
@@ -353,12 +352,12 @@ def arrow_schema(table: str) -> pa.Schema:
     return pa.schema(columns, metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
-#: What a column holds at least, whatever was measured: anything less is a damaged or forged file.
+#: Lower bounds of columns, valid for every measurement: a smaller value means a damaged or forged file.
 LEAST: Mapping[str, int] = types.MappingProxyType({"batch": 1, "processes": 1, "repeat": 0, "position": 0})
 
 
 def find_impossible(rows: pa.Table) -> str | None:
-    """Return in words the first value that no measurement can give, such as a batch below one; None: there is none."""
+    """Return a description of the first impossible value, such as a batch below one; None: all values are possible."""
     import pyarrow.compute as pc
 
     for name, least in LEAST.items():
@@ -392,7 +391,7 @@ def model_at_dims(model: str, dims: str | None) -> str:
 
 
 def workload_label(model: str, batch: int, sm_share_pct: float, mig_profile: str | None, processes: int) -> str:
-    """Return ``"resnet50:8:50%"``, with ``"x2"`` behind it for two processes, as ``beside`` columns hold it."""
+    """Return ``"resnet50:8:50%"``, with suffix ``"x2"`` for two processes, as stored in ``beside`` columns."""
     share = f"{sm_share_pct:g}%" if mig_profile is None else f"{mig_profile}/{sm_share_pct:g}%"
     return f"{model}:{batch}:{share}" + (f"x{processes}" if processes > 1 else "")
 

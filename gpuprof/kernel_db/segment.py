@@ -1,4 +1,4 @@
-"""A directory of Parquet files, one per table, that is added to the database atomically."""
+"""A directory of Parquet files, one per table, added to the database atomically."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from typing import TYPE_CHECKING
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
 
-if TYPE_CHECKING:  # imported where it is used: whoever has no database does without
+if TYPE_CHECKING:  # imported on use: not needed without a database
     import pyarrow as pa
 
 TEMPORARY_PREFIX = ".tmp-"
-#: In a segment: the CRC-32 of each Parquet file's footer. Pages carry checksums of their own, footers do not.
+#: File of a segment with the CRC-32 of each Parquet file's footer. Pages carry their own checksums, footers do not.
 FOOTERS = "footers.json"
-#: What ends every Parquet file (format specification): the footer's length, 4 bytes little-endian, and ``PAR1``.
+#: Bytes after the footer of a Parquet file (format specification): the footer's length, 4 bytes little-endian, and
+#: ``PAR1``.
 _TRAILER_BYTES = 8
-#: Columns whose neighbours differ by little: stored as differences, they take a few bits a value.
+#: Columns with small differences between neighbouring rows: delta encoding stores them in a few bits a value.
 _SORTED_INTEGERS = ("start_ns", "position", "repeat", "process_id", "duration_ns")
 
 
 def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], extra: Mapping[str, bytes] = {}) -> Path:
-    """Write ``tables`` as the directory ``name`` of ``database``; a crash at any moment leaves no half of it.
+    """Write ``tables`` as the directory ``name`` of ``database``; a crash at any moment leaves no partial segment.
 
-    Everything is written and flushed to disk in a hidden directory, which one rename then makes visible. Raises
+    Everything is written and flushed to disk in a hidden directory; a single rename makes the directory visible. Raises
     `OSError` when the disk is full or the directory is not writable; nothing is left behind then. ``tables``: empty
-    ones are left out; ``extra``: other files of the directory.
+    tables are left out; ``extra``: other files of the directory.
     """
     temporary = database / f"{TEMPORARY_PREFIX}{name}"
     temporary.mkdir()
@@ -43,21 +44,21 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
         (temporary / FOOTERS).write_text(json.dumps(checksums))
         for file_name, content in extra.items():
             (temporary / file_name).write_bytes(content)
-        # Before the rename: a crash of the machine could otherwise leave the visible name with empty files behind it.
+        # Before the rename: otherwise a crash of the machine could leave empty files under the visible name.
         for file in temporary.iterdir():
             sync_to_disk(file)
         sync_to_disk(temporary)
         temporary.rename(database / name)
-    except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
+    except BaseException:  # Ctrl-C, too, must leave nothing behind; the exception is raised again
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    # A rename is a change of the directory around it, and on the disk only when that is.
+    # A rename changes the parent directory and is on the disk only after that directory is flushed.
     sync_to_disk(database)
     return database / name
 
 
 def remove_segment(path: Path) -> None:
-    """Remove a segment: it is renamed first and deleted afterwards, so that readers never see half of it."""
+    """Remove a segment: rename first, then delete, so readers never see a partial segment."""
     hidden = path.with_name(f"{TEMPORARY_PREFIX}gone-{path.name}")
     path.rename(hidden)
     shutil.rmtree(hidden)
@@ -79,9 +80,9 @@ def table_files(segment: Path) -> dict[str, Path]:
 
 
 def check_footers(segment: Path, names: Iterable[str]) -> None:
-    """Check the footers of Parquet files against the checksums that were written with them.
+    """Check the footers of Parquet files against their stored checksums.
 
-    Segments of a gpuprof that wrote none pass; a flipped bit in a page is found where the page is read. Raises
+    Segments of older versions without checksums pass; a flipped bit in a page is detected when the page is read. Raises
     `FileNotFoundError` when the segment is gone; `InputError` when a footer, or the list of checksums, is damaged.
     """
     try:

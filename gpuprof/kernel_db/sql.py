@@ -9,7 +9,7 @@ from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.store import KernelDb
 
-#: A careless join must fail with an error, and not take the memory of what is served on the machine.
+#: Memory limit: a careless join must fail with an error, not take memory from the models served on the machine.
 _MEMORY_LIMIT = "4GB"
 _EXAMPLE = "select model, batch, latency_p50_ms from latest_models"
 #: The rows of ``models`` to look at first: of those measured alike, the newest.
@@ -23,17 +23,17 @@ qualify row_number() over (
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What a query gave."""
+    """Result of a query."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
 
 def run_query(database: KernelDb, statement: str) -> QueryResult:
-    """Run one SQL statement over the tables and the view ``latest_models``.
+    """Run a single SQL statement over the tables and the view ``latest_models``.
 
-    The statement can neither reach files nor the network nor change settings, and nothing that it changes outlives it.
-    Raises `InputError` when it is not one statement, or DuckDB refuses it.
+    The statement can neither access files or the network nor change settings, and its changes are discarded afterwards.
+    Raises `InputError` for several statements, or for a statement refused by DuckDB.
     """
     import duckdb
 
@@ -61,7 +61,7 @@ def run_query(database: KernelDb, statement: str) -> QueryResult:
 
 
 def _query_remedy(statement: str) -> str:
-    """Return what to do about a statement that failed: it may only read."""
+    """Return the fix for a failed statement: statements may only read."""
     words = statement.split(None, 1)
     if words and words[0].lower() not in {"select", "with", "from", "describe", "summarize"}:
         return "a query reads and changes nothing: begin with select"

@@ -34,25 +34,25 @@ from gpuprof.kernel_db.schema import (
 )
 from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, damage_error, write_segment
 
-if TYPE_CHECKING:  # imported where they are used: whoever has no database does without the half second they take
+if TYPE_CHECKING:  # imported on use: without a database, this saves half a second
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
 
-#: In a segment that compaction made: the names of the segments whose rows it holds.
+#: File of a compacted segment with the names of the segments merged into it.
 REPLACES = "replaces.json"
-#: Names of segments that compaction made begin with this, so that they sort behind those of runs.
+#: Name prefix of compacted segments, so that they sort after the segments of runs.
 COMPACTED_PREFIX = "compacted-"
-#: Below the database: copies of models that fix their batch, which take any.
+#: Directory inside the database for copies of fixed-batch models rewritten to take any batch.
 COPIES = ".models"
 _LOCK = ".lock"
-#: A compaction may remove a segment under a reader, who then starts again: at most this often.
+#: Most attempts of a read: a compaction may remove a segment during the read, which then starts again.
 _READ_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that one run adds to the database."""
+    """All rows added to the database by a run."""
 
     run: RunRow
     devices: Sequence[DeviceRow] = ()
@@ -75,9 +75,9 @@ def new_run_id(started_at: datetime) -> str:
 
 
 class KernelDb:
-    """A directory with one sub-directory a run, each written atomically; safe for concurrent writers and readers.
+    """A directory with a sub-directory per run, each written atomically; safe for concurrent writers and readers.
 
-    ``path``: an existing database. Raises `InputError` when there is none at ``path``.
+    ``path``: an existing database. Raises `InputError` when there is no database at ``path``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,10 +88,10 @@ class KernelDb:
 
     @classmethod
     def create(cls, path: Path) -> KernelDb:
-        """Open the database at ``path`` for writing, and remove what killed writers left behind.
+        """Open the database at ``path`` for writing, and remove leftovers of killed writers.
 
-        Where there is none, the first run that is appended makes it; until then nothing is changed. Raises `InputError`
-        when the directory cannot be made or written to.
+        A missing database is created by the first appended run; until then nothing is changed. Raises `InputError` when
+        the directory cannot be made or written to.
         """
         place = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         obstacle = find_write_obstacle(place) if place.is_dir() else None
@@ -100,7 +100,7 @@ class KernelDb:
             raise InputError(
                 f"cannot write to the kernel database {path}: {place} is {reason}", "choose another with --db"
             )
-        # Not the constructor, which refuses a database that does not exist yet.
+        # Not the constructor: it refuses a missing database.
         database = cls.__new__(cls)
         database.path = path
         if path.exists():
@@ -115,7 +115,7 @@ class KernelDb:
         self.append_tables(run.run.run_id, run.tables())
 
     def append_tables(self, run_id: str, tables: Mapping[str, pa.Table]) -> None:
-        """Add a run whose rows are Arrow tables already, such as one that was measured on another machine.
+        """Add a run given as Arrow tables, such as a run measured on another machine.
 
         Raises `InputError` as `append` does.
         """
@@ -128,7 +128,7 @@ class KernelDb:
             raise write_error(self.path, error) from error
 
     def _refuse_known(self, run_id: str) -> None:
-        """Refuse an id that the database has: readers would pass over its rows where a compacted segment names it."""
+        """Refuse an existing run id: readers would skip its rows if a compacted segment replaces that name."""
         found = _list_directory(self.path)
         with suppress(FileNotFoundError):
             if run_id in found or run_id in replaced_names(found.values()):
@@ -143,38 +143,39 @@ class KernelDb:
     ) -> pa.Table:
         """Return rows of ``table``; ``run_id`` sorts them by the time at which their runs started.
 
-        Raises `InputError` when a file is damaged or of a newer gpuprof, naming it. ``table``: a key of
-        `gpuprof.kernel_db.schema.TABLES`; ``columns``: only these; ``where``: column → the value that it must have, or
-        a list, tuple or set of values, or None for null; ``segments``: only of these; by default of `segments`, all.
+        Raises `InputError`, naming the file, for a file damaged or of a newer gpuprof. ``table``: a key of
+        `gpuprof.kernel_db.schema.TABLES`; ``columns``: columns to return; ``where``: column → its required value, a
+        list, tuple or set of allowed values, or None for null; ``segments``: segments to read, by default those of
+        `segments`.
 
         Returns
         -------
         pyarrow.Table
-            With the schema of the table, or the part of it that was asked for.
+            Rows in the schema of the table, or its requested part.
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
                 return _read_table(table, self.segments() if segments is None else segments, columns, where or {})
-            except FileNotFoundError:  # a compaction removed it while we read: its rows are elsewhere now
+            except FileNotFoundError:  # removed by a compaction during the read: its rows are now in another segment
                 if attempt == _READ_ATTEMPTS - 1:
                     raise
         raise AssertionError("unreachable")
 
     def segments(self) -> list[Path]:
-        """Return the directories that hold the rows, oldest first; each row is in exactly one of them."""
+        """Return the directories with the rows, oldest first; each row is in exactly one directory."""
         while True:
             listing = _list_directory(self.path)
-            with suppress(FileNotFoundError):  # a compaction removed one of them: look again
+            with suppress(FileNotFoundError):  # removed by a compaction: list again
                 replaced = replaced_names(listing.values())
                 if listing.keys() == _list_directory(self.path).keys():  # else a compaction passed through: no snapshot
                     return [listing[name] for name in sorted(listing) if name not in replaced]
 
     def replaced_segments(self) -> list[Path]:
-        """Return the segments whose rows a committed, compacted one holds too, in the order in which they may go.
+        """Return the segments already merged into a committed compacted segment, in a safe order of removal.
 
-        Only what a committed segment names counts: whatever else there is, such as a run that was appended a moment
-        ago, is not replaced. Those that were compacted themselves come last: one that went before those that it
-        replaces would bring their rows back.
+        Only segments named by a committed segment are replaced; a run appended a moment ago, for example, is not.
+        Compacted segments come last: removing a compacted segment before the segments it replaces would make their rows
+        visible again.
         """
         while True:
             found = _list_directory(self.path)
@@ -182,11 +183,13 @@ class KernelDb:
                 return [found[name] for name in sorted(replaced_names(found.values()) & found.keys())]
 
     def clear_leftovers(self) -> list[str]:
-        """Remove what killed writers left behind, unless a writer is at work; return the names of what went."""
+        """Remove leftovers of killed writers, unless a writer is active; return the names of the removed
+        directories.
+        """
         gone: list[str] = []
         with (self.path / _LOCK).open("a") as lock:
             try:
-                # Writers hold it shared (`writing`): the exclusive lock means that no writer is at work.
+                # Writers hold the lock shared (`writing`): an exclusive lock proves that no writer is active.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return gone
@@ -230,9 +233,9 @@ def _read_table(
 
 
 def _table_file(segment: Path, table: str) -> Path | None:
-    """Return the file of ``table``, its footer checked; None: the segment has no rows of it.
+    """Return the file of ``table`` after checking its footer; None: no rows of the table in this segment.
 
-    Raises `FileNotFoundError` when the segment is gone: its rows are in another now.
+    Raises `FileNotFoundError` when the segment was removed: its rows are in another segment now.
     """
     file = segment / f"{table}.parquet"
     if not file.exists():
@@ -245,7 +248,7 @@ def _table_file(segment: Path, table: str) -> Path | None:
 
 @cache
 def _parquet_format() -> ds.ParquetFileFormat:
-    """Return the format that checks checksums of pages, which Arrow does only where it is told to."""
+    """Return a Parquet format with verification of page checksums, which Arrow leaves off by default."""
     import pyarrow.dataset as ds
 
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -253,13 +256,13 @@ def _parquet_format() -> ds.ParquetFileFormat:
 
 
 def _list_datasets(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
-    """Return datasets in the order of ``files``: one for each stretch of files of the present version."""
+    """Return datasets in the order of ``files``: a dataset for each run of consecutive files of the present version."""
     import pyarrow.dataset as ds
 
     schema, parquet = arrow_schema(table), _parquet_format()
     dataset = ds.dataset([str(file) for file in files], schema=schema, format=parquet)
-    # Files of this version are left to Arrow, which reads them in parallel; an older one is migrated by itself, in
-    # its place, so that rows stay in the order of their runs.
+    # Arrow reads files of the present version in parallel; each older file is migrated separately, in its place, so
+    # that rows keep the order of their runs.
     current: list[ds.Fragment] = []
     parts: list[ds.Dataset] = []
     for fragment in dataset.get_fragments():
@@ -291,9 +294,9 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def replaced_names(segments: Iterable[Path]) -> set[str]:
-    """Return the names of all segments that any of these, made by compaction, says it replaces.
+    """Return the names of all segments replaced by the compacted ones among ``segments``.
 
-    Raises `FileNotFoundError` when one of them went meanwhile; `InputError` when the list of one is damaged.
+    Raises `FileNotFoundError` when a segment was removed meanwhile; `InputError` when a list of names is damaged.
     """
     names: set[str] = set()
     for segment in segments:
@@ -338,7 +341,7 @@ def _find_damaged(files: Sequence[Path], error: Exception) -> InputError:
 
 
 def _find_impossible_file(table: str, files: Sequence[Path], impossible: str) -> InputError:
-    """Return an error that names the file with a value that no measurement gives."""
+    """Return an error naming the file with an impossible value."""
     import pyarrow as pa
 
     for file in files:

@@ -24,18 +24,18 @@ class Defect:
 
     path: Path  #: File or directory.
     what: str
-    is_harmless: bool = False  #: True for what a killed process left and readers pass over; ``repair`` removes it.
+    is_harmless: bool = False  #: True for leftovers of killed processes, skipped by readers and removed by ``repair``.
 
 
 def verify(database: KernelDb, repair: bool = False) -> list[Defect]:
-    """Read every page of every file against its checksum and check that rows and runs belong together.
+    """Check every page of every file against its checksum, and every row against the runs.
 
-    ``repair``: remove what killed processes left behind. Damaged files are never touched.
+    ``repair``: remove leftovers of killed processes. Damaged files are never touched.
 
     Returns
     -------
     list of Defect
-        Empty: everything is whole.
+        Defects found; empty for a sound database.
     """
     if repair:
         remove_replaced(database)
@@ -61,7 +61,7 @@ def _check_segment(segment: Path, seen: dict[str, Path]) -> Iterator[Defect]:
     runs: set[str] = set()
     if "runs" not in files:
         yield Defect(segment, "has no runs.parquet")
-    # In the order of `TABLES`, which begins with runs: the other tables' rows are checked against theirs.
+    # Runs come first in `TABLES`: the rows of other tables are checked against them.
     for table, file in files.items():
         try:
             check_footers(segment, [file.name])
@@ -93,6 +93,6 @@ def _check_runs(segment: Path, runs: pa.Table, seen: dict[str, Path]) -> Iterato
         if run_id in seen:
             yield Defect(segment, f"has run {run_id}, which is in {seen[run_id].name} too")
         seen[run_id] = segment
-    # A segment of one run has the run's id as its name: a directory that was copied under another shows here.
+    # A segment of a single run is named by the run's id: this detects a directory copied under another name.
     if not segment.name.startswith(COMPACTED_PREFIX) and ids != [segment.name]:
         yield Defect(segment, f"holds the runs {', '.join(ids) or 'none'}, not the one that it is named after")

@@ -1,8 +1,8 @@
-"""AIConfigurator's measurements: products and attention as TensorRT-LLM, vLLM and SGLang run them.
+"""AIConfigurator's measurements: matrix products and attention as executed by TensorRT-LLM, vLLM and SGLang.
 
-Read are ``systems/data/<gpu>/<kind>/<framework>/<version>/<kind>_perf.parquet`` of its repository, and tables of the
-same columns that hold several of them. A row is one op in one framework; precision is of the operands, for attention
-that of the arithmetic, with the key and value cache's beside it.
+The files are ``systems/data/<gpu>/<kind>/<framework>/<version>/<kind>_perf.parquet`` of its repository, and tables with
+the same columns that join several such files. A row is an op in a framework. The precision is that of the operands; for
+attention, that of the arithmetic together with the key and value cache's.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ _RUNTIMES = {"TRTLLM": "tensorrt-llm", "VLLM": "vllm", "SGLang": "sglang"}
 
 
 def recognizes(source: Source) -> bool:
-    """Whether ``source`` is a Parquet file with the columns that all of them have."""
+    """Return whether ``source`` is a Parquet file with the columns common to these tables."""
     return source.path.suffix == ".parquet" and set(source.columns()) >= _COMMON
 
 
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return a run for each GPU, framework, version and precision of the file.
 
-    Raises `InputError` for a GPU that the catalogue does not have, a kind of op or a type that is not known, or a
-    number that is none.
+    Raises `InputError` for a GPU missing from the catalogue, an unknown kind of op or type, or an invalid number.
     """
     groups: dict[tuple[str, ...], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for line, row in enumerate(source.records(), 1):
@@ -86,7 +85,7 @@ def _read_gemm(source: Source, line: int, row: Mapping[str, Any]) -> dict[str, i
 
 
 def _read_attention(source: Source, line: int, row: Mapping[str, Any], kind: str) -> dict[str, int]:
-    """Return the sizes: in generation one query meets the keys of all steps before it."""
+    """Return the sizes; in generation a single query attends to the keys of all earlier steps."""
     length = int(source.record_number(line, row, "isl"))
     heads = int(source.record_number(line, row, "num_heads"))
     generation = kind == "generation_attention"
@@ -99,6 +98,6 @@ def _read_attention(source: Source, line: int, row: Mapping[str, Any], kind: str
         "keys": length + int(source.record_number(line, row, "step")) if generation else length,
         "head_size": int(source.record_number(line, row, "head_dim")),
         "causal": int(kind == "context_attention"),
-        # Whoever measured without windows left the column empty.
+        # Empty column: measured without attention windows.
         "window": 0 if row.get("window_size") is None else int(source.record_number(line, row, "window_size")),
     }

@@ -27,12 +27,12 @@ _NOTES = "means of trtexec's end-to-end latency under MPS"
 
 
 def recognizes(source: Source) -> bool:
-    """Whether ``source`` has the header of either table."""
+    """Return whether ``source`` has the header of either table."""
     return source.header() in (SOLO, PAIRS)
 
 
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
-    """Return a table as one run. Raises `InputError` with the line number, for a number that is missing or none."""
+    """Return a table as a run. Raises `InputError` with the line number for a missing or invalid number."""
     run = source.run(device or DEVICE, "import:igniter", _NOTES, runtime="tensorrt")
     if source.header() == SOLO:
         yield Run(run, models=list(_read_solo(source, run.run_id, run.device)))

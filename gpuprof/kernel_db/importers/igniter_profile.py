@@ -16,14 +16,14 @@ DEVICE = "v100"
 #: Rows of the published matrices are batches, columns shares.
 BATCHES = (1, 16, 32)
 SHARES_PCT = (10.0, 50.0, 100.0)
-#: Of these, L2 utilisation and the runs of two copies were measured at this one.
+#: Batch size of the L2 utilisation and of the runs of two copies.
 L2_BATCH = 16
 _HALF_PCT = 50.0
 _NOTES = "iGniter section 3.1; latency is the time on the GPU; what fits no column is in settings as published"
 
 
 def recognizes(source: Source) -> bool:
-    """Whether the first line of ``source`` is of such a profile."""
+    """Return whether the first line of ``source`` is that of an iGniter profile."""
     try:
         first = json.loads(source.text.lstrip().split("\n", 1)[0])
     except ValueError:
@@ -32,10 +32,9 @@ def recognizes(source: Source) -> bool:
 
 
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
-    """Return the profile as one run: models at 3 batches under 3 shares, two copies at once, and the device.
+    """Return the profile as a run: models at 3 batches under 3 shares, two copies at once, and the device.
 
-    Raises `InputError` with the line number, for a line that is none of a profile's, or naming a key that is missing or
-    garbled.
+    Raises `InputError` with the line number, for a line foreign to the format, or naming a missing or garbled key.
     """
     tables = parse_tables(source.text, source.path)
     hardware = tables.pop("hardware", {})

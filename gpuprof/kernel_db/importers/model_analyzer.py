@@ -1,4 +1,4 @@
-"""CSV files of Triton Model Analyzer: the inference table, and the table of what the GPU did meanwhile."""
+"""CSV files of Triton Model Analyzer: the inference table, and the table of GPU metrics over the same time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTES = (
     "latencies are a client's, queueing at its concurrency included; the batch is the client's; CPU and GPU memory "
     "are the server's"
 )
-#: Column of the database → what the analyzer calls it, and the factor to its unit.
+#: Column of the database → the analyzer's name, and the factor to the column's unit.
 _COLUMNS = {
     "throughput_rps": (_THROUGHPUT, 1.0),
     "latency_mean_ms": ("Avg Latency (ms)", 1.0),
@@ -28,16 +28,16 @@ _INSTANCES = re.compile(r"(?P<count>\d+)\s*[:/x]")
 
 
 def recognizes(source: Source) -> bool:
-    """Whether ``source`` has the columns that all of the analyzer's tables have."""
+    """Return whether ``source`` has the columns common to the analyzer's tables."""
     header = source.header()
     return {"Model", "Batch"} <= set(header) and (_THROUGHPUT in header or any(map(_MEMORY.fullmatch, header)))
 
 
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
-    """Return one table as one run.
+    """Return a table as a run.
 
-    Raises `InputError` when no device is given, which the file does not say, or with the line number for a number that
-    is none.
+    Raises `InputError` when no device is given (the file does not name its device), or with the line number for an
+    invalid number.
     """
     if device is None:
         raise InputError(f"{source.path} does not say which device it is of", "say so with --device")
@@ -67,6 +67,6 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
 
 
 def _instances(text: str) -> int:
-    """Read ``"2:KIND_GPU"`` or ``"2/GPU"``; 1 where it says nothing."""
+    """Read ``"2:KIND_GPU"`` or ``"2/GPU"``; 1 without a number."""
     match = _INSTANCES.match(text)
     return int(match["count"]) if match else 1

@@ -1,8 +1,8 @@
-"""NeuSight's measurements (ASPLOS'25): single ops with the kernels that they launch, and whole transformers.
+"""NeuSight's measurements (ASPLOS'25): single ops with their launched kernels, and whole transformers.
 
-Read are the files of its repository, ``data/dataset/train/collect/<op>/<version>/<GPU>.csv`` and
-``data/label/<GPU>/<model>-inf-<sequence>-<batch>.json``, and the tables that gpuprof makes of them: ``ops.parquet``,
-``models.csv``. All is float32 on CUDA cores (PyTorch eager, TF32 off).
+The files are ``data/dataset/train/collect/<op>/<version>/<GPU>.csv`` and
+``data/label/<GPU>/<model>-inf-<sequence>-<batch>.json`` of its repository, and the tables gpuprof derives from them:
+``ops.parquet``, ``models.csv``. All values are float32 on CUDA cores (PyTorch eager, TF32 off).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CSV = {"OPName", "Latency", "Device", "Kernel Name", "Grid x", "Block x"}
 _TABLE = {"op", "device", "latency_ms", "kernel", "grid_x", "block_x", "torch"}
 _MODELS = {"device", "model", "sequence", "batch", "fused", "latency_ms"}
 _LABEL = re.compile(r"(?P<model>.+)-inf-(?P<sequence>\d+)-(?P<batch>\d+)(?P<fused>-fusion)?\.json")
-#: Column of the repository's files → of gpuprof's table (``Kernel_Szie`` is how they spell it).
+#: Column of the repository's files → column of gpuprof's table (``Kernel_Szie`` is the repository's spelling).
 _RENAMED = {
     "OPName": "op",
     "Latency": "latency_ms",
@@ -44,7 +44,7 @@ _LAUNCH = ["grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"]
 
 
 def recognizes(source: Source) -> bool:
-    """Whether ``source`` is one of the files that the module's text names."""
+    """Return whether ``source`` is a file listed in the module's docstring."""
     if source.path.suffix == ".parquet":
         return set(source.columns()) >= _TABLE
     if source.path.suffix == ".json":
@@ -56,7 +56,7 @@ def recognizes(source: Source) -> bool:
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return a run for each GPU and version of PyTorch of the file.
 
-    Raises `InputError` for a GPU that the catalogue does not have, a number that is none, or an op that is not known.
+    Raises `InputError` for a GPU missing from the catalogue, an invalid number, or an unknown op.
     """
     if source.path.suffix == ".json":
         yield _read_label(source, device)
@@ -185,4 +185,4 @@ def _make_model_row(run: RunRow, model: str, batch: int, latency_ms: float, fuse
 
 
 def _is_given(value: object) -> bool:
-    return value is not None and value == value  # NaN, as Parquet has it where a column is of another op
+    return value is not None and value == value  # NaN: Parquet's value for a column of another op

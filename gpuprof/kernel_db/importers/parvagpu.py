@@ -20,14 +20,14 @@ _NOTES = (
 
 
 def recognizes(source: Source) -> bool:
-    """Whether ``source`` has ParvaGPU's header."""
+    """Return whether ``source`` has ParvaGPU's header."""
     return source.header() == HEADER
 
 
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
-    """Return the runs of one file; the model is called by its stem.
+    """Return the runs of a file; the file's stem names the model.
 
-    Raises `InputError` with the line number, for a MIG size that an A100 has not or a number that is none.
+    Raises `InputError` with the line number, for a MIG size unknown to the A100, or an invalid number.
     """
     run = source.run(device or DEVICE, "import:parvagpu", _NOTES, source.path.stem, precision=None)
     models = []

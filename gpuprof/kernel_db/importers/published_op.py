@@ -1,4 +1,4 @@
-"""Ops that others measured by their sizes alone, as the ONNX ops that have the same sizes."""
+"""Published measurements of ops, given by sizes alone, as ONNX ops of the same sizes."""
 
 from __future__ import annotations
 

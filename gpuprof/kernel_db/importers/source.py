@@ -20,7 +20,7 @@ from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import new_run_id
 
-if TYPE_CHECKING:  # imported where it is used: iGniter's coefficients are read by these words, too
+if TYPE_CHECKING:  # imported on use: this module's parsing also serves iGniter's coefficients
     import pyarrow.parquet as pq
 
 PARQUET = ".parquet"
@@ -31,7 +31,7 @@ _MAX_ROWS = 4_000_000
 
 @dataclass(frozen=True)
 class Source:
-    """A file and what it holds."""
+    """A file and its content."""
 
     path: Path
     content: bytes
@@ -41,7 +41,7 @@ class Source:
     def read_file(cls, path: Path) -> Source:
         """Read ``path``.
 
-        Raises `InputError` when it cannot be read, is too large, or neither text nor a Parquet file.
+        Raises `InputError` for a file that is unreadable, too large, or neither text nor Parquet.
         """
         try:
             if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
@@ -60,7 +60,7 @@ class Source:
 
     @cached_property
     def text(self) -> str:
-        """The file's text; empty for a Parquet file. Raises `InputError` when it is no text."""
+        """Text of the file; empty for a Parquet file. Raises `InputError` for a file that is not text."""
         if self.path.suffix == PARQUET:
             return ""
         try:
@@ -70,9 +70,9 @@ class Source:
             raise InputError(f"{self.path} is not a text file in UTF-8", "save it as UTF-8") from None
 
     def columns(self) -> tuple[str, ...]:
-        """Return the names of the columns of a Parquet file, none of another.
+        """Return the column names of a Parquet file; empty for other files.
 
-        Raises `InputError` when it is damaged.
+        Raises `InputError` when the file is damaged.
         """
         if self.path.suffix != PARQUET:
             return ()
@@ -80,7 +80,9 @@ class Source:
             return tuple(file.schema_arrow.names)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows of a Parquet file. Raises `InputError` when it is damaged or has more than 4 million rows."""
+        """Return the rows of a Parquet file. Raises `InputError` for a damaged file or one of more than 4 million
+        rows.
+        """
         with self._parquet() as file:
             if file.metadata.num_rows > _MAX_ROWS:
                 raise InputError(f"{self.path} has more than {_MAX_ROWS:,} rows", "import it in parts")
@@ -90,7 +92,7 @@ class Source:
     def record_number(self, line: int, row: Mapping[str, Any], name: str) -> float:
         """Return the number in a column of a record, which may be typed.
 
-        Raises `InputError` with the line, when it is no number, negative or infinite.
+        Raises `InputError` with the line for a value that is not a number, negative or infinite.
         """
         try:
             value = float(row[name])
@@ -151,7 +153,7 @@ class Source:
         return value
 
     def require_number(self, line: int, row: Mapping[str, str], name: str) -> float:
-        """Return a number that must be there. Raises `InputError` with the line number, when it is not."""
+        """Return a required number. Raises `InputError` with the line number when the number is missing."""
         value = self.number(line, row, name)
         if value is None:
             raise InputError(f"{self.path}:{line}: {name} is missing")
@@ -160,9 +162,10 @@ class Source:
     def finer_latency_ms(
         self, line: int, row: Mapping[str, str], latency_s: str, throughput: str, *, batch: int
     ) -> float | None:
-        """Return a batch's time in ms: as printed, in seconds, or from the throughput of one process if that is finer.
+        """Return a batch's time in ms: as printed, in seconds, or from the throughput of a single process if finer.
 
-        A time printed as 2 ms may be anything from 1.5 to 2.5 ms. None where neither is there, or nothing was answered.
+        A time printed as 2 ms may be anything from 1.5 to 2.5 ms. None when both are missing, or no request was
+        answered.
         """
         printed, rate = self.number(line, row, latency_s), self.number(line, row, throughput)
         if not printed and not rate:
@@ -172,7 +175,7 @@ class Source:
         return 1000.0 * batch / rate
 
     def run(self, device: str, collector: str, notes: str, model: str = "", **known: str | None) -> RunRow:
-        """Return the run that the file's rows hang on; ``known`` are further columns of it."""
+        """Return the run of the file's rows; ``known`` are further columns of the run."""
         now = datetime.now(UTC)
         return RunRow(
             run_id=new_run_id(now),

@@ -27,12 +27,12 @@ _NOTES = (
 
 
 def recognizes(source: Source) -> bool:
-    """Whether ``source`` has the table's header."""
+    """Return whether ``source`` has the table's header."""
     return source.header() == HEADER
 
 
 def read_runs(source: Source, device: str | None) -> Iterable[Run]:
-    """Return the table as one run. Raises `InputError` with the line number, for a number that is none."""
+    """Return the table as a run. Raises `InputError` with the line number for an invalid number."""
     run = source.run(device or DEVICE, "import:thesis", _NOTES, runtime="pytorch", runtime_version="2.4")
     models = []
     for line, row in source.rows():
