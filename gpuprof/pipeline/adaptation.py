@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpuprof.serving.change.adapt import Load
 
 
-#: Fractions of a load that are tried, one after another, until a map is found that bears them.
+#: Fractions of a load, tried in this order until a map serves the fraction.
 _FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6)
 
 
@@ -40,9 +40,10 @@ class MapReplanner:
     estimator: str | None = None  #: Name of another estimator than the map was planned with.
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
-        """Return a map for the load, for as much of it as the devices bear; None when that is not more than now.
+        """Return a map for the load, or for the largest fraction that the devices can serve.
 
-        Raises `GpuprofError` when the database does not know a model or a device.
+        None when no fraction exceeds the rates of the present map. Raises `GpuprofError` when the database lacks a
+        model or a device.
         """
         from gpuprof.pipeline.planning import plan_map
         from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
@@ -86,8 +87,8 @@ def check_adaptable(
 ) -> None:
     """Check at the start, rather than when the load changes, that a map can be replanned.
 
-    Raises `InputError` when only one node of several is served here, or the database lacks a model or a device of the
-    map.
+    Raises `InputError` when this process serves a single node of several, or the database lacks a model or a device of
+    the map.
     """
     from gpuprof.pipeline.recorded_problem import restore_problem
 
@@ -100,7 +101,7 @@ def check_adaptable(
 
 
 def _fix_counts(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
-    """Return the fleet with as many devices as it says, or as the map has where it says nothing."""
+    """Return the fleet with its own device counts, or the map's counts where the fleet gives none."""
     names = [gpu.device for node in deployment.nodes for gpu in node.gpus]
     entries = tuple(
         entry if entry.count is not None else replace(entry, count=max(1, names.count(entry.device.name)))
@@ -110,7 +111,7 @@ def _fix_counts(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
 
 
 def _move_to_known_gpus(wanted: DeploymentMap, now: DeploymentMap, first: DeploymentMap) -> DeploymentMap:
-    """Put what is on GPUs that neither map has on those of the first map that are free: there are no others."""
+    """Move replicas from GPUs that neither map has to free GPUs of the first map: no other GPUs exist."""
     from gpuprof.domain.deployment import Node
 
     known = {(name, gpu.index): gpu.device for name, gpu in (*_list_gpus(first), *_list_gpus(now))}
@@ -160,15 +161,15 @@ class CorrectedEstimator:
 
     estimator: Estimator
     factors: Mapping[str, float]  #: By model: measured over estimated time of a batch.
-    #: By model and neighbour: likewise, for each such neighbour that it has.
+    #: By model and neighbour: measured over estimated time of a batch, a factor for each such neighbour.
     beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return the other's estimate, its latency times the model's factor and those of its neighbours.
+        """Return the underlying estimate, its latency multiplied by the factors of the model and of its neighbours.
 
-        The interval reaches from what was estimated to what was served: how far the estimate was off is known now.
+        The interval is widened to hold the served latency: the error of the estimate is now measured.
         """
         estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
         neighbours = [self.beside[model, one.model] for one in beside if (model, one.model) in self.beside]
@@ -185,9 +186,9 @@ class CorrectedEstimator:
         return replace(estimate, latency_ms=latency, overlapped_ms=factor * estimate.overlapped_ms)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return what the other does."""
+        """Return the batch sizes of the underlying estimator."""
         return self.estimator.batches(model, device, share)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return what the other does."""
+        """Return the shares of the underlying estimator."""
         return self.estimator.shares(model, device)

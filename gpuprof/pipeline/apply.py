@@ -28,24 +28,24 @@ class ApplyResult(Result):
 
 
 def apply(map_file: PathArgument, *, port: int = DEFAULT_PORT) -> ApplyResult:
-    """Move the server on this machine to another map; only what changed is started and stopped, no request is lost.
+    """Move the server on this machine to another map: only changed replicas start and stop, no request is lost.
 
     Parameters
     ----------
     map_file : path
-        The map to serve from now on; the files of its models are looked for beside it.
+        The map to serve from now on; relative paths of model files start at its folder.
     port : int
         HTTP port of the server.
 
     Raises
     ------
     UnavailableError
-        When no server of this user listens there, or it lacks what the map needs.
+        When no server of this user listens on the port, or the server lacks a resource that the map needs.
     InputError
-        When the file holds no map, or the server refuses it.
+        When the file holds no map, or the server refuses the map.
     """
     path = Path(map_file)
-    # Read here, too: what is wrong with the file is then said without asking the server.
+    # Read the map here, too, so that errors in the file are reported without a request to the server.
     read_map(path)
     answer = send_apply(port, path)
     return ApplyResult(kept=tuple(answer["kept"]), started=tuple(answer["started"]), stopped=tuple(answer["stopped"]))

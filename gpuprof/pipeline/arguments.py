@@ -14,7 +14,7 @@ from gpuprof.domain.map_file import read_map
 
 #: A file or folder.
 PathArgument: TypeAlias = str | os.PathLike[str]
-#: A deployment map, or the file that holds one.
+#: A deployment map, or the path of its file.
 MapArgument: TypeAlias = DeploymentMap | PathArgument
 #: Demands, or the slo.csv that holds them.
 DemandsArgument: TypeAlias = Sequence[Demand] | PathArgument
@@ -38,19 +38,19 @@ def resolve_map(given: MapArgument) -> DeploymentMap:
 
 
 def map_folder(given: MapArgument) -> Path:
-    """Return the folder that the files of a map are looked for in: its own, or the current one."""
+    """Return the folder for relative model paths of a map: the folder of its file, or the current one."""
     return Path.cwd() if isinstance(given, DeploymentMap) else Path(given).absolute().parent
 
 
 def map_label(given: MapArgument) -> str:
-    """Return what messages call a map: its path, or ``the map``."""
+    """Return the name of a map in messages: its path, or ``the map``."""
     return "the map" if isinstance(given, DeploymentMap) else str(given)
 
 
 def resolve_demands(given: DemandsArgument) -> tuple[Demand, ...]:
-    """Return the demands, read from their file if that is given; those of a file know its hash.
+    """Return the demands, read from their file if a path is given; demands of a file carry its hash.
 
-    Raises `InputError` when the file holds no demands, or one of them asks for what cannot be.
+    Raises `InputError` when the file holds no demands, or a demand is impossible.
     """
     if isinstance(given, str | os.PathLike):
         return read_demands(Path(given))

@@ -45,7 +45,7 @@ class IgniterCoefficients:
     workloads: Mapping[str, WorkloadCoefficients]
 
     def rows(self) -> list[dict[str, object]]:
-        """Return a row for each coefficient: of what, its name, value and unit."""
+        """Return a row for each coefficient: its owner (device or model), name, value and unit."""
         rows: list[dict[str, object]] = [
             {"of": self.device, "coefficient": key, "value": getattr(self.hardware, key), "unit": unit}
             for key, unit in _HARDWARE_UNITS.items()
@@ -65,16 +65,16 @@ class IgniterCoefficients:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateResult(Result):
-    """What was fitted to a device.
+    """The coefficients and interference models fitted to a device.
 
     Attributes
     ----------
     device : str
     igniter : IgniterCoefficients or None
-        On GPUs, where all that they need was measured.
+        None on CPUs, and on GPUs where a needed measurement is missing.
     ranking : tuple of RankedModel
-        Interference models, the best first, by the error with each victim left out; empty where nothing was
-        co-located.
+        Interference models, the best first, by the error with each victim left out; empty without co-located
+        measurements.
     """
 
     device: str
@@ -100,18 +100,18 @@ def calibrate(
     settings: ProfileSettings | None = None,
     progress: ProgressCallback = say_nothing,
 ) -> CalibrateResult:
-    """Fit how workloads slow each other down on a device, for estimates beside others.
+    """Fit the interference between workloads on a device, for estimates with neighbours.
 
-    Of ``models`` it first measures what is missing: on a GPU iGniter's eleven configurations and copies at once, on a
-    CPU two to four models beside one another. On a GPU iGniter's coefficients are fitted and kept in the database; on
-    any device the interference models are fitted to what was co-located, and judged by leaving out each victim.
+    Missing measurements of ``models`` come first: on a GPU iGniter's eleven configurations and concurrent copies, on a
+    CPU two to four co-located models. On a GPU iGniter's coefficients are fitted and stored in the database; on any
+    device the interference models are fitted to the co-located measurements and judged by leaving out each victim.
 
     Parameters
     ----------
     models : sequence of path
-        ONNX files, or ``"NAME=FILE"``, that are measured here first.
+        ONNX files, or ``"NAME=FILE"``, to measure here first.
     device : str, optional
-        Device of the catalogue or the database; with ``models`` of this machine.
+        Device of the catalogue or the database; with ``models``, a device of this machine.
     igniter_profile : path, optional
         Profile by iGniter's own tools (config.jsonl), instead of the database.
     output : path, optional
@@ -127,7 +127,7 @@ def calibrate(
     InputError
         When too little was measured, or a file cannot be read or written.
     UnavailableError
-        When something could not be measured.
+        When a measurement failed.
 
     Examples
     --------
@@ -171,10 +171,10 @@ def _fit_file(path: Path, device: str | None, output: PathArgument | None, db: P
 def _fit_measured_igniter(
     database: KernelDb, device: Device, output: PathArgument | None, notes: NoteList, required: bool
 ) -> IgniterCoefficients | None:
-    """Fit iGniter's coefficients to what the database has; None and a note where that is too little.
+    """Fit iGniter's coefficients to the database's measurements; return None, with a note, where these are too few.
 
-    Raises `InputError` when it is too little and they are ``required``, for nothing else can be fitted, or asked for
-    with ``output``.
+    Raises `InputError` when they are too few and the coefficients are ``required``, because no other model can be
+    fitted, or ``output`` was given.
     """
     from gpuprof.estimators.igniter.rows import profile_of
 
@@ -212,7 +212,7 @@ def _measure(
     notes: NoteList,
     progress: ProgressCallback,
 ) -> Device:
-    """Measure what the device's interference models need and the database lacks; return the device."""
+    """Measure the workloads that the device's interference models need and the database lacks; return the device."""
     from gpuprof.profiling.collector import choose_collector
     from gpuprof.profiling.sweep import planning
     from gpuprof.profiling.sweep.campaign import Campaign

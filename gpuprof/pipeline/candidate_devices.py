@@ -1,4 +1,4 @@
-"""The devices that a plan may use: named, read from a file, or every one that has a price."""
+"""Candidate devices of a plan: named, read from a file, or all devices with a price."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def find_fleet(
     given: FleetArgument | None, database: KernelDb | None, planning: PlanningOptions, note: NoteCallback
 ) -> Fleet:
-    """Return the devices that a plan may use; of ``"any"`` those left out that lack the precision asked for.
+    """Return the devices that a plan may use; ``"any"`` leaves out devices without the requested precision.
 
     Raises `InputError` when a name or a file is wrong.
     """

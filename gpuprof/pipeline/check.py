@@ -42,7 +42,7 @@ class CheckResult(Result):
         return not self.violations
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each broken rule: the rule, where, and what is wrong."""
+        """Return a record for each broken rule: the rule, the place, and the fault."""
         return [asdict(violation) for violation in self.violations]
 
     def raise_if_broken(self) -> None:
@@ -76,23 +76,23 @@ def check(
     ----------
     deployment : path or DeploymentMap
     against : path or sequence of Demand, optional
-        Demands to check instead of those that the map says were made.
+        Demands to check instead of the map's own.
     db : path, optional
-        Kernel database; without one the times and the memory that stand in the map are believed, unless they were
-        predicted from files alone, which are still there.
+        Kernel database; without a database the map's own times and memory are used, unless they were predicted from
+        files alone and the files are still there.
     estimator, precision, runtime : str, optional
-        Others than the map was planned with.
+        Replacements for the map's own settings.
     device_file : path, optional
         TOML file with GPUs that the catalogue lacks.
     allow_changed : bool
-        Take models whose files are others than those that the map was planned with as they are.
+        Accept models whose files changed since the map was planned.
     note : callable, optional
-        Told each remark as soon as it is known.
+        Called with each remark immediately.
 
     Raises
     ------
     InputError
-        For a file that is wrong.
+        When a file is invalid.
 
     Examples
     --------

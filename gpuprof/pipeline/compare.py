@@ -23,9 +23,9 @@ from gpuprof.placement.problem import Problem
 
 #: Maps beside one another in a picture.
 _ABREAST = 3
-#: Figures of a map that its row has beside what it costs and serves.
+#: Figures of a map in its row, in addition to cost and goodput.
 _FIGURES = ("internal_slack", "external_fragmentation", "compute_utilization", "memory_utilization", "fairness")
-#: Seconds that a policy may search unless told otherwise: of a table of many, nobody waits minutes for one row.
+#: Default search time of a policy, in seconds: a table has many rows, so none of them may take minutes.
 _TIME_LIMIT_S = 30.0
 
 
@@ -37,18 +37,18 @@ class CompareResult(Result):
     problem: Problem
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each policy: devices, cost, goodput, what is idle, bounds and seconds."""
+        """Return a record for each policy: devices, cost, goodput, idle resources, bounds and seconds."""
         return [_make_row(outcome, self.problem.options.time_limit_s) for outcome in self.outcomes]
 
     def draw(self, path: PathArgument) -> Path:
-        """Draw the maps into an .svg or .png file and return where.
+        """Draw the maps into an .svg or .png file and return its path.
 
         Raises
         ------
         InputError
-            When its name ends otherwise, or it cannot be written.
+            When the name has another ending, or the file cannot be written.
         UnavailableError
-            For a .png where what draws it is not installed.
+            For a .png when the drawing library is not installed.
         """
         from gpuprof.reporting.map_figures import map_figure
         from gpuprof.reporting.picture import write_picture
@@ -80,11 +80,11 @@ def compare(
     Parameters
     ----------
     demands, fleet, db, options, note
-        As in `gpuprof.place`; ``time_limit_s`` is of each policy's search, by default 30 seconds.
+        As in `gpuprof.place`; ``time_limit_s`` limits the search of each policy, by default to 30 seconds.
     policies : sequence of str, optional
-        Their names; left out: all that there are.
+        Their names; by default all policies.
     progress : callable, optional
-        Told each policy that is done.
+        Called after each policy.
 
     Raises
     ------

@@ -33,9 +33,9 @@ class CompareDatabasesResult(Result):
         Names of the sides.
     changes : tuple of CellChange
     ops : mapping of ComparedCell to tuple of OpChange
-        Kernels or ops that changed most, of the cells that differ.
+        Kernels or ops with the largest changes, for the cells that differ.
     threshold_pct : float
-        Slowdown that is tolerated.
+        Tolerated slowdown, in percent.
     false_alarms : float
         Probability that two equal sides are reported as different.
     """
@@ -81,12 +81,12 @@ class CompareDatabasesResult(Result):
         return "\n".join(lines) + "\n"
 
     def write_junit(self, path: PathArgument) -> Path:
-        """Write a JUnit report, a test a cell, which fails where the cell is slower beyond the threshold.
+        """Write a JUnit report with a test for each cell, which fails where the slowdown exceeds the threshold.
 
         Raises
         ------
         InputError
-            When it cannot be written.
+            When the file cannot be written.
         """
         failed, target = set(self.regressions), Path(path)
         suite = ElementTree.Element(
@@ -153,7 +153,7 @@ def compare_databases(
     threshold_pct: float = 0.0,
     note: NoteCallback = say_nothing,
 ) -> CompareDatabasesResult:
-    """Compare two databases, or two selections of the runs of one, for every cell that both measured.
+    """Compare two databases, or two selections of runs of a database, for every cell measured on both sides.
 
     Parameters
     ----------
@@ -163,11 +163,11 @@ def compare_databases(
     db : path, optional
         Kernel database; ``GPUPROF_DB`` or ``./gpuprof-db`` unless given.
     false_alarms : float
-        Probability that two sides without any difference are reported as different, over all cells.
+        Probability that equal sides are reported as different, over all cells.
     threshold_pct : float
-        Slowdown in percent that is tolerated.
+        Tolerated slowdown in percent.
     note : callable, optional
-        Told each remark as soon as it is known.
+        Called with each remark immediately.
 
     Returns
     -------

@@ -26,23 +26,23 @@ _TIME_LIMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GpuOutcome:
-    """What the demands take on one kind of device."""
+    """The plan of the demands on one kind of device."""
 
     device: str
     by_means: Outcome  #: Planned on the estimates' values.
-    #: Planned as `gpuprof.place` does with these options: unless they say otherwise, on the upper end of the interval
-    #: of what was not measured. The same where everything was.
+    #: Planned as `gpuprof.place` does with these options: by default on the upper ends of the intervals of all
+    #: unmeasured times. Equals ``by_means`` where every time was measured.
     by_upper_ends: Outcome
-    #: What the plan comes to at the lower ends, where not everything was measured and there was time for it.
+    #: The plan at the lower ends of the intervals; None where every time was measured or time ran out.
     at_lower_ends: PlanAtEnds | None
-    #: Of the replicas' times the largest ratio of the upper end to the value; None where nothing is known of errors.
+    #: Largest ratio of upper end to value among the replicas' times; None where an interval is unknown.
     interval_factor: float | None
-    sources: str  #: What part of the map rests on measurements.
+    sources: str  #: Measured part of the map.
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareGpusResult(Result):
-    """What the same demands take on each kind of device, the cheapest at the upper ends that meets them all first."""
+    """Plans of the same demands on each kind of device, the cheapest complete plan at the upper ends first."""
 
     outcomes: tuple[GpuOutcome, ...]
 
@@ -66,14 +66,14 @@ def compare_gpus(
     Parameters
     ----------
     demands, fleet, db, note
-        As in `gpuprof.place`; ``"any"`` is every device that has a price.
+        As in `gpuprof.place`; ``"any"`` stands for every device with a price.
     policy : str
         Its name.
     options : PlanningOptions
-        Each kind that was not measured is planned on the estimates' values and on both ends of their intervals.
-        ``time_limit_s`` is of one plan, by default 5 seconds.
+        Each unmeasured kind is planned on the estimates' values and on both ends of their intervals. ``time_limit_s``
+        limits each plan, by default to 5 seconds.
     progress : callable, optional
-        Told each kind that is done.
+        Called after each kind.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def _compare_kind(problem: Problem, entry: FleetEntry, policy: str) -> GpuOutcom
 
 
 def _interval_factor(problem: Problem, entry: FleetEntry, deployment: DeploymentMap) -> float | None:
-    """Return of the replicas' times the largest ratio of the upper end to the value, None where one has none."""
+    """Return the largest ratio of upper end to value among the replicas' times; None where a time has no interval."""
     factors = []
     for _, _, partition, replica in deployment.places():
         share = share_of(partition, replica)

@@ -46,7 +46,7 @@ class TableResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyResult(Result):
-    """What is wrong with a database; nothing if there are no defects."""
+    """The defects of a database; empty for a sound database."""
 
     defects: tuple[Defect, ...]
     database: Path
@@ -78,7 +78,7 @@ class CompactResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportResult(Result):
-    """What was brought in, file by file."""
+    """The imported rows, file by file."""
 
     files: tuple[ImportOutcome, ...]
 
@@ -118,7 +118,7 @@ def _share_order(share: str) -> tuple[str, float]:
 
 
 def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) -> TableResult:
-    """Return the newest rows of a table without the columns that are empty, or what is known of one model.
+    """Return the newest rows of a table without its empty columns, or all that the database holds of a model.
 
     Raises `InputError` when there is no database, table or model of this name.
 
@@ -127,7 +127,7 @@ def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) ->
     name : str
         ``"runs"``, ``"devices"``, ``"models"``, ``"ops"``, ``"kernels"`` or ``"colocations"``; or a model's name.
     limit : int
-        Rows at most.
+        Maximum rows.
     """
     database = _open(db)
     if name in TABLES:
@@ -148,9 +148,9 @@ def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) ->
 
 
 def query_database(statement: str, *, db: PathArgument | None = None) -> TableResult:
-    """Answer an SQL query (DuckDB's dialect) over the tables; it can read them and nothing else.
+    """Answer a read-only SQL query (DuckDB's dialect) over the tables.
 
-    Columns of one name are numbered.
+    Columns of the same name are numbered.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def query_database(statement: str, *, db: PathArgument | None = None) -> TableRe
 def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> VerifyResult:
     """Read every page of every file against its checksum.
 
-    Raises `InputError` when there is no database. ``repair``: remove what killed processes left behind.
+    Raises `InputError` when there is no database. ``repair``: remove the remains of killed processes.
     """
     database = _open(db)
     defects = tuple(verify(database, repair))
@@ -189,7 +189,7 @@ def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> 
 def compact_database(db: PathArgument | None = None) -> CompactResult:
     """Merge many small runs into one segment, which is smaller and faster to query.
 
-    Raises `InputError` when there is no database, or it cannot be written to.
+    Raises `InputError` when there is no database, or the database cannot be written.
     """
     done = merge_segments(_open(db))
     note = (
@@ -202,23 +202,23 @@ def compact_database(db: PathArgument | None = None) -> CompactResult:
 def import_measurements(
     files: Sequence[PathArgument], *, device: str | None = None, form: str | None = None, db: PathArgument | None = None
 ) -> ImportResult:
-    r"""Bring in published measurements, each file once.
+    r"""Import published measurements, each file once.
 
-    They are those of ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator.
+    Known sources: ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator.
 
     Parameters
     ----------
     files : sequence of path
-        Files, or directories of them; the name of their form may stand first.
+        Files or directories; the name of their form may come first.
     device : str, optional
-        What they were measured on, where they do not say.
+        Device of the measurements, for files that do not name a device.
     form : str, optional
-        By default told from each file.
+        By default detected in each file.
 
     Raises
     ------
     InputError
-        When a file cannot be read or is of no known form.
+        When a file cannot be read or its form is unknown.
 
     Examples
     --------

@@ -28,20 +28,20 @@ def resolve_device(
     own_devices: Mapping[str, Device] | None = None,
     note: NoteCallback = say_nothing,
 ) -> Device:
-    """Return the device called ``name``, with the rates that ``db`` has measured of it.
+    """Return the device called ``name``, with the rates measured in ``db``.
 
-    Raises `InputError` for an unknown device, or one whose peak rates are unknown.
+    Raises `InputError` for an unknown device, or a device without known peak rates.
 
     Parameters
     ----------
     name : str or None
-        A name of the catalogue, as people or drivers write it, of ``own_devices``, of the database, of a GPU of this
-        machine, or ``"cpu"`` for its CPU; None: the device that most of the database's measurements were made on, this
-        machine's CPU if there are none.
+        A name of the catalogue, in common or driver spelling, of ``own_devices``, of the database, of a GPU of this
+        machine, or ``"cpu"`` for its CPU; None: the device with most measurements in the database, or this machine's
+        CPU when there are none.
     own : mapping of str to Device, optional
-        Devices of the user's, which the catalogue lacks.
+        User-defined devices, which the catalogue lacks.
     note : callable, optional
-        Told which board was taken where the name may mean several.
+        Called with the chosen board where the name is ambiguous.
     """
     from gpuprof.domain.catalogue import devices
     from gpuprof.estimators.roofline.ceilings import profiled_devices, recorded_device, with_ceilings
@@ -90,7 +90,7 @@ def _board_meant(name: str, note: NoteCallback) -> Device | None:
 
 
 def read_own_devices(path: PathArgument | None) -> Mapping[str, Device]:
-    """Return the devices that ``--device-file`` describes, none where it is not given.
+    """Return the devices of the file ``--device-file``; none without a file.
 
     Raises `InputError` when the file is wrong.
     """
@@ -109,9 +109,8 @@ def database_path(given: PathArgument | None) -> Path:
 def open_database(given: PathArgument | None, *, needed: bool = True) -> KernelDb | None:
     """Open the kernel database.
 
-    Raises `InputError` when it does not exist although it is needed or was named, or is a directory of something else.
-    ``given``: as the option ``--db`` says; ``needed``: if False, None is returned where the default database does not
-    exist.
+    Raises `InputError` when the database does not exist although it is needed or was named, or the directory holds no
+    database. ``given``: the option ``--db``; ``needed``: False returns None where the default database does not exist.
     """
     path = database_path(given)
     if not needed and given is None and not path.exists():
@@ -148,11 +147,11 @@ def make_database_estimator(
     *,
     alone: bool = False,
 ) -> DatabaseEstimator:
-    """Return the default estimator: of a database, of the regressors that were trained on it, and of ONNX files.
+    """Return the default estimator: the database, the regressors trained on it, and ONNX files.
 
-    ``graphs``: ONNX files of models that the database may lack; ``note``: told why regressors are left out, when the
-    estimator first needs them; ``execution``: in which precision and by which runtime models run on GPUs of which
-    nothing was measured; ``alone``: whether predicted shares have an idle board to themselves.
+    ``graphs``: ONNX files of models that the database may lack; ``note``: called with the reason why regressors are
+    left out, on their first use; ``execution``: precision and runtime of models on GPUs without measurements;
+    ``alone``: whether predicted shares have an idle board to themselves.
     """
     from gpuprof.estimators.database import DatabaseEstimator
 
@@ -168,9 +167,9 @@ def make_named_estimator(
     *,
     alone: bool = False,
 ) -> Estimator:
-    """Return an estimator by its name, the default one with the regressors that were trained.
+    """Return an estimator by its name; the default estimator includes the trained regressors.
 
-    Raises `InputError` when there is none of this name, or the database has not what it needs.
+    Raises `InputError` for an unknown name, or a database without the data that the estimator needs.
     """
     from gpuprof.estimators.builtin import DEFAULT, make_estimator
 
@@ -180,7 +179,7 @@ def make_named_estimator(
 
 
 def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, ...]:
-    """Return a note on each model of which several files were measured under one name: the last one counts."""
+    """Return a note for each model name with several measured files: the last file is used."""
     from gpuprof.estimators.database import DatabaseEstimator
 
     if not isinstance(estimator, DatabaseEstimator):
@@ -194,7 +193,7 @@ def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, 
 
 
 def describe_variants(estimator: object, models: Iterable[str], devices: Iterable[str]) -> tuple[str, ...]:
-    """Return a note on each model that was executed in several ways on a device: which one its figures are of."""
+    """Return a note for each model measured in several execution variants on a device: the variant in use."""
     from gpuprof.estimators.database import DatabaseEstimator
 
     if not isinstance(estimator, DatabaseEstimator):
@@ -223,8 +222,8 @@ def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = sa
 def resolve_local_device(name: str | None, collector: str, note: NoteCallback = say_nothing) -> Device:
     """Return this machine's device called ``name``.
 
-    Raises `InputError` when this machine has no device of that name; `UnavailableError` when it has no GPU although one
-    was asked for.
+    Raises `InputError` when this machine has no device of this name; `UnavailableError` when a GPU was requested and
+    there is none.
 
     Parameters
     ----------
@@ -233,7 +232,7 @@ def resolve_local_device(name: str | None, collector: str, note: NoteCallback = 
     collector : str
         As `gpuprof.profiling.collector.choose_collector` takes it.
     note : callable, optional
-        Told why the GPU was left alone.
+        Called with the reason why the GPU was not used.
     """
     from gpuprof.machine.cpu import local_cpu
     from gpuprof.machine.gpu import local_gpus

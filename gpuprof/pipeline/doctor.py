@@ -1,4 +1,4 @@
-"""Looks at what this machine can do, and for each thing missing what to do about it."""
+"""Examination of this machine: its capabilities, and a remedy for each missing part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuprof.pipeline.result import Result
 
 
 def examine_machine(machine: MachineView, database: Path) -> tuple[Finding, ...]:
-    """Return what this machine can do, and what it lacks with what to do about it.
+    """Return the capabilities of this machine, and a remedy for each missing part.
 
     ``database``: directory of the kernel database, which need not exist.
     """
@@ -31,7 +31,7 @@ def examine_machine(machine: MachineView, database: Path) -> tuple[Finding, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorResult(Result):
-    """What was found on this machine."""
+    """The findings on this machine."""
 
     findings: tuple[Finding, ...]
 
@@ -63,12 +63,12 @@ class DoctorResult(Result):
 
 
 def doctor(db: PathArgument | None = None) -> DoctorResult:
-    """Find out what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed.
+    """Examine this machine without changing it: GPUs, profilers, runtime, cores, disk.
 
     Parameters
     ----------
     db : path, optional
-        Kernel database, whose disk is looked at; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
+        Kernel database, whose disk is examined; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
 
     Examples
     --------

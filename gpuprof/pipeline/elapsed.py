@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 from gpuprof.pipeline.result import Progress, ProgressCallback, say_nothing
 
-#: Reports a run at most, so that whoever shows them takes next to nothing of what is measured beside.
+#: Maximum reports per run, so that rendering them hardly disturbs the concurrent measurement.
 _MOST_REPORTS = 20
 
 
@@ -20,11 +20,11 @@ def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Ite
     Parameters
     ----------
     step : str
-        What goes on, in words.
+        Description of the step.
     total_s : float
-        How long it is to go on; what takes longer stays at the end.
+        Expected duration; reports of longer steps stay at this value.
     """
-    # No thread where nobody looks: it would wake up beside what is being measured.
+    # No thread without a listener: its wake-ups would disturb the measurement.
     if progress is say_nothing:
         yield
         return

@@ -1,4 +1,4 @@
-"""Predicts what a model needs at any batch, share and device, and says how that is known."""
+"""Predictions of a model's requirements at any batch, share and device, with the source of each figure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EstimateResult(Result):
     ----------
     estimates : tuple of Estimate
     beside : tuple of Workload
-        What was assumed to run on the device at the same time.
+        Assumed neighbours on the device.
     """
 
     estimates: tuple[Estimate, ...]
@@ -77,13 +77,12 @@ def estimate(
     runtime: str | None = None,
     dims: Mapping[str, int | Sequence[int]] | None = None,
 ) -> EstimateResult:
-    """Predict latency, throughput and memory: measured where measured, interpolated between, else from what was
-    learned on other GPUs, for a CPU from a roofline.
+    """Predict latency, throughput and memory from measurements, a model trained on other GPUs, or a CPU roofline.
 
     Parameters
     ----------
     models : sequence of str or path, or one of them
-        Names in the database or ONNX files; by default all of the database.
+        Names in the database or ONNX files; by default all models of the database.
     batches : sequence of int
     device : str, optional
         Device of the catalogue, the database or ``device_file``, or ``"cpu"``; by default the one with most
@@ -91,37 +90,39 @@ def estimate(
     device_file : path, optional
         TOML file with GPUs that the catalogue lacks, as ``devices.toml`` describes them.
     share : Share or str
-        Part of the device that each model has: ``"50"`` percent, ``"1core"``, ``"3g.40gb"``.
+        Part of the device for each model: ``"50"`` percent, ``"1core"``, ``"3g.40gb"``.
     processes : int
         Copies in the share.
     beside : sequence of str or Workload
-        What runs on the device at the same time: ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``, batch 1
-        where none is said, and an equal part of what is left over.
+        Neighbours on the device: ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``; by default batch 1 and an
+        equal part of the remaining device.
     estimator : str or Estimator
-        ``"database"``, ``"gk"``, one that was installed, ``"package.module:Class"``, or an estimator.
+        ``"database"``, ``"gk"``, the name of an installed plug-in, ``"package.module:Class"``, or an estimator.
     db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``, which need not exist for ONNX files.
     precision : str, optional
-        Of the products, where nothing was measured on a GPU: ``"float32"``, ``"tf32"``, ``"float16"``, ``"bfloat16"``,
-        ``"fp8"`` or ``"int8"``; by default what the model's types give in ONNX Runtime's CUDA provider.
+        Precision of matrix products on GPUs without measurements: ``"float32"``, ``"tf32"``, ``"float16"``,
+        ``"bfloat16"``, ``"fp8"`` or ``"int8"``; by default the precision that ONNX Runtime's CUDA provider uses for the
+        model's types.
     runtime : str, optional
         ``"onnxruntime"`` (default): its CUDA provider, as `serve` runs it, with the copies of inputs and outputs from
-        and to the host; ``"tensorrt"``, ``"pytorch-eager"``, ``"pytorch-compiled"``. With ``":fused-attention"`` behind
-        it the runtime's optimizer makes one kernel of attention in half precision, as torch.compile always does.
+        and to the host; ``"tensorrt"``, ``"pytorch-eager"``, ``"pytorch-compiled"``. With the suffix
+        ``":fused-attention"`` the runtime's optimizer fuses attention in half precision into one kernel, as
+        torch.compile always does.
     dims : mapping of str to int or sequence of int, optional
-        Sizes of free dimensions beside the batch, in every combination; those left out as they were measured, or as is
-        usual, which a note says. A model may also be named with them: ``"bert[seq=64]"``.
+        Sizes of free dimensions other than the batch, in every combination; the default is the measured or the usual
+        size, which a note reports. A model's name may include sizes: ``"bert[seq=64]"``.
 
     Raises
     ------
     InputError
-        When a model, device, share or estimator is unknown, or no model was named and the database holds none.
+        When a model, device, share or estimator is unknown, or no model was named and the database is empty.
     InfeasibleError
         When a model does not fit into the device's memory.
 
     Examples
     --------
-    A file that was never profiled, on a GPU of the catalogue; no GPU is needed:
+    An unprofiled file on a GPU of the catalogue; no GPU is needed:
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -173,7 +174,7 @@ def estimate(
 
 
 def _describe_distances(estimates: Sequence[Estimate], device: Device) -> list[str]:
-    """Return by what the device is unlike all that the estimates were learned from, by precision."""
+    """Return, by precision, the properties in which the device lies outside the estimator's training data."""
     from gpuprof.estimators.cross_gpu.cross_gpu import SOURCE
     from gpuprof.estimators.cross_gpu.learned_range import describe_distance
 
@@ -285,9 +286,9 @@ def _figure_columns(name: str, unit: str, figure: Figure | None) -> dict[str, ob
 
 
 def _check_memory(estimate: Estimate, device: Device) -> None:
-    """Do nothing if the processes of ``estimate`` fit into the memory that their share can reach.
+    """Check that the processes of ``estimate`` fit into the memory of their share.
 
-    Raises `InputError` with what they need and what there is.
+    Raises `InputError` with the needed and the available memory.
     """
     workload, memory = estimate.workload, estimate.memory_bytes
     limit = device.memory_bytes(workload.share)

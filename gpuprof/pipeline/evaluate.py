@@ -1,4 +1,4 @@
-"""Compares estimates with what was measured and left out of the fit."""
+"""Comparison of estimates with measurements left out of the fit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _UNITS = {"op time": "ns", "latency": "ms", "memory": "bytes"}
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateResult(Result):
-    """How far off estimates are.
+    """The errors of estimates.
 
     Attributes
     ----------
     summaries : tuple of Summary
-        Errors by what was left out, quantity and predictor.
+        Errors by left-out part, quantity and predictor.
     predictions : tuple of Prediction
-        Each predicted figure beside the measured one.
+        Each predicted figure with the measured figure.
     """
 
     summaries: tuple[Summary, ...]
@@ -47,22 +47,22 @@ def evaluate(
     db: PathArgument | None = None,
     progress: ProgressCallback = say_nothing,
 ) -> EvaluateResult:
-    """Leave out each architecture in turn, and batch sizes of known models, and compare with what was measured.
+    """Leave out each architecture, and batch sizes of known models, and compare predictions with measurements.
 
     Parameters
     ----------
     device : str, optional
-        Device that was profiled; by default the one with most measurements.
+        A profiled device; by default the device with most measurements.
     regressors : sequence of str
         As `gpuprof.train` takes them.
     by_architecture : bool
-        A summary for each architecture, not one for all.
+        A summary for each architecture instead of a single summary.
     plot : path, optional
-        File to write predicted against measured figures to, ``.svg`` or ``.png``.
+        File for a plot of predicted against measured figures, ``.svg`` or ``.png``.
     db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
     progress : callable, optional
-        Told after each architecture.
+        Called after each architecture.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def evaluate(
     from gpuprof.estimators.learned.regressors import make_constituents
     from gpuprof.reporting.picture import check_picture
 
-    make_constituents(regressors)  # what is wrong is refused before anything is read
+    make_constituents(regressors)  # reject wrong names before any data is read
     if plot is not None:
         check_picture(Path(plot))
     data = load_training_data(db, device)

@@ -37,7 +37,7 @@ _ALTERNATIVE = ("tail_ms", "replicas", "cost", "chosen", "source", "at_upper_end
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainResult(Result):
-    """What a model of a map has, could have had, and would get if the demand changed."""
+    """The placement of a model in a map, its alternatives, and the effect of changed demands."""
 
     model: str
     deployment: DeploymentMap
@@ -51,11 +51,11 @@ class ExplainResult(Result):
         return [_describe_alternative(one) for one in self.alternatives]
 
     def place_rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each replica of the model: where it stands, and beside what."""
+        """Return a record for each replica of the model: its place and its neighbours."""
         return [{**asdict(one), "beside": ", ".join(one.beside) or "nobody"} for one in self.places]
 
     def neighbour_rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each neighbour of a replica of the model: what it adds, and what that stands on."""
+        """Return a record for each neighbour of a replica of the model: its interference and the figure's source."""
         return [
             {
                 **asdict(one),
@@ -66,7 +66,7 @@ class ExplainResult(Result):
         ]
 
     def what_if_rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each changed demand: what the map's policy would do."""
+        """Return a record for each changed demand: the result of the map's policy."""
         return [_describe_what_if(one) for one in self.what_ifs]
 
 
@@ -80,28 +80,28 @@ def explain(
     progress: ProgressCallback = say_nothing,
     note: NoteCallback = say_nothing,
 ) -> ExplainResult:
-    """Explain a model's alternatives, and what 10% more rate or a 10% shorter SLO would change.
+    """Explain a model's alternatives, and the effect of 10% more rate or a 10% shorter SLO.
 
     Parameters
     ----------
     deployment : path or DeploymentMap
     model : str
-        A model of the map; may be left out where it has only one.
+        A model of the map; optional for a map with a single model.
     db : path, optional
-        Kernel database that the map was planned from.
+        Kernel database of the plan.
     estimator : str, optional
-        Name of another estimator than the map was planned with.
+        Name of an estimator to use instead of the map's own.
     time_limit_s : float, optional
         Seconds for each of the three new plans; by default none, or 3 where a limit ended the search for the map.
     progress : callable, optional
         Called for each new plan, which takes most of the time.
     note : callable, optional
-        Told each remark as soon as it is known.
+        Called with each remark immediately.
 
     Raises
     ------
     InputError
-        When the map lacks the model, or the database what the map was planned from.
+        When the map lacks the model, or the database lacks data of the plan.
 
     Examples
     --------

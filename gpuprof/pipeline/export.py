@@ -23,16 +23,16 @@ from gpuprof.placement.feasibility import check_layout
 
 @dataclass(frozen=True, kw_only=True)
 class MapExportResult(Result):
-    """The files of another tool, by their path below the folder that they are written to.
+    """The files for another tool, by their path below the output folder.
 
     Attributes
     ----------
     files : mapping of str to str
         Texts.
     models : mapping of str to Path
-        Where the files of models are, which `write` links or copies.
+        Paths of the model files, which `write` links or copies.
     target : str
-        Tool that they are for.
+        Name of the tool.
     """
 
     files: Mapping[str, str]
@@ -40,16 +40,16 @@ class MapExportResult(Result):
     target: str = ""
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each file: its path and what stands in it."""
+        """Return a record for each file: its path and text."""
         return [{"path": path, "content": content} for path, content in self.files.items()]
 
     def write(self, folder: PathArgument, copy: bool = False) -> None:
-        """Write the files below ``folder``; link those of models, or copy them where ``copy`` is set.
+        """Write the files below ``folder``; link the model files, or copy them where ``copy`` is set.
 
         Raises
         ------
         InputError
-            When it cannot be written to.
+            When the folder cannot be written.
         """
         with refuse_unwritable(folder):
             for name, content in self.files.items():
@@ -86,26 +86,26 @@ def export(
     allow_changed: bool = False,
     note: NoteCallback = say_nothing,
 ) -> MapExportResult:
-    """Return a map as the files of another tool.
+    """Convert a map to the files of another tool.
 
     Parameters
     ----------
     deployment : path or DeploymentMap
     to : str, optional
-        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"kserve"`` or ``"ray-serve"``; by default what fits the
-        map: ``"mig-parted"`` for one with MIG instances, else ``"triton"``.
+        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"kserve"`` or ``"ray-serve"``; by default
+        ``"mig-parted"`` for a map with MIG instances, else ``"triton"``.
     image : str, optional
         Container image with gpuprof, for the manifests of Kubernetes and KServe.
     allow_changed : bool
-        Take model files, too, that are not those that the map was planned with.
+        Accept model files that changed since the map was planned.
     note : callable, optional
-        Told each remark as soon as it is known.
+        Called with each remark immediately.
 
     Raises
     ------
     InputError
-        When no machine could be set up so, the format is unknown or cannot say what the map does, or the file of a
-        model that is written beside it is another than the one that was planned.
+        When no machine can be configured as the map requires, the format is unknown or cannot express the map, or a
+        model file to write changed since the map was planned.
 
     Examples
     --------

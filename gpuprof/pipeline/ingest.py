@@ -39,7 +39,7 @@ def _find_device(recording: Recording, notes: list[str]) -> Device:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestResult(Result):
-    """What reports hold of one model at one batch size."""
+    """Profiler reports of one model at one batch size, as rows."""
 
     models: tuple[ModelRow, ...]
     share: Share
@@ -71,20 +71,18 @@ def ingest_reports(
         ``.nsys-rep``, ``.sqlite``, ``.ncu-rep``, ``.csv``, ``trace.json``, ONNX Runtime's profile and the graph that it
         executed (``.onnx``).
     models : sequence of str
-        None (the first report's name), or one: an ONNX file, ``"NAME=FILE"``, or a name.
-    batches : sequence of int
-        The one that was recorded.
-    runs : str, optional
-        Regular expression for the names of ranges that are runs, whose groups ``model`` and ``batch`` tell workloads
-        apart; or the number of equal runs. By default gpuprof's own ranges, else all of a report is one run.
+        Empty (the first report's name is used), or a single ONNX file, ``"NAME=FILE"``, or name.
+    batches : sequence of int The recorded batch size. runs : str, optional
+        Regular expression for the names of the ranges of runs, whose groups ``model`` and ``batch`` identify workloads;
+        or the number of equal runs. By default gpuprof's own ranges, else the whole report is a single run.
     share : str, optional
-        The one that was recorded; by default the whole device.
+        The recorded share; by default the whole device.
     device : str, optional
         A name of the catalogue or of ``device_file``; by default the GPU that the reports name or describe.
     device_file : path, optional
         TOML file with GPUs that the catalogue lacks.
     dims : mapping of str to int or sequence of int, optional
-        Sizes of free dimensions in the recording, one each.
+        Sizes of free dimensions in the recording, a single size for each.
     """
     files = [Path(report) for report in reports]
     names_batch = runs is not None and "(?P<batch>" in runs

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def make_interference(deployment: DeploymentMap, db: Path | None, estimator: str | None = None) -> Interference:
-    """Return what an estimator, the default one unless named, says of batches beside some neighbours, over beside all.
+    """Return an estimator's interference of batches: the time beside some neighbours over the time beside all.
 
-    Raises `InputError` when there is neither a database nor the models' files, or a device of the map is not known.
+    The default estimator is used unless another is named. Raises `InputError` when there is neither a database nor the
+    models' files, or a device of the map is unknown.
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.pipeline.recorded_problem import restore_problem
@@ -27,9 +28,10 @@ def make_interference(deployment: DeploymentMap, db: Path | None, estimator: str
 
 
 def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Interference:
-    """Return the time of a batch beside some neighbours over that beside all of its partition, by an estimator.
+    """Return the ratio of a batch's times: beside some neighbours over beside all neighbours of its partition.
 
-    Of replicas that take turns it is the time of a turn: the simulator plays the waits.
+    Both times come from the estimator. For replicas that take turns, they are times of a turn: the simulator adds the
+    waits.
     """
     from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
     from gpuprof.rules.turns import without_turn_mates

@@ -27,20 +27,20 @@ _TOO_LATE_S = 0.3
 def add_interval_ends(
     problem: Problem, policy: Policy, deployment: DeploymentMap, spent: Limit, least_s: float = _LEAST_S
 ) -> DeploymentMap:
-    """Return the map with what the policy makes of the problem at both ends of the estimates' intervals.
+    """Return the map with the policy's plans at both ends of the estimates' intervals.
 
-    A map whose times were all measured or interpolated stays as it is: it is the same however quick the machine is.
-    One that was planned with the upper ends of all its times is the answer at that end, with its bound: elsewhere,
-    too, nothing is quicker there. Where the time is too short for an end, what it comes to is left out.
+    A map with measured or interpolated times only is returned unchanged, so that it does not depend on the machine's
+    speed. A map that was planned with the upper ends of all its times serves as the plan at that end, with its bound:
+    no other placement is faster there. An end without enough time is left out.
 
     Parameters
     ----------
     deployment : DeploymentMap
-        What it made of the problem.
+        The policy's map for the problem.
     spent : Limit
-        The time limit that the plan was made under, running since then.
+        The time limit of the plan, still running.
     least_s : float
-        Seconds that each end may take, where the limit leaves them; more where the plan itself took long.
+        Seconds for each end, where the limit leaves them; more after a long planning time.
     """
     predictions = [replica.predicted for *_, replica in deployment.places()]
     if all(one.latency_ms_interval is None or _is_observed(one) for one in predictions):
@@ -50,7 +50,7 @@ def add_interval_ends(
         return _with_ends(deployment, None, upper)
     seconds = max(least_s, _PART * spent.spent_s)
     if spent.left_s is not None:
-        # Two ends share what is left.
+        # Two ends share the remaining time.
         seconds = min(seconds, spent.left_s / (2.0 if upper is None else 1.0))
     lower = plan_at_end(problem, policy, "lower", seconds)
     upper = upper or plan_at_end(problem, policy, "upper", seconds)
@@ -87,7 +87,7 @@ def _as_planned(deployment: DeploymentMap) -> PlanAtEnds:
 
 
 def plan_at_end(problem: Problem, policy: Policy, end: Literal["lower", "upper"], seconds: float) -> PlanAtEnds | None:
-    """Return the policy's plan at one end of the intervals within ``seconds``, None without one."""
+    """Return the policy's plan at an end of the intervals within ``seconds``; None without a plan."""
     options = replace(problem.options, confidence=MEANS, time_limit_s=seconds)
     at_end = replace(problem, estimator=IntervalEndEstimator(problem.estimator, end), options=options, previous=None)
     try:

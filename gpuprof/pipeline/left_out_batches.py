@@ -1,4 +1,4 @@
-"""Which measured batches a plan by queues must leave out, since smaller ones were not measured."""
+"""Measured batches that a plan under the queueing model must leave out, because smaller batches were not measured."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.placement.problem import Problem
 
-#: The estimator that says nothing of what lies between measurements.
+#: The estimator that does not interpolate between measurements.
 _ESTIMATOR = "measured"
 _NAMED = 3
 
 
 def list_left_out_batches(problem: Problem, estimator: str) -> Iterator[str]:
-    """Yield a note for models and kinds of devices of which larger batches were measured than can be planned with.
+    """Yield a note for models and kinds of devices whose larger measured batches cannot be planned with.
 
-    How long requests wait depends on the times of batches that are not full, which the estimator ``measured`` knows
-    only where they were measured themselves.
+    Waiting times depend on the times of partial batches, which the estimator ``measured`` has only where these batches
+    were measured.
     """
     if estimator != _ESTIMATOR or problem.options.latency_budget is not None:
         return
@@ -52,5 +52,5 @@ def _list_batches(problem: Problem, model: str, device: Device) -> list[Sequence
 
 
 def _find_usable(batches: Sequence[int]) -> int:
-    """Return the largest batch up to which all were measured, 0 where that of one request was not."""
+    """Return the largest batch up to which every size was measured; 0 where batch 1 was not."""
     return next(size for size in range(len(batches) + 1) if size + 1 not in batches)

@@ -1,4 +1,4 @@
-"""``load``: send traffic to a server and compare what comes back with what was predicted."""
+"""``load``: send traffic to a server and compare its answers with the predictions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept, write_verdicts
 
-#: Where a server listens unless told otherwise.
+#: Default address of a server.
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: A model that takes so much longer than predicted, of its time, makes the other predictions wrong, too.
 SLOWER = 0.05
-#: Relative difference of p99 from the prediction from which on it is told where it arose.
+#: Relative error of the predicted p99 above which its cause is reported.
 FAR_OFF = 0.15
-#: Of the requests, in percent, where no map says how many must be in time.
+#: Default percentage of requests that must be answered within the SLO, for models without a map.
 _PERCENTILE = 99.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult(Result):
-    """What clients saw, beside what was predicted.
+    """The clients' measurements, with the predictions.
 
     Attributes
     ----------
@@ -44,9 +44,9 @@ class LoadResult(Result):
     predictions : LoadPredictions or None
         None without a map.
     warnings : tuple of str
-        What was not answered, and what makes the measured figures others than the predicted ones; notes, too.
+        Unanswered requests, and causes of differences between measured and predicted figures; also part of the notes.
     inputs : mapping of str to str
-        By model the file that its inputs came from, with its hash; random ones are absent.
+        File of a model's inputs, with its hash; models with random inputs are absent.
     percentiles : mapping of str to float
         Percent of a model's requests that must be answered within its SLO; 99 where absent.
     is_closed : bool
@@ -89,12 +89,12 @@ class LoadResult(Result):
         )
 
     def require_kept(self) -> None:
-        """Do nothing where every model kept its SLO, or has none.
+        """Check that every model with an SLO kept it.
 
         Raises
         ------
         SloMissedError
-            When one missed it.
+            When a model missed its SLO.
         """
         require_kept(self.verdicts())
 
@@ -122,7 +122,7 @@ class LoadResult(Result):
             )
 
     def stage_rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each model: mean milliseconds of each stage, beside what the model was to take."""
+        """Return a record for each model: mean milliseconds of each stage, measured and predicted."""
         return _stage_rows(self.outcome, self.predictions)
 
     def rows_with_stages(self) -> list[dict[str, object]]:
@@ -154,30 +154,30 @@ def load(
     progress: ProgressCallback = say_nothing,
     note: NoteCallback = say_nothing,
 ) -> LoadResult:
-    """Send traffic to a server, open-loop unless told otherwise; return goodput and latency beside what was predicted.
+    """Send traffic to a server, open-loop by default; return measured and predicted goodput and latency.
 
     Parameters
     ----------
     server : str
         Its address, ``http://HOST:PORT``.
     deployment : path or DeploymentMap, optional
-        The map that it serves: rates, SLOs, predictions.
+        The server's map: rates, SLOs, predictions.
     traffic : LoadTraffic
         The map's rates for 20 s unless given.
     access : ServerAccess
     db : path, optional
         Kernel database, for another estimator.
     estimator : str, optional
-        Name of the estimator whose times are predicted with; left out, the times that stand in the map.
+        Name of the estimator of the predicted times; by default the times of the map.
     progress : callable, optional
-        Told the seconds for which traffic has been sent, at most once a second, by a background thread.
+        Called by a background thread with the seconds of traffic so far, at most once a second.
     note : callable, optional
-        Told each remark as soon as it is known, but for the warnings.
+        Called with each remark immediately, except the warnings.
 
     Raises
     ------
     InputError
-        When nothing says what to send, or a model, a trace or the address is wrong.
+        When no traffic is specified, or a model, a trace or the address is wrong.
     UnavailableError
         When no server answers.
 
@@ -220,7 +220,7 @@ def load(
     at_most = "at most " if settings.rule else ""
     time_s = f"{settings.warmup_s:g} + {at_most}{settings.duration_s:g} s"
     notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
-    # Only where server and client are one machine: its workers' cores are then the client's, too.
+    # Cores of the workers, which the client must avoid; empty unless server and client run on the same machine.
     taken = worker_cores(resolved) if resolved is not None and is_local(target.host) else frozenset()
     enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)
     with avoiding_cores(taken if enough else ()):
@@ -251,9 +251,9 @@ def explain_result(
     gap: P99Gap | None,
     is_closed: bool = False,
 ) -> str:
-    """Return in one sentence why a model missed its SLO, or why its p99 is far from the prediction; empty otherwise.
+    """Return a sentence on why a model missed its SLO or why its p99 is far from the prediction; else an empty text.
 
-    ``row`` and ``stages``: its `report_row` and stages, of which the errors of the predictions count.
+    ``row`` and ``stages``: its `report_row` and stages, from which the errors of the predictions are read.
     """
     if is_closed:
         return "closed loop: the map's SLO, which is planned for rates, does not apply"

@@ -1,7 +1,7 @@
-"""Predictions of ``gpuprof load``: exactly the requests that it sends, replayed through the simulator.
+"""Predictions of ``gpuprof load``: its exact requests, replayed through the simulator.
 
-The simulator obeys the router's own rules, early refusal among them. Where a map cannot be simulated, what the map was
-planned for stands in, or at other rates the queueing model, and the reason is noted.
+The simulator follows the router's own rules, early refusal among them. For maps that cannot be simulated, the map's
+planned figures, or at other rates the queueing model, replace the replay, and a note states the reason.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class LoadPredictions:
-    """By model: what is predicted of the requests that are sent, and what the map was planned to do at these rates.
+    """Predictions for the requests to be sent, and the map's planned figures at these rates, by model.
 
-    ``p99_gaps`` is where p99 came out other than predicted, once that is known; a model of which nothing can be said is
-    absent.
+    ``p99_gaps``, filled after the measurement, attributes the differences between predicted and measured p99 to
+    stages; models without an attribution are absent.
     """
 
     predicted: Mapping[str, LoadPrediction]
@@ -48,14 +48,14 @@ def predict_load(
     most: int | None = None,
     note: NoteCallback = say_nothing,
 ) -> LoadPredictions:
-    """Return what is predicted of a load before it is sent: a prediction must not take cores from the workers.
+    """Return the predictions for a load, before the load starts: a prediction must not take cores from the workers.
 
     Parameters
     ----------
     most : int, optional
-        Requests that are replayed at most; None: as many as the simulator does in some seconds.
+        Maximum number of replayed requests; None: as many as the simulator processes in some seconds.
     note : callable, optional
-        Told what takes long, what is left out, and why the requests are not replayed.
+        Called with remarks on long steps, omissions, and the reason for a missing replay.
     """
     from gpuprof.load.prediction import planned_figures
 
@@ -74,7 +74,7 @@ def predict_load(
 def divide_p99_gaps(
     deployment: DeploymentMap, outcome: LoadOutcome, predicted: Mapping[str, LoadPrediction]
 ) -> dict[str, P99Gap]:
-    """Return by model where p99 came out other than predicted, as far as that can be said."""
+    """Return by model the attribution of the difference between predicted and measured p99, where possible."""
     from gpuprof.load.p99_gap import divide_p99_gap
 
     gaps = {}
@@ -86,7 +86,7 @@ def divide_p99_gaps(
 
 
 class _NotReplayedError(InputError):
-    """The simulator cannot tell what the server will do."""
+    """The simulator cannot reproduce the server's behaviour."""
 
 
 def _prepare_queues(deployment: DeploymentMap, rates: Mapping[str, float]) -> MergedQueues:
@@ -107,7 +107,7 @@ def _prepare_queues(deployment: DeploymentMap, rates: Mapping[str, float]) -> Me
 def _replay(
     queues: MergedQueues, streams: list[RequestStream], settings: LoadSettings, most: int | None, note: NoteCallback
 ) -> dict[str, LoadPrediction]:
-    """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
+    """Return the simulator's predictions for the requests; models that share a queue get the queue's figures."""
     from gpuprof.load.load import send_times
     from gpuprof.rules.host_work import host_work_of_plan
 
@@ -149,7 +149,7 @@ def _simulate(
 
 
 def _predict_model(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
-    """Return what an outcome says of so many requests: of all that were simulated, or of some, or of more of them."""
+    """Return the prediction for ``requests`` requests from an outcome of fewer or more simulated requests."""
     from gpuprof.load.prediction import LoadPrediction, PredictionSource
 
     each = requests / seen.requests if seen.requests else 0.0
@@ -172,7 +172,7 @@ def _find_horizon_s(times_s: list[Times], settings: LoadSettings, most: int, not
     whole_s = settings.warmup_s + settings.duration_s
     if sum(map(len, times_s)) <= most:
         return whole_s
-    # The moment of the request that is one too many, found without sorting all of them.
+    # Arrival time of the first request beyond the limit, found without sorting all requests.
     until_s = float(np.partition(np.concatenate(times_s), most)[most])
     if until_s <= settings.warmup_s:
         raise _NotReplayedError(f"the warm-up alone has more than {most:,} requests")

@@ -1,4 +1,4 @@
-"""What ``load`` sends: the map's rates or given ones, or the requests of a trace; and how the server is reached."""
+"""Traffic of ``load``: the map's rates, given rates, or the requests of a trace; and access to the server."""
 
 from __future__ import annotations
 
@@ -115,12 +115,13 @@ class LoadTraffic(Settings):
     seed: Seed = option(0, "Seed of the traffic.")
 
     def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
-        """Return what is sent to each model of the map, or without one to each that is named, and how.
+        """Return the request stream of each model of the map, or without a map of each named model, and the settings.
 
         Raises
         ------
         InputError
-            When nothing says what to send, a model is not in the map, or a trace cannot be read or stands beside rates.
+            When no traffic is specified, a model is not in the map, a trace cannot be read, or both a trace and rates
+            are given.
         """
         from gpuprof.load.traffic import ARRIVALS
         from gpuprof.simulator.trace import read_trace
@@ -142,7 +143,7 @@ class LoadTraffic(Settings):
         return self._fill(streams), self._make_settings(min(self.duration_s or whole_s, whole_s))
 
     def _make_closed(self, deployment: DeploymentMap | None, folder: Path) -> list[RequestStream]:
-        """Return what a closed loop keeps on its way."""
+        """Return the streams of a closed loop: for each model the number of concurrent requests."""
         from gpuprof.load.load import RequestStream
 
         if self.trace is not None or self.rates_rps or self.rate_scale != 1.0:
@@ -168,7 +169,7 @@ class LoadTraffic(Settings):
         ]
 
     def _fill(self, streams: Sequence[RequestStream]) -> list[RequestStream]:
-        """Return the streams with what their requests bring: sizes, or inputs of files."""
+        """Return the streams with the content of their requests: sizes of dimensions, or inputs from files."""
         files = {name: Path(file) for name, file in self.input_data.items()}
         if files and self.dims:
             raise InputError("--input-data says how large requests are: --dim cannot change that")
@@ -207,14 +208,14 @@ class ServerAccess(Settings):
     ca_file: Path | None = option(None, "Certificate (PEM) to trust on https; default: those of the system.")
 
     def reach(self, address: str) -> Target:
-        """Return the server at ``address``, which answers.
+        """Return the server at ``address`` after a successful request.
 
         Raises
         ------
         InputError
-            When the address or a file is not what it should be.
+            When the address or a file is invalid.
         UnavailableError
-            When nobody answers there.
+            When no server answers there.
         """
         from gpuprof.load.target import Target
         from gpuprof.serving.transport.security import read_token
@@ -225,9 +226,9 @@ class ServerAccess(Settings):
 
 
 def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> list[RequestStream]:
-    """Return the streams with ``dims`` in the place of their own sizes; each takes those of its model's dimensions.
+    """Return the streams with ``dims`` in place of their own sizes, each with those of its model's dimensions.
 
-    Raises `InputError` when no model is known to have a dimension that is given.
+    Raises `InputError` when no model is known to have a given dimension.
     """
     from gpuprof.domain.sizes import check_size, describe_sizes, require_dimensions
     from gpuprof.graph.load import read_free_dims
@@ -247,10 +248,10 @@ def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> l
 def make_rate_streams(
     deployment: DeploymentMap | None, folder: Path, rates_rps: Mapping[str, float], scale: float
 ) -> list[RequestStream]:
-    """Return the traffic of the models of a map, or without one of those that ``rates_rps`` names.
+    """Return the traffic of the models of a map, or without a map of the models in ``rates_rps``.
 
-    The files of the models are looked for in ``folder``. Raises `InputError` when nothing says what to send, or a model
-    is not in the map.
+    Relative paths of model files start at ``folder``. Raises `InputError` when no traffic is specified, or a model is
+    not in the map.
     """
     from gpuprof.load.load import RequestStream
 
@@ -277,9 +278,10 @@ def make_rate_streams(
 
 
 def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Trace) -> list[RequestStream]:
-    """Return the traffic of a trace; one that names no model is for the map's only one.
+    """Return the traffic of a trace; a trace without model names is for the map's only model.
 
-    Raises `InputError` when it names a model that the map lacks, or none where the map has several or there is no map.
+    Raises `InputError` when the trace names a model that the map lacks, or no model although the map has several or
+    there is no map.
     """
     from gpuprof.load.load import RequestStream
     from gpuprof.simulator.load import arrivals_of_trace

@@ -1,4 +1,4 @@
-"""From a map to one in which models that share a device and weights are one graph."""
+"""Conversion of a map to a map in which models that share a device and weights are merged into one graph."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class MergeOutcome:
 def merge_replicas(
     problem: Problem, deployment: DeploymentMap, output: Path, db: KernelDb | None = None
 ) -> MergeOutcome:
-    """Merge what shares a device and weights in a map that is to be written to ``output``, wherever it pays.
+    """Merge the models of a map that share a device and weights, wherever merging pays.
 
-    The merged files are written beside ``output``. What breaks an SLO, saves nothing or cannot be merged is left as it
-    is, with the reason. What ops were measured to take stands in ``db``. Raises `InputError` when the files cannot be
-    written there.
+    The merged files are written to the folder of ``output``, the future path of the map. Models whose merge breaks an
+    SLO, saves nothing or fails stay separate, with the reason. Measured op times come from ``db``. Raises `InputError`
+    when the files cannot be written there.
     """
     from gpuprof.placement.map_merger import MapMerger, shared_spots
 
@@ -148,7 +148,7 @@ def _find_unreadable(files: Mapping[str, Path]) -> Iterator[_Refusal]:
 
 
 def _find_fixed_batches(proposals: Proposals) -> Iterator[_Refusal]:
-    """Yield the models whose batch is fixed: a call holds a request of each or none, which no queue can promise."""
+    """Yield the models with a fixed batch: a queue cannot promise calls with requests of all merged models."""
     for proposal in proposals.merges:
         for member in proposal.merged.described.members:
             if member.fixed_batch is not None:
@@ -159,7 +159,7 @@ def _find_fixed_batches(proposals: Proposals) -> Iterator[_Refusal]:
 def _place_merge(
     merging: MapMerger, spot: PartitionIndex, members: Sequence[str], proposal: MergeProposal, output: Path
 ) -> str | None:
-    """Write a merged file and put it into the map; return why not, and leave no file, where that cannot be."""
+    """Write a merged file and put it into the map; on failure return the reason and leave no file."""
     from gpuprof.domain.deployment import Merge
     from gpuprof.placement.map_merger import MergeOffer
 
@@ -197,7 +197,7 @@ def _find_broken_rule(merging: MapMerger) -> str | None:
 
 
 def _choose_name(members: Sequence[str], deployment: DeploymentMap) -> str:
-    """Return what the map calls a merge: its models, or a number where that is too long or taken."""
+    """Return the map's name for a merge: its models, or a number where that name is too long or taken."""
     taken, name, count = {*deployment.models, *deployment.merges}, "+".join(members), 0
     while name in taken or len(name) > _LONGEST_NAME:
         name, count = f"merged-{count}", count + 1

@@ -1,4 +1,4 @@
-"""Merges several models that share weights into one graph."""
+"""Merger of several models that share weights into one graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MergedFile:
-    """A merged graph on the disk, and what was merged in it."""
+    """A merged graph on disk, and the models in it."""
 
     path: Path
     report: MergeReport
@@ -79,19 +79,19 @@ def merge(
     device: str | None = "cpu",
     db: PathArgument | None = None,
 ) -> MergeResult:
-    """Merge models that share weights into one graph, prove that it gives the same, and write it (USHER §3.4).
+    """Merge models that share weights into one graph, prove equal outputs, and write it (USHER §3.4).
 
     Parameters
     ----------
     models : sequence of path
         Two or more ONNX files.
     output : path
-        File to write; a second group of models that belong together goes to ``NAME-2.onnx``, and so on.
+        File to write; a second group of mergeable models goes to ``NAME-2.onnx``, and so on.
     settings : MergeSettings, optional
     device : str, optional
-        Device that the gain is predicted for.
+        Device for the predicted gain.
     db : path, optional
-        Kernel database: what ops were measured to take.
+        Kernel database with measured op times.
 
     Raises
     ------
@@ -165,6 +165,6 @@ def _check_names(options: MergeOptions, proposals: Proposals) -> None:
 
 
 def _advise(proposals: Proposals) -> str:
-    # By the words of `gpuprof.merging.pipeline`: of the reasons there, force helps against this one alone.
+    # Reasons are recognised by the wording of `gpuprof.merging.pipeline`: force overrides this reason alone.
     reasons = {reason for _, reason in proposals.left_out}
     return "--force merges it nevertheless" if any("predicted to cost" in reason for reason in reasons) else ""

@@ -1,6 +1,6 @@
-"""Where the model files of a map are, and whether they are still those that it was planned with.
+"""Locations of a map's model files, and a check that they are unchanged since planning.
 
-A map says of each model its name, path and sha256; a relative path counts from the map's own folder.
+A map records the name, path and sha256 of each model; relative paths start at the map's own folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def locate_files(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
-    """Return a map from a file in ``folder`` for use anywhere: what lies in the folder has its whole path."""
+    """Return a map from a file in ``folder`` with full paths for the model files in the folder."""
 
     def find(path: str | None) -> str | None:
         return str((folder / path).resolve()) if path is not None and (folder / path).is_file() else path
@@ -46,9 +46,9 @@ def model_paths(deployment: DeploymentMap) -> dict[str, Path]:
 
 
 def find_changed(deployment: DeploymentMap) -> Iterator[tuple[str, str]]:
-    """Yield the models of a located map whose file is another than the one that was planned, and what is wrong.
+    """Yield the models of a located map whose file changed since planning, and a message.
 
-    What cannot be read as a model is another, too; what is not there nobody can tell.
+    Unreadable files are treated as changed; missing files are skipped.
     """
     from gpuprof.graph.file import read_onnx
 
@@ -69,9 +69,9 @@ def find_changed(deployment: DeploymentMap) -> Iterator[tuple[str, str]]:
 
 
 def require_planned_files(deployment: DeploymentMap) -> None:
-    """Do nothing where the files of a located map are those that it was planned with.
+    """Check that the files of a located map are unchanged since planning.
 
-    Raises `InputError` when one is another: what was predicted of its times does not hold for it.
+    Raises `InputError` for a changed file: its predicted times no longer hold.
     """
     for _, said in find_changed(deployment):
         raise InputError(said, "profile and place it anew; or take it as it is with --allow-changed")

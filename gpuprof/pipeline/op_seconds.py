@@ -1,4 +1,4 @@
-"""What ops of models were measured to take on a device, for predicting what merging them is worth."""
+"""Measured times of models' ops on a device, for predictions of the gain of a merge."""
 
 from __future__ import annotations
 

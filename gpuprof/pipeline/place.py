@@ -38,7 +38,8 @@ from gpuprof.placement.problem import Problem, collect_evidence
 #: Seconds for reading and for the search among all GPUs that have a price, unless the options give another limit: the
 #: first maps and their bound come by then, and the output says how to search longer.
 _ANY_LIMIT_S = 3.0
-#: Seconds that the search gets of any limit, however long it takes to read the models, and the part of it at most.
+#: Minimum seconds for the search under any limit, however long reading the models takes, and the maximum part of the
+#: limit for this minimum.
 _LEAST_SEARCH_S, _LEAST_SEARCH_PART = 1.5, 0.5
 #: Seconds for each demand, by a latency budget and by queues, that are kept for predicting, checking and printing the
 #: map, up to a part of the limit.
@@ -47,12 +48,12 @@ _AFTER_SEARCH_S, _AFTER_SEARCH_PART = (5e-4, 4e-3), 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceResult(Result):
-    """A map, and the problem that it solves.
+    """A map and its problem.
 
     Attributes
     ----------
     deployment : DeploymentMap
-        What it leaves out stands in its ``unplaced``.
+        Its ``unplaced`` lists the demands that it does not serve.
     problem : Problem
     output : MapOutput
     """
@@ -67,7 +68,7 @@ class PlaceResult(Result):
         return not self.deployment.unplaced
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each replica: where it stands, its share and batch, and what is predicted of it."""
+        """Return a record for each replica: its place, share and batch, and its predicted figures."""
         return replica_rows(self.deployment)
 
     def write(self, path: PathArgument | None = None) -> Path:
@@ -102,33 +103,33 @@ def place(
     progress: ProgressCallback = say_nothing,
     note: NoteCallback = say_nothing,
 ) -> PlaceResult:
-    """Decide which replicas run where, so that every SLO is kept at the least cost.
+    """Place replicas on devices so that every SLO is kept at the least cost.
 
     Parameters
     ----------
     demands : path or sequence of Demand
-        An slo.csv with ``model,rate_rps,slo_ms``, or what stands in one.
+        An slo.csv with ``model,rate_rps,slo_ms``, or its demands.
     fleet : Fleet, path or str, optional
-        Devices: a fleet, a fleet.toml, or ``"a100-80:8,v100"``; a kind without a count: as many as needed. Left out:
-        as many as needed of the GPU that the database was measured on; of a CPU one.
+        Devices: a fleet, a fleet.toml, or ``"a100-80:8,v100"``; a kind without a count: as many as needed. Default: the
+        database's device, GPUs as many as needed, a CPU once.
     db : path, optional
         Kernel database; ``GPUPROF_DB`` or ``./gpuprof-db`` unless given.
     policy : str or Policy
-        A name as `gpuprof.placement.policies` knows it, ``"package.module:Class"``, or a policy.
+        A name from `gpuprof.placement.policies`, ``"package.module:Class"``, or a policy.
     options : PlanningOptions
     previous : path or DeploymentMap, optional
-        The map that runs now: of equally good maps, that which moves the fewest replicas is taken.
+        The present map: among equally good maps, the map with the fewest moved replicas is chosen.
     output : MapOutput
         Whether models are merged, and where `PlaceResult.write` writes the map.
     progress : callable, optional
-        Told each step as it begins.
+        Called at the begin of each step.
     note : callable, optional
-        Told each remark as soon as it is known.
+        Called with each remark immediately.
 
     Returns
     -------
     PlaceResult
-        Also where demands cannot be met: the map's ``unplaced`` says which, and `PlaceResult.write` refuses it.
+        Returned for unmet demands, too: the map's ``unplaced`` lists them, and `PlaceResult.write` refuses the map.
 
     Raises
     ------
@@ -139,7 +140,7 @@ def place(
 
     Examples
     --------
-    A file that was never profiled, on GPUs of the catalogue; no GPU is needed:
+    An unprofiled file on GPUs of the catalogue; no GPU is needed:
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -167,7 +168,7 @@ def place(
         problem = replace(problem, options=replace(problem.options, time_limit_s=left_s))
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(problem.options.time_limit_s)
-    # Timed from here: the ends of the intervals get a part of what the plan itself took.
+    # The planning time counts from here: the ends of the intervals get a part of it.
     deployment = plan_map(replace(problem, previous=running), chosen, options.created)
     deployment = add_interval_ends(problem, chosen, deployment, limit)
     if output.merge and (output.best_effort or not deployment.unplaced):
@@ -201,14 +202,14 @@ def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> Plann
 
 
 def _search_time_s(problem: Problem, limit_s: float, spent_s: float) -> float:
-    """Return what a limit leaves to the search after the time already spent."""
+    """Return the seconds of the limit left for the search, after the time already spent."""
     each_s = _AFTER_SEARCH_S[problem.options.latency_budget is None]
     after_s = min(each_s * len(problem.demands), _AFTER_SEARCH_PART * limit_s)
     return max(min(_LEAST_SEARCH_S, _LEAST_SEARCH_PART * limit_s), limit_s - spent_s - after_s)
 
 
 def _describe_late_start(options: PlanningOptions, read_s: float, planning_s: float) -> str | None:
-    """Return what came before planning, where that alone took longer than the time limit; else None."""
+    """Return a note on the time before planning, where it alone exceeded the time limit; else None."""
     if options.time_limit_s is None or read_s <= options.time_limit_s:
         return None
     before = "reading" if options.limit_since_s is None else "starting and reading"
@@ -258,10 +259,10 @@ _IDLE = 0.4
 
 
 def _suggest_share(problem: Problem, deployment: DeploymentMap) -> str | None:
-    """Return which smaller share is worth profiling, None where that could save nothing.
+    """Return a note on a smaller share worth profiling; None where profiling could save nothing.
 
-    That is so when something is not served or takes more than one device, and a replica is mostly idle under the
-    least share of a CPU that its model was profiled under.
+    Profiling can help when a demand is unplaced or the map takes several devices, and a replica is mostly idle under
+    the smallest profiled share of a CPU.
     """
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries if entry.device.kind == "cpu"}
     if not deployment.unplaced and sum(len(node.gpus) for node in deployment.nodes) < 2:

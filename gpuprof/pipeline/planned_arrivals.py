@@ -1,4 +1,4 @@
-"""Which arrivals a map is planned for, and checked with: a shape by name, or a trace."""
+"""Arrivals that a map is planned for and checked with: a shape by name, or a trace."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ POISSON = "poisson"
 
 
 def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
-    """Return the queueing model for arrivals of a shape, at whatever rate the demands ask for.
+    """Return the queueing model for arrivals of a shape, at the rates of the demands.
 
-    Raises `InputError` for an unknown shape, and for a trace that is not there, cannot be read or lacks a model.
+    Raises `InputError` for an unknown shape, and for a trace that is missing, unreadable or lacks a model.
 
     Parameters
     ----------
     arrivals : str or None
-        As `gpuprof.domain.arrival_text.parse_arrivals` reads it, or the path of a trace; None: Poisson. A trace that
-        names models says of each how its requests arrive, one that names none or one says it of all.
+        As `gpuprof.domain.arrival_text.parse_arrivals` reads it, or the path of a trace; None: Poisson. A trace with
+        model names gives a shape for each model, a trace without names or with a single name gives one shape for all.
     models : iterable of str
-        That are planned for.
+        The planned models.
     """
     from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
     from gpuprof.estimators.queueing.deferred_queue import DeferredQueue
@@ -41,7 +41,7 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
     queues = ModelQueues(
         {model: ShapedQueue(DeferredQueue(), shape) for model, shape in shapes.items()}, DeferredQueue()
     )
-    # Asked once for each, so that a trace that lacks one is refused now and not in the middle of a search.
+    # Query each model now, so that a trace without a model is refused here and not in the middle of a search.
     for model in models:
         queue_of(queues, model)
     return queues

@@ -16,19 +16,19 @@ from gpuprof.placement.size_limit import refuse_oversized
 
 
 def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:
-    """Return the policy's map, checked.
+    """Return the policy's map after a feasibility check.
 
-    Raises `InputError` when a demand is too large to be planned, or ``created`` is no time; `UnstableError` when the
-    map breaks a rule: the policy is wrong, and its map must not be deployed. ``created``: time that the map says it was
-    made at; else that of ``SOURCE_DATE_EPOCH``, else none.
+    Raises `InputError` when a demand is too large to be planned, or ``created`` is not a time; `UnstableError` when
+    the map breaks a rule: the policy is faulty, and its map must not be deployed. ``created``: creation time of the
+    map; by default that of ``SOURCE_DATE_EPOCH``, else none.
     """
     refuse_oversized(problem)
     created = created or _read_source_date()
     if created is not None:
         read_creation_time(created)
     deployment = to_map(problem, policy.place(problem), created)
-    # Whatever the policy: a plug-in's map is believed as little as one of ours. Too much time of a device is the
-    # fault of an estimator's premise (USHER's), which was chosen by name: `place` warns, and `check` refuses the map.
+    # The check covers every policy, plug-ins and our own alike. The rule on device time is excepted: it fails under an
+    # estimator's premise (USHER's), which the user chose by name: `place` warns, and `check` refuses the map.
     broken = [fault for fault in check(deployment, collect_evidence(problem)) if fault.rule != "time"]
     if broken:
         rules = count_of(len(broken), "rule")

@@ -60,7 +60,7 @@ def build_problem(
     """Read demands, fleet and database into a problem.
 
     Raises `InputError` for a file, device or model that is wrong or unknown. ``demands`` and ``fleet``: as in
-    `gpuprof.place`; ``db``: kernel database; ``note``: told each remark as soon as it is known.
+    `gpuprof.place`; ``db``: kernel database; ``note``: called with each remark immediately.
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.services import name_services, name_tried_services
@@ -92,14 +92,14 @@ def build_problem(
     named = size_demands(named, known, planning.dims, note)
     sources = source_names(named)
     default = planning.estimator == DEFAULT
-    # Notes come from the default estimator whichever plans: it alone knows the database's models.
+    # Notes come from the default estimator, whichever estimator plans: no other reads the database's models.
     estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
     estimator = name_services(estimator, sources)
     used = list(dict.fromkeys(sources.values()))
     names = list(dict.fromkeys(name for model in used for name, _ in name_parts(model)))
     options = replace(options, host=_find_host_work(database, devices, named))
     if options.max_processes is None and default and not _is_any_measured(known, names, devices):
-        options = replace(options, max_processes=1)  # what several would do to one another nobody has seen
+        options = replace(options, max_processes=1)  # interference between processes is unmeasured
     if planning.overhead_ms is None:
         overheads_ms = (serving_overhead_ms(database, entry.device.name, used) for entry in devices.entries)
         options = replace(options, overhead_ms=max(overheads_ms))
@@ -128,23 +128,23 @@ def build_problem(
 
 
 def _is_any_measured(known: KnownModels, names: Iterable[str], fleet: Fleet) -> bool:
-    """Return whether one of the models was measured on one of the fleet's devices."""
+    """Return whether any of the models was measured on any of the fleet's devices."""
     kinds = {entry.device.name for entry in fleet.entries}
     return any(kinds.intersection(known.devices_of(name)) for name in names)
 
 
 def source_names(demands: Iterable[Demand]) -> dict[str, str]:
-    """Return by the services' names those of their models, with the sizes of what is sent behind them."""
+    """Return the model name of each service, followed by the sizes of its inputs."""
     return {one.model: mixed_name(one.source_model or one.model, one.dims) for one in demands}
 
 
 def size_demands(
     demands: Sequence[Demand], known: KnownModels, dims: Mapping[str, int], note: NoteCallback = say_nothing
 ) -> tuple[Demand, ...]:
-    """Return the demands with the sizes that they are planned at; assumed ones are noted.
+    """Return the demands with their input sizes; a note reports assumed sizes.
 
-    Raises `InputError` when a model has no such dimension, or one without a usual size is not given.
-    ``dims``: sizes of dimensions that demands do not give themselves.
+    Raises `InputError` when a model lacks a given dimension, or a dimension has neither a usual nor a given size.
+    ``dims``: sizes of dimensions without a size in their demand.
     """
     free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
     require_dimensions(dims, free.values())
@@ -166,7 +166,7 @@ def size_demands(
 
 
 def collect_tried_runs(known: KnownModels, models: Iterable[str]) -> TriedRuns:
-    """Return what the database knows to have run, and to have failed, of the models that it knows."""
+    """Return the database's records of successful and failed runs of the models that it has."""
     from gpuprof.domain.failure import TriedRuns, rename_workloads
 
     tried = []
@@ -193,14 +193,14 @@ def collect_tried_runs(known: KnownModels, models: Iterable[str]) -> TriedRuns:
 
 
 def model_name(model: str) -> str:
-    """Return what a demand's model is called: a file by its stem."""
+    """Return the name of a demand's model: for a file its stem."""
     return Path(model).stem if _is_path(model) else model
 
 
 def _note_mixing_models(
     verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str], note: NoteCallback
 ) -> None:
-    """Note models whose requests must not share a batch, and those in training; files that are not here are trusted."""
+    """Note models whose requests must not share a batch, and models in training mode; absent files are not examined."""
     from gpuprof.graph.training_mode import describe_training
     from gpuprof.runtime.batch_verdicts import describe_mixing
 
@@ -217,9 +217,7 @@ def _note_mixing_models(
 def _judge_doubts(
     estimator: DatabaseEstimator, models: Sequence[str], fleet: Fleet, strict: bool, note: NoteCallback
 ) -> None:
-    """Note models that were not measured and have ops that nothing is known of; where it is strict, refuse them and
-    those whose intervals are wide.
-    """
+    """Note unmeasured models with unknown ops; if ``strict``, refuse them and models with wide intervals."""
     for model in models:
         measured = estimator.known.devices_of(model)
         for entry in fleet.entries if strict else ():
@@ -231,9 +229,9 @@ def _judge_doubts(
 
 
 def _estimate_smallest(estimator: DatabaseEstimator, model: str, device: Device) -> Estimate | None:
-    """Return the estimate of the smallest batch under the largest share of which one is known, None where none is.
+    """Return the estimate of the smallest batch under the largest share with an estimate; None without an estimate.
 
-    What failed, or of which nothing is known, policies leave out and say so.
+    Policies leave out workloads that failed or have no estimate, and report them.
     """
     for share in (Share(), *reversed(estimator.shares(model, device))):
         with suppress(InputError):
@@ -242,7 +240,7 @@ def _estimate_smallest(estimator: DatabaseEstimator, model: str, device: Device)
 
 
 def _find_host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
-    """Return what serving costs the machine; for several kinds of devices it is not known."""
+    """Return the host work of serving; none for a fleet of several kinds of devices, for which it is unknown."""
     from gpuprof.pipeline.serving_cost import serving_work
     from gpuprof.rules.host_work import NO_HOST_WORK
 
@@ -257,9 +255,9 @@ def _find_host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[D
 
 
 def _list_graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
-    """Return the files of the models that are named by a path, or whose file is given.
+    """Return the files of the models that are named by a path, or have a ``file``.
 
-    Raises `InputError` when a model is given two files.
+    Raises `InputError` when a model has two files.
     """
     files: dict[str, Path] = {}
     for demand in demands:
@@ -320,7 +318,7 @@ def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str,
 
     files = {}
     rows = [] if database is None else read_records(database, _RecordedFile, table="models")
-    # In order of time: the last file that was measured under a name counts.
+    # Sorted by time: the last file measured under a name is used.
     for row in sorted(rows, key=lambda row: row.run_id):
         if row.model_path:
             files[row.model] = ModelFile(row.model_path, row.model_sha256)
@@ -332,7 +330,7 @@ def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str,
 def _record_settings(
     demands: Sequence[Demand], database: KernelDb | None, fleet: Fleet, options: Options, planning: PlanningOptions
 ) -> PlannedWith:
-    """Return hashes of what the map is computed from, and the settings that a check of it must know."""
+    """Return hashes of the map's inputs, and the settings that a check of the map needs."""
     database_sha256 = None
     if database is not None:
         # Of the runs' ids and not of the files: compaction changes files and no figure.

@@ -1,4 +1,4 @@
-"""Measures models on this machine, or on a cluster, and keeps what was measured in the kernel database."""
+"""Measurements of models on this machine, or on a cluster, stored in the kernel database."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ def profile(
 ) -> ProfileResult:
     """Measure models on this machine: latency, throughput, memory and the time of every op.
 
-    What is in the database already is not measured again; interrupted, it goes on where it was.
+    Workloads already in the database are not measured again, so that an interrupted profile can be resumed.
 
     Parameters
     ----------
     models : sequence of path, or one of them
         ONNX files, or ``"NAME=FILE"``.
     batches : sequence of int, optional
-        By default 1, 2, 4 and 8; of a model whose batch is fixed and cannot be freed the one that it has.
+        By default 1, 2, 4 and 8; for a model with a fixed batch that cannot be freed, this batch.
     shares : sequence of Share or str, optional
-        ``"50"`` percent, ``"1core"``, ``"3g.40gb"``; by default of a CPU 1, 2, 4, … and all cores, of a GPU the whole.
+        ``"50"`` percent, ``"1core"``, ``"3g.40gb"``; by default 1, 2, 4, … and all cores of a CPU, or the whole GPU.
     beside : sequence of str
-        ``"MODEL[:BATCH[:SHARE]]"``: measure again with this running on the device, too.
+        ``"MODEL[:BATCH[:SHARE]]"``: measure again with this neighbour on the device.
     device : str, optional
         ``"cpu"``, ``"gpu"`` or a GPU's name; by default the first GPU that can be measured here, else the CPU.
     db : path, optional
-        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``, which is made.
+        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``, created if missing.
     settings : ProfileSettings, optional
     progress : callable, optional
-        Told before each workload, and with its rows (`ProfileProgress`) once they are on the disk.
+        Called before each workload, and with its rows (`ProfileProgress`) once they are on the disk.
 
     Raises
     ------
     InputError
-        When a model, batch, share or device is wrong; before anything is measured, where that can be known.
+        When a model, batch, share or device is wrong; if possible before the first measurement.
     UnavailableError
-        When nothing here can measure the device.
+        When no collector on this machine can measure the device.
 
     Examples
     --------
@@ -111,9 +111,9 @@ def profile_for_igniter(
     settings: ProfileSettings | None = None,
     progress: ProgressCallback = say_nothing,
 ) -> ProfileResult:
-    """Measure what fitting iGniter's coefficients takes: eleven configurations of each model, 2 to 5 copies at once.
+    """Measure the data for iGniter's coefficients: eleven configurations of each model, and 2 to 5 concurrent copies.
 
-    Parameters and errors are those of `profile`; ``batches`` are those that a model must be able to run at.
+    Parameters and errors are those of `profile`; every model must be able to run at the ``batches``.
     """
     settings = settings or ProfileSettings()
     with NoteList() as notes:
@@ -136,7 +136,7 @@ def profile_ops(
 ) -> OpProfileResult:
     """Measure each distinct op of all models once, as a model of its own.
 
-    Parameters and errors are those of `profile`; ops are measured one by one, in one process.
+    Parameters and errors are those of `profile`; ops are measured separately, in a single process.
     """
     settings = settings or ProfileSettings()
     with NoteList() as notes:
@@ -166,8 +166,7 @@ def profile_cluster(
 ) -> ProfileResult:
     """Measure models at batch sizes on the GPUs, or machines, of a Ray cluster.
 
-    Raises `GpuprofError` when a model is not there, or something could not be measured; what came before is in the
-    database.
+    Raises `GpuprofError` when a model is missing, or a measurement failed; earlier rows stay in the database.
 
     Parameters
     ----------
@@ -178,9 +177,9 @@ def profile_cluster(
     device : str, optional
         Use only places with this device.
     address : str
-        Of the cluster; empty: the one of this machine.
+        Address of the cluster; empty: the cluster of this machine.
     progress : callable, optional
-        Told of rows as they come in, and of what is tried again.
+        Called with rows as they arrive, and with retries.
     """
     from gpuprof.profiling.sweep.ray_sweep import RaySweep, task_of
 
@@ -296,7 +295,7 @@ def _measure(
 def run_campaign(
     campaign: Campaign, cells: Sequence[Cell], progress: ProgressCallback, ceilings: Sequence[Share] | None = None
 ) -> list[CellResult]:
-    """Measure ``cells`` and what the device can do at best under their shares, or under those of ``ceilings``."""
+    """Measure ``cells``, and the device's peak rates under their shares, or under the shares ``ceilings``."""
     outcomes: list[CellResult] = []
     begin: Callable[[Cell], None] = lambda cell: progress(Progress(str(cell), len(outcomes), len(cells)))  # noqa: E731
     for outcome in campaign.run(cells, begin):

@@ -14,7 +14,7 @@ from gpuprof.profiling.per_op.per_op import OpOutcome
 
 @dataclass(frozen=True, slots=True)
 class ProfileProgress(Progress):
-    """How far profiling has come, and what was just put into the database.
+    """The progress of profiling, with the rows just stored in the database.
 
     Attributes
     ----------
@@ -27,23 +27,23 @@ class ProfileProgress(Progress):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileResult(Result):
-    """What the database holds now of each workload that was to be measured.
+    """The database's rows for each requested workload.
 
     Attributes
     ----------
     device : str
-        Empty where several devices of a cluster measured.
+        Empty for measurements on several devices of a cluster.
     measured : tuple of mapping
         Rows of the tables ``models`` and ``colocations``, with ``share`` as text and whether it was ``measured_now``.
     cells : int
-        Workloads that were to be measured; one beside others has a row for each of them.
+        Number of requested workloads; a workload with neighbours has a row for each of them.
     failures : tuple of str
-        Why a workload could not be measured, one a workload.
+        Reasons for failed measurements, one for each workload.
     unstable : tuple of str
         Workloads whose times vary too much to be trusted.
     database : Path
     lost : tuple of str
-        Why counters of kernels that were asked for are missing, each reason once.
+        Reasons for missing kernel counters that were requested, each reason once.
     """
 
     device: str
@@ -81,7 +81,7 @@ class ProfileResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class OpProfileResult(Result):
-    """What the database holds now of each distinct op, by share."""
+    """The database's rows for each distinct op, by share."""
 
     outcomes: Mapping[Share, tuple[OpOutcome, ...]]
 

@@ -11,7 +11,7 @@ from gpuprof.pipeline.settings import Count, DataFiles, ManyDims, Settings, coun
 if TYPE_CHECKING:
     from gpuprof.profiling.child.job import TimingLimits
 
-#: Processes that one share is measured with at once: MPS serves hardly more clients of a GPU.
+#: Maximum processes measured at once in a share: MPS serves hardly more clients of a GPU.
 MOST_PROCESSES = 64
 #: Seconds of a day.
 _DAY_S = 86400.0

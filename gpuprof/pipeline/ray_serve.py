@@ -1,7 +1,8 @@
 """A deployment map as an application of Ray Serve, as ``gpuprof export --to ray-serve`` configures it.
 
-Each node of the map is a deployment whose one actor runs ``gpuprof serve --node`` on the machine that Ray starts it on.
-A router before them divides the requests for a model among its nodes as the map plans.
+Each node of the map is a deployment whose single actor runs ``gpuprof serve --node`` on the machine that Ray starts it
+on.
+A router in front of them divides the requests for a model among its nodes as planned in the map.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.serve import MapServer, serve
 from gpuprof.pipeline.serve_settings import ServeSettings
 
-#: Headers that tell of a connection, not of what it carries (RFC 9110, 7.6.1), and those that the next hop sets itself.
+#: Headers of the connection rather than of its content (RFC 9110, 7.6.1), and headers that the next hop sets itself.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "content-length"}
 _MAX_BODY_MB = 1024
 
@@ -108,16 +109,17 @@ class RayServeNode:
         import aiohttp
 
         if self._session is None:  # within the loop of the requests
-            # Ray Serve limits what is on its way; aiohttp's own 100 connections would be a second limit.
+            # No limit here: Ray Serve limits concurrent requests, and aiohttp's own 100 connections would be a second
+            # limit.
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, timeout=None)
         async with self._session.request(method, self._server.url + path, headers=headers, data=body or None) as got:
             return got.status, _drop_hop_by_hop(got.headers), await got.read()
 
     def check_health(self) -> None:
-        """Tell Ray Serve whether the server lives: it replaces the actor where it does not.
+        """Report to Ray Serve whether the server lives: Ray Serve replaces the actor of a dead server.
 
-        Raises `UnavailableError` when its process has gone.
+        Raises `UnavailableError` when the server's process has ended.
         """
         if not Path(f"/proc/{self._server.pid}").exists():
             raise UnavailableError(f"the server of process {self._server.pid} has gone")
@@ -128,17 +130,17 @@ class RayServeNode:
 
 
 class RayServeRouter:
-    """Before all nodes: picks the node of a request by what the map plans for its model there."""
+    """Router of the application: picks the node of a request by the planned rates of its model."""
 
     def __init__(self, weights: dict[str, dict[str, float]], nodes: dict[str, Any]) -> None:
         self._weights, self._nodes = weights, nodes
         self._credit: dict[str, dict[str, float]] = {name: dict.fromkeys(of, 0.0) for name, of in weights.items()}
 
     async def __call__(self, request: Any) -> Any:
-        """Return a node's answer to a request for a model, or what all nodes say of their health."""
+        """Return a node's answer to a request for a model, or the worst answer of all nodes to a health request."""
         from starlette.responses import JSONResponse, Response
 
-        # As the client wrote it: names may hold an escaped slash.
+        # Path as the client wrote it: names may hold an escaped slash.
         path = request.scope.get("raw_path", request.url.path.encode()).decode("ascii").partition("?")[0]
         query = f"?{request.url.query}" if request.url.query else ""
         call = (request.method, path + query, _drop_hop_by_hop(request.headers), await request.body())

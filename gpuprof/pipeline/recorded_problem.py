@@ -1,4 +1,4 @@
-"""Restores from a map its problem and its policy, and collects what it is checked against."""
+"""Restoration of a map's problem and policy, and the evidence for its check."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OtherTimes:
-    """Whose times a map is checked against where they are others than it was planned with."""
+    """The source of the times for a check, where it differs from the map's own."""
 
-    #: ``estimator``, ``precision``, ``runtime``: None: as the map says.
+    #: ``estimator``, ``precision``, ``runtime``: None: the map's own.
     estimator: str | None = None
     precision: str | None = None
     runtime: str | None = None
@@ -44,9 +44,9 @@ class OtherTimes:
 def restore_problem(
     deployment: DeploymentMap, db: Path | None, note: NoteCallback = say_nothing, estimator: str | None = None
 ) -> Problem:
-    """Return the problem that a located map answers, from what it says of it; its estimator unless another is named.
+    """Return the problem that a located map solves, with its own estimator unless another is named.
 
-    Models that the database lacks are read from their files; where these are all there, no database is needed. Raises
+    Models that the database lacks are read from their files; where all files are there, no database is needed. Raises
     `InputError` when the database is missing, or lacks a device of the map; or when the map's demands are impossible.
     """
     from gpuprof.domain.demand import Demand, Slo, require_possible
@@ -72,7 +72,7 @@ def restore_problem(
     devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
     execution = _recorded_execution(settings, OtherTimes())
     measured = make_database_estimator(database, note=note)
-    # Only models that the database lacks: what was measured of a name counts before what its file predicts.
+    # Only models that the database lacks: measurements of a name take precedence over predictions from its file.
     graphs = {name: path for name, path in paths.items() if not measured.known.has_measured(name)}
     measured = make_database_estimator(database, graphs, note, execution)
     name = estimator or settings.estimator
@@ -80,7 +80,7 @@ def restore_problem(
         Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model, dims=m.dims)
         for name, m in deployment.models.items()
     )
-    for demand in demands:  # a map need not be one that place wrote
+    for demand in demands:  # a map may come from other tools than place
         require_possible(demand)
     return Problem(
         demands=demands,
@@ -123,9 +123,9 @@ def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> b
 def time_map_by(
     deployment: DeploymentMap, estimator: str | None, db: Path | None, base: Path, note: NoteCallback = say_nothing
 ) -> DeploymentMap:
-    """Return a map from a file in ``base`` with the times of the estimator of this name; None: as it is.
+    """Return a map from a file in ``base`` with the times of the named estimator; None leaves the map unchanged.
 
-    Raises `InputError` when the estimator, the database or what it knows of a replica is missing.
+    Raises `InputError` when the estimator, the database or its data on a replica is missing.
     """
     if estimator is None:
         return deployment
@@ -136,7 +136,7 @@ def time_map_by(
 
 
 def source_models(deployment: DeploymentMap) -> dict[str, str]:
-    """Return by the models' names in a map what each is called in the kernel database, with its sizes."""
+    """Return the name of each of the map's models in the kernel database, with its sizes."""
     return {name: mixed_name(one.source_model or name, one.dims) for name, one in deployment.models.items()}
 
 
@@ -145,7 +145,7 @@ def _list_parts(sources: Iterable[str]) -> list[str]:
 
 
 def restore_policy(deployment: DeploymentMap) -> Policy:
-    """Return the policy that made a map, with its default options; the default one where it is not known."""
+    """Return the policy of a map, with its default options; the default policy where the map's is unknown."""
     from gpuprof.placement.policies import DEFAULT, make_policy, policy_names
 
     # A map has the policy's name with its options behind it; of several that begin so, the longest is meant.
@@ -161,10 +161,9 @@ def collect_map_evidence(
     note: NoteCallback = say_nothing,
     other: OtherTimes | None = None,
 ) -> Evidence:
-    """Return what a map from a file in ``base`` is checked against; without a database and the files, its own times.
+    """Return the evidence to check a map from a file in ``base``; without a database and model files, its own times.
 
-    ``against`` are demands to be checked instead of those that the map says were made; ``other`` whose times it is
-    checked against, by default those that it was planned with.
+    ``against``: demands to check instead of the map's own; ``other``: source of the times, by default the map's own.
     """
     other = other or OtherTimes()
     from gpuprof.domain.failure import NOTHING_TRIED
@@ -218,11 +217,10 @@ def collect_map_evidence(
 
 
 def describe_layout_fault(deployment: DeploymentMap, base: Path, database: KernelDb | None, label: str) -> str | None:
-    """Return a note on the first reason why no machine can be set up as a map says; None where none is known.
+    """Return a note on the first reason why no machine can be configured as the map requires; None without a reason.
 
-    What replicas take in memory is what the map itself gives them, and what failed when it was measured is in the
-    database. Devices that neither the catalogue nor the database knows are left out. ``base``: folder of the map's
-    file; ``label``: what the map is called.
+    Memory of replicas is taken from the map, and failures from the database. Devices unknown to both catalogue and
+    database are left out. ``base``: folder of the map's file; ``label``: name of the map in messages.
     """
     from gpuprof.placement.feasibility import Evidence, check_layout
 
@@ -236,7 +234,7 @@ def describe_layout_fault(deployment: DeploymentMap, base: Path, database: Kerne
 
 
 def _collect_tried(deployment: DeploymentMap, base: Path, database: KernelDb | None) -> TriedRuns:
-    """Return what a database knows to have run, and to have failed, of a map's services."""
+    """Return a database's records of successful and failed runs of a map's services."""
     from gpuprof.domain.failure import NOTHING_TRIED
     from gpuprof.estimators.measured.known_models import KnownModels
     from gpuprof.estimators.services import name_tried_services
@@ -252,12 +250,12 @@ def _collect_tried(deployment: DeploymentMap, base: Path, database: KernelDb | N
 def _find_devices(
     deployment: DeploymentMap, database: KernelDb | None, device_file: PathArgument | None
 ) -> dict[str, Device]:
-    """Return the devices of a map that are known, with the prices that it was planned with."""
+    """Return the known devices of a map, with the prices that it was planned with."""
     from gpuprof.pipeline.devices import read_own_devices, resolve_device
 
     known: dict[str, Device] = {}
     planned = {one.device: one for one in deployment.planned_with.fleet}
     for name in sorted({gpu.device for node in deployment.nodes for gpu in node.gpus}):
-        with suppress(InputError):  # the check names those that are not known
+        with suppress(InputError):  # the check reports unknown devices
             known[name] = _with_price(resolve_device(name, database, read_own_devices(device_file)), planned.get(name))
     return known

@@ -26,13 +26,13 @@ from gpuprof.reporting.profile_figures import batch_and_share_figures, roofline_
 
 @dataclass(frozen=True, kw_only=True)
 class ReportResult(Result):
-    """A page, and the pictures that were written beside it.
+    """A page, and the pictures written with it.
 
     Attributes
     ----------
     page : Path
     sections : tuple of Section
-        What the page shows.
+        Sections of the page.
     pictures : tuple of Path
     """
 
@@ -60,22 +60,20 @@ def report(
     Parameters
     ----------
     sources : path or sequence of path
-        A database, maps, and the JSON that ``gpuprof compare``, ``simulate``, ``load`` and ``evaluate`` print.
+        A database, maps, and JSON output of ``gpuprof compare``, ``simulate``, ``load`` and ``evaluate``.
     output : path
         The page.
-    title : str
-        Of the page.
-    figures : path, optional
-        Directory to write each figure into, too.
+    title : str Title of the page. figures : path, optional
+        Directory for separate files of the figures.
     picture_format : str
-        Of these figures: ``"svg"`` or ``"png"``.
+        Format of these figures: ``"svg"`` or ``"png"``.
 
     Raises
     ------
     InputError
         When a source cannot be read, or a file cannot be written.
     UnavailableError
-        When what draws PNG is not installed.
+        When the drawing library for PNG is not installed.
 
     Examples
     --------
@@ -147,7 +145,7 @@ def _write_pictures(sections: Sequence[Section], directory: Path, picture_format
     return tuple(written)
 
 
-#: Models that are drawn one by one, and those whose parts stand open.
+#: Maximum number of models drawn separately, and of models whose sections are open at first.
 _MOST_MODELS, _UNFOLDED = 100, 6
 
 
@@ -180,7 +178,7 @@ def _make_database_sections(database: KernelDb, name: str) -> list[Section]:
 
 
 def _make_index(by_model: Mapping[str, Sequence[ModelRow]]) -> Table:
-    """Return what was measured of each model, a row each."""
+    """Return a table of the measurements, a row for each model."""
     headings = ("model", "device", "batches", "shares in %", "workloads", "least batch ms", "most requests/s")
     rows = []
     for model, rows_of_model in by_model.items():
@@ -209,7 +207,7 @@ def _list_numbers(values: Collection[float]) -> str:
 def _make_model_section(
     database: KernelDb, rows_of_model: Sequence[ModelRow], devices: Mapping[str, DeviceRow], is_only: bool
 ) -> Section | None:
-    """Return the figures of one model: over batches and shares unless it is the only one, and of its ops."""
+    """Return the figures of one model: its ops, and batches and shares unless it is the only model."""
     measured, ops = _find_largest_with_ops(database, rows_of_model)
     where = {"run_id": measured.run_id, "model": measured.model}
     kernels = read_records(database, KernelRow, where)

@@ -88,12 +88,12 @@ def follow_load(
 def make_scheduler(
     deployment: DeploymentMap, policy: str | None, headroom: float, db: Path | None, note: NoteCallback = say_nothing
 ) -> Scheduler:
-    """Return a scheduler that places the observed rates, times ``headroom``, as the map's own problem.
+    """Return a scheduler that places the observed rates, times ``headroom``, under the settings of the map's problem.
 
-    Each map is planned from the one before it, so that few replicas move. Rates that the policy cannot place, on the
-    devices there are, leave the map as it is; the first time that is noted. Raises `InputError` when the policy is
-    unknown, or the database lacks what the map was planned from; the scheduler itself, when planning fails otherwise
-    than for lack of capacity.
+    Each map is planned from its predecessor, so that few replicas move. Rates that the policy cannot place on the
+    available devices leave the map unchanged; a note reports the first time. Raises `InputError` when the policy is
+    unknown, or the database lacks data of the plan; the scheduler itself raises `GpuprofError` when planning fails for
+    another reason than lack of capacity.
     """
     from gpuprof.pipeline.planning import plan_map
     from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
@@ -112,7 +112,7 @@ def make_scheduler(
 
     def scheduler(rates: Mapping[str, float]) -> DeploymentMap | None:
         nonlocal running
-        # A model that nobody asked for keeps the smallest replica, for who asks next.
+        # A model without requests keeps the smallest replica for later requests.
         demands = tuple(
             replace(demand, rate_rps=max(headroom * rates[demand.model], 0.01 * demand.rate_rps))
             for demand in problem.demands

@@ -1,4 +1,4 @@
-"""What every verb returns: rows for frames and notebooks, and notes for people."""
+"""Results of the verbs: rows for frames and notebooks, and notes for people."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far long work has come.
+    """The progress of a long task.
 
     Attributes
     ----------
     step : str
-        What was just done, in words.
+        The step just done, in words.
     done, total : int
-        Steps done, and steps in all; ``total`` is 0 where that is unknown.
+        Steps done, and their total; ``total`` is 0 where unknown.
     """
 
     step: str
@@ -40,10 +40,10 @@ def say_nothing(told: object) -> None:
 
 
 class NoteList:
-    """Collects the notes of a result, and passes each on as soon as it is known.
+    """Collects the notes of a result, and passes each note on immediately.
 
-    In a ``with`` statement, an error that ends the work takes the notes along (`BaseException.add_note`). ``note``:
-    told each of them.
+    In a ``with`` statement, an error that ends the work carries the notes (`BaseException.add_note`). ``note``: called
+    with each note.
     """
 
     def __init__(self, note: NoteCallback = say_nothing) -> None:
@@ -71,7 +71,7 @@ class NoteList:
 
 @dataclass(frozen=True)
 class Result(ABC):
-    """What a verb returns.
+    """The result of a verb.
 
     Attributes
     ----------

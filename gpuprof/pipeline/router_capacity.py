@@ -19,9 +19,10 @@ def _read_assumed_rps() -> float:
 
 
 def router_capacity_rps(deployment: DeploymentMap) -> tuple[float, bool]:
-    """Return the requests per second that one router carries, and whether ``profile`` measured it.
+    """Return the capacity of a router in requests per second, and whether it was measured by ``profile``.
 
-    What was measured is the CPU time of router, machine process and client for a request, so that it is a lower bound.
+    A measured capacity is a lower bound: it follows from the CPU time of router, machine process and client for a
+    request.
     """
     host = host_work_of_plan(deployment.planned_with)
     measured_ms = host.host_ms_busy or host.host_ms
@@ -31,7 +32,7 @@ def router_capacity_rps(deployment: DeploymentMap) -> tuple[float, bool]:
 
 
 def describe_routers(deployment: DeploymentMap) -> str | None:
-    """Return how many routers the planned requests need, None where one carries them."""
+    """Return a note on the number of routers that the planned requests need; None where a single router suffices."""
     rate_rps = math.fsum(replica.rate_rps for *_, replica in deployment.places())
     capacity_rps, is_measured = router_capacity_rps(deployment)
     count = math.ceil(rate_rps / capacity_rps - 1e-9)

@@ -30,9 +30,9 @@ from gpuprof.serving.server import EngineMaker, Ready
 
 #: Time for a server to end its workers, beyond the time for the last answers.
 _END_S = 20.0
-#: One line of JSON; a server that writes more has gone wrong.
+#: Maximum length of the line of JSON; a server that writes more is faulty.
 _MAX_MESSAGE_BYTES = 1 << 20
-#: Where --public listens.
+#: Address for --public.
 _ANY_ADDRESS = "0.0.0.0"
 _ERRORS: dict[str, type[GpuprofError]] = {
     kind.__name__: kind for kind in (InputError, InfeasibleError, UnstableError, UnavailableError)
@@ -45,18 +45,13 @@ class MapServer:
 
     Attributes
     ----------
-    url : str
-        Where it answers HTTP, ``http://127.0.0.1:8000``.
-    grpc_url : str or None
-        Where it answers gRPC, if it does.
-    port : int
-        Its HTTP port.
-    map : DeploymentMap
-        What it served at first.
+    url : str HTTP address, ``http://127.0.0.1:8000``. grpc_url : str or None
+        gRPC address; None without gRPC.
+    port : int HTTP port. map : DeploymentMap
+        The map at its start.
     models, workers : int
-        How many it has.
-    pid : int
-        Of its first process.
+        Numbers of models and of workers.
+    pid : int Process id of its first process.
     """
 
     url: str
@@ -81,11 +76,11 @@ class MapServer:
 def run_map_server(
     map_file: PathArgument, settings: ServeSettings, ready: Ready, note: NoteCallback = say_nothing
 ) -> None:
-    """Serve a map in this process, which must be its main thread, until SIGINT or SIGTERM; then answer what is left.
+    """Serve a map in this process until SIGINT or SIGTERM; then answer the pending requests.
 
-    Raises `GpuprofError` when the map cannot be served so, the port is taken, or a worker cannot start. ``ready``: told
-    once where the server listens, and how many models and workers it has; ``note``: told each remark as soon as it is
-    known.
+    This must be the main thread. Raises `GpuprofError` when the map cannot be served with the settings, the port is
+    taken, or a worker cannot start. ``ready``: called once with the addresses and the numbers of models and workers;
+    ``note``: called with each remark immediately.
     """
     from gpuprof.rules.routing import routing_rule
     from gpuprof.serving.plan.planner import Planner
@@ -168,21 +163,22 @@ def serve(
     Parameters
     ----------
     deployment : path or DeploymentMap
-        The files of its models are looked for beside it, of a map without a file in the current folder.
+        Relative paths of model files start at the folder of the map's file, or at the current folder.
     settings : ServeSettings
-        ``ServeSettings(port=0)`` takes any free port, ``simulate=True`` computes nothing.
+        ``ServeSettings(port=0)`` takes any free port, ``simulate=True`` does not run the models.
     note : callable, optional
-        Told where the server listens, once it does, and what of a simulated map no machine can be set up as.
+        Called with the address of the ready server, and with reasons why no machine can be configured as a simulated
+        map requires.
 
     Yields
     ------
     MapServer
-        It is ready: every model is loaded.
+        The server, ready: every model is loaded.
 
     Raises
     ------
     GpuprofError
-        When the map cannot be served so, the port is taken, or a worker cannot start.
+        When the map cannot be served with the settings, the port is taken, or a worker cannot start.
 
     Notes
     -----
@@ -222,7 +218,7 @@ def serve(
 
 
 def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the server; return its process and the descriptor on which it says that it is ready, or why not."""
+    """Start the server; return its process and the descriptor of its message, either readiness or an error."""
     # A pipe of its own and not stdout, on which libraries print.
     answers, answer_writer = os.pipe()
     try:
@@ -256,7 +252,7 @@ def _await_ready(process: subprocess.Popen[bytes], answers: int, deployment: Dep
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise _ERRORS.get(answer["kind"], UnavailableError)(answer["error"], answer["fix"])
-    # One text for people, as `Server` announces it: HTTP's address first.
+    # The text of addresses that `Server` announces: HTTP's address comes first.
     addresses = answer["url"].split(" and ")
     url = addresses[0]
     return MapServer(
@@ -271,7 +267,7 @@ def _await_ready(process: subprocess.Popen[bytes], answers: int, deployment: Dep
 
 
 def _end(process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Tell the server to end and wait until it has; kill it where it does not."""
+    """End the server and wait for its exit; kill it after ``limit_s`` seconds."""
     assert process.stdin is not None
     with process:
         process.stdin.close()  # which tells it
@@ -285,11 +281,10 @@ _LOCAL, _RAY = "local", "ray"
 
 
 def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> EngineMaker | None:
-    """Return what makes the engine of this name; None: the server's own.
+    """Return the factory of the engine with this name; None: the server's own engine.
 
-    Raises `InputError` when there is no engine of this name; `UnavailableError` when Ray is not installed.
-    ``ray_address``: None: the cluster of this machine; ``insecure``: whether workers on other machines may be spoken to
-    without TLS.
+    Raises `InputError` for an unknown name; `UnavailableError` when Ray is not installed. ``ray_address``: None: the
+    cluster of this machine; ``insecure``: whether workers on other machines may be reached without TLS.
     """
     if name == _LOCAL:
         return None

@@ -2,7 +2,7 @@
 
     python -m gpuprof.pipeline.server_process DESCRIPTOR
 
-On the descriptor it writes one line of JSON, where it listens or why it cannot.
+It writes one line of JSON to the descriptor: its addresses, or the error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _await_end() -> None:
-    """Wait until stdin ends, then end as if told to: who started this server has gone, or wants it to."""
+    """Wait for the end of stdin, then send SIGTERM to this process: its parent has ended, or ends the server."""
     while os.read(sys.stdin.fileno(), 4096):  # not through the buffer, whose lock a daemon thread must not hold at exit
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -31,7 +31,7 @@ class _RequestInputs:
 
 
 def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say_nothing) -> None:
-    """Measure and keep what a request costs on ``device``, unless all of it is known or serving is not installed."""
+    """Measure and store the cost of a request on ``device``, unless it is known or serving is not installed."""
     from dataclasses import replace
     from datetime import UTC, datetime
 
@@ -73,9 +73,9 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say
 
 
 def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable[str]) -> float:
-    """Return what the largest request of ``models`` takes beyond its batch; 0.0 where it was never measured.
+    """Return the milliseconds of the largest request of ``models`` outside its batch; 0.0 without a measurement.
 
-    What keeps the worker from other batches is part of the batch (see `serving_work`), and not of this.
+    Work that keeps the worker from other batches is part of the batch (see `serving_work`), and not of this time.
     """
     known = None if database is None else _find_last_measured(database, device)
     if database is None or known is None:
@@ -88,10 +88,10 @@ def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable
 
 
 def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[str, float], alone: bool) -> HostWork:
-    """Return what serving costs ``device`` beside the batches; nothing where it was never measured.
+    """Return the work of serving on ``device`` in addition to the batches; none without a measurement.
 
-    ``rates_rps``: of the models: the mean request counts, since what it takes adds up, whoever's it is; ``alone``:
-    whether this is the only machine, on which router and clients then run, too.
+    ``rates_rps``: rates of the models, which weight the mean request, because the work adds up over all models;
+    ``alone``: whether this is the only machine, which then runs router and clients, too.
     """
     from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
@@ -109,7 +109,7 @@ def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[s
 
 
 def _read_request_mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, float]:
-    """Return the MiB of tensors that a request of each model brings, where that is known."""
+    """Return the MiB of tensors in a request of each model, where known."""
     sizes: dict[str, float] = {}
     for row in read_records(database, _RequestInputs, {"device": device}, table="models"):
         for name in {row.model, model_at_dims(row.model, row.dims)} if row.input_bytes else ():
@@ -123,6 +123,6 @@ def _read_request_mib(database: KernelDb, device: str, models: Iterable[str]) ->
 
 
 def _find_last_measured(database: KernelDb, device: str) -> DeviceRow | None:
-    """Return the last row of a device that says what serving costs."""
+    """Return the last row of a device with a measured cost of serving; None without a row."""
     measured = [row for row in read_records(database, DeviceRow, {"device": device}) if row.request_ms is not None]
     return max(measured, key=lambda row: row.run_id, default=None)

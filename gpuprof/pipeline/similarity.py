@@ -58,11 +58,11 @@ def similarity(
     models : sequence of path
         Two or more ONNX files.
     tolerance : float
-        Weights that differ by no more are the same.
+        Largest difference of weights that are treated as equal.
     heat_map : path, optional
-        File to write the heat maps of layers to, ``.svg`` or ``.png``.
+        File for the heat maps of layers, ``.svg`` or ``.png``.
     progress : callable, optional
-        Told after each pair of models.
+        Called after each pair of models.
 
     Raises
     ------

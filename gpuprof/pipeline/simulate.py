@@ -52,14 +52,14 @@ _CAUSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateResult(Result):
-    """What clients would see.
+    """The result of a simulation, as clients see it.
 
     Attributes
     ----------
     runs : tuple of ScheduledRun
-        One, or one for each policy that was compared.
+        A single run, or a run for each compared policy.
     basis : mapping
-        What the times of the map rest on, as `gpuprof.domain.map_sources.record_basis` has it.
+        Sources of the map's times, as `gpuprof.domain.map_sources.record_basis` returns them.
     """
 
     runs: tuple[ScheduledRun, ...]
@@ -67,7 +67,7 @@ class SimulateResult(Result):
 
     @property
     def outcome(self) -> SimulationOutcome:
-        """What was simulated; of several policies, under the first."""
+        """The simulation's outcome; with several policies, the outcome of the first."""
         return self.runs[0].outcome
 
     @property
@@ -76,7 +76,7 @@ class SimulateResult(Result):
         return len(self.runs) > 1
 
     def comparison(self) -> tuple[Autoscaling, ...]:
-        """Return for each policy what following the load cost and gave; nothing where the map did not follow it."""
+        """Return the cost and benefit of rescheduling for each policy; empty without rescheduling."""
         return tuple(
             summarize_autoscaling(str(run.policy), run.timetable, run.outcome)
             for run in self.runs
@@ -102,12 +102,12 @@ class SimulateResult(Result):
         )
 
     def require_kept(self) -> None:
-        """Do nothing where every model kept its SLO, or several policies were compared.
+        """Check that every model kept its SLO; several compared policies are not judged.
 
         Raises
         ------
         SloMissedError
-            When one missed it.
+            When a model missed its SLO.
         """
         if not self.is_comparison:
             require_kept(self.verdicts())
@@ -168,24 +168,24 @@ def simulate(
     ----------
     deployment : path or DeploymentMap
     traffic : SimulatedTraffic
-        The map's rates for 60 s unless given.
+        By default the map's rates for 60 s.
     service : ServiceSettings
     rescheduling : Rescheduling, optional
-        How the map follows the load; left out: it stays.
+        Rules for changing the map with the load; by default the map does not change.
     fidelity : Fidelity
     db : path, optional
         Kernel database, for rescheduling, interference and another estimator.
     estimator : str, optional
-        Name of the estimator that says how long batches take; left out, the times that stand in the map.
+        Name of the estimator of batch times; by default the times of the map.
     progress : callable, optional
-        Told how many percent are simulated.
+        Called with the simulated percentage.
     note : callable, optional
-        Told each remark as soon as it is known.
+        Called with each remark immediately.
 
     Raises
     ------
     InputError
-        For a file, model, network, failure or policy that is wrong or unknown, and what excludes each other.
+        For a wrong or unknown file, model, network, failure or policy, and for options that exclude each other.
 
     Examples
     --------
@@ -230,7 +230,7 @@ def simulate(
 
 
 def _check_devices(deployment: DeploymentMap) -> None:
-    """Refuse a device that the map does not list among those that it was planned with, where it lists any."""
+    """Refuse a device of the map that is absent from its planned devices, where the map lists these."""
     planned = [one.device for one in deployment.planned_with.fleet]
     for gpu in (gpu for node in deployment.nodes for gpu in node.gpus):
         if planned and gpu.device not in planned:
@@ -239,7 +239,7 @@ def _check_devices(deployment: DeploymentMap) -> None:
 
 
 def _note_faults(deployment: DeploymentMap, base: Path, path: Path | None, label: str, notes: NoteList) -> None:
-    """Note the first reason why no machine could be set up so: what was simulated then cannot be built."""
+    """Note the first reason why no machine can be configured as the simulated map requires."""
     from gpuprof.pipeline.devices import open_database
 
     if fault := describe_layout_fault(deployment, base, open_database(path, needed=False), label):

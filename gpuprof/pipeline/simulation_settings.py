@@ -1,4 +1,4 @@
-"""Which requests are simulated, how they are served, how the map follows them, and how exactly."""
+"""Settings of a simulation: requests, serving, rescheduling and fidelity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SimulatedArrivals:
     """How the requests of each model arrive."""
 
     processes: Mapping[str, ArrivalProcess]
-    trace_s: float | None = None  #: How long a trace lasts, with its last request; None without one.
+    trace_s: float | None = None  #: Duration of the trace up to its last request; None without a trace.
 
 
 def _read_timeout(given: object) -> object:
@@ -154,7 +154,7 @@ class ServiceSettings(Settings):
     def simulation_options(
         self, deployment: DeploymentMap, traffic: SimulatedTraffic, arrivals: SimulatedArrivals
     ) -> SimulationOptions:
-        """Return the simulator's options; what is not given is the map's own, at the rate of ``arrivals``.
+        """Return the simulator's options, by default the map's own, at the rate of ``arrivals``.
 
         Raises
         ------

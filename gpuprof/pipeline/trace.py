@@ -100,16 +100,16 @@ def read_azure_trace(
     ----------
     path : path
     names : sequence of str, optional
-        What they are called, busiest first.
+        Names for the functions, busiest first.
     functions : int
-        Without names: how many.
+        Number of functions, without names.
     seed : int
-        Of when in a minute requests come, where only their number is recorded.
+        Seed of the arrival times within a minute, where only the number of requests is recorded.
 
     Raises
     ------
     InputError
-        When the file cannot be read, or has fewer functions than names are given.
+        When the file cannot be read, or has fewer functions than names.
     """
     trace = read_azure(Path(path), len(names) if names else functions, seed)
     if names is None:

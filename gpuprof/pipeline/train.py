@@ -21,7 +21,7 @@ DEFAULT_REGRESSORS = ("lasso", "kernel_ridge", "gradient_boosting", "xgboost")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult(Result):
-    """What regressors were fitted to, and how far off they are.
+    """The training set and the errors of fitted regressors.
 
     Attributes
     ----------
@@ -30,10 +30,8 @@ class TrainResult(Result):
         Networks, distinct ops, and models at a batch size, in the training set.
     latency_factor, memory_factor : float or None
         90% of left-out figures are within this factor of the prediction; None: too few architectures to say.
-    data_hash : str
-        Of the training set.
-    folder : Path
-        Where the regressors are kept.
+    data_hash : str Hash of the training set. folder : Path
+        Folder of the regressors.
     """
 
     device: str
@@ -63,7 +61,7 @@ def train(
     Parameters
     ----------
     device : str, optional
-        Device that was profiled; by default the one with most measurements.
+        A profiled device; by default the device with most measurements.
     regressors : sequence of str
         Constituents of the stack: ``"lasso"``, ``"kernel_ridge"``, ``"gradient_boosting"``, ``"xgboost"``,
         ``"lightgbm"``.
@@ -74,7 +72,7 @@ def train(
     Raises
     ------
     InputError
-        When there is no database, it holds too little to learn from, or a regressor is unknown.
+        When there is no database, its data are too few to learn from, or a regressor is unknown.
 
     Examples
     --------
@@ -118,9 +116,9 @@ def train(
 
 
 def load_training_data(db: PathArgument | None, device: str | None) -> TrainingSet:
-    """Return what was measured on ``device``, by default on the device with most measurements.
+    """Return the measurements on ``device``, by default on the device with most measurements.
 
-    Raises `InputError` when there is no database, or too little in it.
+    Raises `InputError` when there is no database, or its data are too few.
     """
     from gpuprof.estimators.learned.training_set import database_graphs, load_training_set
 

@@ -27,10 +27,10 @@ _HEADINGS = {
 
 @dataclass(frozen=True, slots=True)
 class SloVerdict:
-    """The verdict on one model's objective: ``percentile`` percent of its requests are answered within ``slo_ms``.
+    """The verdict on a model's objective: ``percentile`` percent of its requests are answered within ``slo_ms``.
 
-    ``kept`` is None where nothing can be judged: no objective, no request, or a closed loop, which no map is planned
-    for. ``latency_ms`` and ``predicted_ms`` are 99th percentiles; None where there is none.
+    ``kept`` is None where no judgement is possible: no objective, no request, or a closed loop, for which no map is
+    planned. ``latency_ms`` and ``predicted_ms`` are 99th percentiles; None where absent.
     """
 
     model: str
@@ -42,7 +42,7 @@ class SloVerdict:
     predicted_ms: float | None = None
     rate_rps: float = 0.0
     goodput_rps: float = 0.0
-    reason: str = ""  #: One sentence: why the objective was missed, or what else the figures need said.
+    reason: str = ""  #: One sentence: the reason of a missed objective, or a remark on the figures.
 
     @property
     def verdict(self) -> str:

@@ -15,7 +15,7 @@ from gpuprof.runtime.free_batch import is_dynamic, rebatch
 from gpuprof.zoo.architecture import ARCHITECTURES, ZooArchitecture, find_architecture
 from gpuprof.zoo.build import build
 
-LARGEST_BATCH = 65_536  #: Of a network that is built with a fixed one.
+LARGEST_BATCH = 65_536  #: Largest fixed batch of a built network.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class ZooResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class RebatchResult(Result):
-    """What changing a model's batch did."""
+    """The result of changing a model's batch."""
 
     path: Path  #: The new file.
     nodes_changed: int
@@ -70,16 +70,16 @@ def build_model(
     output : path, optional
         File to write; by default ``NAME.onnx``.
     batch : int, optional
-        Fixed batch; by default it is free.
+        Fixed batch; by default free.
     seed : int
-        Of the random weights, and of the layers of what is called random.
+        Seed of the random weights, and of the layers of networks named random.
 
     Raises
     ------
     InputError
         When there is no network of this name, or the file cannot be written.
     UnavailableError
-        When what the network is exported with is not installed.
+        When the exporting library is not installed.
 
     Examples
     --------
@@ -94,10 +94,10 @@ def build_model(
 
 
 def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | None = None) -> RebatchResult:
-    """Change the batch that a model fixes, and prove by running both that it computes the same.
+    """Change a model's fixed batch, and prove equal outputs by running both models.
 
-    Raises `InputError` when the model cannot be read or changed, naming the node, or the results differ. ``batch``: by
-    default any.
+    Raises `InputError` when the model cannot be read or changed, naming the node, or the results differ. ``batch``: new
+    fixed batch; by default free.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | Non
     free = is_dynamic(Path(model))
     changed = rebatch(Path(model), Path(output), batch)
     before = "its batch was free already" if free else f"its batch was {changed.batch}"
-    # The copy of a model whose batch was free is run only where nodes were changed.
+    # The proof runs for a model with a fixed batch, and for a model with changed nodes.
     is_proven = bool(changed.nodes) or not free
     said = [before] + [f"it is {batch} now"] * (batch is not None) + [f"{count_of(len(changed.nodes), 'node')} changed"]
     said += [f"same outputs at batches {changed.batch} and more"] * is_proven
