@@ -32,7 +32,7 @@ def control_path(port: int) -> Path:
 
 
 async def open_control(port: int, apply: Apply) -> asyncio.Server:
-    """Listen for commands; ``apply`` is given the path of a new map and says what it did.
+    """Listen for commands; ``apply`` receives the path of a new map and returns a description of the change.
 
     Raises `UnavailableError` when the socket cannot be made.
     """
@@ -58,10 +58,10 @@ async def open_control(port: int, apply: Apply) -> asyncio.Server:
 
 
 def send_apply(port: int, path: Path) -> dict[str, Any]:
-    """Tell the server on ``port`` to move to the map at ``path``; return what it did.
+    """Send the server on ``port`` the command to move to the map at ``path``; return the description of the change.
 
-    Raises `UnavailableError` when no server of this user listens there, or it lacks what the map needs; `InputError`
-    when the server refuses the map.
+    Raises `UnavailableError` when no server of this user listens there, or the server lacks resources of the map;
+    `InputError` when the server refuses the map.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The front of a server: its sockets, the edge where there is one, and the lossless way to stop."""
+"""The front of a server: its sockets, the optional edge, and the shutdown without lost requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.watch.logs import LOGGER
 
-#: Connections that the system accepts before the loop does, as many as it allows (net.core.somaxconn).
+#: Backlog of the listening sockets, the largest; the system limits it to net.core.somaxconn.
 _BACKLOG = (1 << 16) - 1
 #: Load balancers see for so long that the server is not ready, and send no more.
 _GRACE_S = 0.15

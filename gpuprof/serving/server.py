@@ -31,11 +31,11 @@ from gpuprof.serving.transport.security import is_loopback
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.stalls import StallMeter
 
-#: Set to 1, whatever memory of tensors is given back is overwritten at once, so that tests see who still reads it.
+#: Environment variable; if 1, freed tensor memory is overwritten at once, so that tests detect reads after release.
 POISON_VARIABLE = "GPUPROF_POISON"
 _WATCH_S = 0.5
 
-#: Makes what keeps the machines; given the arena and `ServerSettings`.
+#: Makes the engine, which runs the machines, from the arena and the `ServerSettings`.
 EngineMaker = Callable[[Arena, ServerSettings], Engine]
 #: Told where a server listens, and how many models and workers it has.
 Ready = Callable[[str, int, int], None]
@@ -50,7 +50,7 @@ class Server:
     planner : Planner
     settings : ServerSettings
     make_engine : callable
-        By default that of one machine.
+        By default it makes the engine of this machine alone.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Server:
                 control = await open_control(port, self._apply)
                 self._start_controllers()
                 gc.collect()
-                gc.freeze()  # what exists lives as long as the server
+                gc.freeze()  # existing objects live as long as the server
                 self.stalls.forget()
                 ready(where, len(self.router.list_models()), len(self._worker_fleet.workers))
                 await self._stop.wait()
@@ -173,7 +173,7 @@ class Server:
         return asdict(move)
 
     async def _follow_machines(self) -> None:
-        """Plan the same map again: a machine was replaced by one that may have other cores and GPUs."""
+        """Plan the same map again after a machine was replaced: the new machine may have other cores and GPUs."""
         try:
             move = await self._move(self._source)
         except GpuprofError as error:
@@ -205,7 +205,7 @@ class Server:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log that a controller has ended, which it never should; serving goes on without it."""
+    """Log the unexpected end of a controller; serving goes on without it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         LOGGER.error("no more decisions are made", extra={"error": f"{type(error).__name__}: {error}"})
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 _APART_S = 10.0
-#: Kept at once; beyond it those are forgotten who failed longest ago.
+#: Maximum number of clients kept; beyond it, the clients with the oldest failures are removed.
 _MOST_CLIENTS = 1024
 
 
 class FailingClients:
-    """Remembers who sent what the model cannot work on.
+    """Clients whose requests have recently made the model fail.
 
-    A request that fails has its batch computed again, of which every client would otherwise lose its part whenever
-    another sends such a request.
+    A failing request makes its whole batch run again. Without this record, all clients of the batch would lose time
+    with every further failing request.
 
     Examples
     --------
@@ -26,7 +26,7 @@ class FailingClients:
         self._until: dict[str, float] = {}
 
     def note(self, client: str, now: float) -> bool:
-        """Note that a request has failed; return whether the client was not known as one of those."""
+        """Record a failed request of a client; return whether the client is newly recorded."""
         is_new = not self.has(client, now)
         self._until.pop(client, None)
         self._until[client] = now + _APART_S

@@ -23,7 +23,8 @@ MAX_PARAMETER = (1 << 63) - 1
 MAX_STRINGS = 1 << 20
 #: Up to so many strings are checked on the event loop; more would stall it, and workers check them anyway.
 _MAX_CHECKED_STRINGS = 1 << 16
-#: Most elements by the other dimensions where one is 0: such a tensor has no bytes, but the model may allocate for it.
+#: Maximum product of the other dimensions of a tensor with a dimension of 0: the tensor has no bytes, but the model may
+#: allocate memory for it.
 _MAX_BESIDE_NONE = 1 << 24
 #: Most dimensions of a shape; no model has nearly as many.
 MAX_RANK = 64
@@ -36,16 +37,16 @@ class InferRequest:
 
     id: str | None
     rows: int
-    inputs: list[InputTensor]  #: In the order of the model's inputs.
+    inputs: list[InputTensor]  #: Tensors in the order of the model's inputs.
     outputs: list[int] | None  #: Positions asked for, in the order asked; None: all.
-    binary: frozenset[int] | None  #: Positions whose data is to be binary; None: all of them.
+    binary: frozenset[int] | None  #: Positions of outputs with binary data; None: all.
     timeout_ms: float | None
     priority: int  #: 0 where none was given.
 
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """The part of a request that decides whether it can be answered in time."""
+    """The fields of a request that admission control needs."""
 
     timeout_ms: float | None  #: None: the model's SLO.
     priority: int  #: 0 is served first.
@@ -57,11 +58,11 @@ class RequestBody:
 
     data: Buffer
     json_bytes: int  #: Length of the JSON at its start; all of it unless binary tensors follow.
-    offset: int | None = None  #: Where in the arena ``data`` begins; None when it is elsewhere.
+    offset: int | None = None  #: Position of ``data`` in the arena; None: outside.
 
 
 def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
-    """Read and check a request. Raises `RefusedError`: 400, saying what is wrong."""
+    """Read and check a request. Raises `RefusedError`: 400, with the reason."""
     if not body.json_bytes and len(body.data):
         return _read_raw_request(spec, body)
     head = _parse_json(memoryview(body.data)[: body.json_bytes])
@@ -123,7 +124,7 @@ def read_urgency(text: Buffer) -> Urgency:
 def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
     """Return the number of rows, which must be the same in all inputs.
 
-    Raises `RefusedError`: 400, when it is not, or is 0 or more than a batch holds.
+    Raises `RefusedError`: 400, when inputs differ, or the number is 0 or exceeds the largest batch.
     """
     if not spec.max_batch:
         return 1
@@ -161,7 +162,7 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
 
 
 class _Inputs:
-    """Reads the inputs of one request, whose binary tensors follow the JSON in order."""
+    """Reads the inputs of a request, whose binary tensors follow the JSON in order."""
 
     def __init__(self, spec: ModelSpec, body: RequestBody) -> None:
         self._spec = spec
@@ -222,7 +223,7 @@ class _Inputs:
 
 
 def to_tensor_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
-    """Return JSON values as the tensor's bytes. Raises `RefusedError`: 400, when one is not of the tensor's type."""
+    """Return JSON values as the tensor's bytes. Raises `RefusedError`: 400, for a value of another type."""
     try:
         return to_bytes(values, tensor.datatype)
     except ValueError as error:
@@ -230,7 +231,7 @@ def to_tensor_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
 
 
 def check_size(tensor: TensorSpec, shape: list[int], data: Buffer) -> None:
-    """Check that ``data`` is a tensor of this shape. Raises `RefusedError`: 400, when it is not."""
+    """Check that ``data`` is a tensor of this shape. Raises `RefusedError`: 400, otherwise."""
     if tensor.datatype == "BYTES":
         count = prod(shape)
         if count > _MAX_CHECKED_STRINGS:

@@ -6,15 +6,15 @@ from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read
 from gpuprof.serving.transport.inference import InputTensor
 from gpuprof.serving.transport.metadata import ModelSpec
 
-#: Texts that are cached, and the most bytes of one.
+#: Number of cached texts, and the size limit of each in bytes.
 _MOST, _MOST_BYTES = 64, 1024
 
 
 class RequestReader:
-    """Reads the requests of one model.
+    """Reads the requests of a model.
 
-    The text and the length of the body determine everything but the tensors' values, so that a text that came before
-    need not be parsed and checked again; only tensors of strings are checked each time.
+    The text and the length of the body determine everything but the values of the tensors, so a cached text is
+    neither parsed nor checked again; only tensors of strings are checked each time.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -37,7 +37,7 @@ class RequestReader:
 
 
 def _attach_tensors(known: InferRequest, body: RequestBody) -> InferRequest:
-    """Return a request like the cached one, with the tensors of this body."""
+    """Return a copy of the cached request with the tensors of this body."""
     data = memoryview(body.data)
     inputs = []
     for tensor in known.inputs:

@@ -1,8 +1,8 @@
 """Expected batch times: the map's predictions, corrected by recent measurements.
 
-Two corrections are kept: a factor for batches of all sizes, since what slows one down slows the others too, and a
-further factor for each size. One observation changes them by a bounded amount, however long the batch took: a worker
-that was suspended for a second says nothing about the next batch. Without observations the corrections fade, so that
+There are two corrections: a factor for batches of all sizes, since most slow-downs affect all sizes, and a further
+factor for each size. Every observation changes them by a bounded amount, however long the batch took: a worker that
+was suspended for a second says nothing about the next batch. Without observations the corrections fade, so that
 requests refused for a wrong estimate are admitted again; and a request that finds a worker idle is always admitted
 (`gpuprof.rules.routing.is_refused`), which gives a new observation.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_WEIGHT = 0.05  # of one batch in the running means
-#: A measured time counts as at most so many times the expected one, and at least its reciprocal part.
+_WEIGHT = 0.05  # weight of a batch in the running means
+#: Maximum ratio of measured to expected time in the means; its reciprocal is the minimum.
 _CLIP = 2.0
 #: A correction without an observation for so long begins to fade, by half in each half-life.
 _SILENCE_S, _HALF_LIFE_S = 1.0, 1.5
@@ -92,7 +92,7 @@ class _Correction:
         """Record a ratio of measured to predicted time; return the new mean."""
         before = self._ratio if now <= self._seen + _SILENCE_S else self.at(now)
         after = before + _WEIGHT * (ratio - before)
-        # For every batch: a call of `min` or `max` would take as long as all the rest.
+        # This runs for every batch: a call of `min` or `max` would take as long as the rest together.
         self._ratio = _SMALLEST if after < _SMALLEST else _LARGEST if after > _LARGEST else after
         self._seen = now
         return self._ratio

@@ -1,8 +1,8 @@
-"""A replica that serves several models with one graph: one queue for all their requests, a view for each model.
+"""A replica that serves several models with a merged graph: a common queue, and a view for each model.
 
-A request of one model enters the queue as a request of the whole graph: its own tensors, and for the inputs of the
-other models tensors without rows. A batch is the oldest requests that fit, whichever model they are for, so each model
-has its own number of rows in it, or none.
+A request of a model enters the queue as a request of the whole graph: its own tensors, and tensors without rows for
+the inputs of the other models. A batch holds the oldest requests that fit, of any model, so each model has its own
+number of rows in it, possibly 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PlannedMember:
     #: ``inputs``, ``outputs``: Its own name of each tensor, in its order, and the name in the merged file.
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
-    path: str | None = None  #: Of its own file, which may tell its version.
+    path: str | None = None  #: The model's own file, whose path may contain a version.
 
     def spec(self, whole: ModelSpec) -> ModelSpec:
         """Return the inputs and outputs of the model, out of those of the merged file."""
@@ -60,7 +60,7 @@ class _MemberRequest:
 
 
 class MemberReplica:
-    """One model's view of a merged replica, with the interface of a `ServedReplica`."""
+    """The view of a merged replica for one of its models, with the interface of a `ServedReplica`."""
 
     def __init__(self, whole: MergedReplica, member: PlannedMember, model: ReplicaOwner) -> None:
         self.member = member
@@ -71,7 +71,7 @@ class MemberReplica:
 
     @property
     def plan(self) -> ReplicaPlan:
-        """How the merged replica batches."""
+        """Batching of the merged replica."""
         return self._whole.plan
 
     @property
@@ -95,7 +95,7 @@ class MemberReplica:
 
     @property
     def is_alive(self) -> bool:
-        """Whether any worker is ready."""
+        """Return whether any worker is ready."""
         return self._whole.is_alive
 
     @property
@@ -110,7 +110,7 @@ class MemberReplica:
 
     @property
     def is_occupied(self) -> bool:
-        """Whether a request that comes now has to wait, for others or for a worker."""
+        """Return whether a new request has to wait, for other requests or for a worker."""
         return self._whole.is_occupied
 
     def load(self, now: float, priority: int, deadline_ms: float, flow: Flow = ("", False)) -> ReplicaLoad:
@@ -142,7 +142,7 @@ class MemberReplica:
         self._whole.send_batches()
 
     def drop_cancelled(self) -> list[Inference]:
-        """Remove and return the model's requests whose client has gone."""
+        """Remove and return the model's requests whose client has disconnected."""
         return self._remove_waiting(lambda inference: inference.cancelled)
 
     def empty(self) -> list[Inference]:
@@ -157,7 +157,7 @@ class MemberReplica:
         return mine
 
     def _to_merged_request(self, inference: Inference) -> None:
-        """Turn a request of the model into one of the merged graph."""
+        """Turn a request of the model into a request of the merged graph."""
         whole = next(worker.spec for worker in self.workers if worker.spec is not None)
         inference.member_request = _MemberRequest(self, inference.inputs, inference.wanted, inference.batch_key)
         own = {merged: tensor for (_, merged), tensor in zip(self.member.inputs, inference.inputs, strict=True)}
@@ -165,11 +165,13 @@ class MemberReplica:
         positions = [whole.output_index[merged] for _, merged in self.member.outputs]
         wanted = range(len(positions)) if inference.wanted is None else inference.wanted
         inference.wanted = [positions[position] for position in wanted]
-        inference.batch_key = None  # beside the batch, shapes of merged models are fixed: all may share one
+        inference.batch_key = (
+            None  # apart from the batch, merged models have fixed shapes: all requests may share a batch
+        )
         self.in_flight += 1
 
     def leave(self, inference: Inference) -> None:
-        """Turn a request of the merged graph into one of the model again."""
+        """Turn a request of the merged graph back into a request of the model."""
         request = _member_request(inference)
         inference.inputs, inference.wanted, inference.batch_key = request.inputs, request.wanted, request.batch_key
         inference.member_request = None
@@ -196,7 +198,7 @@ class MergedReplica(ServedReplica):
         return _member_request(inference).member.statistics
 
     def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
-        """Count a batch, also with every model that has requests in it, by their rows."""
+        """Count a batch, and for each model in it the model's own rows and requests."""
         super().count_batch(inferences, answer)
         for member in self.members:
             of_member = [inference for inference in inferences if _member_request(inference).member is member]
@@ -206,7 +208,7 @@ class MergedReplica(ServedReplica):
 
 
 class _MemberOwners:
-    """Passes what becomes of requests on to their own models."""
+    """Passes answers, refusals and reassignments on to the requests' own models."""
 
     def __init__(self, members: Sequence[MemberReplica]) -> None:
         self._members = members

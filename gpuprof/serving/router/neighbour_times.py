@@ -21,7 +21,8 @@ class ReplicaTime:
     """Measured and predicted time of a replica's batches in a period."""
 
     model: str
-    #: Models of the other replicas on its device or MIG instance that ran batches in the period, one for each replica.
+    #: Models of the other replicas on the same device or MIG instance that ran batches in the period, one entry per
+    #: replica.
     beside: tuple[str, ...]
     took_ns: float
     predicted_ns: float
@@ -29,7 +30,7 @@ class ReplicaTime:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourCost:
-    """How much longer the batches of a model took than the map predicts, alone and beside its neighbours."""
+    """Slow-down of a model's batches over the map's prediction, alone and with its neighbours."""
 
     alone: float | None  #: Measured over predicted time of replicas without neighbours; None: each had some.
     #: Slow-down by each neighbour beyond the prediction and ``alone``.

@@ -1,9 +1,9 @@
-"""The queue of a replica: by priority, and among equals fair to the clients.
+"""The queue of a replica: by priority, and fair to the clients within a priority.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996): each request gets a start tag, the larger of the queue's virtual
-time and the finish tag of its flow's last request; the smallest start tag is served first. So the tenth request of one
-client waits behind the first of another. A client's requests that allow more time than the SLO are a flow of their own,
-so that requests that may wait do not delay the others.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996): each request gets a start tag, the larger of the queue's
+virtual time and the finish tag of its flow's last request; the smallest start tag is served first. So the tenth
+request of one client waits behind the first of another. A client's requests with a deadline longer than the SLO form
+a flow of their own, so that they do not delay the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from gpuprof.serving.transport.inference import Inference
 
 _LOOK_AHEAD = 64  # requests of another shape that may be skipped to fill a batch
-#: Flows whose finish tags are kept; beyond it those with nothing waiting are forgotten.
+#: Number of finish tags kept; beyond it, tags of flows without waiting requests are removed.
 _MOST_FLOWS = 4096
 
 #: A flow of fair queueing: a client, and whether its request may take longer than the SLO.
@@ -58,9 +58,9 @@ class RequestQueue:
         return sum(one.rows for one in self._waiting if not _is_before(priority, start_tag, one))
 
     def add(self, inference: Inference, flow: Flow, cost: int = 0) -> None:
-        """Insert a request at its position; those behind it may now miss their deadlines.
+        """Insert a request at its position; the requests behind it may now miss their deadlines.
 
-        ``cost``: Rows that its flow pays for, where those are more than its own.
+        ``cost``: Rows charged to the flow, where they exceed the request's own.
         """
         start_tag = inference.start_tag = self._compute_start_tag(flow)
         self._finish_tags[flow] = start_tag + max(cost, inference.rows)
@@ -75,7 +75,7 @@ class RequestQueue:
             self._waiting[later].overtaken = True
 
     def put_first(self, inferences: Iterable[Inference], position: int = 0) -> None:
-        """Insert requests at the head of the queue, whatever their tags, behind the first ``position`` requests."""
+        """Insert requests at the head of the queue, regardless of tags, behind the first ``position`` requests."""
         for place, inference in enumerate(inferences, position):
             self._waiting.insert(place, inference)
             self.rows += inference.rows
@@ -137,5 +137,5 @@ class RequestQueue:
 
 
 def _is_before(priority: int, start_tag: float, other: Inference) -> bool:
-    """Return whether a new request of this priority and start tag is served before one that waits."""
+    """Return whether a new request of this priority and start tag is served before a waiting request."""
     return priority < other.priority or (priority == other.priority and start_tag < other.start_tag)

@@ -12,7 +12,7 @@ class Reserve:
     """
 
     def __init__(self, percentile: float, now: float = 0.0) -> None:
-        self.percentile = percentile  # another one with the next map
+        self.percentile = percentile  # may change with the next map
         self._part = self._usual = RESERVE
         self._changed = now
 
@@ -23,7 +23,7 @@ class Reserve:
         return relax_reserve(self._part, self._usual, 1000.0 * (now - self._changed))
 
     def observe(self, expected_ms: float, took_ms: float, deadline_ms: float, now: float, together: int = 1) -> None:
-        """Record the expected and the real time of a request whose batch held ``together`` requests."""
+        """Record the expected and the actual time of a request whose batch held ``together`` requests."""
         before = self.at(now)
         late_part = 1.0 - self.percentile / 100.0
         after = adapt_reserve(before, expected_ms, took_ms, deadline_ms, late_part, together)

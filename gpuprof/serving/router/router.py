@@ -1,4 +1,4 @@
-"""The router: every model that is served, behind one entry for all protocols."""
+"""The router: all served models behind a common entry for all protocols."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPARED_CHARACTERS = 100
 
 
 class Router:
-    """Finds models by name and version. ``tracer``: records what becomes of requests."""
+    """Finds models by name and version. ``tracer``: records the requests' outcomes."""
 
     def __init__(self, arena: Arena, tracer: RequestTracer | None = None) -> None:
         self.arena = arena
@@ -68,7 +68,7 @@ class Router:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model has a live worker, and the router is not draining."""
+        """Return whether every model has a live worker, and the router is not draining."""
         return not self.draining and all(model.is_ready for model in self.list_models())
 
     @property
@@ -88,7 +88,7 @@ def find_deadline_ms(model: ServedModel, request: InferRequest) -> float:
 
 
 def find_batch_key(model: ServedModel, request: InferRequest) -> object:
-    """Return what requests must have in common to share a batch: their shapes but for the batch."""
+    """Return the common property of requests that can share a batch: their shapes without the batch dimension."""
     if model.spec.max_batch <= 1:
         return None
     return tuple([tuple(tensor.shape[1:]) for tensor in request.inputs])

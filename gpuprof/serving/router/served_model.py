@@ -29,20 +29,20 @@ from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import ModelStatistics, sum_statistics
 from gpuprof.serving.watch.tracing import RequestTracer
 
-#: A replica of one model, or one model's view of a replica that serves several.
+#: A replica of one model, or a model's view of a merged replica.
 AnyReplica = ServedReplica | MemberReplica
 #: The longest timeout that a request may ask for, in ms and in SLOs; the larger of the two counts.
 _MAX_TIMEOUT_MS, _MAX_TIMEOUT_SLOS = 10_000.0, 10.0
-_MAX_WAITING = 20_000  # requests, whatever the SLO allows
+_MAX_WAITING = 20_000  # requests, regardless of the SLO
 
 
 class ServedModel:
-    """Routes the requests of one model.
+    """Routes the requests of a model.
 
     Parameters
     ----------
     percentile : float
-        The percentile of the latencies that the SLO is for.
+        The percentile of the SLO.
     public : PublicName or None
         Name and version for clients; None: its name, version 1.
     """
@@ -83,13 +83,13 @@ class ServedModel:
         self._spec, self._reader = spec, RequestReader(spec)
 
     def read_request(self, body: RequestBody) -> InferRequest:
-        """Read and check a request of HTTP. Raises `RefusedError`: 400, saying what is wrong."""
+        """Read and check an HTTP request. Raises `RefusedError`: 400, with the reason."""
         assert self._reader is not None
         return self._reader.read_request(body)
 
     @property
     def percentile(self) -> float:
-        """The percentile of the latencies that the SLO is for; the reserve is learned for it."""
+        """The percentile of the SLO, for which the reserve is learned."""
         return self._reserve.percentile
 
     @percentile.setter
@@ -99,7 +99,7 @@ class ServedModel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether any replica has a live worker."""
+        """Return whether any replica has a live worker."""
         return any(replica.is_alive for replica in self.replicas)
 
     @property
@@ -137,9 +137,9 @@ class ServedModel:
         return len(self._unassigned) + sum(replica.in_flight for replica in (*self.replicas, *self._retired))
 
     def submit(self, inference: Inference) -> None:
-        """Queue a request with the replica that the rule chooses.
+        """Queue a request with the replica that the routing rule chooses.
 
-        Raises `RefusedError`: 503, when it could not be answered in time.
+        Raises `RefusedError`: 503, when the request could not be answered in time.
         """
         self._counts.arrived += 1
         try:
@@ -153,7 +153,8 @@ class ServedModel:
     def limit_deadline_ms(self, timeout_ms: float | None) -> float:
         """Return the deadline of a request with this timeout; None: the model's SLO.
 
-        A request may wait for ten times the SLO, or ten seconds: one that waits for an hour would fill the queue.
+        The deadline is at most ten times the SLO, or ten seconds if longer: requests with an hour's patience would
+        fill the queue.
         """
         if timeout_ms is None:
             return self.slo_ms
@@ -162,15 +163,15 @@ class ServedModel:
     def refuse_early(self, urgency: Callable[[], Urgency], client: str = "") -> None:
         """Refuse a request before its tensors are received if `submit` would refuse it at every replica.
 
-        Receiving them is most of what a refusal costs. A traced request is received anyway, so that it has a span.
-        Raises `RefusedError`: 503, when it could not be answered in time.
+        Most of the cost of a refusal is receiving the tensors. With tracing, nothing is refused early, so that every
+        request has a span. Raises `RefusedError`: 503, when the request could not be answered in time.
 
         Parameters
         ----------
         urgency : callable
-            Returns its timeout and priority; called only where they matter.
+            Returns the request's timeout and priority; called only when needed.
         client : str
-            The client that sends it.
+            The client that sends the request.
         """
         alive = [replica for replica in self.replicas if replica.is_alive]
         if self.tracer is not None or not alive or not all(replica.is_occupied for replica in alive):
@@ -220,7 +221,9 @@ class ServedModel:
         replica.record_arrival(now, load, self._allowed_ms(self.slo_ms, now), refused)
 
     def _choose(self, loads: Sequence[ReplicaLoad], waited_ms: float, deadline_ms: float, now: float) -> int:
-        """Return the rule's replica or, where the request would make the oldest one late, the fastest other."""
+        """Return the rule's replica or, where the request would make the oldest waiting request late, the fastest
+        other.
+        """
         chosen = self._rule.choose(loads)
         if not self._delays_oldest(loads[chosen], now):
             return chosen
@@ -239,7 +242,7 @@ class ServedModel:
     def _would_refuse(
         self, load: ReplicaLoad, expected_ms: float, waited_ms: float, deadline_ms: float, now: float
     ) -> bool:
-        if load.waiting == 0 and load.idle > 0:  # whatever its expected time is, as in `is_refused`
+        if load.waiting == 0 and load.idle > 0:  # admitted with any expected time, as in `is_refused`
             return False
         reserve = self._reserve.at(now)
         is_late = is_refused(load.waiting, load.idle, expected_ms, waited_ms, deadline_ms, reserve)
@@ -257,9 +260,9 @@ class ServedModel:
         return (1.0 - self._reserve.at(now)) * deadline_ms
 
     def reassign(self, inferences: list[Inference]) -> None:
-        """Send accepted requests to other replicas; where none has a worker, they wait for one.
+        """Send accepted requests to other replicas; where no replica has a worker, they wait.
 
-        They go before the requests that wait there, in their own order: accepted first, served first.
+        They go to the heads of the queues in their own order: first admitted, first served.
         """
         now = time.monotonic()
         taken: dict[AnyReplica, int] = {}
@@ -275,11 +278,11 @@ class ServedModel:
             replica.send_batches()
 
     def _list_capable(self, rows: int) -> list[AnyReplica]:
-        """Return the live replicas whose largest batch holds so many rows."""
+        """Return the live replicas whose largest batch holds ``rows`` rows."""
         return [replica for replica in self.replicas if replica.is_alive and replica.plan.batch >= rows]
 
     def on_worker_ready(self) -> None:
-        """Assign the requests that waited for a worker; called when one is ready."""
+        """Assign the requests that waited for a worker; called when a worker becomes ready."""
         unassigned, self._unassigned = self._unassigned, []
         if unassigned:
             self.reassign(unassigned)
@@ -293,8 +296,9 @@ class ServedModel:
         slot, inference.output_slot = inference.output_slot, None
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self._arena)
-        # Last, so that its client does not wait for it. Only a request that took the expected course tells how far off
-        # the forecast was. One with a deadline shorter than the SLO is often just late, and would have others refused.
+        # The observation comes last, so that the client does not wait for it. Only requests without retries or
+        # overtaking measure the error of the forecast. Requests with a deadline below the SLO are excluded: they are
+        # often slightly late, and would cause other requests to be refused.
         if inference.attempts == 1 and not inference.overtaken and inference.deadline_ms >= self.slo_ms:
             took_ms = 1000.0 * (now - inference.arrived)
             self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)
@@ -309,7 +313,7 @@ class ServedModel:
         inference.on_refused(inference, refusal)
 
     def forget_cancelled(self) -> None:
-        """Drop waiting requests whose client has disconnected, those that wait for a worker, too."""
+        """Drop waiting requests whose client has disconnected, including requests that wait for a worker."""
         gone = [inference for inference in self._unassigned if inference.cancelled]
         self._unassigned = [inference for inference in self._unassigned if not inference.cancelled]
         for replica in (*self.replicas, *self._retired):

@@ -30,15 +30,15 @@ from gpuprof.serving.transport.inference import Inference, RefusedError, bad_req
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
 
-#: A worker is sent as many short batches in advance as it runs in so many ms: the router can send it more only once a
-#: turn of its event loop, which takes as long under load with large bodies. Models with a short SLO get fewer: a batch
-#: that was sent goes before any request of higher priority that comes later.
+#: A worker may hold as many short batches as it runs in this time: the router can send more only once per iteration of
+#: its event loop, which takes this long under load with large bodies. Models with a short SLO get fewer: a batch
+#: already sent precedes any later request of higher priority.
 _PREFETCH_MS, _PREFETCH_SLOS = 5.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """How a replica batches."""
+    """Batching parameters of a replica."""
 
     name: str  #: ``"resnet50/0"``.
     batch: int
@@ -52,7 +52,7 @@ class ReplicaPlan:
 
 
 class ReplicaOwner(Protocol):
-    """The receiver of what becomes of a replica's requests."""
+    """The receiver of a replica's answers, refusals and reassigned requests."""
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Take an answered inference; its outputs are those at ``position``."""
@@ -61,14 +61,14 @@ class ReplicaOwner(Protocol):
         """Take an accepted inference that cannot be answered."""
 
     def reassign(self, inferences: list[Inference]) -> None:
-        """Take accepted inferences to send to other replicas, because this one has no worker left."""
+        """Send accepted inferences to other replicas, because the replica has no worker left."""
 
     def on_worker_ready(self) -> None:
         """A worker lives here again."""
 
 
 class ServedReplica:
-    """Queues the requests of one replica and feeds its workers. ``workers``: one for each process."""
+    """Queues the requests of a replica and feeds its workers. ``workers``: a handle for each process."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ServedReplica:
 
     @property
     def is_alive(self) -> bool:
-        """Whether any worker is ready."""
+        """Return whether any worker is ready."""
         return True in [worker.is_ready for worker in self.workers]
 
     @property
@@ -128,7 +128,7 @@ class ServedReplica:
 
     @property
     def is_occupied(self) -> bool:
-        """Whether a request that comes now has to wait, for others or for a worker."""
+        """Return whether a new request has to wait, for other requests or for a worker."""
         return bool(self._queue) or not any(worker.is_idle for worker in self.workers)
 
     @property
@@ -194,7 +194,7 @@ class ServedReplica:
         self._queue.put_first([inference], position)
 
     def drop_cancelled(self) -> list[Inference]:
-        """Remove and return requests whose client has gone."""
+        """Remove and return requests whose client has disconnected."""
         return self.remove(lambda inference: inference.cancelled)
 
     def empty(self) -> list[Inference]:
@@ -202,7 +202,7 @@ class ServedReplica:
         return self._queue.remove(lambda _: True)
 
     def waiting(self) -> Iterable[Inference]:
-        """Return the requests that wait, first that which is next."""
+        """Return the waiting requests in the order of service."""
         return self._queue
 
     def remove(self, which: Callable[[Inference], bool]) -> list[Inference]:
@@ -219,7 +219,7 @@ class ServedReplica:
         self.statistics.add_batch(rows, len(inferences), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
 
     def send_batches(self) -> None:
-        """Send every batch that is due, and set a timer for the next one."""
+        """Send every batch that is due, and set a timer for the next batch."""
         while self._queue.rows:
             worker = self._find_free_worker(self._queue.rows)
             if worker is None:
@@ -247,11 +247,11 @@ class ServedReplica:
             self._owner.refuse(inference, overtaken_refusal())
 
     def _find_free_worker(self, rows: int) -> WorkerHandle | None:
-        """Return an idle worker, or the one with the fewest batches that can be sent a full one of ``rows`` in advance.
+        """Return an idle worker, or a worker that takes a full batch of ``rows`` in advance, with the fewest batches.
 
-        A worker that has its next batch already does not stand idle while its answer travels to the router and the next
-        batch comes back. Batches are sent in advance only when there is a full one for every process, so that requests
-        are served in the order in which they came.
+        A worker with its next batch at hand is not idle while its answer travels to the router and the next batch
+        comes back. Batches are sent in advance only when there is a full batch for every process, so that requests
+        are served in the order of arrival.
         """
         ready = 0
         for worker in self.workers:
@@ -261,7 +261,7 @@ class ServedReplica:
         if rows < self.plan.batch * ready:
             return None
         if self._stages_ahead and self._queue.rows and self._queue.oldest.deaths:
-            return None  # alone on a worker, it shows whether it is what kills workers
+            return None  # it must run alone, to show whether it kills workers
         prefetch_ms = min(_PREFETCH_MS, _PREFETCH_SLOS * self._allowed_ms)
         prefetching = [worker for worker in self.workers if worker.can_prefetch(prefetch_ms)]
         return min(prefetching, key=lambda worker: worker.batches, default=None)
@@ -281,7 +281,7 @@ class ServedReplica:
         self._is_held = False
         expected_ms = times_ms[sent_rows - 1]
         worker.send(inferences, rows, expected_ms, now)
-        if self.plan.batch > 1:  # nobody joins a batch of one
+        if self.plan.batch > 1:  # a batch of 1 has no joining requests
             count, processes = self._count_arrivals(now), len(self.workers)
             self._joining = forecast_joining(count, expected_ms, times_ms, processes, self._left_ms, self._allowed_ms)
 
@@ -331,7 +331,7 @@ class ServedReplica:
         self.requeue(inferences)
 
     def _queue_alone(self, inferences: list[Inference]) -> None:
-        """Queue requests of one client, of which one fails, each to run alone: at its own expense, not first of all."""
+        """Queue requests of one client to run alone after a failure: each pays for a full batch in fair queueing."""
         for inference in inferences:
             inference.alone = True
             self._queue.add(inference, find_flow(inference.client, 0.0, math.inf), self.plan.batch)
@@ -345,9 +345,9 @@ class ServedReplica:
                     _keep_apart(inference, client)
 
     def _on_batches_lost(self, batches: list[SentBatch]) -> None:
-        """Retry the requests of a worker that died, at another replica if this one has no worker left."""
+        """Retry the requests of a worker that died, at another replica if this replica has no worker left."""
         lost = [inference for batch in batches for inference in batch.inferences]
-        # Only the batch that ran can have killed the worker, and the next one if its inputs were being copied.
+        # Only the running batch can have killed the worker, or the next batch if its inputs were being copied.
         for batch in batches[: 2 if self._stages_ahead else 1]:
             for inference in batch.inferences:
                 inference.deaths += 1
@@ -378,6 +378,6 @@ def find_flow(client: str, deadline_ms: float, slo_ms: float) -> Flow:
 
 
 def overtaken_refusal() -> RefusedError:
-    """Return the refusal of a request that is late because others were put before it."""
+    """Return the refusal of a request that is late because other requests were served before it."""
     message = "the request cannot be answered in time: others of higher priority, or of other clients, went before it"
     return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 0.0, overloaded=True, reason="overtaken")

@@ -29,7 +29,7 @@ _turns_until: dict[str, float] = {}
 
 
 class SimulatedLink:
-    """Replaces a `WorkerLink`: answers batches one after another with zeros, each after its predicted time."""
+    """A simulated `WorkerLink`: answers batches in sequence with zeros, each after its predicted time."""
 
     def __init__(self, events: LinkEvents) -> None:
         self._events = events
@@ -97,7 +97,7 @@ class SimulatedLink:
 
 
 def read_simulated_spec(order: WorkerOrder) -> ModelSpec:
-    """Return a model's inputs and outputs: those of its file, or one number each where there is no file."""
+    """Return a model's inputs and outputs: from its file, or a single number each if there is no file."""
     path = order.path
     if path.startswith(NULL_PREFIX) or not Path(path).is_file():
         size = null_bytes(path) if path.startswith(NULL_PREFIX) else ITEM_BYTES["FP32"]
@@ -121,7 +121,7 @@ def read_simulated_spec(order: WorkerOrder) -> ModelSpec:
 
 
 def _describe_output(info: ValueInfoProto) -> Tensor:
-    """Return an output as the file declares it: open dimensions are 1, and outputs that are no tensors are strings."""
+    """Return an output as the file declares it: open dimensions are 1, and outputs other than tensors are strings."""
     from gpuprof.graph.dims import declared_dims
     from gpuprof.graph.element_types import dtype_name
 

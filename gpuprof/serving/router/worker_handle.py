@@ -1,4 +1,4 @@
-"""The router's view of one worker: its machine replaces it when it dies, and the router has it killed when it hangs."""
+"""The router's view of a worker: its machine replaces it when it dies, and the router kills it when it hangs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MOST_BATCHES = 32  # sent to a worker at a time
 _WEIGHT = 0.2  # of the last batch in the mean time of batches, by the worker's own clock
 #: Time limits of the first load, which a GPU compiler may make long, and of later ones, at least.
 _FIRST_LOAD_S, _LATER_LOAD_S = 1800.0, 60.0
-#: A later load may take so many times as long as the longest one before.
+#: Limit of a later load, relative to the longest load so far.
 _LOAD_FACTOR = 10.0
 
 
 class WorkerHandle:
-    """Sends one worker its batches and supervises it.
+    """Sends a worker its batches and supervises it.
 
     ``name``: for logs, ``"resnet50/0.1"``; ``connect``: makes a link that reports to the given events; ``hang_s``: a
     worker whose answer is late by more than this, beyond the expected time of its batches, is killed.
@@ -33,7 +33,7 @@ class WorkerHandle:
     def __init__(self, name: str, order: WorkerOrder, connect: Callable[[LinkEvents], Link], hang_s: float) -> None:
         self.name = name
         self.order = order
-        #: Whether the worker copies the inputs of a batch to its device while it runs the one before it.
+        #: True if the worker copies the inputs of its next batch to its device while a batch runs.
         self.stages_ahead = order.provider == ORT_CUDA
         self._connect = connect
         self._hang_s = hang_s
@@ -56,7 +56,7 @@ class WorkerHandle:
         failed: Callable[[SentBatch, str], None],
         lost: Callable[[list[SentBatch]], None],
     ) -> None:
-        """Set the callbacks for what happens to the worker."""
+        """Set the callbacks for the events of the worker."""
         self._on_ready = ready
         self._on_done = done
         self._on_failed = failed
@@ -97,20 +97,21 @@ class WorkerHandle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the worker can be sent batches."""
+        """Return whether the worker can receive batches."""
         return self._link is not None and self._link.is_ready
 
     @property
     def is_idle(self) -> bool:
-        """Whether the worker is ready and has no batch."""
+        """Return whether the worker is ready and has no batch."""
         link = self._link
         return link is not None and link.is_ready and not link.sent
 
     def can_prefetch(self, prefetch_ms: float) -> bool:
-        """Return whether the worker may be sent a batch in advance.
+        """Return whether the worker may receive a batch in advance.
 
-        It may have one batch beside the one that it runs, or as many short ones as it runs in ``prefetch_ms``. A worker
-        that stages ahead works on two at once, so it gets none while it has a request that may kill workers.
+        The limit is two batches including the running batch, or as many short batches as the worker runs in
+        ``prefetch_ms``. A worker that stages ahead works on two at once, so it gets none in advance while it has a
+        request that may kill workers.
         """
         link = self._link
         if link is None or not link.is_ready or (self.stages_ahead and self._has_suspect_requests()):
@@ -119,13 +120,13 @@ class WorkerHandle:
         return count < 2 or (count < _MOST_BATCHES and count * self._run_ms < prefetch_ms)
 
     def _has_suspect_requests(self) -> bool:
-        """Return whether the worker has a request whose worker died before: it then runs that alone."""
+        """Return whether the worker has a request whose earlier worker died: such a request runs alone."""
         assert self._link is not None
         return any(one.deaths for batch in self._link.sent.values() for one in batch.inferences)
 
     @property
     def batches(self) -> int:
-        """Batches that the worker has: the one that it runs, and those sent in advance."""
+        """Number of batches at the worker: the running batch, and batches sent in advance."""
         return 0 if self._link is None else len(self._link.sent)
 
     @property
@@ -146,9 +147,9 @@ class WorkerHandle:
         self._link.send(inferences, rows, expected_ms, now)
 
     def watch(self, now: float, stalled_since: Callable[[float, float], float] = lambda since, now: 0.0) -> None:
-        """Kill the worker when it has been silent or loading for too long; ping an idle one.
+        """Kill the worker when it has been silent or loading for too long; ping an idle worker.
 
-        ``stalled_since``: returns for how many seconds between two moments the router's own loop was stalled.
+        ``stalled_since``: returns the seconds for which the router's own loop was stalled between two moments.
         """
         link = self._link
         if link is None:
@@ -166,7 +167,9 @@ class WorkerHandle:
             link.ping(now)
 
     def _watch_loading(self, link: Link, now: float, stalled_since: Callable[[float, float], float]) -> None:
-        """Kill a worker that loads for far longer than before: one that hangs while loading would never be replaced."""
+        """Kill a worker that loads for far longer than before: a worker that hangs while loading would never be
+        replaced.
+        """
         if link.pid is None:
             self._loading = None
         elif self._loading is None or self._loading[0] != link.pid:

@@ -1,4 +1,4 @@
-"""The router's link to one worker, which survives the worker's process."""
+"""The router's link to a worker, which survives the worker's process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _RUN, _DONE = FrameKind.RUN, FrameKind.DONE
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
-    """A batch that was sent to a worker and is not answered yet.
+    """A batch at a worker, not answered yet.
 
-    ``took_ms`` is set with the answer: for how long the batch occupied the worker, as the router sees it.
+    ``took_ms`` is set with the answer: the time for which the batch occupied the worker, as seen by the router.
     """
 
     number: int
@@ -47,7 +47,7 @@ class BatchAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LinkEvents:
-    """Callbacks for what happens to a link's worker."""
+    """Callbacks for the events of a link's worker."""
 
     on_ready: Callable[[ModelSpec], None]
     on_refusal: Callable[[str, str, str], None]
@@ -87,7 +87,7 @@ class Link(Protocol):
 
 
 class WorkerLink:
-    """Has a machine run a worker, sends it batches, passes its answers on, and reports at once when it is lost."""
+    """Runs a worker through its machine, sends it batches, forwards its answers, and reports its loss at once."""
 
     def __init__(self, machine: MachineLink, arena: Arena, events: LinkEvents) -> None:
         self._machine = machine
@@ -144,7 +144,7 @@ class WorkerLink:
         return batch
 
     def ping(self, now: float) -> None:
-        """Send a ping, unless one is still unanswered."""
+        """Send a ping, unless an earlier ping is unanswered."""
         if self._pinged is None and self._connection is not None:
             self._pinged = now
             self._connection.send(FrameKind.PING, None)
@@ -159,12 +159,12 @@ class WorkerLink:
         if self.identity is not None:
             self._machine.kill(self._number, self.identity[0])
         if self._connection is not None and not self._shares_memory:
-            self._connection.abort()  # its host may be unreachable; it maps no arena that it could still write to
+            self._connection.abort()  # its host may be unreachable; remote workers cannot write to the arena
 
     async def end(self) -> None:
-        """End the worker when it has finished its batches, and return when nothing is left of it."""
+        """End the worker when it has finished its batches, and return once it has gone."""
         self._ending = True
-        # Before the connection is closed, or the machine would start another worker.
+        # This precedes closing the connection, or the machine would start another worker.
         gone = self._machine.remove_worker(self._number)
         if self._connection is not None:
             self._connection.close()
@@ -186,8 +186,9 @@ class WorkerLink:
         connection.send(FrameKind.RUN, self._order.to_message())
 
     def on_close(self) -> None:
-        """Report the loss of the worker with the batches that it had."""
-        # The kernel unmaps a dying process's memory before it closes its sockets: it no longer writes to the arena.
+        """Report the loss of the worker with its batches."""
+        # The kernel unmaps a dying process's memory before it closes its sockets: the process no longer writes to the
+        # arena.
         if not self._ending and self.identity is not None:
             self._machine.kill(self._number, self.identity[0])
         if self._connection is not None:
@@ -198,7 +199,7 @@ class WorkerLink:
         self._events.on_loss(sent)
 
     def on_exit(self, pid: int) -> None:
-        """Report a process that ended before it had connected; `on_close` reports the others."""
+        """Report a process that ended before it connected; `on_close` reports the others."""
         if pid != self._last_pid:
             self._events.on_loss([])
 
