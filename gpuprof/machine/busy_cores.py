@@ -1,4 +1,4 @@
-"""How busy this machine's cores are, by what the kernel counts in ``/proc/stat``."""
+"""Mean number of busy cores of this machine, from the kernel's counters in ``/proc/stat``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _IDLE, _IOWAIT, _STOLEN, _USED = 3, 4, 7, 8
 
 
 def busy_cores(seconds: float, cores: Collection[int], stat: Path = _STAT) -> float | None:
-    """Return how many of these cores are busy on average over ``seconds``; None where the kernel does not say."""
+    """Return the mean number of busy cores among ``cores`` over ``seconds``; None without kernel counters."""
     before = _read_times(stat)
     time.sleep(seconds)
     return busy_between(before, _read_times(stat), cores)

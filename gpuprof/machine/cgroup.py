@@ -16,7 +16,7 @@ _PREFIX = "gpuprof-"
 # A short period keeps batches even: under half a core and the kernel's 100 ms, a batch of 5 ms would run at full
 # speed ten times and then stand still for 50 ms.
 _PERIOD_US = 10_000
-# What the kernel takes (kernel/sched/core.c): a quota of 1 ms at least, a period of 1 s at most.
+# Limits of the kernel (kernel/sched/core.c): a quota of at least 1 ms, a period of at most 1 s.
 _MIN_QUOTA_US = 1_000
 _MAX_PERIOD_US = 1_000_000
 
@@ -31,11 +31,11 @@ class CpuQuota:
     @classmethod
     @contextmanager
     def enter(cls, name: str, cores: float) -> Iterator[CpuQuota]:
-        """Put this process into the group ``name`` with ``cores`` cores' worth of time, and back when done.
+        """Move this process into the group ``name`` with a quota of ``cores`` cores, and back on exit.
 
-        Processes that enter the same name share the quota. The last to leave removes the group. A name that begins with
-        the maker's process id and a dash lets others remove what is left of it when the maker was killed. Raises
-        `UnavailableError` when no group can be made here.
+        Processes that enter the same name share the quota; the last process to leave removes the group. If the name
+        begins with the creator's process id and a dash, other processes remove the group after the creator was killed.
+        Raises `UnavailableError` when no group can be created here.
         """
         parent, version = quota_parent()
         _remove_empty_groups(parent)
@@ -50,7 +50,7 @@ class CpuQuota:
         try:
             yield group
         finally:
-            # A group cannot be removed while a process is in it, and this process is.
+            # A group with processes cannot be removed, so this process leaves first.
             with suppress(OSError):
                 (parent / "cgroup.procs").write_text(str(os.getpid()))
             group._remove()
@@ -66,21 +66,21 @@ class CpuQuota:
             (self.path / "cpu.cfs_quota_us").write_text(str(quota))
 
     def _remove(self) -> None:
-        # A control group is removed as if it were empty: its files belong to the kernel.
-        with suppress(OSError):  # others are still in it, or it never came to be
+        # rmdir works although the directory has files: they belong to the kernel.
+        with suppress(OSError):  # still in use by other processes, or never created
             self.path.rmdir()
 
 
 def remove_group(name: str) -> None:
-    """Remove the group ``name``, if it exists, that killed processes left behind."""
+    """Remove the group ``name``, if left behind by killed processes."""
     with suppress(UnavailableError, OSError):
         (quota_parent()[0] / _directory(name)).rmdir()
 
 
 def quota_parent(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> tuple[Path, int]:
-    """Return the control group under which quotas can be made, and its version.
+    """Return the parent control group for quotas, and the cgroup version.
 
-    Raises `UnavailableError` when there is none that this process may write to.
+    Raises `UnavailableError` when no control group is writable by this process.
     """
     candidates = [(path, version) for path, version in _cpu_groups(root, membership) if path.is_dir()]
     for path, version in candidates:
@@ -112,21 +112,22 @@ def _cpu_groups(root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
         # ``hierarchy:controllers:path``; version 2 is the line without controllers (cgroups(7)).
         _, controllers, path = line.split(":", 2)
         if "cpu" in controllers.split(","):
-            # systemd mounts the two together and links the short name to it; containers often have only one of these.
+            # systemd mounts both controllers together and links the short name to the mount; containers often have only
+            # the link or only the mount.
             for mount in ("cpu", "cpu,cpuacct", controllers):
                 if (root / mount / "cpu.cfs_quota_us").exists() or (root / mount / "cgroup.procs").exists():
                     yield root / mount / path.lstrip("/"), 1
                     yield root / mount, 1
         elif not controllers and (root / "cgroup.controllers").exists():
             group = root / path.lstrip("/")
-            # A group with processes in it cannot hand the controller on; its parent often can.
+            # A version 2 group that contains processes cannot delegate the controller; its parent often can.
             yield from ((place, 2) for place in (group, *group.parents) if place == root or root in place.parents)
 
 
 def _delegates_cpu(path: Path) -> bool:
     control = path / "cgroup.subtree_control"
     try:
-        # In version 2 a child has ``cpu.max`` only when its parent lists the controller here.
+        # A version 2 child has ``cpu.max`` only if its parent lists the controller here.
         if "cpu" in control.read_text().split():
             return True
         if "cpu" not in (path / "cgroup.controllers").read_text().split():

@@ -39,7 +39,7 @@ def usable_cores(processors: int, quota_cores: float | None) -> int:
 
 
 def _list_own_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield this process's group of the controller and all groups around it, whose limits hold too."""
+    """Yield this process's group of the controller and all its ancestors, whose limits apply too."""
     mount = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -81,7 +81,7 @@ def _read_memory(group: Path) -> int | None:
 
 
 def read_text(path: Path) -> str:
-    """Return what a file of the kernel says, empty where it is missing or may not be read."""
+    """Return the content of a kernel file; empty if the file is missing or unreadable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

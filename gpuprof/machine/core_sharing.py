@@ -1,9 +1,9 @@
 """Keeps processes other than workers off the workers' cores while other cores are free.
 
-Router, machine process and load client wake up for every request. Left to the system they run where they ran last, on
-the workers' cores too, and the batch that runs there ends so much later: by a few percent on average, by far more at
-the 99th percentile. Where every core computes, or what is free does not suffice, they go where the system sends them;
-`gpuprof.rules.host_work` counts what that costs.
+Router, machine process and load client wake up for every request. By default the scheduler resumes them on the core of
+their last run, often a worker's, where they delay the running batch: by a few percent on average, far more at the 99th
+percentile. When all cores compute, or the free cores do not suffice, the default scheduling applies;
+`gpuprof.rules.host_work` models its cost.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: So much of the free cores' time this process may take; above it the workers' idle time is needed, too. Two
-#: thresholds: with one, a load near it would move all threads to and fro every period.
+#: Utilisation of the free cores above which this process also uses the workers' cores, and below which it leaves them.
+#: Two thresholds are needed: with a single threshold, a load near it would move all threads to and fro every period.
 _CROWDED, _ROOMY = 0.75, 0.4
 _PERIOD_S = 2.0
 
@@ -23,14 +23,15 @@ _allowed: frozenset[int] | None = None
 
 
 def allowed_cores() -> frozenset[int]:
-    """Return the cores that this process may run on, including those that it currently avoids."""
+    """Return the cores available to this process, including those currently avoided."""
     return frozenset(os.sched_getaffinity(0)) if _allowed is None else _allowed
 
 
 def avoid_cores(taken: Collection[int]) -> bool:
-    """Keep all threads of this process off the cores ``taken``; return whether others were left to run on.
+    """Keep all threads of this process off the cores ``taken``; return whether free cores were left.
 
-    Called again it counts from all cores that the process was given; without ``taken`` it may use all of them again.
+    A further call starts again from all cores available to the process; an empty ``taken`` makes all of them usable
+    again.
     """
     global _allowed
     everything = allowed_cores()
@@ -44,7 +45,7 @@ def avoid_cores(taken: Collection[int]) -> bool:
 
 @contextmanager
 def avoiding_cores(taken: Collection[int]) -> Iterator[bool]:
-    """Stay off the cores ``taken`` inside; processes that are started there do so, too."""
+    """Stay off the cores ``taken`` inside the context; child processes started inside inherit this."""
     try:
         yield avoid_cores(taken)
     finally:
@@ -52,10 +53,10 @@ def avoiding_cores(taken: Collection[int]) -> Iterator[bool]:
 
 
 def _set_all_threads(cores: Collection[int]) -> None:
-    # Affinity belongs to a thread: setting that of the process's id moves its first thread alone. Threads that
-    # start later inherit it from the one that starts them.
+    # Affinity belongs to a thread: setting it for the process id moves the first thread only. New threads inherit the
+    # affinity of their creator.
     for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended meanwhile, or the machine's cores are others now
+        with suppress(OSError):  # the thread has ended, or the machine's cores have changed
             os.sched_setaffinity(int(thread.name), cores)
 
 

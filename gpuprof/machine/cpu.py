@@ -1,7 +1,7 @@
-"""Describes the CPU of this machine as a device: the cores that this process may use and their peak rates.
+"""Describes the CPU of this machine as a device: the cores available to this process and their peak rates.
 
-Nothing is measured here. Peak rates follow from cores, nominal clock and vector units; the memory's bandwidth
-cannot be read from anywhere and is assumed low. Profiling measures ceilings that replace both.
+Nothing is measured here. Peak rates follow from cores, nominal clock and vector units; the memory bandwidth is not
+reported by any interface and is assumed low. Profiling measures ceilings that replace both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuprof.domain.device import Device
 from gpuprof.machine.cgroup_limits import cpu_quota_cores, memory_limit_bytes, read_text, usable_cores
 from gpuprof.machine.core_sharing import allowed_cores
 
-#: Assumed where nothing was measured: what one core of a server streams without effort, and four channels of DDR4.
+#: Bandwidth assumed without a measurement: easily reached by a core of a server, and by four channels of DDR4.
 ASSUMED_BYTES_PER_S_A_CORE = 8e9
 ASSUMED_BYTES_PER_S_AT_MOST = 80e9
 
@@ -32,21 +32,21 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True, slots=True)
 class CpuInfo:
-    """What ``/proc/cpuinfo`` says of the processors that this process may run on."""
+    """Data of ``/proc/cpuinfo`` for the processors available to this process."""
 
     model: str  #: ``"AMD EPYC"``; the machine's architecture where there is no name.
     vendor: str
     family: int  #: 0 where the vendor has none.
     flags: frozenset[str]  #: Vector extensions and the like.
-    mhz: float | None  #: Clock now; on virtual machines the nominal one.
-    physical_cores: int  #: Cores behind the usable processors: two hyper-threads share one.
+    mhz: float | None  #: Current clock; on virtual machines the nominal clock.
+    physical_cores: int  #: Physical cores of the usable processors: two hyper-threads share a core.
 
 
 def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -> Device:
-    """Return this machine's CPU, as much of it as this process may use.
+    """Return this machine's CPU, limited to the cores available to this process.
 
-    ``root``: root of the file system to read ``/proc`` and ``/sys`` of; ``affinity``: processors to use; by default
-    those that the scheduler allows this process.
+    ``root``: root of the file system with ``/proc`` and ``/sys``; ``affinity``: processors to use; by default this
+    process's affinity.
     """
     allowed = sorted(allowed_cores() if affinity is None else affinity)
     quota = cpu_quota_cores(root)
@@ -78,7 +78,7 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
 
 
 def read_cpuinfo(root: Path, processors: Collection[int]) -> CpuInfo:
-    """Return what ``/proc/cpuinfo`` says; missing fields get the most conservative value."""
+    """Return the data of ``/proc/cpuinfo``; missing fields get the most conservative value."""
     blocks = [_fields(block) for block in read_text(root / "proc/cpuinfo").split("\n\n") if block.strip()]
     mine = [block for block in blocks if block.get("processor", "-1") in {str(number) for number in processors}]
     first = (mine or blocks or [{}])[0]
@@ -95,7 +95,7 @@ def read_cpuinfo(root: Path, processors: Collection[int]) -> CpuInfo:
 
 
 def flops_per_cycle(info: CpuInfo) -> tuple[Mapping[str, float], str]:
-    """Return operations that one core does in a cycle, by type, and in words what that rests on.
+    """Return a core's operations per cycle by type, and a description of their basis.
 
     A multiply-add is two operations and a core has two vector pipes. AMD before family 26 (Zen 5) runs a 512-bit
     operation as two halves. Half precision without its own instructions is computed in ``float32``.

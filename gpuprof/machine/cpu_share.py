@@ -1,4 +1,4 @@
-"""Holds processes to their share of a CPU: whole cores by affinity, fractions of one by a cgroup's quota."""
+"""Holds processes to their share of a CPU: whole cores by affinity, fractions of a core by a cgroup's quota."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def own_cores() -> tuple[int, ...]:
 
 @contextmanager
 def confine_to_share(part: CpuSlice, name: str) -> Iterator[None]:
-    """Hold this process, and the threads that it starts inside, to ``part``.
+    """Hold this process, and all threads started inside the context, to ``part``.
 
-    ``name``: names the cgroup of a quota: processes that give the same name share the quota. Raises `UnavailableError`
-    when a core is not this process's to use, or no cgroup can hold a quota here.
+    ``name``: name of the quota's cgroup: processes with the same name share the quota. Raises `UnavailableError`
+    when a core is not available to this process, or no cgroup quota can be set here.
     """
     before = os.sched_getaffinity(0)
     try:

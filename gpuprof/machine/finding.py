@@ -1,6 +1,6 @@
-"""What ``gpuprof doctor`` reads of a machine, and the findings it reports.
+"""Machine access and findings of ``gpuprof doctor``.
 
-Everything that is looked at goes through a `MachineView`, so that a test can play any machine.
+All access goes through a `MachineView`, so that a test can simulate any machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMEOUT_S = 120.0  # a first start of CUDA on a cold disk takes tens of seconds
 
 
 class Status(StrEnum):
-    """Whether something can be used."""
+    """Usability of a component."""
 
     OK = "ok"
     LIMITED = "limited"
@@ -29,20 +29,20 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's report."""
+    """A line of the doctor's report."""
 
     topic: str  #: ``"gpu"``, ``"profilers"``, ``"runtime"``, ``"cpu"`` or ``"storage"``.
-    name: str  #: What was looked at.
+    name: str  #: Component examined.
     status: Status
-    detail: str  #: What was found.
-    fix: str = ""  #: What to do about it; empty when nothing is wrong.
+    detail: str  #: Result of the examination.
+    fix: str = ""  #: Remedy; empty when nothing is wrong.
 
 
 def _load_module(name: str) -> Any:
     try:
         return import_module(name)
-    # Such as ONNX Runtime against another NumPy, which ends in whatever its extension raises.
-    except Exception:  # a broken library must not break the look at it, whatever it raises
+    # For example ONNX Runtime built for another NumPy: its extension may raise anything.
+    except Exception:  # a broken library must not end the examination, whatever the error
         return None
 
 
@@ -60,7 +60,7 @@ def _requirements(distribution: str) -> Sequence[str]:
 
 
 def _execute_command(command: Sequence[str]) -> str | None:
-    """Return what the command prints, or None when it cannot be run, fails or hangs."""
+    """Return the output of the command, or None when the command cannot be started, fails or hangs."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
@@ -81,18 +81,18 @@ class MachineView:
     root: Path = Path("/")  #: Root of its file system.
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     which: Callable[[str], str | None] = shutil.which  #: Name of a program → its path, or None.
-    load: Callable[[str], Any] = _load_module  #: Name of a module → the module, or None when it cannot be imported.
-    #: Name of a distribution → its version, or None when it is not installed.
+    load: Callable[[str], Any] = _load_module  #: Name of a module → the module; None: import failed.
+    #: Name of a distribution → its version; None: not installed.
     version: Callable[[str], str | None] = _version
     #: Name of a distribution → its requirements, in the words of its metadata.
     requirements: Callable[[str], Sequence[str]] = _requirements
     affinity: Callable[[], Sequence[int]] = _affinity  #: → the processors that this process may run on.
-    #: A command → what it prints, or None when it cannot be run, fails or hangs.
+    #: Command → its output; None: cannot be started, fails or hangs.
     execute: Callable[[Sequence[str]], str | None] = _execute_command
     is_root: bool = field(default_factory=lambda: os.geteuid() == 0)
 
     def read_text(self, path: str) -> str:
-        """Return the text of the file at ``path`` below the root; empty when it cannot be read."""
+        """Return the text of the file at ``path`` below the root; empty when unreadable."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -1,8 +1,8 @@
-"""Describes the GPUs of this machine as devices, from the catalogue and from what NVML reports.
+"""Describes the GPUs of this machine as devices, from the catalogue and from NVML.
 
-A board that the catalogue knows takes its numbers from there, with memory, power limit and MIG profiles as the
-driver reports them. Another board of a known compute capability is described from NVML, with rates in
-proportion to the catalogue's GPU of that capability that is nearest in size.
+A board in the catalogue takes its data from there, with memory, power limit and MIG profiles as reported by the driver.
+Another board of a known compute capability is described from NVML, with rates scaled from the catalogue's GPU of that
+capability nearest in size.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _POSSIBLE_PLACEMENTS = "nvmlDeviceGetGpuInstancePossiblePlacements"
 
 
 def local_gpus(nvml: Any = None) -> tuple[Device, ...]:
-    """Return a device for each NVIDIA GPU of this machine, in the driver's order; empty without a driver.
+    """Return a device for each NVIDIA GPU of this machine, in driver order; empty without a driver.
 
     ``nvml``: in place of ``pynvml``.
 
     Notes
     -----
-    A GPU whose compute capability the catalogue has no GPU of is left out: its limits are not known.
+    A GPU of a compute capability missing from the catalogue is left out: its limits are unknown.
     """
     nvml = nvml or load_nvml()
     if nvml is None:
@@ -70,7 +70,7 @@ def _describe_device(nvml: Any, handle: Any) -> Device | None:
 
 
 def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
-    """Describe a board that the catalogue does not have, from one of the same compute capability."""
+    """Describe a board missing from the catalogue, from a board of the same compute capability."""
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     cores = ask_nvml(nvml, "nvmlDeviceGetNumGpuCores", handle)
     bus_bits = ask_nvml(nvml, "nvmlDeviceGetMemoryBusWidth", handle)
@@ -83,7 +83,7 @@ def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
         f"{major}.{minor}",
         sms=round(cores / _cores_per_sm(like[0])),
         clock_mhz=float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        # Twice: NVML's clock of the memory is that of one of the two transfers in a cycle.
+        # Times two: NVML's memory clock counts only one of two transfers per cycle.
         memory_bytes_per_s=bus_bits / 8 * memory_clock * 1e6 * 2,
     )
     scaled = describe_device(description, "NVML")
@@ -98,12 +98,12 @@ def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
 
 
 def _cores_per_sm(gpu: Device) -> int:
-    """Return the CUDA cores of one SM: half its float32 operations in a cycle."""
+    """Return the CUDA cores of an SM: half its float32 operations per cycle."""
     return round(gpu.flops_per_s["float32"] / (2 * gpu.compute_units * gpu.clock_mhz * 1e6) / 64) * 64
 
 
 def _read_mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
-    """Return the plain profiles that the driver lists with where they may start; empty when it will not say."""
+    """Return the driver's plain MIG profiles with their start slots; empty when the driver reports none."""
     profiles = {}
     for info in _list_profile_infos(nvml, handle):
         name = decode_nvml(info.name).removeprefix("MIG ").strip()
@@ -111,7 +111,7 @@ def _read_mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
         if "+" in name or not re.fullmatch(r"\d+g\.\d+gb", name):
             continue
         places = _read_placements(nvml, handle, info.id)
-        # All or none: a list without the profiles that the driver keeps to itself would rule out layouts that work.
+        # All profiles or none: a partial list would rule out valid layouts.
         if not places:
             return ()
         profiles[name] = MigProfile(
@@ -134,8 +134,10 @@ def _list_profile_infos(nvml: Any, handle: Any) -> Iterator[Any]:
 
 
 def _read_placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int, int]]:
-    """Return (start, size) of every place of the profile; empty where the driver will not say (it wants root)."""
-    # NVML's way: asked without a buffer it gives the number of places, asked again the places.
+    """Return (start, size) of every placement of the profile; empty when the driver withholds them (root is
+    required).
+    """
+    # NVML's protocol: a call without a buffer returns the number of placements, a second call the placements.
     count = c_uint(0)
     if ask_nvml(nvml, _POSSIBLE_PLACEMENTS, handle, profile_id, None, byref(count)) is None or not count.value:
         return []
@@ -146,6 +148,6 @@ def _read_placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int,
 
 
 def device_name(driver_name: str) -> str:
-    """Return the name under which gpuprof knows a board: the catalogue's, else one made of the driver's."""
+    """Return gpuprof's name of a board: from the catalogue, else derived from the driver's name."""
     known = device_of_driver(driver_name)
     return device_slug(driver_name) if known is None else known.name

@@ -75,7 +75,7 @@ def _examine_gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
             f"persistence {'unknown' if persistent is None else 'on' if persistent else 'off'}",
         )
     )
-    # Prohibited: no process may make a CUDA context, whatever else is right.
+    # Prohibited: no process may create a CUDA context, regardless of other settings.
     if mode == 2:
         fix = f"nvidia-smi -i {index} -c DEFAULT"
         return Finding("gpu", f"GPU {index}", Status.LIMITED, detail, fix)
@@ -105,7 +105,7 @@ def _list_process_names(root: Path) -> Iterator[str]:
         try:
             yield path.read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # ended meanwhile
 
 
 def _examine_nsys(machine: MachineView) -> Finding:
@@ -124,7 +124,7 @@ def _examine_nsys(machine: MachineView) -> Finding:
 
 
 def _find_importer(root: Path, binary: str) -> Path | None:
-    """Return the program that turns a recording into a report: beside nsys, or where the packages put it."""
+    """Return the program that converts recordings into reports: beside nsys, or in the packages' directories."""
     try:
         near = Path(binary).resolve().parent.parent
     except OSError:
@@ -176,5 +176,5 @@ def _examine_counters(machine: MachineView) -> Finding:
 
 def _has_sys_admin(machine: MachineView) -> bool:
     match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", machine.read_text("proc/self/status"), re.MULTILINE)
-    # CAP_SYS_ADMIN is bit 21 (linux/capability.h). In a container root does not have it by itself.
+    # CAP_SYS_ADMIN is bit 21 (linux/capability.h). Root in a container does not have this capability by default.
     return match is not None and bool(int(match[1], 16) >> 21 & 1)

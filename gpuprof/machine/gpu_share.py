@@ -20,7 +20,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class MigInstanceId:
     """A MIG instance that exists."""
 
-    uuid: str  #: ``"MIG-…"``, by which a process is bound to it.
+    uuid: str  #: ``"MIG-…"``; binds a process to the instance.
     profile: str  #: ``"3g.40gb"``.
 
 
@@ -51,13 +51,13 @@ def mig_instances(nvml: Any = None) -> tuple[MigInstanceId, ...]:
 
 @contextmanager
 def bind_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> Iterator[tuple[dict[str, str], ...]]:
-    """Give the environment that binds a process to each of ``shares`` of one GPU, while all of them run.
+    """Yield the environment that binds a process to each of ``shares`` of a GPU while all are running.
 
-    Shares of one MIG instance's profile get one instance together when they are parts of it, and instances of their own
-    when they are whole. MPS runs where anything is a part or several share the whole GPU; where all of several are the
-    whole of it, no process is held to a share and each may use all SMs. ``nvml``: in place of ``pynvml``. Raises
-    `InputError` when the shares are more than the GPU, or the device has no such profile; `UnavailableError` when MPS
-    is missing, or no such instance exists: none is made here.
+    Partial shares of the same MIG profile share an instance; whole shares get an instance each. MPS runs when any share
+    is partial or several share the whole GPU; if all of several shares are the whole GPU, no process is limited and
+    each may use all SMs. ``nvml``: replaces ``pynvml``. Raises `InputError` when the shares exceed the GPU, or the
+    device has no such profile; `UnavailableError` when MPS is missing, or no such instance exists: none is created
+    here.
     """
     plain = [share for share in shares if share.mig is None]
     total = sum(share.sm_pct for share in plain)
@@ -80,7 +80,7 @@ def bind_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> It
 
 
 def describe_share_means(environments: Sequence[Mapping[str, str]]) -> str:
-    """Return by what the shares are held that `bind_shares` gave these environments for, for a run's settings."""
+    """Return the mechanism that enforces the shares in environments from `bind_shares`, for a run's settings."""
     names = {name for environment in environments for name in environment}
     means = [word for name, word in _MEANS.items() if name in names]
     return " and ".join(means) or "nothing: the whole device"
@@ -93,7 +93,7 @@ _MEANS = {VISIBLE: "MIG", PERCENTAGE: "MPS"}
 def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstanceId]) -> Iterator[tuple[dict[str, str], ...]]:
     free = list(instances)
     uuids: list[str] = []
-    open_parts: dict[str, tuple[str, float]] = {}  # profile → instance that is shared, and what is left of it
+    open_parts: dict[str, tuple[str, float]] = {}  # profile → shared instance, and its free percentage
     for share in shares:
         assert share.mig is not None
         uuid, free_pct = open_parts.get(share.mig, ("", 0.0))
@@ -104,7 +104,7 @@ def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstanceId]) -
     if all(share.sm_pct == 100.0 for share in shares):
         yield tuple({VISIBLE: uuid} for uuid in uuids)
         return
-    # One daemon serves one MIG instance, and a client finds its daemon by a single environment variable.
+    # A daemon serves a single MIG instance, and a client finds its daemon by a single environment variable.
     if len(set(uuids)) > 1:
         raise UnavailableError("parts of several MIG instances at once need a daemon each", "measure them one by one")
     with mps_daemon(uuids[0]) as daemon:

@@ -105,7 +105,7 @@ def _examine_onnxruntime(machine: MachineView) -> Finding:
 
 
 def _examine_cuda_provider(machine: MachineView) -> Iterator[Finding]:
-    """Yield whether the provider for NVIDIA GPUs starts, where ONNX Runtime was built with it."""
+    """Yield whether the NVIDIA provider starts, if ONNX Runtime was built with this provider."""
     runtime = machine.load("onnxruntime")
     if runtime is None or ORT_CUDA not in runtime.get_available_providers():
         return
@@ -130,7 +130,8 @@ def _examine_extras(machine: MachineView) -> Iterator[Finding]:
         missing = [name for name in packages if machine.version(name) is None]
         purpose = _EXTRAS[extra]
         if missing:
-            # The two builds of ONNX Runtime share their files, so that one has to go before the other comes.
+            # The two builds of ONNX Runtime share their files: the first must be uninstalled before the other is
+            # installed.
             swap = "onnxruntime-gpu" in missing and machine.version("onnxruntime") is not None
             first = "pip uninstall onnxruntime, then " if swap else ""
             detail = f"{purpose}: without {', '.join(missing)}"
@@ -153,7 +154,7 @@ def _examine_quotas(machine: MachineView) -> Finding:
     if version is None:
         return Finding("cpu", "CPU quotas", Status.MISSING, "no control groups for CPU time are mounted", fix)
     try:
-        # Tried, not looked up: who may write to control groups depends on delegation, mounts and the container.
+        # Tested by trying: write access to control groups depends on delegation, mounts and the container.
         with CpuQuota.enter(f"doctor-{os.getpid()}", float(len(machine.affinity()))):
             pass
     except (GpuprofError, OSError) as error:

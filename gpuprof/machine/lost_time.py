@@ -1,7 +1,7 @@
-"""Time that a machine's processes lose: stolen by the hypervisor for others, and late wake-ups.
+"""Time lost by a machine's processes: stolen by the hypervisor, and late wake-ups.
 
-A process that is due while its virtual core is not running waits until it is, for milliseconds. On average that is
-little; the 99th percentile of a latency is made of it.
+A process that becomes runnable while its virtual core is descheduled waits for milliseconds. This is little on average
+but determines the 99th percentile of a latency.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Machine code of Python functions by numba, kept on disk in a directory named by all sources that it is made from.
+"""Machine code of Python functions by numba, cached on disk in a directory named by a hash of all its sources.
 
-numba's own cache looks at the file of the outermost function alone: it would go on running an old
-`gpuprof.rules.routing` after that has changed.
+numba's own cache checks only the file of the outermost function: after a change of `gpuprof.rules.routing`, the old
+code would still run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _PACKAGE = "gpuprof"
 
 
 def compile_function(function: Function, **options: Any) -> Function:
-    """Return a function compiled by numba with these options, loaded from the cache where it is there.
+    """Return a function compiled by numba with these options, loaded from the cache if present.
 
-    Functions of other modules that it calls must be compiled already; see `compile_with_callees` for those that are
-    not.
+    Callees in other modules must be compiled already; otherwise use `compile_with_callees`.
     """
     import numba
 
@@ -39,9 +38,9 @@ def compile_function(function: Function, **options: Any) -> Function:
 
 
 def compile_with_callees(function: Function, **options: Any) -> Function:
-    """Return a function compiled together with all functions of this package that it calls, however deep.
+    """Return a function compiled together with all its direct and indirect callees in this package.
 
-    The functions themselves stay plain Python: they are copied with their compiled callees in their place.
+    The functions themselves stay plain Python: copies of them refer to the compiled callees.
     """
     return cast(Function, _compile_with_callees(function, options, {}))
 
@@ -64,10 +63,10 @@ def is_machine_code_cached(function: Callable[..., Any]) -> bool:
 
 
 def code_directory(function: Callable[..., Any]) -> Path:
-    """Return where to keep the machine code of a function.
+    """Return the directory of a function's machine code.
 
-    The name is a hash of the source of its module and of those whose functions and named tuples that module uses,
-    however deep, of the numbers and texts that they have imported, and of numba's version.
+    Its name is a hash of numba's version, of the source of the function's module and of all modules whose functions and
+    named tuples are used, directly or indirectly, and of the numbers and texts in their namespaces.
     """
     digest = hashlib.sha256(version("numba").encode())
     for part in sorted(_describe_modules(_plain(function).__globals__, set())):
@@ -77,7 +76,7 @@ def code_directory(function: Callable[..., Any]) -> Path:
 
 
 def _describe_modules(names: dict[str, Any], seen: set[str]) -> Iterator[str]:
-    """Yield the sources and the constants of a module and of those that it uses."""
+    """Yield the sources and constants of a module and of all modules used."""
     file, module = str(names.get("__file__", "")), str(names["__name__"])
     seen.add(module)
     # Copied while they are read: a module that is still being imported gains names.
@@ -98,7 +97,7 @@ def _read_source(file: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return the Python function that was compiled; anything else as it is."""
+    """Return the Python function behind a compiled function; anything else unchanged."""
     return getattr(value, "py_func", value)
 
 

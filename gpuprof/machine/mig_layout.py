@@ -1,6 +1,6 @@
 """Partitions a GPU of this machine into MIG instances, and restores the former layout, through ``nvidia-smi``.
 
-Every instance is one GPU instance with one compute instance that is all of it (``-cgi PROFILE:START -C``). Source:
+Every instance is a GPU instance with a single compute instance of full size (``-cgi PROFILE:START -C``). Source:
 NVIDIA, Multi-Instance GPU User Guide, "Getting Started with MIG".
 """
 
@@ -22,9 +22,9 @@ _NO_INSTANCES = "No GPU instances found"
 
 @dataclass(frozen=True, slots=True)
 class MigLayout:
-    """How a GPU is cut."""
+    """MIG mode and instances of a GPU."""
 
-    enabled: bool  #: Whether MIG is on.
+    enabled: bool  #: MIG mode is enabled.
     instances: tuple[tuple[str, int], ...] = ()  #: Profile and first memory slice of each instance, sorted by slice.
 
     @classmethod
@@ -49,10 +49,10 @@ def read_layout(gpu: int, tool: str = NVIDIA_SMI) -> MigLayout:
 
 
 def apply_layout(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayout | None:
-    """Cut a GPU as ``wanted``; return how it was cut before, None when it was so already.
+    """Partition a GPU as ``wanted``; return its previous layout, or None if it already has the wanted layout.
 
-    Raises `UnavailableError` when the driver refuses: no permission, or a process uses the GPU. It is cut as before
-    then.
+    Raises `UnavailableError` when the driver refuses: no permission, or a process uses the GPU. The previous layout is
+    restored then.
     """
     before = read_layout(gpu, tool)
     if before == wanted:
@@ -67,7 +67,7 @@ def apply_layout(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayo
 
 
 def restore_layout(gpu: int, layout: MigLayout, tool: str = NVIDIA_SMI) -> str | None:
-    """Cut a GPU as it was; return None when it is so, else why it is not."""
+    """Restore the layout of a GPU; return None on success, else the reason of the failure."""
     try:
         now = read_layout(gpu, tool)
         if now != layout:
@@ -78,7 +78,7 @@ def restore_layout(gpu: int, layout: MigLayout, tool: str = NVIDIA_SMI) -> str |
 
 
 def _change(gpu: int, now: MigLayout, wanted: MigLayout, tool: str) -> None:
-    # Compute instances first: a GPU instance that still has one cannot be destroyed.
+    # Compute instances first: a GPU instance with compute instances cannot be destroyed.
     if now.instances:
         _run_smi(tool, gpu, "-dci", mig=True)
         _run_smi(tool, gpu, "-dgi", mig=True)
@@ -95,7 +95,7 @@ def _change(gpu: int, now: MigLayout, wanted: MigLayout, tool: str) -> None:
 
 
 def _run_smi(tool: str, gpu: int, *arguments: str, mig: bool = False, calm: str = "") -> str:
-    """Return what the tool prints; ``calm`` in it is no error."""
+    """Return the output of the tool; an exit code with ``calm`` in the output is no error."""
     command = [tool, *(["mig"] if mig else []), "-i", str(gpu), *arguments]
     try:
         done = subprocess.run(

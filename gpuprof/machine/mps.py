@@ -1,7 +1,7 @@
-"""Shares of a GPU by NVIDIA's Multi-Process Service: its daemon, and what a client's environment must say.
+"""Shares of a GPU by NVIDIA's Multi-Process Service: its daemon, and the environment of its clients.
 
-A client reads its share when it makes its CUDA context, so that it stands in the environment before the process
-starts. A percentage is a cap and no reservation. Source: NVIDIA, Multi-Process Service (manual).
+A client reads its share when creating its CUDA context, so the environment is set before the process starts. A
+percentage is a cap, not a reservation. Source: NVIDIA, Multi-Process Service (manual).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _LOG_TAIL = 300
 class MpsDaemon:
     """A control daemon that clients can be sent to."""
 
-    pipe_directory: str  #: How clients find it.
+    pipe_directory: str  #: Pipe directory through which clients find the daemon.
     log_directory: str | None = None
 
     def environment(self, percentage: float | None, memory_limit_bytes: int | None = None) -> dict[str, str]:
-        """Return what a client's environment must have, before it makes its CUDA context.
+        """Return the environment variables for a client, to be set before the client creates its CUDA context.
 
-        Raises `InputError` when the percentage or the limit cannot be given. ``percentage``: of the GPU's (or its MIG
-        instance's) SMs, above 0 to 100; None: the client is held to none; ``memory_limit_bytes``: device memory that it
-        may allocate, of the one GPU that it sees.
+        Raises `InputError` for an invalid percentage or limit. ``percentage``: percent of the SMs of the GPU (or its
+        MIG instance), above 0 to 100; None: no limit; ``memory_limit_bytes``: most device memory the client may
+        allocate on its single visible GPU.
         """
         if percentage is not None and not 0.0 < percentage <= 100.0:
             raise InputError(f"an MPS percentage must be above 0 and at most 100 but got {percentage:g}")
@@ -54,18 +54,18 @@ class MpsDaemon:
         if memory_limit_bytes is not None:
             if memory_limit_bytes < _MIB:
                 raise InputError(f"an MPS memory limit must be at least 1 MiB but got {memory_limit_bytes} bytes")
-            # "0" is the ordinal among the GPUs that the client sees, of which there is one.
+            # "0" is the ordinal among the client's visible GPUs, of which there is only one.
             variables[MEMORY] = f"0={memory_limit_bytes // _MIB}M"
         return variables
 
 
 @contextmanager
 def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[MpsDaemon]:
-    """Yield a daemon: the user's if it responds, else a new one, which is stopped on exit.
+    """Yield a daemon: the user's if it responds, else a new daemon, stopped on exit.
 
-    ``visible``: UUID of the GPU or MIG instance that a daemon of our own serves: each needs one of its own;
-    ``control``: the control program. Raises `UnavailableError` when there is no such program, or the daemon does not
-    start, with its last words.
+    ``visible``: UUID of the GPU or MIG instance served by a new daemon: each needs its own; ``control``: the control
+    program. Raises `UnavailableError`, with the daemon's last output, when there is no such program or the daemon does
+    not start.
     """
     if shutil.which(control) is None:
         raise UnavailableError(
@@ -88,7 +88,7 @@ def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[M
 
 @contextmanager
 def _logs_in_errors(log: str | None) -> Iterator[None]:
-    """Add the end of both logs to errors raised inside: a client's own message rarely says why MPS refused it."""
+    """Add the end of both logs to errors raised inside: a client's own message rarely gives the reason of MPS."""
     try:
         yield
     except UnavailableError as error:
@@ -96,9 +96,9 @@ def _logs_in_errors(log: str | None) -> Iterator[None]:
 
 
 def add_log_tails(error: UnavailableError, log: str | None) -> UnavailableError:
-    """Return the error with the end of both logs of a daemon in its fix; the same where they say nothing more.
+    """Return the error with the end of both daemon logs in its fix; unchanged if the logs add nothing.
 
-    ``log``: the daemon's log directory: what `LOG` is in a client's environment.
+    ``log``: log directory of the daemon, the value of `LOG` in a client's environment.
     """
     tails = read_log_tails(log)
     if not tails or tails in str(error):
@@ -108,9 +108,10 @@ def add_log_tails(error: UnavailableError, log: str | None) -> UnavailableError:
 
 @contextmanager
 def adopt_daemon(visible: str, pipe: str, log: str | None, control: str = CONTROL) -> Iterator[MpsDaemon | None]:
-    """Yield the daemon that an earlier process started for ``visible``, and stop it on exit; None: it is gone.
+    """Yield the daemon that an earlier process started for ``visible``, and stop the daemon on exit; None: already
+    gone.
 
-    ``visible``: UUID of the GPU or MIG instance; ``pipe`` and ``log``: its directories, as `MpsDaemon` has them.
+    ``visible``: UUID of the GPU or MIG instance; ``pipe`` and ``log``: directories of the daemon, as in `MpsDaemon`.
     """
     environment = {MPS_PIPE: pipe, "CUDA_VISIBLE_DEVICES": visible} | ({} if log is None else {LOG: log})
     lives = shutil.which(control) is not None and _is_responding(control, environment)
@@ -138,7 +139,7 @@ def _run_daemon(control: str, directory: Path, visible: str | None) -> Iterator[
 
 def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
     try:
-        # Into a file: a daemon that keeps what it was given to print on would keep a pipe open, and its reader waiting.
+        # Output goes into a file: the daemon would inherit a pipe and keep it open, blocking the reader.
         with (log / "start.log").open("wb") as printed:
             done = subprocess.run(
                 [control, "-d"],
@@ -157,7 +158,7 @@ def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
 
 
 def read_log_tails(directory: Path | str | None) -> str:
-    """Return the end of each log in a daemon's log directory, in one line: ``control.log: …; server.log: …``."""
+    """Return the ends of the logs in a daemon's log directory, on a single line: ``control.log: …; server.log: …``."""
     tails = []
     for path in sorted(Path(directory).glob("*.log")) if directory is not None else ():
         try:
@@ -182,7 +183,7 @@ def _is_responding(control: str, environment: Mapping[str, str]) -> bool:
 
 
 def _send_command(control: str, environment: Mapping[str, str], command: str) -> int:
-    """Return the exit code with which the control program took ``command``; that of a daemon that is gone is not 0."""
+    """Return the control program's exit code for ``command``; not 0 when the daemon is gone."""
     try:
         return subprocess.run(
             [control],

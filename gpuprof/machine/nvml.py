@@ -1,4 +1,4 @@
-"""Access to NVML, where it is installed; unsupported queries return None."""
+"""Access to NVML, if installed; unsupported queries return None."""
 
 from __future__ import annotations
 

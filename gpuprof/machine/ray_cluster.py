@@ -1,4 +1,4 @@
-"""Joins a Ray cluster: the one way for serving and profiling."""
+"""Joins a Ray cluster, for serving and profiling alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many SMs CUDA gives this process: all, or under an MPS percentage fewer."""
+"""Number of SMs that CUDA grants this process: all, or fewer under an MPS percentage."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 
 def visible_sms(driver: str = _DRIVER) -> int | None:
-    """Return the SMs of the first GPU that this process may use; None where there is no driver or it does not say.
+    """Return the SMs of the first GPU available to this process; None without a driver or an answer from the driver.
 
-    A client of MPS sees its percentage of the SMs. ``driver``: CUDA's driver library.
+    An MPS client sees its percentage of the SMs. ``driver``: CUDA's driver library.
     """
     try:
-        # The driver and not NVML: only the driver knows what this process was given.
+        # The driver rather than NVML: only the driver reports the SMs granted to this process.
         cuda = ctypes.CDLL(driver)
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""What a collector is, and which there are."""
+"""Collector protocol, results, and the list of built-in collectors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLLECTORS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collector measured of one request."""
+    """Results of a collector for a request."""
 
     #: ``models``, ``ops``, ``kernels``, ``colocations``, ``devices``: Rows with the request's ``run_id``.
     models: tuple[ModelRow, ...] = ()
@@ -40,16 +40,16 @@ class Collected:
     kernels: tuple[KernelRow, ...] = ()
     colocations: tuple[ColocationRow, ...] = ()
     devices: tuple[DeviceRow, ...] = ()
-    #: What else decides the figures; goes into the run as JSON.
+    #: Further settings of the measurement; stored in the run as JSON.
     settings: Mapping[str, object] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  #: What a reader must know of them.
-    lost: tuple[str, ...] = ()  #: Why counters that were asked for are missing; `profile` ends with it.
+    notes: tuple[str, ...] = ()  #: Caveats for readers of the figures.
+    lost: tuple[str, ...] = ()  #: Reasons for missing requested counters; `profile` ends with them.
 
 
 def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
-    """Return the rows with the sizes of the free dimensions that they were measured at.
+    """Return the rows with the sizes of the free dimensions at the time of measurement.
 
-    ``jobs`` are what was measured and what ran beside it, in the order of the rows of ``colocations``.
+    ``jobs`` are the measured job and its neighbours, in the order of the rows of ``colocations``.
     """
     own_dims, *others = (describe_sizes(job.graph.sizes) or None for job in jobs)
     beside = zip(collected.colocations, (own_dims, *others), strict=False)
@@ -62,10 +62,10 @@ def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
 
 
 def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -> Collected:
-    """Return the rows with the runtime, the execution and the precision that they are of.
+    """Return the rows with their runtime, execution and precision.
 
-    ``collected``: its settings name the provider; without one nothing is known and nothing is changed; ``jobs``: what
-    was measured, and what ran beside it, in the order of the rows of ``colocations``.
+    ``collected``: results whose settings name the provider; without a provider the rows stay unchanged; ``jobs``: the
+    measured job and its neighbours, in the order of the rows of ``colocations``.
     """
     provider = collected.settings.get("provider")
     if not provider:
@@ -105,25 +105,25 @@ def _without_impossible_gap(rows: Sequence[_Timed]) -> tuple[tuple[_Timed, ...],
 
 
 class Collector(Protocol):
-    """Measures requests with one tool; plug-ins of the group ``gpuprof.collectors`` implement it.
+    """Measures requests with a tool; plug-ins of the group ``gpuprof.collectors`` implement this protocol.
 
-    `gpuprof.profiling.contract.CollectorContract` holds the tests that each must pass.
+    `gpuprof.profiling.contract.CollectorContract` holds the tests for all collectors.
     """
 
-    name: str  #: As it stands in the database.
-    kinds: tuple[str, ...]  #: Kinds of devices that it measures: ``"cpu"``, ``"gpu"``.
+    name: str  #: Name in the database.
+    kinds: tuple[str, ...]  #: Supported kinds of devices: ``"cpu"``, ``"gpu"``.
 
     def available(self) -> str | None:
-        """Return None if the collector can run here, else why not and the fix, in one line."""
+        """Return None if the collector can run here, else the reason and the fix in a line."""
 
     def version(self) -> str:
-        """Return the version of the tool behind it; figures by other versions are measured again."""
+        """Return the version of the underlying tool; figures by other versions are measured again."""
 
     def runtime(self) -> tuple[str, str]:
-        """Return name and version of the runtime that it runs models in."""
+        """Return name and version of the runtime that runs the models."""
 
     def collect(self, request: Request) -> Collected:
-        """Measure one request.
+        """Measure a request.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class Collector(Protocol):
 
 
 def choose_collector(name: str, kind: str) -> tuple[Collector, str]:
-    """Return the collector called ``name`` for devices of ``kind``, and why it was chosen, in one line.
+    """Return the collector called ``name`` for devices of ``kind``, and the reason for the choice in a line.
 
     ``name``: a built-in name, an entry point's, ``"package.module:Class"``, or ``"auto"``; ``kind``: ``"cpu"`` or
     ``"gpu"``.
@@ -145,7 +145,7 @@ def choose_collector(name: str, kind: str) -> tuple[Collector, str]:
     InputError
         For an unknown name.
     UnavailableError
-        When it cannot work here; for ``auto``, when none can, with each one's reason.
+        When the collector cannot run here; for ``auto``, when no collector can, with the reason of each.
     """
     if name != "auto":
         try:

@@ -9,23 +9,23 @@ from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, to_arrow
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import Collected, Collector
 
-#: pytest makes an object of the class for each test: what was measured must live outside of them.
+#: Results, shared by all tests: pytest creates an object of the class for each test.
 _COLLECTED: dict[type, Collected] = {}
 
 
 class CollectorContract(ABC):
-    """Tests that a collector passes; pytest runs those of each subclass whose name begins with ``Test``."""
+    """Tests for every collector; pytest runs them for each subclass whose name begins with ``Test``."""
 
     @abstractmethod
     def make_collector(self) -> Collector:
-        """Return the collector under test; it must be available."""
+        """Return the collector under test, which must be available."""
 
     @abstractmethod
     def make_request(self) -> Request:
-        """Return a request for a small model that it can measure in seconds."""
+        """Return a request for a small model, measurable in seconds."""
 
     def collect_distinct(self) -> Collected:
-        """Return what the collector measures of the request, asking it once for all tests of the class."""
+        """Return the collector's results for the request, measured once for all tests of the class."""
         if type(self) not in _COLLECTED:
             _COLLECTED[type(self)] = self.make_collector().collect(self.make_request())
         return _COLLECTED[type(self)]
@@ -71,7 +71,7 @@ class CollectorContract(ABC):
             assert (row.name, row.signature) == (ops[row.position].name, ops[row.position].signature)
 
     def test_kernels_are_tied_to_ops_of_the_model_or_to_none(self) -> None:
-        """A kernel's op is one of the graph's."""
+        """Ops of kernels are in the graph."""
         signatures = {op.signature for op in self.make_request().job.graph.ops}
         assert {row.op_signature for row in self.collect_distinct().kernels} <= {*signatures, None}
 

@@ -1,1 +1,1 @@
-"""How a model is run: ONNX Runtime, PyTorch, and which inputs may share a batch."""
+"""Execution of models: ONNX Runtime, PyTorch, and inputs that may share a batch."""

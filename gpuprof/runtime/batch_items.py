@@ -1,7 +1,7 @@
-"""Whether the items of a batch are computed independently, which batching several requests relies on.
+"""Tests whether the items of a batch are computed independently, as batching of several requests requires.
 
-Shapes do not show it: a softmax over the wrong axis or a normalisation over the batch gives outputs of the right shape,
-in which each request has a part of all others. So a batch of two different items is run, and each of them alone.
+Shapes do not show this: a softmax over the wrong axis or a normalisation over the batch gives outputs of the right
+shape, in which each request depends on all others. So a batch of two different items is run, and each item alone.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from gpuprof.runtime.sequence_outputs import to_numbers
 Array = npt.NDArray[np.generic]
 Arrays = Mapping[str, Array]
 
-#: Difference allowed, relative to an output's largest value: at another batch a runtime takes other kernels, which add
-#: in another order, on GPUs in TF32 to three digits. What mixes items differs by about as much as the values.
+#: Tolerance relative to an output's largest value: for another batch size a runtime uses other kernels, with another
+#: order of additions; on GPUs TF32 keeps three digits. Mixing changes outputs by about as much as their values.
 TOLERANCE = {"float16": 5e-2, "bfloat16": 2e-1}
 _TOLERANCE = 1e-2
-#: A model that quantises by the largest value of a batch rounds each item a little by the others.
+#: Rounding of a model that quantises by a batch's largest value depends slightly on the batch's other items.
 _QUANTISED_TOLERANCE = 1e-1
 _QUANTISING = "DynamicQuantize"
-#: Requests in the batch that is tried.
+#: Batch size of the test.
 ITEMS = 2
-#: Seeds whose inputs must all show it: of indices, one may differ by chance, where two values are nearly equal.
+#: Seeds of the inputs; mixing must show for all seeds. An index, for example, may differ by chance between nearly equal
+#: values.
 _SEEDS = (0, 1)
 
 
 def find_mixed_output(path: Path) -> str | None:
-    """Return why requests must not share a batch; None: they may, or it is not known.
+    """Return the reason why requests must not share a batch; None: they may share it, or unknown.
 
-    That is the name of an output in which items are mixed, or ``"input NAME"`` or ``"output NAME"`` of one whose first
-    dimension is not the batch, so that what belongs to one request alone cannot be told from it. Raises
-    `UnavailableError` when ONNX Runtime is not installed.
+    The reason is the name of an output that mixes items, or ``"input NAME"`` or ``"output NAME"`` of a tensor whose
+    first dimension is not the batch, so that it cannot be split by request. Raises `UnavailableError` when ONNX Runtime
+    is not installed.
     """
     from gpuprof.graph.dims import declared_dims
     from gpuprof.graph.file import read_onnx
@@ -65,9 +66,9 @@ def find_mixed_output(path: Path) -> str | None:
 
 
 def find_constant_output(path: Path) -> str | None:
-    """Return ``"output NAME"`` of an output with as many rows for two items as for one, such as a detector's anchors.
+    """Return ``"output NAME"`` of an output with equally many rows for one and two items, such as a detector's anchors.
 
-    None where there is none, or where the file does not tell its shapes.
+    None without such an output, or when the file lacks the shapes.
     """
     from gpuprof.graph.load import load_graph
 
@@ -88,11 +89,11 @@ def _has_item_each(kind: TypeProto) -> bool:
 
 
 def mixed_output(path: Path) -> str | None:
-    """Return the name of an output in which the items of a batch are mixed; None: there is none, or it is not known.
+    """Return the name of an output that mixes the items of a batch; None: no such output, or unknown.
 
-    Unless its ops show that there is none, runs the model on this machine's CPU at batches of one and two. An output
-    that is the same for all inputs mixes nothing; of a model that is random, or that refuses such inputs, nobody knows.
-    Raises `UnavailableError` when ONNX Runtime is not installed.
+    Unless its ops already prove independence, the model runs on this machine's CPU at batches of one and two. An output
+    equal for all inputs mixes nothing; a random model, or a model that refuses the test inputs, remains unknown. Raises
+    `UnavailableError` when ONNX Runtime is not installed.
     """
     from gpuprof.errors import runtime_errors
     from gpuprof.graph.dims import declared_dims
@@ -109,7 +110,7 @@ def mixed_output(path: Path) -> str | None:
     if not axes:
         return None
     if _shows_items_apart(path, axes):
-        return None  # running it takes seconds
+        return None  # running the model takes seconds
     session = open_session(path, threads=len(os.sched_getaffinity(0)), provider=ORT_CPU)
     names = [output.name for output in session.get_outputs()]
 
@@ -143,10 +144,10 @@ def first_mixed(
     *,
     quantised: bool = False,
 ) -> str | None:
-    """Return the first output of ``run`` that mixes the two items of a batch, None where none does.
+    """Return the first output of ``run`` that mixes the two items of a batch, None without such an output.
 
-    ``run``: inputs by name → outputs by name; ``inputs``: seed → inputs of a batch of two; ``axes``: which dimension of
-    an input is the batch; others have none; ``quantised``: whether the model quantises by what it is given.
+    ``run``: inputs by name → outputs by name; ``inputs``: seed → inputs of a batch of two; ``axes``: batch dimension of
+    each input with a batch; ``quantised``: the model quantises dynamically, by its inputs' values.
     """
 
     def run_plain(values: Arrays) -> Arrays:
@@ -188,7 +189,7 @@ def _is_mixed(together: Array, alone: list[Array], quantised: bool) -> bool:
 
 
 def _axis(together: tuple[int, ...], alone: tuple[int, ...]) -> int | None:
-    """Return the one dimension that is twice as long for two items; None if there is no such dimension."""
+    """Return the single dimension twice as long for two items; None without such a dimension."""
     if len(together) != len(alone):
         return None
     longer = [axis for axis, (two, one) in enumerate(zip(together, alone, strict=True)) if two != one]

@@ -15,9 +15,9 @@ DIRECTORY = ".batched"
 
 
 class BatchVerdicts:
-    """Whether models may be given several requests in one batch, by the hash of their content.
+    """Results of the test whether a model may batch several requests, by the hash of the model's content.
 
-    ``database``: the kernel database; None: remembered by this object alone.
+    ``database``: the kernel database; None: results are kept in memory only.
     """
 
     def __init__(self, database: Path | None) -> None:
@@ -26,11 +26,11 @@ class BatchVerdicts:
         self._unsaved: set[str] = set()
 
     def mixed_output(self, sha256: str | None) -> str | None:
-        """Return what `gpuprof.runtime.batch_items.find_mixed_output` did; None, too, where it is not known."""
+        """Return the stored result of `gpuprof.runtime.batch_items.find_mixed_output`; None, too, if unknown."""
         return self._known[sha256] if sha256 and self._is_known(sha256) else None
 
     def judge(self, path: Path, sha256: str) -> str | None:
-        """Return the same, running the model where it is not known; None, too, where it cannot be run here."""
+        """Return the same result, running the model if necessary; None, too, if the model cannot be run here."""
         from gpuprof.runtime.batch_items import find_mixed_output
 
         if not self._is_known(sha256):
@@ -48,13 +48,13 @@ class BatchVerdicts:
         self.save()
 
     def save(self) -> None:
-        """Write new results if there is a database; they stay in memory if it cannot be written."""
+        """Write new results if there is a database; unwritable results stay in memory."""
         if self._directory is None or not self._directory.parent.is_dir():
             return
         for sha256 in sorted(self._unsaved):
             with suppress(OSError):
                 self._directory.mkdir(exist_ok=True)
-                # In the same directory, since a rename is atomic only within one file system.
+                # In the same directory, since a rename is atomic only within a file system.
                 handle, name = tempfile.mkstemp(dir=self._directory, prefix=".tmp-")
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
                     json.dump({"mixed": self._known[sha256]}, file)

@@ -1,11 +1,11 @@
-"""Whether ONNX Runtime's provider for NVIDIA GPUs starts here, and what is missing where it does not.
+"""Tests whether ONNX Runtime's provider for NVIDIA GPUs starts here, and finds missing libraries.
 
-ONNX Runtime lists the providers that it was built with, not those that start. Where a library of CUDA or the driver is
-missing, a session is opened on the CPU without an error, so that the open session must be asked for its provider.
+ONNX Runtime lists the providers of its build, even those that do not start. If a CUDA library or the driver is missing,
+a session opens on the CPU without an error, so the provider of the open session must be checked.
 
-``python -m gpuprof.runtime.cuda_provider`` opens a session with one convolution, which needs cuBLAS and cuDNN, runs it
-and prints what it found as one JSON object. It is a child process because a process that has used CUDA holds
-memory on the GPU until it ends, and has read its share of it.
+``python -m gpuprof.runtime.cuda_provider`` opens a session with a single convolution (which needs cuBLAS and cuDNN),
+runs it and prints the result as a JSON object. This needs a child process: a process that has used CUDA holds memory on
+the GPU until its end, and has already read its share.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from gpuprof.errors import UnavailableError
 from gpuprof.runtime.module_command import module_command
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 
-#: The provider's options, all of which change figures and stand in a run's settings. The arena grows by what is asked
-#: for: its default, the next power of two, takes up to twice the memory that a model needs. cuDNN's algorithms are
-#: taken by its heuristics: the default tries all of them for every new batch size, in the middle of serving. Products
-#: of float32 are in TF32 where the GPU has it, as is ONNX Runtime's default.
+#: Options of the provider; all affect figures and are recorded in a run's settings. The arena grows by the requested
+#: size: the default, the next power of two, takes up to twice the memory of the model. cuDNN's algorithms are chosen by
+#: heuristics: the default tries all of them for every new batch size while serving. Products of float32 use TF32 if
+#: supported by the GPU, as in ONNX Runtime's default.
 CUDA_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "arena_extend_strategy": "kSameAsRequested",
@@ -63,9 +63,9 @@ def has_wheel_code(compute_capability: str) -> bool:
 
 @cache
 def load_cuda_libraries() -> tuple[str, ...]:
-    """Load CUDA's and cuDNN's libraries from where pip puts them; return the names of those that are missing.
+    """Load the CUDA and cuDNN libraries installed by pip; return the names of missing libraries.
 
-    A process does it once, before its first session. What the linker finds by itself is loaded by it.
+    Called once per process, before its first session. The linker loads libraries on its own path itself.
     """
     import onnxruntime as ort
 
@@ -73,16 +73,16 @@ def load_cuda_libraries() -> tuple[str, ...]:
     if preload is None:  # before ONNX Runtime 1.21
         return ()
     complaints = io.StringIO()
-    # ONNX Runtime prints what it cannot load and raises nothing.
+    # ONNX Runtime prints the libraries that fail to load and raises nothing.
     with contextlib.redirect_stdout(complaints):
         preload()
     return tuple(dict.fromkeys(Path(found["library"]).name for found in _NOT_LOADED.finditer(complaints.getvalue())))
 
 
 def check_provider(session: Any, provider: str, path: Path | str) -> None:
-    """Make sure that an open session runs on ``provider``.
+    """Check that an open session runs on ``provider``.
 
-    Raises `UnavailableError` when ONNX Runtime fell back to the CPU, with the library that is missing.
+    Raises `UnavailableError`, naming the missing library, when ONNX Runtime fell back to the CPU.
     """
     # ONNX Runtime opens the session on the CPU, without an error, where a provider does not start.
     if provider in session.get_providers():
@@ -107,7 +107,7 @@ def missing_libraries() -> tuple[str, ...]:
         return missing
     try:
         ctypes.CDLL(str(library))
-    except OSError as error:  # it also lacks symbols of ONNX Runtime's own outside of a session: that is no reason
+    except OSError as error:  # symbols of ONNX Runtime itself are also missing outside a session; this is no failure
         match = _OPENED_BY_LOADER.match(str(error))
         return (match["library"],) if match else ()
     return ()
@@ -115,9 +115,9 @@ def missing_libraries() -> tuple[str, ...]:
 
 @cache
 def provider_unavailable_reason() -> str | None:
-    """Return None when a session with one node runs on the first GPU here, else why not, in one line.
+    """Return None when a session with a single node runs on the first GPU here, else the reason in a line.
 
-    It is asked once, in a child process.
+    The result is cached; the test runs in a child process.
     """
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
@@ -139,12 +139,12 @@ def provider_unavailable_reason() -> str | None:
 
 
 def read_attempt(printed: str, complaints: str = "") -> str | None:
-    """Return why the program below found no working provider; None: it works.
+    """Return the reason why the program below found no working provider; None: the provider works.
 
-    ``printed`` and ``complaints``: what it left on stdout and stderr.
+    ``printed`` and ``complaints``: the program's stdout and stderr.
     """
     try:
-        # The last line: libraries print before it.
+        # The last line: libraries may print before the result.
         attempt = json.loads(printed.strip().splitlines()[-1])
     except (IndexError, ValueError):
         last = (complaints.strip().splitlines() or ["it says nothing"])[-1]
@@ -160,7 +160,7 @@ def read_attempt(printed: str, complaints: str = "") -> str | None:
 
 
 def main() -> int:
-    """Open and run one convolution on the GPU and print the result."""
+    """Open and run a single convolution on the GPU and print the result."""
     import numpy as np
     import onnxruntime as ort
     from onnx import TensorProto, helper
@@ -176,9 +176,9 @@ def main() -> int:
         session = ort.InferenceSession(model.SerializeToString(), providers=providers)
         x = np.ones((1, 1, 4, 4), np.float32)
         session.run(None, {"x": x, "w": x})
-        # After the run: cuDNN is loaded by the first convolution, not by the session.
+        # After the run: the first convolution loads cuDNN, not the session.
         attempt["runs"] = ORT_CUDA in session.get_providers()
-    except Exception as error:  # whatever CUDA raises is the answer
+    except Exception as error:  # any CUDA error is the result of the test
         attempt["error"] = " ".join(str(error).split())
     if not attempt["runs"]:
         attempt["missing"] = missing_libraries()

@@ -13,15 +13,15 @@ _ARITHMETIC = ("float", "bfloat", "complex")
 
 
 def executed_variant(graph: ModelGraph, device: Device, provider: str) -> RuntimeVariant:
-    """Return the variant of ``graph`` that a session on ``provider`` executes, as `open_session` sets it up."""
+    """Return the variant of ``graph`` executed by a session of `open_session` on ``provider``."""
     return RuntimeVariant("onnxruntime", "fused", arithmetic_precision(graph, device))
 
 
 def arithmetic_precision(graph: ModelGraph, device: Device) -> str | None:
-    """Return the type in which most of a model's FLOPs are computed; None where nothing is known of its ops.
+    """Return the type in which most of a model's FLOPs are computed; None if unknown.
 
-    It is not that of the inputs: a language model takes whole numbers. On a GPU that has TF32, products of float32 are
-    computed in it, as both runtimes are told to.
+    The inputs' type may differ: a language model takes whole numbers. On a GPU with TF32, products of float32 are
+    computed in TF32, as configured in both runtimes.
     """
     work: Counter[str] = Counter()
     for op in graph.ops:
@@ -37,7 +37,7 @@ def arithmetic_precision(graph: ModelGraph, device: Device) -> str | None:
 
 
 def _operand_type(op: Op) -> str | None:
-    """Return the type of an op's first operand that is no index: of eight bits whatever their sign."""
+    """Return the type of an op's first operand that is not an index; ``int8`` for signed and unsigned eight bits."""
     for tensor in op.inputs:
         if tensor.dtype in _EIGHT_BITS:
             return "int8"

@@ -25,16 +25,16 @@ from gpuprof.runtime.session import open_session, translate_error
 Array = npt.NDArray[np.generic]
 #: Largest difference allowed, relative to an output's largest value: a runtime adds in another order at another batch.
 TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-#: An op in another order can move what a model rounds to eight bits by a step, and the next layers carry it on.
+#: Another order of operations can move an eight-bit rounding by a step, and later layers propagate the difference.
 _QUANTISED_TOLERANCE = 1e-1
 _QUANTISING = "Quantize"
 _PROOF_BATCH = 3
 
 
 def is_dynamic(path: Path) -> bool:
-    """Tell whether a model takes any batch as it is: its inputs leave it free, and its shapes follow.
+    """Return whether a model already takes any batch: free in its inputs, and followed by its shapes.
 
-    Raises `InputError` if the file is no valid ONNX model.
+    Raises `InputError` if the file is not a valid ONNX model.
     """
     graph = read_onnx(path).model.graph
     weights = read_onnx(path).weights
@@ -50,9 +50,10 @@ def is_dynamic(path: Path) -> bool:
 
 
 def ensure_dynamic_batch(path: Path, directory: Path) -> Path:
-    """Return ``path`` if its batch is free already, else a rewritten and proven copy of it.
+    """Return ``path`` if its batch is already free, else the path of a rewritten and verified copy.
 
-    ``directory``: where copies are kept, each in a directory named by the model's hash; made if missing, used again.
+    ``directory``: parent of the copies, each in a directory named by the model's hash; created if missing, existing
+    copies are reused.
     Raises `InputError` if the batch cannot be freed; the message names the node.
     """
     if is_dynamic(path):
@@ -65,7 +66,7 @@ def ensure_dynamic_batch(path: Path, directory: Path) -> Path:
 
 
 def copy_with_free_batch(path: Path, directory: Path) -> Path | None:
-    """Return the copy that `ensure_dynamic_batch` made of ``path`` in ``directory``, None where it made none.
+    """Return the copy of ``path`` made in ``directory`` by `ensure_dynamic_batch`; None without a copy.
 
     Raises `InputError` if the file is not ONNX or damaged.
     """
@@ -78,12 +79,12 @@ def _copy_of(path: Path, directory: Path) -> Path:
 
 
 def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
-    """Write the model in ``path`` with a free batch, or with ``batch``, to ``output``; return what was changed.
+    """Write the model in ``path`` with a free batch, or with ``batch``, to ``output``; return the changes made.
 
-    The rewritten model must give the original's outputs, and a batch of three samples what three runs of the original
-    give, within `TOLERANCE`; otherwise nothing is written. External data goes along. Raises `InputError` if the batch
-    cannot be changed, naming the node; if the outputs differ; if ``output`` cannot be written; `UnavailableError` if
-    ONNX Runtime is not installed.
+    The rewritten model must give the original's outputs, and for a batch of three samples the outputs of three runs of
+    the original, within `TOLERANCE`; otherwise nothing is written. External data is copied. Raises `InputError` if the
+    batch cannot be changed, naming the node; if the outputs differ; if ``output`` cannot be written; `UnavailableError`
+    if ONNX Runtime is not installed.
     """
     file = read_onnx(path)
     rewrite = plan_rewrite(file)
@@ -153,7 +154,7 @@ def _compare_blocks(
     cut: tuple[dict[str, Array], BatchRewrite, int],
     floor: float,
 ) -> None:
-    """Compare what a run gave for a batch with what ``run`` gives for each of its equal blocks alone."""
+    """Compare the outputs of a batch with the outputs of ``run`` for each of its equal blocks alone."""
     inputs, rewrite, blocks = cut
 
     def block(name: str, value: Array, i: int) -> Array:
@@ -167,7 +168,7 @@ def _compare_blocks(
 
 
 def _block(value: Array, place: BatchAxis, i: int, blocks: int) -> Array:
-    """Return the i-th of ``blocks`` equal parts of the batch, shaped as a run of that part alone gives it."""
+    """Return the i-th of ``blocks`` equal parts of the batch, shaped as in a run of this part alone."""
     before, size, after = value.shape[: place.axis], value.shape[place.axis], value.shape[place.axis + 1 :]
     split = value.reshape(*before, place.outer, blocks, size // place.outer // blocks, *after)
     taken: Array = np.take(split, i, axis=place.axis + 1)
@@ -175,7 +176,7 @@ def _block(value: Array, place: BatchAxis, i: int, blocks: int) -> Array:
 
 
 def _is_rounding_model(file: OnnxFile) -> bool:
-    """Tell whether a model rounds what it computes to eight bits."""
+    """Return whether a model rounds values to eight bits."""
     return any(_QUANTISING in node.op_type or "QLinear" in node.op_type for node in file.model.graph.node)
 
 

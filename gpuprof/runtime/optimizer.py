@@ -1,7 +1,7 @@
-"""The graph that ONNX Runtime's optimizer makes of a model, found without reading the model's weights.
+"""Graph of a model after ONNX Runtime's optimizer, obtained without reading the model's weights.
 
-Which ops are fused decides what a model costs, and only the runtime knows. Its decisions rest on the graph and on
-small constants; large weights take part by their shape alone, so zeros from a sparse file stand in for them.
+Fusion of ops decides the cost of a model, and only the runtime can tell it. The optimizer uses the graph and small
+constants; of large weights it uses only the shape, so zeros from a sparse file replace them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _known: dict[str, tuple[ExecutedNode, ...] | None] = {}
 
 
 def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
-    """Return the nodes that ONNX Runtime executes of ``path`` on a CPU; None where it cannot be asked or refuses it.
+    """Return the nodes of ``path`` executed by ONNX Runtime on a CPU; None if the runtime is missing or refuses the
+    model.
 
-    The same content is asked about once. Raises `InputError` when the file is no ONNX model.
+    Results are cached by content. Raises `InputError` when the file is not an ONNX model.
     """
     from gpuprof.graph.file import read_onnx
 
@@ -41,7 +42,7 @@ def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
 
 
 def _optimize_declared(light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, ...] | None:
-    """Return the nodes that the runtime makes of a model whose large weights are only declared."""
+    """Return the nodes executed by the runtime for a model whose large weights are only declared."""
     try:
         import onnxruntime as ort
     except ImportError:
@@ -60,7 +61,7 @@ def _optimize_declared(light: bytes, weights: Iterable[Tensor]) -> tuple[Execute
 
 
 def _write_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> None:
-    """Write the model with its declared weights as external data, all in one sparse file."""
+    """Write the model with its declared weights as external data, all in the same sparse file."""
     from onnx import ModelProto, TensorProto
 
     from gpuprof.graph.element_types import elem_type
@@ -70,7 +71,7 @@ def _write_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> None
     present = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
     declared = [weight for weight in weights if weight.name not in present]
     names = {weight.name for weight in declared}
-    inputs = [info for info in graph.input if info.name not in names]  # what could be given is not constant
+    inputs = [info for info in graph.input if info.name not in names]  # an input would not be constant
     del graph.input[:]
     graph.input.extend(inputs)
     for weight in declared:

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 ORT_CPU, ORT_CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
-#: Where a client of MPS finds its daemon: an environment variable.
+#: Environment variable with the pipe directory of the MPS daemon, read by MPS clients.
 MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"

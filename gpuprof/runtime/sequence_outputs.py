@@ -1,7 +1,7 @@
-"""Outputs that are no tensors, as scikit-learn's converters write them: sequences of maps, maps, sequences of tensors.
+"""Outputs other than tensors, as written by scikit-learn's converters: sequences of maps, maps, sequences of tensors.
 
-The Open Inference Protocol has tensors alone, so such an output is served as texts: each element, or the whole map, as
-JSON. A map's keys are strings there, whatever they were.
+The Open Inference Protocol has only tensors, so such an output is served as texts: each element, or the whole map, as
+JSON. Keys of maps become strings.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def is_sequence_of_maps(onnx_type: str) -> bool:
-    """Tell whether an output, by its type as ONNX Runtime writes it, has a map for each item, as ZipMap gives."""
+    """Return whether an output, by its type as written by ONNX Runtime, has a map per item, as ZipMap gives."""
     return onnx_type.startswith("seq(map(")
 
 
 def is_collection(onnx_type: str) -> bool:
-    """Tell whether a type as ONNX Runtime writes it is a sequence or a map."""
+    """Return whether a type as written by ONNX Runtime is a sequence or a map."""
     return onnx_type.startswith(("seq(", "map("))
 
 
@@ -36,7 +36,9 @@ def to_texts(value: object) -> Array:
 
 
 def to_numbers(value: object) -> Array:
-    """Return an output as one array to compare: maps of equal keys as rows of their values in the keys' order."""
+    """Return an output as a single array for comparison: maps of equal keys as rows of their values in the keys'
+    order.
+    """
     import numpy as np
 
     if not isinstance(value, list | dict):

@@ -1,6 +1,6 @@
-"""Opens a model in ONNX Runtime with the one set of options that profiling and serving share.
+"""Opens a model in ONNX Runtime with the options common to profiling and serving.
 
-What was profiled is what is served only if both run the same session; all sessions are opened here.
+A profile describes the served model only if both use the same session; so all sessions are opened here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: that spins burns the share of its neighbours, and a quota on its own.
 SESSION_CONFIG = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 
-#: Errors are raised; printed as well they would stand in the way of the one line that the user gets.
+#: Log fatal errors only: errors are raised as exceptions, and log lines would obscure the user's single-line message.
 _FATAL_ONLY = 4
 
 
@@ -48,10 +48,10 @@ def open_session(
     profile_prefix: str | None = None,
     optimized_path: Path | None = None,
 ) -> Any:
-    """Open ``path`` with ``threads`` threads of which the caller's is one.
+    """Open ``path`` with ``threads`` threads, including the caller's.
 
-    Raises `InputError` when the file is no ONNX model, is truncated or contradicts itself, or has an operator that the
-    runtime lacks; `UnavailableError` when the runtime or the provider is not installed, or the provider does not start.
+    Raises `InputError` for a file that is not an ONNX model, truncated or inconsistent, or has an operator unknown to
+    the runtime; `UnavailableError` when the runtime or the provider is not installed, or the provider does not start.
 
     Parameters
     ----------
@@ -60,11 +60,11 @@ def open_session(
     threads : int
         Threads within an operator.
     provider : str
-        Execution provider; a GPU's falls back to the CPU only for single nodes, never for the whole session.
+        Execution provider; a GPU provider falls back to the CPU only for single nodes, never for the whole session.
     profile_prefix : str or None
-        Where ONNX Runtime's own profile of every node goes: a path without its ending. None: no profile.
+        Path, without its ending, of ONNX Runtime's own profile of every node. None: no profile.
     optimized_path : Path or None
-        Where the graph is written that the runtime made of the model and executes.
+        Path for the optimized graph executed by the runtime.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def open_session(
         raise UnavailableError(
             "onnxruntime is not installed", f"{install_hint('cpu')}, or for NVIDIA GPUs {install_hint('gpu')}"
         ) from None
-    # Asked first: ONNX Runtime itself only warns about a provider that it does not have, and takes the CPU.
+    # Checked first: for a provider missing from its build, ONNX Runtime only warns and uses the CPU.
     if provider not in ort.get_available_providers():
         raise UnavailableError(
             f"ONNX Runtime has no {provider} here", f"it has {', '.join(ort.get_available_providers())}"
@@ -96,12 +96,12 @@ def open_session(
 
 
 def gpu_provider() -> str | None:
-    """Return ONNX Runtime's provider for GPUs where it starts here, else None."""
+    """Return ONNX Runtime's provider for GPUs if it starts here, else None."""
     return ORT_CUDA if has_cuda_build() and provider_unavailable_reason() is None else None
 
 
 def has_cuda_build() -> bool:
-    """Return whether the ONNX Runtime here was built for NVIDIA GPUs; it may not start on one all the same."""
+    """Return whether this ONNX Runtime was built for NVIDIA GPUs; it may still fail to start on them."""
     if importlib.util.find_spec("onnxruntime") is None:
         return False
     import onnxruntime as ort
@@ -110,9 +110,9 @@ def has_cuda_build() -> bool:
 
 
 def runtime_version() -> tuple[str, str]:
-    """Return the name and version of the runtime, as the module itself says.
+    """Return the name and version of the runtime, as reported by the module itself.
 
-    What is installed can be another: onnxruntime and onnxruntime-gpu share the module's name.
+    The installed package may differ: onnxruntime and onnxruntime-gpu share the module's name.
     """
     name = "onnxruntime"
     if importlib.util.find_spec(name) is None:
@@ -120,18 +120,18 @@ def runtime_version() -> tuple[str, str]:
     return name, str(importlib.import_module(name).__version__)
 
 
-#: Characters of what the runtime says that an error repeats.
+#: Most characters of a runtime's message repeated in an error.
 _LONGEST_DETAIL = 300
-#: What helps where the runtime does not take a model.
+#: Remedy when the runtime does not support a model.
 _LACKING = "export it with ops and types that the runtime has, or install a newer runtime"
-#: What C++ puts before its messages: the line of a source file, and the function with the types of its parameters.
+#: Prefix of C++ messages: the line of a source file, and the function with the types of its parameters.
 _ORIGIN = re.compile(r"/\S*onnxruntime\S*:\d+ .*?\)(?: const)? (?=[A-Z\[])")
 _NO_LOCALE = re.compile(r"Failed to construct locale with name:([^:\s]+)")
 _TOO_NEW = re.compile(r"Opset (\d+) is under development.*support for domain (\S+) is till opset (\d+)")
 
 
 def translate_error(error: Exception, path: Path) -> InputError:
-    """Return what a runtime says of ``path`` as one line."""
+    """Return a runtime's error for ``path`` as a single line."""
     if isinstance(error, InputError):
         return error
     kind = type(error).__name__
@@ -157,7 +157,7 @@ def translate_error(error: Exception, path: Path) -> InputError:
         )
     if "This is an invalid model" in detail:
         return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}", "correct the model, or export it again")
-    is_loading = detail.startswith(("Load model", "Exception during initialization"))  # later it may be its inputs
+    is_loading = detail.startswith(("Load model", "Exception during initialization"))  # after loading: the inputs
     return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}", _LACKING if is_loading else "")
 
 

@@ -1,1 +1,1 @@
-"""The child process that runs a model under its share, and what is measured of it."""
+"""The child process that runs a model under its share, and its measurements."""

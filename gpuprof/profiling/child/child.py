@@ -1,8 +1,8 @@
-"""The process that runs a model while it is measured: ``python -m gpuprof.profiling.child.child``.
+"""Process that runs a model for a measurement: ``python -m gpuprof.profiling.child.child``.
 
-It speaks JSON, one object a line. On stdin it gets its task, then ``go``, then, unless it leads, ``stop``; on
-stdout it says ``ready``, then ``done`` with its figures, or ``error``. It is a process of its own so that a model
-that crashes, hangs or eats the memory takes nothing with it, and so that memory can be told from an idle process.
+The protocol is JSON, an object per line. Stdin carries the task, then ``go``, then, unless the process leads, ``stop``;
+stdout carries ``ready``, then ``done`` with the figures, or ``error``. A separate process contains crashes, hangs and
+memory exhaustion of a model, and allows a comparison of its memory with an idle process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
     """Run the task given on stdin; exit code 1 after an error, which was sent on stdout."""
     die_with_parent()
     speech = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever libraries print must not get between our lines
+    os.dup2(2, 1)  # output printed by libraries must not mix with the protocol
     task = receive_task()
     try:
         alone = _outputs_alone(task) if isinstance(task, NodesTask) and task.compare else None
@@ -95,13 +95,15 @@ def _run_task(task: ChildTask, alone: Mapping[str, Any] | None, speech: TextIO) 
 def _run_latency_task(task: LatencyTask, speech: TextIO) -> None:
     import numpy as np
 
-    load_runtime()  # before the baseline, as an idle server has it loaded
+    load_runtime()  # before the baseline, as in an idle server
     time_model(task, dict(np.load(task.inputs)), speech)
 
 
 def time_model(task: LatencyTask, feeds: dict[str, Any], speech: TextIO) -> None:
-    """Open the task's model, say ``ready``, and told to ``go`` time it: ``timed``, then its figures in ``done``."""
-    # After the runtime is loaded and before the model is: the difference is the model's.
+    """Open the task's model, send ``ready``, and after ``go`` time the model: send ``timed``, then ``done`` with
+    figures.
+    """
+    # Baseline with the runtime loaded, but not the model: the difference is the model's memory.
     baseline = _resident_bytes(reset_peak=True)
     session = open_session(task.model, threads=task.threads, provider=task.provider)
     run = session_run(session, feeds, task.model)
@@ -109,9 +111,9 @@ def time_model(task: LatencyTask, feeds: dict[str, Any], speech: TextIO) -> None
     send_message(speech, "ready", sms=visible_sms() if task.provider == ORT_CUDA else None)
     wait_for("go")
     starts, latencies, cpu_s = _measure_runs(run, task)
-    if task.leads:  # what follows has pauses, in which the device must not be sampled
+    if task.leads:  # pauses follow, during which the device must not be sampled
         send_message(speech, "timed")
-    # Before the runs after pauses, whose copies of the inputs are not the model's memory.
+    # Before the runs after pauses: their copies of the inputs do not belong to the model's memory.
     peak, held = max(0, _status_bytes("VmHWM") - baseline), max(0, _status_bytes("VmRSS") - baseline)
     alone = task.leads and not task.beside_others
     usual = int(median(latencies))
@@ -130,12 +132,12 @@ def time_model(task: LatencyTask, feeds: dict[str, Any], speech: TextIO) -> None
 
 
 def load_runtime() -> None:
-    """Import the runtime that executes the models, which takes seconds."""
+    """Import the runtime that executes the models; takes seconds."""
     importlib.import_module("onnxruntime")
 
 
 def _run_nodes_task(task: NodesTask, alone: Mapping[str, Any] | None, speech: TextIO) -> None:
-    """Run under the runtime's own profiler, which slows it down: never in the process that is timed."""
+    """Run under the runtime's own profiler, which slows the model down: never in the process of the latencies."""
     import numpy as np
 
     feeds = dict(np.load(task.inputs))
@@ -155,7 +157,7 @@ def _run_nodes_task(task: NodesTask, alone: Mapping[str, Any] | None, speech: Te
 
 
 def _outputs_alone(task: NodesTask) -> dict[str, Any] | None:
-    """Return what the model answers without a share; None for one that answers differently every time."""
+    """Return the model's outputs without a share; None for outputs that differ between runs."""
     import numpy as np
 
     session = open_session(task.model, threads=len(own_cores()), provider=task.provider)
@@ -165,7 +167,7 @@ def _outputs_alone(task: NodesTask) -> dict[str, Any] | None:
 
 
 def _run_ops_task(task: OpsTask, speech: TextIO) -> None:
-    """Run one small model after another under the runtime's own profiler, as they come in on stdin."""
+    """Run small models from stdin, one after another, under the runtime's own profiler."""
     import numpy as np
 
     send_message(speech, "ready")
@@ -185,7 +187,7 @@ def _run_ops_task(task: OpsTask, speech: TextIO) -> None:
 
 
 def _run_kernels_task(task: KernelsTask, speech: TextIO) -> None:
-    """Run one small model after another under torch.profiler, as they come in on stdin; runs are in ranges."""
+    """Run small models from stdin, one after another, under torch.profiler, with each run in a range."""
     import numpy as np
     from torch import profiler
 
@@ -218,7 +220,7 @@ def _run_check_task(task: CheckTask, speech: TextIO) -> None:
 
 
 def _run_peak_task(task: PeakTask, speech: TextIO) -> None:
-    """Time a model whose inputs and outputs are bound once, of each case's shapes."""
+    """Time a model for each case's shapes, with inputs and outputs bound once."""
     import numpy as np
     import onnxruntime as ort
 
@@ -330,15 +332,15 @@ def wait_for(word: str) -> None:
 
 
 def send_message(speech: TextIO, event: str, **content: object) -> None:
-    """Send one message."""
+    """Send a message."""
     speech.write(json.dumps({"event": event, **content}) + "\n")
     speech.flush()
 
 
 def _resident_bytes(reset_peak: bool) -> int:
     if reset_peak:
-        with suppress(OSError):  # not every kernel has it; the peak then includes that of importing
-            # Sets VmHWM, the peak, back to what is resident now (proc(5)).
+        with suppress(OSError):  # unsupported by some kernels; the peak then includes the imports
+            # Reset VmHWM, the peak, to the current resident size (proc(5)).
             Path("/proc/self/clear_refs").write_text("5")
     return _status_bytes("VmRSS")
 

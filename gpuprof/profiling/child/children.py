@@ -24,11 +24,11 @@ _MODULE = "gpuprof.profiling.child.child"
 
 
 class Child:
-    """A ``gpuprof.profiling.child.child`` that does one task.
+    """A ``gpuprof.profiling.child.child`` process with its task.
 
-    ``what``: names the task in messages, ``"resnet50 at batch 8"``; ``prefix``: a profiler's command that the child
-    runs under; ``environment``: added to this process's own; ``module``: the program: the usual one, or one that speaks
-    as it does.
+    ``what``: name of the task in messages, ``"resnet50 at batch 8"``; ``prefix``: command of a profiler that runs the
+    child; ``environment``: variables added to this process's own; ``module``: the child's program, or another with the
+    same protocol.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env={**os.environ, "PYTHONPATH": path, **(environment or {})},
-            # A group of its own: what the child starts is ended with it, and Ctrl-C reaches the parent alone.
+            # A separate process group: all descendants end with the child, and Ctrl-C reaches only the parent.
             start_new_session=True,
         )
         self._pending = b""
@@ -67,7 +67,7 @@ class Child:
         return self._process.pid
 
     def tell(self, line: str) -> None:
-        """Send one line; a child that has ended is noticed at the next `expect`."""
+        """Send a line; an ended child is detected at the next `expect`."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(line.encode() + b"\n")
@@ -76,7 +76,7 @@ class Child:
     def expect(self, event: str, within_s: float) -> dict[str, Any]:
         """Return the child's next message, which must be ``event``.
 
-        Raises `GpuprofError`: the child's own error, or `UnavailableError` when it died or said nothing for
+        Raises `GpuprofError`: the child's own error, or `UnavailableError` when the child died or was silent for
         ``within_s`` seconds.
         """
         message = self._next(within_s)
@@ -88,7 +88,7 @@ class Child:
         return message
 
     def end(self) -> None:
-        """Kill the child and whatever it started, and wait for it."""
+        """Kill the child and its descendants, and wait for the child."""
         with suppress(ProcessLookupError):
             # The group, since a profiler runs the model in a process below its own.
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -107,7 +107,7 @@ class Child:
                 raise UnavailableError(
                     f"profiling {self.what}: no answer within {within_s:g} s, so it was ended", "raise --time-limit"
                 )
-            # From the descriptor and not the file object, whose buffer select does not see.
+            # Read from the descriptor: select does not see the buffer of the file object.
             piece = os.read(self._process.stdout.fileno(), 1 << 20)
             if not piece:
                 raise self._exit_error()

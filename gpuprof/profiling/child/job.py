@@ -1,4 +1,4 @@
-"""What is to be measured: a model under a share, how often it is repeated, and what runs beside it."""
+"""Measurement requests: a model under a share, limits on repeats, and its neighbours."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TimingLimits:
-    """When a measurement ends.
+    """Stopping criteria of a measurement.
 
-    It ends when the median is known well enough, at least ``min_time_s`` and ``min_repeats`` have passed, and
-    either there are ``want_repeats`` (which a 99th percentile needs) or ``want_time_s`` have passed; or when
-    ``max_time_s`` are over.
+    A measurement ends when the median is precise enough, at least ``min_time_s`` and ``min_repeats`` are reached, and
+    either ``want_repeats`` (needed for a 99th percentile) or ``want_time_s`` are reached; or after ``max_time_s``.
     """
 
     #: Half the width of the median's 95% confidence interval, as a fraction of the median, that counts as known.
@@ -32,7 +31,7 @@ class TimingLimits:
     want_repeats: int = 100
     want_time_s: float = 3.0
     max_time_s: float = 10.0
-    #: Silence of a child, beyond its time limit, after which it is considered dead.
+    #: Silence of a child, beyond its time limit, until the child is considered dead.
     hang_s: float = 300.0
     #: Time after which a profiler, its loading and post-processing included, is considered hung.
     tool_s: float = 900.0
@@ -42,7 +41,7 @@ DEFAULT_LIMITS = TimingLimits()
 
 
 def limits_within(max_time_s: float, tool_s: float = DEFAULT_LIMITS.tool_s) -> TimingLimits:
-    """Return the default limits, cut down to ``max_time_s`` for one measurement and ``tool_s`` for a profiler's run."""
+    """Return the default limits, cut down to ``max_time_s`` per measurement and ``tool_s`` per profiler run."""
     return replace(
         DEFAULT_LIMITS,
         min_time_s=min(DEFAULT_LIMITS.min_time_s, max_time_s),
@@ -54,17 +53,17 @@ def limits_within(max_time_s: float, tool_s: float = DEFAULT_LIMITS.tool_s) -> T
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Copies of one model that run in one share."""
+    """Copies of a model in a common share."""
 
     graph: ModelGraph  #: Bound to the batch size.
-    path: Path  #: The file to run, whose batch dimension takes ``graph.batch``.
-    share: Share = field(default_factory=Share)  #: What all ``processes`` copies have together.
+    path: Path  #: Model file; its batch dimension accepts ``graph.batch``.
+    share: Share = field(default_factory=Share)  #: Share of all ``processes`` copies together.
     processes: int = 1
-    data: InputData | None = field(default=None, compare=False)  #: Where its inputs come from; None: random ones.
-    samples: tuple[Sample, ...] = field(default=(), compare=False)  #: Those of them that have the graph's sizes.
+    data: InputData | None = field(default=None, compare=False)  #: Source of the inputs; None: random.
+    samples: tuple[Sample, ...] = field(default=(), compare=False)  #: Samples of ``data`` with the graph's sizes.
 
     def inputs(self) -> dict[str, Array]:
-        """Return the arrays of one batch, the same for the same model, batch, sizes and data."""
+        """Return the arrays of a batch, equal for equal model, batch, sizes and data."""
         from gpuprof.graph.input_data import join_samples, model_inputs
         from gpuprof.graph.inputs import random_inputs
 
@@ -80,7 +79,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One run: a job, what runs beside it, on which device, and the id under which it is kept."""
+    """A run: a job with its neighbours on a device, and the run's id."""
 
     run_id: str
     started_at: datetime
@@ -90,7 +89,7 @@ class Request:
     limits: TimingLimits = DEFAULT_LIMITS
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of the database by which rows of every table say what they are of."""
+        """Return the identifying database columns, common to rows of every table."""
         job = self.job
         return {
             "run_id": self.run_id,

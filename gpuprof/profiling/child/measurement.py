@@ -1,4 +1,4 @@
-"""Times jobs, alone or beside one another, each held to its share of the device."""
+"""Times jobs, alone or as neighbours, each held to its share of the device."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from gpuprof.profiling.child.task import LatencyTask
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 from gpuprof.runtime.providers import ORT_CPU
 
-#: A model of gigabytes from a cold disk; beyond it the child is taken for dead.
+#: Time for a model of gigabytes from a cold disk; after it the child is considered dead.
 _LOAD_S = 600.0
 GPU_WARM_UP_S = 1.0  # clocks and power rise for about that long
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What was measured of one job."""
+    """Measurements of a job."""
 
-    stats: LatencyStats  #: Of the batches of all its processes.
+    stats: LatencyStats  #: Statistics over the batches of all processes of the job.
     throughput_rps: float  #: Requests per second of all its processes together.
-    #: ``memory_peak_bytes``, ``memory_held_bytes``: Of the process that took most, above an idle one.
+    #: ``memory_peak_bytes``, ``memory_held_bytes``: Memory of the largest process, above an idle process.
     memory_peak_bytes: int
     memory_held_bytes: int
     cpu_utilization_pct: float  #: CPU time, percent of the share.
@@ -62,10 +62,10 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class ShareBinding:
-    """Where a job runs when it is not on a share of the CPU."""
+    """Binding of a job to a share of a device other than the CPU."""
 
     provider: str  #: Execution provider.
-    environment: Mapping[str, str]  #: What binds its processes to their share, set before they start.
+    environment: Mapping[str, str]  #: Variables that bind the job's processes to their share, set before their start.
 
 
 def measure(
@@ -76,7 +76,7 @@ def measure(
     begin: Callable[[], None] = lambda: None,
     end: Callable[[], None] = lambda: None,
 ) -> tuple[Timing, ...]:
-    """Run ``job`` back to back until its median is known, with ``beside`` running all the time.
+    """Run ``job`` back to back until its median is precise enough, with ``beside`` running all the time.
 
     Raises `InputError` when the shares do not fit, or ONNX Runtime refuses a model; `UnavailableError` when a share
     cannot be enforced here, or a process dies or hangs; all others are ended then.
@@ -84,18 +84,18 @@ def measure(
     Parameters
     ----------
     beside : sequence of Job
-        Their shares and the job's must fit the device together.
+        Neighbours; their shares and the job's must fit the device together.
     bindings : sequence of ShareBinding
-        One for each job, on a device that is not the CPU; all may then use all cores. Empty: shares are of the CPU.
+        A binding per job, for a device other than the CPU; all jobs may then use all cores. Empty: shares of the CPU.
     begin : function
-        Called when all have loaded and warmed up, before they are timed.
+        Called after loading and warm-up of all jobs, before the timing.
     end : function
-        Called when ``job`` has been timed, before it is measured after pauses.
+        Called after the timing of ``job``, before its batches after pauses.
 
     Returns
     -------
     tuple of Timing
-        The job's, then those of ``beside``, each over the time in which all were running.
+        Timing of the job, then of ``beside``, each over the time in which all were running.
     """
     jobs = (job, *beside)
     parts = slices_of([Share()]) * len(jobs) if bindings else slices_of([member.share for member in jobs])
@@ -136,7 +136,7 @@ def keep_running(
         try:
             yield
         finally:
-            # A client of MPS that is killed with work on the GPU can take the others of its server with it.
+            # A client of MPS killed while working on the GPU can take down the other clients of its server.
             for child in children:
                 child.tell("stop")
             for child in children:
@@ -223,14 +223,14 @@ def _run(
     begin: Callable[[], None],
     end: Callable[[], None],
 ) -> tuple[list[list[_Sample]], list[int | None]]:
-    """Return what each process measured, and how many SMs those of each job were given."""
+    """Return each process's measurements, and the SMs granted to each job's processes."""
     everybody = [child for children in children_of_jobs for child in children]
     sms = {child: child.expect("ready", _LOAD_S).get("sms") for child in everybody}
     # All have loaded: no job is timed while a neighbour still reads its file.
     begin()
     for child in everybody:
         child.tell("go")
-    # The first process of the job decides when it is enough; the others go on until they are told to stop.
+    # The first process of the job decides when to end; the others run until their stop message.
     leader, *others = everybody
     patience = limits.max_time_s + limits.hang_s
     leader.expect("timed", patience)
@@ -249,14 +249,14 @@ def _sample(message: dict[str, object]) -> _Sample:
 
 
 def timing_of(job: Job, message: dict[str, object], limits: TimingLimits, sms: int | None = None) -> Timing:
-    """Return the figures of one process that had a device to itself, from what it said in the end."""
+    """Return the figures of a process with a device to itself, from its final message."""
     (part,) = slices_of([Share()])
     samples = [_sample(message)]
     return replace(_timing(job, part, samples, _common_window([samples]), limits), sms=sms)
 
 
 def _common_window(samples: Sequence[Sequence[_Sample]]) -> tuple[int, int]:
-    """Return the interval in which all processes were running; outside of it they had less contention."""
+    """Return the interval in which all processes were running; outside this interval contention was lower."""
     everyone = [sample for group in samples for sample in group]
     return max(sample.starts_ns[0] for sample in everyone), min(sample.end_ns for sample in everyone)
 

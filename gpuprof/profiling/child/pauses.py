@@ -1,8 +1,8 @@
-"""Times batches as an idle server runs them: after a pause, with inputs that are in no cache.
+"""Times batches as in an idle server: after a pause, with uncached inputs.
 
 The longer the pause, the colder the caches: on one core a batch of SqueezeNet (6.7 ms) took 4% longer after 6 ms and up
-to 17% after 50 ms in one run, which two on a loud machine did not repeat. So pauses are not all alike, but as those
-between requests that come at random.
+to 17% after 50 ms in one run, not reproduced by two runs on a noisy machine. So pauses vary like those between randomly
+arriving requests.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_POOL_BYTES = 64 * 2**20  # beyond the caches of one core, with room to spare
+_POOL_BYTES = 64 * 2**20  # well beyond the caches of a core
 _MAX_COPIES = 64
 _MAX_PAUSE_S = 0.25  # by then the caches are as cold as they get
-#: The mean pause, in times of a batch: that of a process which is busy a third of its time. At higher loads fewer
-#: batches find their process at rest.
+#: Mean pause, in batch times: the pause of a process busy a third of its time. At higher loads fewer batches find an
+#: idle process.
 _MEAN_PAUSE = 3.0
 #: At least three batches, eight if that takes no longer than six seconds, 150 in three.
 _BATCHES_WITHIN_S = ((3, float("inf")), (8, 6.0), (150, 3.0))
@@ -25,8 +25,8 @@ _BATCHES_WITHIN_S = ((3, float("inf")), (8, 6.0), (150, 3.0))
 def time_after_pauses(run: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any], usual_ns: int) -> list[int]:
     """Return the durations in nanoseconds of batches that each follow a pause.
 
-    Pauses are spread as an exponential distribution, up to a quarter of a second. ``run``: runs the model on the inputs
-    that it is given; ``usual_ns``: time of a batch that follows another at once.
+    Pauses follow an exponential distribution, capped at a quarter of a second. ``run``: runs the model on given inputs;
+    ``usual_ns``: time of a batch without a pause before it.
     """
     pool = _copies(feeds)
     durations: list[int] = []

@@ -1,4 +1,4 @@
-"""Opens a model in the runtime that a device has, as a function that runs one batch."""
+"""Opens a model in the device's runtime, as a function that runs a batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.runtime.sequence_outputs import to_numbers
 from gpuprof.runtime.session import gpu_provider, has_cuda_build, open_session, translate_error
 
-#: Runs one batch and returns the outputs by name, on the host.
+#: Function that runs a batch and returns the outputs by name, on the host.
 Run = Callable[[], Mapping[str, Any]]
 
-#: What NumPy has no type for, as ONNX Runtime calls it: its number in ONNX, and NumPy's type of as many bits.
+#: ONNX Runtime types missing from NumPy: their number in ONNX, and a NumPy type of the same width.
 _BITS = {
     "tensor(bfloat16)": (16, "uint16"), "tensor(float8e4m3fn)": (17, "uint8"), "tensor(float8e4m3fnuz)": (18, "uint8"),
     "tensor(float8e5m2)": (19, "uint8"), "tensor(float8e5m2fnuz)": (20, "uint8"),
@@ -33,10 +33,10 @@ def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int) 
 
 
 def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:
-    """Return a function that runs an open session once with those of ``feeds`` that it takes.
+    """Return a function that runs an open session once with the matching ``feeds``.
 
-    Inputs and outputs of types that NumPy lacks (bfloat16 and the eight-bit floats) are handed over as their bits, and
-    come back as float32. Raises `InputError` by the function, when the runtime refuses the inputs.
+    Inputs of types missing from NumPy (bfloat16 and the eight-bit floats) are passed as their bits, and such outputs
+    are returned as float32. The function raises `InputError` when the runtime refuses the inputs.
     """
     inputs, outputs = session.get_inputs(), session.get_outputs()
     wanted = {node.name: feeds[node.name] for node in inputs if node.name in feeds}
@@ -60,7 +60,7 @@ def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:
 
 
 def _ort_value(array: Any, kind: str) -> Any:
-    """Return an array as ONNX Runtime takes it; one of bits says its type itself, since NumPy cannot."""
+    """Return an array as an ONNX Runtime value; for types missing from NumPy, with an explicit type."""
     import numpy as np
     from onnxruntime import OrtValue
 
@@ -71,7 +71,7 @@ def _ort_value(array: Any, kind: str) -> Any:
 
 
 def _on_host(value: Any) -> Any:
-    """Return what ONNX Runtime gave as an array; of a type that NumPy lacks as float32."""
+    """Return an ONNX Runtime value as an array; types missing from NumPy become float32."""
     if not value.is_tensor() or value.data_type() not in _BITS:
         return value.numpy()
     import ctypes
@@ -82,14 +82,14 @@ def _on_host(value: Any) -> Any:
 
     number, bits = _BITS[value.data_type()]
     shape = value.shape()
-    # ``numpy()`` has no type to give it, so that the memory is read directly.
+    # ``numpy()`` does not support the type, so the memory is read directly.
     buffer = (ctypes.c_char * (prod(shape) * np.dtype(bits).itemsize)).from_address(value.data_ptr())
     plain = np.frombuffer(bytes(buffer), tensor_dtype_to_np_dtype(number))
     return plain.astype(np.float32).reshape(shape)
 
 
 def gpu_unavailable_reason() -> str | None:
-    """Return None when ONNX Runtime can use a GPU here, else why not, in one line."""
+    """Return None when ONNX Runtime can use a GPU here, else the reason in a line."""
     if gpu_provider() is not None:
         return None
     if importlib.util.find_spec("onnxruntime") is None:
@@ -112,10 +112,10 @@ def nvtx_unavailable_reason() -> str | None:
 
 
 def outputs_differ(alone: Mapping[str, Any], shared: Mapping[str, Any], tolerance: float = 1e-2) -> str | None:
-    """Return how outputs under a share differ from those without beyond ``tolerance``, in one line; None: they agree.
+    """Return a line on outputs that differ between runs with and without a share beyond ``tolerance``; None: equal.
 
-    The tolerance is relative to the largest value of an output: with other SMs a library picks other kernels, which
-    add in another order, in TF32 to about three digits.
+    The tolerance is relative to the largest value of an output: with other SMs a library picks other kernels with
+    another order of additions, in TF32 to about three digits.
     """
     import numpy as np
 

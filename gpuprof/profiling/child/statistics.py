@@ -1,4 +1,4 @@
-"""Figures of a sample of latencies, and whether it can be trusted."""
+"""Figures of a sample of latencies, and the sample's stability."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from statistics import NormalDist, fmean, median, quantiles, stdev
 
 _Z95 = NormalDist().inv_cdf(0.975)
 _MIN_FOR_INTERVAL = 6  # with fewer, not even the whole range holds the median with 95% probability
-# The smallest samples of which one value in 20, one in 100, can be seen at all.
+# Smallest samples that can show the 95th and 99th percentile.
 _MIN_FOR_P95 = 20
 _MIN_FOR_P99 = 100
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyStats:
-    """Figures of one sample, by the names of their columns in the database."""
+    """Figures of a sample, named as the columns in the database."""
 
     repeats: int
     latency_mean_ms: float
@@ -30,11 +30,11 @@ class LatencyStats:
     #: such a percentile.
     latency_p95_ms: float | None
     latency_p99_ms: float | None
-    stable: bool  #: Whether the interval is within the precision asked for and the sample's halves agree.
+    stable: bool  #: The interval is within the requested precision and the sample's halves agree.
 
 
 def summarize(latencies_ms: Sequence[float], precision: float) -> LatencyStats:
-    """Return the figures of ``latencies_ms``, in the order in which they were taken; there must be one."""
+    """Return the figures of ``latencies_ms``, given in order of measurement; at least one value is required."""
     ordered = sorted(latencies_ms)
     interval = median_interval(ordered)
     return LatencyStats(
@@ -65,7 +65,7 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
 
 
 def is_median_known(ordered: Sequence[float], precision: float) -> bool:
-    """Whether the interval's half-width is within ``precision`` of the median of a sorted sample."""
+    """Return whether the interval's half-width is within ``precision`` of the median of a sorted sample."""
     interval = median_interval(ordered)
     if interval is None:
         return False
@@ -78,10 +78,10 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 def _halves_agree(latencies: Sequence[float], precision: float) -> bool:
-    """Whether the medians of both halves are as near as two samples of that precision should be.
+    """Return whether the medians of both halves are as close as expected for two samples of this precision.
 
-    An interval from order statistics believes in independent values; a clock that drops, or a neighbour that wakes
-    up halfway, makes it narrow around a median that is true of neither half.
+    An interval from order statistics assumes independent values; a clock that drops, or a neighbour that wakes up
+    halfway, makes the interval narrow around a median valid for neither half.
     """
     middle = len(latencies) // 2
     first, second = median(latencies[:middle]), median(latencies[middle:])

@@ -16,7 +16,7 @@ _WARM_UP_S = 0.3  # unless the task says more: a GPU's clocks take a second to r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How often something is repeated: for ``time_s`` seconds, but within these numbers of times."""
+    """Duration of repeated runs: ``time_s`` seconds, within these limits on the number of runs."""
 
     time_s: float
     min_repeats: int
@@ -25,17 +25,17 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildTask:
-    """What all tasks say."""
+    """Fields common to all tasks."""
 
-    provider: str  #: What runs the model.
+    provider: str  #: Execution provider.
     threads: int = 1  #: Intra-op threads of its session.
-    part: CpuSlice | None = None  #: The share that the process is held to; None: it is bound otherwise, or to nothing.
+    part: CpuSlice | None = None  #: Share enforced on the process; None: bound by other means, or unlimited.
     group: str = ""  #: Control group of all processes of that share.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckTask(ChildTask):
-    """Load a model; with ``batches`` tell whether it computes the items of a batch apart."""
+    """Load a model; with ``batches`` test whether batch items are computed independently."""
 
     model: Path
     batches: bool = False
@@ -48,16 +48,16 @@ class LatencyTask(ChildTask):
     model: Path
     inputs: Path
     limits: TimingLimits
-    leads: bool  #: Whether it ends by ``limits``; one that does not goes on until it is told to stop.
-    beside_others: bool  #: Whether other processes run at the same time.
+    leads: bool  #: The process ends by ``limits``; otherwise it runs until a stop message.
+    beside_others: bool  #: Other processes run at the same time.
     warm_up_s: float = _WARM_UP_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesTask(ChildTask):
-    """Run under the runtime's own profiler, and write the graph that it executes.
+    """Run under the runtime's own profiler, and write the executed graph.
 
-    With ``compare`` it tells how the answers under the share differ from those without one.
+    With ``compare``, report differences between the outputs with and without the share.
     """
 
     model: Path
@@ -85,7 +85,7 @@ class KernelsTask(ChildTask):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpFiles:
-    """A model of one op, and its inputs."""
+    """A single-op model, and its inputs."""
 
     model: Path
     inputs: Path
@@ -95,7 +95,7 @@ class OpFiles:
 class PeakTask(ChildTask):
     """Time a model whose inputs and outputs are bound once: for ceilings, not for latencies.
 
-    ``cases`` holds lists of the shapes of its inputs, the first of which is its output's, too.
+    ``cases`` holds lists of input shapes; the first shape of each list is also the output's.
     """
 
     model: Path
@@ -115,14 +115,14 @@ class RecordedTask(ChildTask):
     #: None: another program records.
     kineto: Path | None = None
     kineto_nodes: Path | None = None
-    nodes: Path | None = None  #: Directory for ONNX Runtime's own profile; None: it is not recorded.
-    only_nodes: bool = False  #: Whether the plain runs are left out.
-    outputs: Path | None = None  #: Where the answers go, unless they differ from run to run.
+    nodes: Path | None = None  #: Directory for ONNX Runtime's own profile; None: no profile.
+    only_nodes: bool = False  #: Leave out the plain runs.
+    outputs: Path | None = None  #: File for the outputs, unless they differ from run to run.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTasks:
-    """How one batch size is timed, and how it is recorded; None: not at all."""
+    """Tasks for timing and recording a batch size; ``recorded`` None: no recording."""
 
     timed: LatencyTask
     recorded: RecordedTask | None
