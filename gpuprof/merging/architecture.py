@@ -1,10 +1,10 @@
 """Groups models by architecture: DBSCAN over the edit distance of their operator graphs (USHER §3.4.1).
 
-The edit distance counts the operators and edges to add, delete or replace until two graphs are the same. It is NP-hard.
-For graphs of up to `EXACT_NODES` operators it is computed exactly (networkx); for larger ones it is bounded from
-above by the assignment of Riesen and Bunke (2009): the operators of both graphs are matched by the Hungarian
-algorithm with a cost that looks at each operator's type and the types around it, and the edit that this matching
-implies is counted. Graphs that are the same are found to be the same at once, and get exactly 0.
+The edit distance counts the operators and edges to add, delete or replace until two graphs are equal; computing it is
+NP-hard. Graphs of up to `EXACT_NODES` operators get the exact distance (networkx). Larger graphs get an upper bound by
+the assignment of Riesen and Bunke (2009): the Hungarian algorithm matches the operators of both graphs, at a cost made
+of the operators' types and the types of their neighbours, and the edits implied by the matching are counted. Equal
+graphs are detected first and get exactly 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.source import SourceModel
 
-#: Larger graphs are approximated: exact search takes seconds beyond this.
+#: Largest graph with an exact search, in operators: beyond, the search takes seconds.
 EXACT_NODES = 7
 #: Largest distance inside a group, in edits per operator. The paper's 10⁻⁷ groups identical graphs only; models
 #: fine-tuned to another task differ in their head.
@@ -29,14 +29,14 @@ DEFAULT_EPS = 0.25
 
 @dataclass(frozen=True)
 class OperatorTypeGraph:
-    """A model as the graph of its operators' types."""
+    """The graph of a model's operator types."""
 
     types: tuple[str, ...]
     edges: tuple[tuple[int, int], ...]  #: Producer, consumer.
 
     @cached_property
     def around(self) -> tuple[tuple[Counter[str], Counter[str]], ...]:
-        """The types of the predecessors and successors of each operator."""
+        """Counts of the types of each operator's predecessors and of its successors."""
         before: list[Counter[str]] = [Counter() for _ in self.types]
         after: list[Counter[str]] = [Counter() for _ in self.types]
         for producer, consumer in self.edges:
@@ -67,7 +67,7 @@ def edit_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
 
 
 def relative_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
-    """Return the edit distance for each operator and edge of the larger graph, about 0 to 1."""
+    """Return the edit distance per operator and edge of the larger graph, about 0 to 1."""
     size = max(len(a.types) + len(a.edges), len(b.types) + len(b.edges))
     return edit_distance(a, b) / size if size else 0.0
 
@@ -75,7 +75,7 @@ def relative_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
 def group_architectures(architectures: Sequence[OperatorTypeGraph], eps: float = DEFAULT_EPS) -> list[list[int]]:
     """Return groups of positions whose architectures are similar, in order of their first member.
 
-    ``eps``: DBSCAN's neighbourhood, as `relative_distance`.
+    ``eps``: radius of DBSCAN's neighbourhood, a `relative_distance`.
     """
     from sklearn.cluster import DBSCAN
 
@@ -109,7 +109,7 @@ def _assignment(a: OperatorTypeGraph, b: OperatorTypeGraph) -> dict[int, int]:
     from scipy.optimize import linear_sum_assignment
 
     n, m = len(a.types), len(b.types)
-    # More than any matching costs: deleting an operator in another one's place is never chosen.
+    # This cost exceeds any matching's, so that no operator is deleted in another operator's place.
     large = 4.0 * (n + m + len(a.edges) + len(b.edges)) + 1
     costs = np.full((n + m, n + m), large)
     costs[:n, :m] = _replacement_costs(a, b)
@@ -134,7 +134,7 @@ def _replacement_costs(a: OperatorTypeGraph, b: OperatorTypeGraph) -> npt.NDArra
     types = [np.array([at[kind] for kind in x.types]) for x in (a, b)]
     costs: npt.NDArray[np.float64] = (types[0][:, None] != types[1][None, :]).astype(np.float64)
     position = [np.arange(len(x.types)) / max(1, len(x.types)) for x in (a, b)]
-    # Among equal costs the same place in the graph is preferred: blocks repeat, and their copies look alike.
+    # Equal costs are decided by the position in the graph, because repeated blocks look alike.
     costs += 1e-3 * np.abs(position[0][:, None] - position[1][None, :])
     for side in (0, 1):
         ours, theirs = table(a, side), table(b, side)
@@ -148,7 +148,7 @@ def _degree(sides: tuple[Counter[str], Counter[str]]) -> int:
 
 
 def _count_edits(a: OperatorTypeGraph, b: OperatorTypeGraph, matching: dict[int, int]) -> float:
-    """Return how many edits turn ``a`` into ``b`` when operators are matched so."""
+    """Return the number of edits from ``a`` to ``b`` under a matching of their operators."""
     replaced = sum(a.types[i] != b.types[j] for i, j in matching.items())
     unmatched = len(a.types) + len(b.types) - 2 * len(matching)
     theirs = set(b.edges)

@@ -1,7 +1,8 @@
-"""When an op over concatenated inputs gives the concatenation of what it would give alone, and along which axis.
+"""Rules for running ops over concatenated inputs: the axis of concatenation of each output, per op type.
 
-For each op type a rule: the inputs are concatenated along some axis, or are one shared value; the rule says along
-which axis each output is then laid, or why the op mixes what lies along it. An op without a rule is not merged.
+Each input is concatenated along an axis or shared by all models. The rule of the op type returns the axis along which
+each output is the concatenation of the models' own outputs, or raises because the op mixes values along the input's
+axis. Ops without a rule are not merged.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from gpuprof.merging.source import Size
 
 
 def output_axes(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
-    """Return for each output along which axis it is concatenated; None: shared.
+    """Return the axis of concatenation of each output; None: shared.
 
-    Raises `UnmergeableError` when the op mixes what belongs to different models, or nothing is known of it. ``slots``:
-    its inputs; None where one is absent; ``outputs``: for each output, each model's dimensions.
+    Raises `UnmergeableError` when the op mixes values of different models, or has no rule. ``slots``: the inputs, None
+    for an absent input; ``outputs``: for each output, each model's dimensions.
     """
     given = [slot for slot in slots if slot is not None]
     if not given or node.op_type.startswith("Random") or node.op_type in {"Bernoulli", "Multinomial"}:
@@ -74,7 +75,7 @@ def _broadcast(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
 
 
 def _by_sample(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Convolutions, pooling and normalisation of images: samples are the first axis."""
+    """Apply the rule of convolutions, pooling and normalisation of images: samples are the first axis."""
     if only_data_input(node, slots).axis != 0 or len(node.output) > 1:
         raise UnmergeableError(f"{node.op_type} mixes what is concatenated")
     return (0,)
@@ -91,7 +92,7 @@ def _resize(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes
 
 
 def _elementwise(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Ops that treat each element alone."""
+    """Apply the rule of elementwise ops of one input: the axis stays."""
     first = only_data_input(node, slots)
     return (first.axis,) * len(node.output)
 
@@ -116,7 +117,7 @@ def _softmax(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axe
 
 
 def _from_axis(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Layer normalisation: everything from ``axis`` on is mixed."""
+    """Apply the rule of layer normalisation: all axes from ``axis`` on are mixed."""
     first = only_data_input(node, slots)
     if (first.axis or 0) >= normal_axis(whole(node, "axis", -1), first.rank):
         raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
@@ -133,7 +134,7 @@ def _skip_norm(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
 
 
 def _along(default: int) -> Rule:
-    """Return the rule of ops that work along one axis: Split, CumSum, TopK, ArgMax with their default axis."""
+    """Return the rule of ops that work along a single axis (Split, CumSum, TopK, ArgMax), by default ``default``."""
 
     def rule(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
         first = only_data_input(node, slots)

@@ -1,9 +1,9 @@
 """Image branches that fork and join again: residual sums and gates.
 
-ONNX Runtime does such a sum within a convolution, in the layout of convolutions, where it can tell that all branches
-have one shape, and it can where they part in that layout. A copy between there and the sum is in another layout: then
-the sum and all that follow it fall back, which costs more than any weights read once can save, and which ONNX Runtime
-cannot do with an empty batch, the one of an absent model.
+ONNX Runtime fuses such a sum into a convolution, in the layout of convolutions, if it can infer equal shapes of all
+branches; it can if the fork has that layout. A copy between fork and sum has another layout. The sum and all ops after
+it then fall back to the plain layout, which costs more time than sharing weights can save, and which ONNX Runtime
+cannot execute with the empty batch of an absent model.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _IMAGE_RANK = 4
 
 
 def image_branches(plan: MergePlan) -> Iterator[tuple[int, set[int]]]:
-    """Yield each step that joins branches of images, with the steps in its branches and those where these part.
+    """Yield each step that joins image branches, with the steps in its branches and at their forks.
 
-    All of them run once, or all apart.
+    Either all of these steps run once, or all run apart.
     """
     producers = {
         (m, name): i
@@ -29,7 +29,7 @@ def image_branches(plan: MergePlan) -> Iterator[tuple[int, set[int]]]:
         for name in source_node(plan, step, m).output
         if name
     }
-    before: list[int] = []  # of each step the steps that it depends on, itself included, as the bits of a number
+    before: list[int] = []  # bit mask of each step's dependencies, the step itself included
     convolving = 0
     for i, step in enumerate(plan.steps):
         reached = 1 << i
@@ -59,7 +59,7 @@ def _inputs(plan: MergePlan, index: int) -> list[tuple[int, str]]:
 
 
 def _joined_steps(plan: MergePlan, index: int, producers: dict[tuple[int, str], int]) -> list[int]:
-    """Return the steps that make the images which a step joins; none where it joins none."""
+    """Return the producers of the images joined by a step; empty if the step is no join."""
     step = plan.steps[index]
     first = step.models[0]
     node, values = source_node(plan, step, first), plan.sources[first].values

@@ -1,8 +1,8 @@
 """The longest common submatrix of pairs from two lists of matrices.
 
-Small matrices are laid on one another in every way. Of larger ones, windows of a few adjacent entries are looked up
-among those of the other matrix; equal windows vote for a displacement, and the block at each of the displacements with
-most votes is measured. So a common block is found unless no window that is looked up lies in it.
+Small matrices are compared at every displacement. For larger matrices, windows of a few adjacent entries are looked up
+among the windows of the other matrix. Equal windows vote for a displacement, and the blocks at the displacements with
+most votes are measured. A common block is missed only if no sampled window lies in it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Pair = tuple[int, int]
 Ints = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 
-#: Comparisons up to which all displacements are tried at once; and up to which they are where values repeat often.
+#: Most comparisons for which all displacements are tried: immediately; and after voting, where values repeat often.
 _SMALL_WORK, _BEARABLE_WORK = 2**16, 2**20
-#: Windows of one matrix that are looked up in the other: a block of a thousandth of it holds some of them.
+#: Number of windows looked up in the other matrix: a block of a thousandth of the matrix holds some of them.
 _LOOKUPS = 2**14
-#: Windows of a matrix that are kept to be looked up in; of a larger one those of every n-th row.
+#: Most windows indexed of a matrix; of larger matrices every n-th row is indexed.
 _KEPT_WINDOWS = 2**22
-#: Displacements that are measured, and occurrences of a window beyond which it tells nothing.
+#: Number of displacements measured; most occurrences of a window for its vote to count.
 _DISPLACEMENTS, _REPEATS = 16, 64
-#: Entries that are compared before a whole matrix is.
+#: Number of entries compared before the whole matrix.
 _SAMPLE = 4096
-#: Floats are cut into cells of so many tolerances: windows of equal values mostly lie in equal cells.
+#: Width of the cells into which floats are cut, in tolerances, and its minimum: equal values mostly share a cell.
 _CELL, _LEAST_CELL = 16.0, 1e-9
-#: With windows of more entries, values repeat so often that larger blocks may have none.
+#: Window width beyond which values repeat so often that a larger block may contain no window.
 _FEW_ENTRIES = 2
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -57,9 +57,9 @@ def common_blocks(
     Parameters
     ----------
     first, second : sequence of ndarray, shape (rows, columns)
-        Integers agree only when equal; floats when they differ by at most ``tolerance``, those of 16 bits in float32.
+        Integers agree if equal; floats if they differ by at most ``tolerance`` (16-bit floats as float32).
     pairs : iterable of (int, int) or None
-        Which pairs; None means all.
+        Pairs to compare; None: all.
     """
     wanted = [(i, j) for i in range(len(first)) for j in range(len(second))] if pairs is None else list(pairs)
     known: dict[str, _Searched] = {}
@@ -78,7 +78,7 @@ def common_blocks(
 
 
 class _Searched:
-    """A matrix and, once they are needed, the sorted hashes of its windows, along rows and along columns."""
+    """A matrix and the sorted hashes of its windows along rows and columns, computed on first use."""
 
     def __init__(self, matrix: Matrix, tolerance: float) -> None:
         self.matrix = matrix
@@ -87,14 +87,14 @@ class _Searched:
         self._distinct = 0
 
     def width(self) -> int:
-        """Return how many adjacent entries rarely agree by chance: more where few values are distinct."""
+        """Return the number of adjacent entries that rarely agree by chance: more if few values are distinct."""
         if not self._distinct:
             step = max(1, self.matrix.size // 2**16)
             self._distinct = max(2, len(np.unique(self._cells(self.matrix.ravel()[::step]))))
         return max(2, -(-(self.matrix.size.bit_length() + 4) // (self._distinct.bit_length() - 1)))
 
     def windows(self, down: bool, width: int) -> _Windows:
-        """Return windows to be looked up in: those of every row, or of a large matrix of every n-th."""
+        """Return the indexed windows: those of every row, or of every n-th row of a large matrix."""
         if (down, width) not in self._windows:
             matrix = self.matrix.T if down else self.matrix
             every = max(1, matrix.size // _KEPT_WINDOWS)
@@ -107,7 +107,7 @@ class _Searched:
         return self._windows[down, width]
 
     def sample(self, down: bool, width: int) -> _Windows:
-        """Return windows to look up: all, or of a large matrix some of them anywhere in it."""
+        """Return the windows to look up: all, or a random sample of a large matrix."""
         matrix = self.matrix.T if down else self.matrix
         columns = matrix.shape[1] - width + 1
         every = len(matrix) * columns
@@ -128,15 +128,15 @@ class _Searched:
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    keys: Keys  #: Ascending, where they are looked up in.
-    #: ``rows``, ``columns``: Where each begins.
+    keys: Keys  #: Hashes, ascending if the windows are an index.
+    #: ``rows``, ``columns``: The windows' first entries.
     rows: Ints
     columns: Ints
-    are_all: bool  #: Whether they are all windows of the matrix.
+    are_all: bool  #: Whether these are all windows of the matrix.
 
 
 def _hash(cells: Sequence[Keys]) -> Keys:
-    """Return a hash of each window from the cells of its first entry, its second, and so on."""
+    """Return a hash of each window; ``cells`` holds the windows' first entries, their second entries, and so on."""
     keys: Keys = np.zeros_like(cells[0])
     for cell in cells:
         keys *= _BASE
@@ -174,7 +174,7 @@ def _find_block(first: _Searched, second: _Searched, tolerance: float) -> Common
 
 
 def _find_without_displacement(a: Matrix, b: Matrix, tolerance: float) -> CommonBlock:
-    """Return the common block without a displacement, where a sample says that there is one worth computing."""
+    """Return the common block at displacement 0, empty if a sample of entries shows no agreement."""
     if a.shape != b.shape or not a.size:
         return EMPTY
     step = max(1, a.size // _SAMPLE)
@@ -183,7 +183,7 @@ def _find_without_displacement(a: Matrix, b: Matrix, tolerance: float) -> Common
 
 
 def _vote(asking: _Windows, answering: _Windows, down: bool, votes: Counter[tuple[int, int]]) -> bool:
-    """Count by displacement the windows that both matrices have; return whether that was all of them."""
+    """Count the common windows by displacement; return whether all windows were counted."""
     begin = np.searchsorted(answering.keys, asking.keys)
     count = np.searchsorted(answering.keys, asking.keys, side="right") - begin
     chosen = np.flatnonzero((count > 0) & (count <= _REPEATS))

@@ -1,4 +1,4 @@
-"""Values that come from one merged step or go to another: the cost of a copy where one side is not merged."""
+"""Values between steps, and the cost of concatenating or splitting them where only one side is merged."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gpuprof.merging.step_gain import CONVOLUTIONS, GainContext, absorbed_input,
 
 @dataclass(slots=True)
 class Crossing:
-    """A value of every model that can be concatenated."""
+    """Corresponding values of several models, which can be concatenated."""
 
     models: tuple[int, ...]
-    names: tuple[str, ...]  #: Of the value, in each model.
-    producer: int | None  #: The step that makes it for all models; None where each makes its own.
-    consumers: list[int] = field(default_factory=list)  #: Steps that would take it as one.
-    outside: bool = False  #: Whether it is needed apart, too: as an output, or by an op that runs for each model.
+    names: tuple[str, ...]  #: The value's name in each model.
+    producer: int | None  #: The step that produces the value for all models; None if each model computes its own.
+    consumers: list[int] = field(default_factory=list)  #: Steps that would take the concatenated value.
+    outside: bool = False  #: Whether models need their own parts, too: as an output, or for an op that runs apart.
 
 
 def find_crossings(plan: MergePlan) -> list[Crossing]:
-    """Return all values that merged steps of a plan take or make."""
+    """Return all values consumed or produced by merged steps of a plan."""
     crossings: dict[object, Crossing] = {}
     for i, step in enumerate(plan.steps):
         for position, axis in enumerate(step.input_axes if step.is_merged else ()):
@@ -73,7 +73,7 @@ def _record_separate_use(
 
 
 def _copies(plan: MergePlan, crossing: Crossing, setting: GainContext, launches: int) -> MergeGain:
-    """Return the cost of a copy: of layouts to leave and enter, and of what is no longer done within another op."""
+    """Return the cost of copying a value, including changes of layout and fusions prevented by the copy."""
     total = sum(
         plan.sources[m].values[name].bytes_at(setting.batches[m])
         for m, name in zip(crossing.models, crossing.names, strict=True)
@@ -89,7 +89,7 @@ def _copies(plan: MergePlan, crossing: Crossing, setting: GainContext, launches:
 
 
 def _is_between_images(plan: MergePlan, crossing: Crossing) -> bool:
-    """Return whether convolutions make the value or take it."""
+    """Return whether a convolution produces or consumes the value."""
     source, name = plan.sources[crossing.models[0]], crossing.names[0]
     maker = source.maker(name)
     is_image = maker is not None and (maker.op_type in CONVOLUTIONS or is_absorbed(source, maker))
@@ -97,6 +97,6 @@ def _is_between_images(plan: MergePlan, crossing: Crossing) -> bool:
 
 
 def _breaks_fusion(plan: MergePlan, crossing: Crossing) -> bool:
-    """Return whether some op is done within the one that makes the value."""
+    """Return whether some consumer is fused into the op that produces the value."""
     source, name = plan.sources[crossing.models[0]], crossing.names[0]
     return any(absorbed_input(source, user) == name for user in source.users(name))

@@ -1,6 +1,6 @@
-"""Tries a call with an empty batch in a child process, because it crashes some ops of ONNX Runtime.
+"""Tries a call with an empty batch in a child process, because an empty batch crashes some ops of ONNX Runtime.
 
-python -m gpuprof.merging.empty_call MODEL THREADS    (inputs by name come pickled on stdin)
+python -m gpuprof.merging.empty_call MODEL THREADS    (pickled dict of inputs by name on stdin)
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.source import Array
 from gpuprof.runtime.module_command import module_command
 
-#: Ops of ONNX that are known to end the process.
+#: ONNX ops known to crash the process on an empty batch.
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 
 def is_risky(nodes: Sequence[NodeProto]) -> bool:
-    """Return whether some node may end the process: a recurrent one, one that is not ONNX's, one with a graph in it."""
+    """Return whether some node may crash the process: recurrent, outside ONNX's domain, or with a nested graph."""
     return any(
         node.op_type in _RECURRENT or node.domain or list_captured(node) or any(a.HasField("g") for a in node.attribute)
         for node in nodes
@@ -30,7 +30,7 @@ def is_risky(nodes: Sequence[NodeProto]) -> bool:
 
 
 def can_run(path: Path, fed: Mapping[str, Array], threads: int) -> bool:
-    """Return whether a model can be run with these inputs, by doing it in another process."""
+    """Return whether a model runs with these inputs, by a trial in a child process."""
     words = module_command(__name__, str(path), str(threads))
     done = subprocess.run(words, input=pickle.dumps(dict(fed)), capture_output=True, check=False)
     return done.returncode == 0

@@ -1,7 +1,7 @@
 """Folds batch normalisations into convolutions where several models share both.
 
-A runtime folds each of them when it loads a graph, into weights of its own for each convolution: what the models
-shared in the file they would hold twice in memory. Folded here the results are the same again, and held once.
+A runtime folds batch normalisations when it loads a graph and creates new weights for each convolution, so weights
+shared in the file would be held twice in memory. Folding them here yields equal weights again, which are held once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FOLDED_TYPES = (np.float32, np.float64)
 
 
 def fold_shared_norms(sources: Sequence[SourceModel]) -> None:
-    """Fold every batch normalisation that stands, with the convolution before it, alike in several of the sources."""
+    """Fold each batch normalisation that occurs with equal constants, its convolution's too, in several sources."""
     counts = Counter(key for source in sources for key in {key for *_, key in _pairs(source)})
     for source in sources:
         chosen = [(conv, norm) for conv, norm, key in _pairs(source) if counts[key] > 1]
@@ -35,7 +35,7 @@ def fold_shared_norms(sources: Sequence[SourceModel]) -> None:
 
 
 def _pairs(source: SourceModel) -> Iterator[tuple[NodeProto, NodeProto, object]]:
-    """Yield convolutions with the normalisation after them, and what of both must be alike."""
+    """Yield (convolution, normalisation after it, key that is equal for equal pairs)."""
     for norm in source.nodes:
         if norm.op_type != "BatchNormalization" or norm.domain or whole(norm, "training_mode", 0):
             continue

@@ -1,4 +1,4 @@
-"""Groups corresponding nodes of several models: weighted ones by similarity, all others by their inputs."""
+"""Groups corresponding nodes of several models: weighted nodes by similarity, all others by their inputs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
 @dataclass(slots=True)
 class NodeGroup:
-    """Nodes of different models that correspond."""
+    """Corresponding nodes of different models."""
 
     nodes: dict[int, int]  #: Model → position of its node.
-    moment: Moment  #: When all of them start.
-    #: Of a group of weighted operators, else empty.
+    moment: Moment  #: Start time of all nodes.
+    #: Model → weighted operator; empty for nodes without large weights.
     operators: dict[int, WeightedOperator] = field(default_factory=dict)
-    similarity: float = 1.0  #: The least similarity of two of them; 1 for nodes without large weights.
-    #: Longest common submatrix of each two of the weights, by models.
+    similarity: float = 1.0  #: Least similarity of any two members; 1 for nodes without large weights.
+    #: Longest common submatrix of the weights of each pair of models.
     blocks: dict[tuple[int, int], CommonBlock] = field(default_factory=dict)
 
 
@@ -39,12 +39,11 @@ class Grouping:
 
 
 def group_nodes(sources: Sequence[SourceModel], omega: float = OMEGA, tolerance: float = TOLERANCE) -> Grouping:
-    """Return which nodes of normalised ``sources`` correspond.
+    """Return groups of corresponding nodes of normalised ``sources``.
 
-    The models are taken one after the other, as in §3.4.2. Weighted operators join the groups found so far by the
-    Hungarian algorithm: same type and attributes, same start time, similarity of at least ``omega`` to each member.
-    Any other node joins the group of nodes with the same type, attributes and moment whose inputs come from the
-    same groups and whose constants are equal.
+    Models are added in order, as in §3.4.2. Weighted operators join existing groups by the Hungarian algorithm: same
+    type and attributes, same start time, similarity of at least ``omega`` to each member. Every other node joins the
+    group of nodes with the same type, attributes, moment and constants, and with inputs from the same groups.
     """
     return _Grouper(sources, omega, tolerance).run()
 
@@ -144,7 +143,7 @@ class _Grouper:
         for i, name in enumerate(node.input):
             if node.op_type == "Reshape" and i == 1:
                 dims = source.values[node.output[0]].dims
-                # Its target may name the batch, in which models may differ: the rest of the shape is what counts.
+                # The target may contain the batch, in which models may differ: only the rest of the shape is compared.
                 given.append((len(dims), tuple(None if dim.per_batch else dim for dim in dims[1:])))
             elif name in source.weights:
                 given.append(source.digest(name))
@@ -156,18 +155,18 @@ class _Grouper:
 
 
 def _kind(node: NodeProto) -> tuple[object, ...]:
-    """Return type and attributes of a node, to be compared."""
+    """Return a node's type and attributes as a comparable key."""
     attributes = sorted((a.name, a.SerializeToString(deterministic=True)) for a in node.attribute)
     return node.domain, node.op_type, tuple(attributes)
 
 
 def _signature(node: NodeProto) -> tuple[object, ...]:
-    """Return what of a node must be the same in all models, beside what it is given."""
+    """Return the node properties that must be equal in all models, its inputs' origins aside."""
     return _kind(node), tuple(bool(name) for name in node.input), tuple(bool(name) for name in node.output)
 
 
 def _input_classes(sources: Sequence[SourceModel]) -> list[dict[str, object]]:
-    """Return for each model's inputs which class they belong to: the same type and shape, in order, namesakes first."""
+    """Return the class of each model's inputs: equal type and shape, and the same name or else the same order."""
     classes: list[dict[str, object]] = []
     for source in sources:
         taken: dict[object, int] = {}

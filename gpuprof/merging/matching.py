@@ -1,4 +1,4 @@
-"""Which weighted operators of two models to merge: USHER's bipartite matching (§3.4.2)."""
+"""USHER's bipartite matching of the weighted operators of two models (§3.4.2)."""
 
 from __future__ import annotations
 

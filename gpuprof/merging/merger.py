@@ -1,4 +1,4 @@
-"""Writes the merged graph that a plan describes, in standard ONNX operators only."""
+"""Builds the merged graph of a plan, in standard ONNX operators only."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TO_THE_END = np.iinfo(np.int64).max
 
 
 def build_merged(plan: MergePlan) -> tuple[ModelProto, MergedModel]:
-    """Return the merged model of a plan and its description, which stands in its metadata too.
+    """Return the merged model of a plan and its description, which is also stored in the model's metadata.
 
-    Each model's inputs and outputs are called ``<model>/<name>``. The inputs of a model that has a free batch have one
-    called ``m<number>_<model>_batch``; it may be 0, which is how a model is absent from a call. Raises `InputError`
-    when the models need different versions of the same set of operators.
+    Each model's inputs and outputs are called ``<model>/<name>``. The free batch of a model is the dimension
+    ``m<number>_<model>_batch``; a batch of 0 leaves the model out of a call. Raises `InputError` when the models need
+    different versions of the same operator set.
     """
     return _Builder(plan).build()
 
@@ -45,7 +45,7 @@ class _Builder:
         self._outputs: dict[tuple[int, str], str] = {}
 
     def build(self) -> tuple[ModelProto, MergedModel]:
-        """Return the merged model, and its description of the models in it."""
+        """Return the merged model and the description of its members."""
         sources = self.plan.sources
         for m, source in enumerate(sources):
             for name in source.inputs:
@@ -67,10 +67,10 @@ class _Builder:
         write_description(model, described)
         return model, described
 
-    # what the graph is made of
+    # nodes, constants and values of the graph
 
     def add(self, op_type: str, inputs: Sequence[str], hint: str, **attributes: Any) -> str:
-        """Add a node with one output and return its name; the same node is added once."""
+        """Add a node with a single output and return the output's name; equal nodes are added once."""
         key = (op_type, tuple(inputs), repr(sorted(attributes.items())))
         if key not in self._cache:
             output = self._new_name(hint)
@@ -79,11 +79,11 @@ class _Builder:
         return self._cache[key]
 
     def constant(self, value: Array, hint: str) -> str:
-        """Return the name of a weight with this value, adding it if none is there."""
+        """Return the name of a weight with this value, adding the weight if necessary."""
         return self._weight(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), hint), hint)
 
     def numbers(self, *values: int) -> str:
-        """Return the name of a list of whole numbers."""
+        """Return the name of a constant list of whole numbers."""
         return self.constant(np.array(values, np.int64), "numbers/" + "_".join(map(str, values)))
 
     def value(self, model: int, name: str) -> str:
@@ -110,7 +110,7 @@ class _Builder:
         return tensor_name
 
     def concat_values(self, models: Sequence[int], names: Sequence[str], axis: int | None) -> str:
-        """Return the values of several models concatenated along ``axis``, or the one that they share."""
+        """Return the name of several models' values concatenated along ``axis``, or of their shared value."""
         if axis is None:
             return self.value(models[0], names[0])
         places = {self.plan.produced_once.get((m, name)) for m, name in zip(models, names, strict=True)}
@@ -122,12 +122,12 @@ class _Builder:
         return self.add("Concat", parts, f"shared/{names[0]}/inputs", axis=axis)
 
     def split_from(self, whole: str, models: Sequence[int], names: Sequence[str], axis: int, model: int) -> str:
-        """Return the part of a concatenation that belongs to ``model``."""
+        """Return the name of ``model``'s part of a concatenation."""
         sizes = [self.plan.sources[m].values[name].dims[axis] for m, name in zip(models, names, strict=True)]
         return self.part(whole, models, sizes, axis, model, names[models.index(model)])
 
     def part(self, whole: str, models: Sequence[int], sizes: Sequence[Size], axis: int, model: int, name: str) -> str:
-        """Return the part of ``whole`` that belongs to ``model`` when each has its size along ``axis``."""
+        """Return the name of ``model``'s part of ``whole``, given each model's size along ``axis``."""
         at = list(models).index(model)
         begin = self._sum(models[:at], sizes[:at])
         last = at == len(models) - 1
@@ -147,13 +147,13 @@ class _Builder:
 
     def _size(self, model: int, factor: int) -> str:
         source = self.plan.sources[model]
-        assert source.batch_input is not None  # a size that hangs on the batch is only found where it is free
+        assert source.batch_input is not None  # only a free batch makes a size depend on the batch
         name, axis = source.batch_input
         shape = self.add("Shape", [self._names[model, name]], f"batch/{source.name}/shape")
         batch = self.add("Slice", [shape, self.numbers(axis), self.numbers(axis + 1)], f"batch/{source.name}")
         return batch if factor == 1 else self.add("Mul", [batch, self.numbers(factor)], f"batch/{source.name}/{factor}")
 
-    # how a step becomes nodes
+    # nodes of a step
 
     def _source_node(self, step: Step, model: int) -> NodeProto:
         return self.plan.sources[model].nodes[step.node_positions[model]]
@@ -169,7 +169,7 @@ class _Builder:
         ]
         if node.op_type == "Reshape":
             inputs.append(self._target(step))
-        if node.op_type == "Flatten":  # its leading axes may multiply to the batch, which then is no longer in front
+        if node.op_type == "Flatten":  # leading axes may multiply to the batch, which then is no longer in front
             node = helper.make_node("Reshape", ["", ""], list(node.output), name=node.name)
             inputs.append(self._target(step))
         copied = NodeProto.FromString(node.SerializeToString())
@@ -278,7 +278,7 @@ class _Builder:
         return self.add("Conv", [data, name], f"{hint}/{node.output[0]}/product", **attributes)
 
     def _add_own_weights(self, step: Step, shared: SuperOperator, view: WeightView, model: int, result: str) -> str:
-        """Add the contribution of a model's weights outside of the shared block."""
+        """Add the contribution of a model's weights outside the shared block."""
         hint = self.plan.sources[model].name
         whole = self.value(model, self._source_node(step, model).input[0])
         (begin, out), (inputs, outputs) = shared.places[model], shared.totals[model]
@@ -305,7 +305,7 @@ class _Builder:
             value = value.reshape(1, -1, *(1 for _ in view.data.shape[2:]))
         return self.constant(value, f"{source.name}/{bias}")
 
-    # names, and what surrounds the graph
+    # names, inputs, outputs and metadata of the graph
 
     def _weight(self, tensor: TensorProto, hint: str, digest: str | None = None) -> str:
         if digest is None:
@@ -374,7 +374,7 @@ class _Builder:
 def _dim(model: int, source: SourceModel, size: Size) -> int | str | None:
     if not size.per_batch:
         return size.fixed
-    name = re.sub(r"\W", "_", f"m{model}_{source.name}")  # readers of shapes take identifiers only
+    name = re.sub(r"\W", "_", f"m{model}_{source.name}")  # dimension names must be identifiers
     if size == Size(0, 1):
         return f"{name}_batch"
     return f"{name}_{size.per_batch}_batch_{size.fixed}"

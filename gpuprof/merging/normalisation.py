@@ -1,7 +1,7 @@
 """Normalises a model before it is merged: folds constants and removes identities.
 
-Exporters compute shapes by dozens of ops, and two exports of one network differ in them. Once the sizes beside the
-batch are known, all of it but the batch itself is constant, and what remains are the ops that touch data.
+Exporters compute shapes by dozens of ops, which differ between two exports of the same network. With all sizes except
+the batch bound, these computations are constant except for the batch, and only ops on data remain.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _REARRANGED = {"Transpose", "Reshape", "Identity"}
 def normalise(source: SourceModel) -> None:
     """Clean up ``source`` in place.
 
-    Known values become weights, weights that are only rearranged are rearranged here, a Reshape's target that
-    varies with the batch is written with -1 for it, ops that do nothing are bridged, and unused values are removed.
+    Known values become weights. Transposes and reshapes of weights are applied. Varying Reshape targets get -1 for the
+    batch. Ops without effect are bypassed, and unused values removed.
     """
     renamed: dict[str, str] = {}
     kept = []
@@ -48,7 +48,7 @@ def attribute(node: NodeProto, name: str, default: object = None) -> object:
 
 
 def whole(node: NodeProto, name: str, default: int) -> int:
-    """Return an attribute that is a whole number."""
+    """Return an integer attribute of a node."""
     value = attribute(node, name, default)
     return value if isinstance(value, int) else default
 

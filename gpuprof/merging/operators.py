@@ -1,4 +1,4 @@
-"""The weighted operators of a model: convolutions and matrix products with a constant, and when each starts."""
+"""The weighted operators of a model: convolutions and matrix products with a constant, and their start times."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformC
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a node starts: after how many weighted operators, and then after how many others.
+    """The start time of a node: number of weighted operators before it, then number of other ops since the last.
 
-    The paper's start times (§3.2) come from kernel durations; here every weighted operator takes one unit of time
-    and all else next to none, so that the same layer of two models starts at the same time even where their
-    other ops differ a little. Along every edge of a graph moments grow, so nodes merged only at equal moments
-    never form a cycle.
+    The paper's start times (§3.2) come from kernel durations. Here every weighted operator takes a unit of time and
+    other ops almost none, so that the same layer of two models starts at the same time even if their other ops differ a
+    little. Moments grow along every edge of a graph, so merging nodes of equal moments never forms a cycle.
     """
 
     level: int
@@ -42,15 +41,15 @@ class Moment:
 class WeightedOperator:
     """A weighted operator."""
 
-    position: int  #: Of its node in the source.
+    position: int  #: Position of the node in the source.
     node: NodeProto
-    kind: str  #: One of "conv", "matmul".
-    weight: str  #: The constant; behind a DequantizeLinear the quantised one.
-    level: int  #: Its start time: how many weighted operators come before it on the longest way from an input.
+    kind: str  #: "conv" or "matmul".
+    weight: str  #: The constant; behind a DequantizeLinear the quantised constant.
+    level: int  #: Start time: number of weighted operators before it on the longest path from an input.
 
     @property
     def name(self) -> str:
-        """What reports call the operator: its node's name, or what it gives."""
+        """Name of the operator in reports: its node's name, or its first output's."""
         return self.node.name or self.node.output[0]
 
 
@@ -67,7 +66,7 @@ def weighted_operators(source: SourceModel) -> list[WeightedOperator]:
 
 
 def moments(source: SourceModel) -> list[Moment]:
-    """Return when each node starts."""
+    """Return the start time of each node."""
     dequantised = _dequantised_weights(source)
     ready: dict[str, Moment] = {}
     all_moments = []
@@ -76,7 +75,7 @@ def moments(source: SourceModel) -> list[Moment]:
         level = max((moment.level for moment in given), default=0)
         depth = 1 + max((moment.depth for moment in given if moment.level == level), default=0)
         weighted = _weight(node, source, dequantised) is not None
-        # Weighted operators are the last of their level: they are matched by level alone, whatever leads to them.
+        # Weighted operators come last in their level, because they are matched by level alone.
         moment = Moment(level, _LAST if weighted else depth)
         all_moments.append(moment)
         after = Moment(level + 1, 0) if weighted else moment
@@ -85,10 +84,10 @@ def moments(source: SourceModel) -> list[Moment]:
 
 
 def weight_matrix(source: SourceModel, operator: WeightedOperator) -> Matrix:
-    """Return the weight as the matrix of the paper: (inputs, outputs), for a convolution (filters, rest)."""
+    """Return the weight as the paper's matrix: of shape (inputs, outputs), for a convolution (filters, rest)."""
     array: Any = source.array(operator.weight)
-    if array.dtype.kind not in "fiub":  # bfloat16 and the eight-bit floats, which NumPy has no arithmetic for
-        # Nothing is lost: eight-bit floats fit into a half, and bfloat16 into a float32.
+    if array.dtype.kind not in "fiub":  # NumPy has no arithmetic for bfloat16 and 8-bit floats
+        # The conversion is exact: 8-bit floats fit into float16, bfloat16 into float32.
         array = array.astype("float32").astype("float16" if array.dtype.itemsize == 1 else "float32")
     if operator.kind == "conv":
         return array.reshape(array.shape[0], -1)  # type: ignore[no-any-return]
@@ -98,7 +97,7 @@ def weight_matrix(source: SourceModel, operator: WeightedOperator) -> Matrix:
 
 
 def _dequantised_weights(source: SourceModel) -> dict[str, str]:
-    """Return what a DequantizeLinear gives of a constant → the quantised constant."""
+    """Return output of a DequantizeLinear of a constant → quantised constant."""
     return {
         node.output[0]: node.input[0]
         for node in source.nodes

@@ -1,4 +1,4 @@
-"""Merges models from files: read, group, match, plan, estimate the gain, write, verify."""
+"""The merge of models from files: read, group, match, plan, estimate the gain, write, verify."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from gpuprof.merging.source import OLDEST_OPSET, SourceModel, number_names, read
 from gpuprof.merging.step_gain import GainContext, OpSeconds
 from gpuprof.merging.submatrix import TOLERANCE
 
-#: Beyond this the weights go to a file of their own: Protocol Buffers end at 2 GiB.
+#: Most bytes of weights stored in the model file, else in an external file: Protocol Buffers end at 2 GiB.
 MOST_INLINE_BYTES = 1_500_000_000
-#: What models are raised to that are all older than `gpuprof.merging.source.OLDEST_OPSET`.
+#: Target opset if all models are older than `gpuprof.merging.source.OLDEST_OPSET`.
 _RAISED_OPSET = 13
 
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
-    """How to merge."""
+    """Settings of a merge."""
 
     omega: float = OMEGA  #: Least similarity of operators to merge, the paper's ω.
-    weight_tolerance: float = TOLERANCE  #: Weights that differ by no more are the same.
+    weight_tolerance: float = TOLERANCE  #: Largest difference of weights treated as equal.
     eps: float = DEFAULT_EPS  #: Largest relative edit distance inside an architectural group.
     #: Largest relative difference of an output; None: 1e-4 for float32, 4e-3 for float16.
     proof_tolerance: float | None = None
-    force: bool = False  #: Merge what is predicted to cost time, too.
-    dims: Mapping[str, int] = field(default_factory=dict)  #: Sizes of free dimensions beside the batch.
+    force: bool = False  #: Merge steps predicted to cost time, too.
+    dims: Mapping[str, int] = field(default_factory=dict)  #: Sizes of free dimensions other than the batch.
     #: Batch of each model for the predicted gain; 1 where absent.
     batches: Mapping[str, int] = field(default_factory=dict)
-    rates: Rates = TYPICAL_CPU  #: Of the device, for the predicted gain.
-    #: What ops of the models were measured to take on the device, where they were.
+    rates: Rates = TYPICAL_CPU  #: Device speeds for the predicted gain.
+    #: Measured times of the models' ops on the device, if any.
     measured: OpSeconds = field(default_factory=dict)
-    threads: int = 1  #: For the proof.
+    threads: int = 1  #: Threads of the proof.
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.omega <= 1.0:
@@ -80,10 +80,10 @@ class MergedInMemory:
 
 
 def read_sources(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -> list[SourceModel]:
-    """Read and clean up models; those with an older opset are converted to the newest among them.
+    """Read and normalise models, converted to the newest opset among them.
 
-    The names are the files' stems, with a number where two are the same. Raises `InputError` as
-    `gpuprof.merging.source.read_source`, and when ``dims`` names a dimension that no model has.
+    Names are the files' stems, with a number for duplicates. Raises `InputError` like
+    `gpuprof.merging.source.read_source`, and when ``dims`` names a dimension absent from all models.
     """
     names = source_names(paths)
     opsets = [_opset(path) for path in paths]
@@ -110,16 +110,16 @@ def read_weights(paths: Sequence[Path]) -> list[SourceModel]:
 
 
 def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> MergedInMemory:
-    """Merge normalised sources in memory. Steps that are predicted to cost time stay separate, unless forced.
+    """Merge normalised sources in memory. Steps predicted to cost time stay separate, unless forced.
 
-    Weights that are the same become one in any case: that costs nothing.
+    Equal weights are stored once in any case, at no cost.
     """
     fold_shared_norms(sources)
     grouping = group_nodes(sources, options.omega, options.weight_tolerance)
     setting = _setting(sources, options)
     left_out: dict[int, str] = {}
     plan = make_plan(sources, grouping)
-    # What runs apart changes what its neighbours would gain. The loop ends, since ever more is left out.
+    # A group left out changes the gain of its neighbours. The loop ends because the set of groups left out grows.
     while more := _find_unprofitable(plan, setting, options.force):
         left_out |= more
         plan = make_plan(sources, grouping, left_out)
@@ -149,17 +149,17 @@ def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -
 
 
 def similar_groups(sources: Sequence[SourceModel], eps: float = DEFAULT_EPS) -> list[list[int]]:
-    """Return the positions of models by architecture."""
+    """Return groups of positions of models with similar architectures."""
     return group_architectures([read_type_graph(source) for source in sources], eps)
 
 
 def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) -> MergeReport:
-    """Write a merged model once it is proven to give what the originals give; return its report with the proof.
+    """Prove that a merged model's outputs equal the originals', write the model, return the report with the proof.
 
-    Where the merged graph could not leave an absent model out although the model itself can do with an empty batch, all
-    ops run apart, on shared weights, unless ``force`` says otherwise. Raises `InfeasibleError` when an output differs
-    by more than is tolerated, or the result is no valid model; nothing is written then; `InputError` when ``output``
-    cannot be written, or a model cannot be run.
+    If the merged graph fails with an empty batch of a model that by itself accepts an empty batch, all ops run apart on
+    shared weights, unless ``force`` is set. Raises `InfeasibleError` when an output differs by more than the tolerance
+    or the result is no valid model, and writes nothing; `InputError` when ``output`` cannot be written, or a model
+    cannot be run.
     """
     with _temporary_directory_beside(output) as directory:
         path = directory / output.name
@@ -171,7 +171,7 @@ def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) ->
             members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in merged.described.members]
             write_description(merged.model, MergedModel(tuple(members)))
             _save(merged, path)
-        # The data first, then what points to it.
+        # External data move first, then the model file that refers to them.
         for file in sorted(directory.iterdir(), key=lambda file: file == path):
             file.replace(output.parent / file.name)
     return replace(merged.report, proof=proof)
@@ -189,7 +189,7 @@ def _opset(path: Path) -> int:
 
 
 def source_names(paths: Sequence[Path]) -> list[str]:
-    """Return what models are called when they are merged: the files' stems, numbered where two are the same."""
+    """Return the models' names in a merge: the files' stems, duplicates numbered."""
     return number_names([path.stem for path in paths], "{}-{}")
 
 
@@ -208,7 +208,7 @@ def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
 
 
 def _find_unprofitable(plan: MergePlan, setting: GainContext, force: bool) -> dict[int, str]:
-    """Return the groups that share nothing, or that cost time when they run once, with the reason."""
+    """Return group → reason, of groups that share nothing or whose merge costs time."""
     worth = PlanGain(plan, setting)
     reasons: dict[int, str] = {}
     for region in worth.regions():
@@ -223,7 +223,7 @@ def _find_unprofitable(plan: MergePlan, setting: GainContext, force: bool) -> di
 
 
 def _explain_refusal(gain: MergeGain, rates: Rates) -> str:
-    """Return the reason for running apart what would be worth ``gain``."""
+    """Return the reason for running steps apart that together would gain ``gain``."""
     seconds = gain.seconds(rates)
     if seconds > 0:
         return "it is tied by sums of images to others that run apart"
@@ -253,7 +253,7 @@ def _save(merged: MergedInMemory, path: Path) -> None:
             copy = ModelProto()
             copy.CopyFrom(merged.model)
             onnx.save_model(copy, str(path), save_as_external_data=True, location=data.name, size_threshold=1024)
-            data.chmod(path.stat().st_mode)  # onnx lets nobody else read it, a server as another user for one
+            data.chmod(path.stat().st_mode)  # onnx makes it unreadable to other users, such as a server's
         else:
             onnx.save_model(merged.model, str(path))
         onnx.checker.check_model(str(path), full_check=True)

@@ -1,4 +1,4 @@
-"""Decides how each group of nodes runs: once over concatenated inputs, as a Super-Operator, or separately."""
+"""The execution of each group of nodes: once over concatenated inputs, as a Super-Operator, or separately."""
 
 from __future__ import annotations
 
@@ -15,49 +15,48 @@ from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
 
 @dataclass(slots=True)
 class Step:
-    """How a group runs."""
+    """The planned execution of a group."""
 
     group: int
     models: tuple[int, ...]
     node_positions: dict[int, int]
-    once: bool = False  #: Whether one op does it for all models.
-    super_operator: SuperOperator | None = None  #: Where only a part of the weights is shared.
-    input_axes: Axes = ()  #: Along which axis each input is concatenated; None: shared, or absent.
+    once: bool = False  #: Whether a single op runs for all models.
+    super_operator: SuperOperator | None = None  #: Set if only a part of the weights is shared.
+    input_axes: Axes = ()  #: Axis of concatenation of each input; None: shared, or absent.
     output_axes: Axes = ()
-    reason: str = ""  #: Why it runs apart; empty where it does not.
-    #: Whether the weights of its operators, or those that its ops hold, are the same, so that one initializer does for
-    #: them, however they run.
+    reason: str = ""  #: Reason for running apart, else empty.
+    #: Whether the models' weights are equal and stored as a single initializer, even if the ops run apart.
     shares_weight: bool = False
-    #: Weights that each model's op holds, where they are worth sharing.
+    #: Model → weights held by its op, if worth sharing.
     held: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_merged(self) -> bool:
-        """Whether it runs once for several models, at least in part."""
+        """Whether the step runs once for several models, at least in part."""
         return self.once or self.super_operator is not None
 
 
 @dataclass(slots=True)
 class MergePlan:
-    """How all groups run."""
+    """The planned execution of all groups."""
 
     sources: Sequence[SourceModel]
     grouping: Grouping
-    steps: list[Step]  #: In an order in which they can run.
-    #: Step and output that give a value that is computed once: by the model and the name that it has there.
+    steps: list[Step]  #: Steps in topological order.
+    #: (model, value name) → (step, output) that produces the value, for values computed once.
     produced_once: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
-    #: Weights that stand for others, which are the same within the tolerance.
+    #: (model, weight) → the equal (model, weight) stored in its place.
     shared: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
 
     def group(self, step: Step) -> NodeGroup:
-        """Return the group that a step runs."""
+        """Return the group of a step."""
         return self.grouping.groups[step.group]
 
 
 def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict[int, str] | None = None) -> MergePlan:
-    """Return how each group runs; those in ``left_out`` (group → reason) run apart.
+    """Return the plan of all groups; groups in ``left_out`` (group → reason) run apart.
 
-    Moments order the steps: along every edge they grow.
+    Steps are ordered by moment, which grows along every edge.
     """
     plan = MergePlan(sources, grouping, [])
     order = sorted(
@@ -76,7 +75,7 @@ def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict
         step.held = _held_weights_by_model(plan, step)
         if group.operators and len(step.models) > 1:
             _share_weight(plan, group, step)
-        elif step.held:  # nodes without large weights are in one group only where their constants are the same
+        elif step.held:  # nodes without large weights share a group only if their constants are equal
             step.shares_weight = len(step.models) > 1
         _record_outputs(plan, step)
         plan.steps.append(step)
@@ -84,7 +83,7 @@ def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict
 
 
 def batch_axis(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> int | None:
-    """Return the axis along which values that are computed apart would be concatenated."""
+    """Return the axis along which separately computed values would be concatenated; None: no such axis."""
     values = [plan.sources[m].values[name] for m, name in zip(models, names, strict=True)]
     for value in values:
         for axis, dim in enumerate(value.dims):
@@ -135,7 +134,7 @@ def _check_super(plan: MergePlan, step: Step) -> None:
 
 
 def _has_same_constants(plan: MergePlan, step: Step) -> bool:
-    """Return whether every constant input of the nodes is the same within the tolerance the blocks were found with."""
+    """Return whether the nodes' constant inputs are equal, weights within the tolerance of the common blocks."""
     group = plan.group(step)
     nodes = {m: plan.sources[m].nodes[p] for m, p in group.nodes.items()}
     first = step.models[0]
@@ -157,8 +156,8 @@ def _has_same_constants(plan: MergePlan, step: Step) -> bool:
 
 
 def _has_same_weight(plan: MergePlan, group: NodeGroup) -> bool:
-    """Return whether the members of a group have one weight, within the tolerance."""
-    # A common block as large as either weight is all of both.
+    """Return whether the weights of a group's members are equal within the tolerance."""
+    # A common block as large as either weight covers both entirely.
     if any(block.area * 2 != _entries(plan, group, pair) for pair, block in group.blocks.items()):
         return False
     tensors = [plan.sources[m].weights[operator.weight] for m, operator in group.operators.items()]
@@ -189,7 +188,7 @@ def _entries(plan: MergePlan, group: NodeGroup, pair: tuple[int, int]) -> int:
 
 
 def _slot(plan: MergePlan, step: Step, position: int) -> OpInput:
-    """Return how one input of a group comes: shared, already concatenated, or to be concatenated."""
+    """Return an input of a group: shared, already concatenated, or to be concatenated."""
     names = [plan.sources[m].nodes[step.node_positions[m]].input[position] for m in step.models]
     values = [
         plan.sources[m].values[name]
@@ -204,7 +203,7 @@ def _slot(plan: MergePlan, step: Step, position: int) -> OpInput:
             tuple(Size(d) for d in plan.sources[m].weights[name].dims)
             for m, name in zip(step.models, names, strict=True)
         )
-        # Only axes, sizes and scales are read by the rules: large constants need not be loaded for them.
+        # The rules read axes, sizes and scales only, so large constants are not loaded.
         small = len(tensor.dims) <= 1 or sum(tensor.dims) < 64
         return OpInput(None, dims, first.array(names[0]) if small else None)
     if any(constant):
@@ -218,7 +217,7 @@ def _slot(plan: MergePlan, step: Step, position: int) -> OpInput:
 
 
 def _axis_of(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> int | None:
-    """Return the axis along which the values lie already, else the one along which they can be laid."""
+    """Return the axis along which the values are concatenated already, else the axis along which they can be."""
     placed = {plan.produced_once.get((m, name)) for m, name in zip(models, names, strict=True)}
     if len(placed) == 1 and (only := placed.pop()) is not None:
         step = plan.steps[only[0]]

@@ -10,7 +10,7 @@ from gpuprof.merging.source import Size
 
 
 def matmul_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Products of matrices: rows and the axes before them stay apart."""
+    """Apply the rule of matrix products: rows and the axes before them stay apart."""
     a, b = first_two_inputs(node, slots)
     out = len(outputs[0][0])
     if a.rank < 2 or b.rank < 2:
@@ -22,7 +22,7 @@ def matmul_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
         return (end + out,)
     stacked, shared = (a, b) if a.axis is not None else (b, a)
     end = (stacked.axis or 0) - stacked.rank
-    free = -2 if stacked is a else -1  # rows of the left factor, columns of the right one, may be any number
+    free = -2 if stacked is a else -1  # rows of the left factor or columns of the right factor
     if end == free:
         return (end + out,)
     if end >= -2 or (shared.rank >= -end and shared.dims[0][end] != Size(1)):
@@ -31,7 +31,7 @@ def matmul_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
 
 
 def integer_matmul(first: int, second: int, of_rows: tuple[int, ...]) -> Rule:
-    """Return the rule of products of whole numbers, whose factors, and scales for each row, stand at these inputs."""
+    """Return the rule of integer products, given the input positions of factors and of scales per row."""
 
     def rule(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
         rest = [slot for i, slot in enumerate(slots) if slot is not None and i not in (first, second)]
@@ -46,7 +46,7 @@ def integer_matmul(first: int, second: int, of_rows: tuple[int, ...]) -> Rule:
 
 
 def einsum_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Concatenation along an index that is neither summed over nor in what models share runs through to the output."""
+    """Apply the rule of Einsum: the index of concatenation must be in the output and not in shared inputs."""
     equation = attribute(node, "equation")
     text = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
     given, arrow, result = text.partition("->")
@@ -66,7 +66,7 @@ def einsum_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
 
 
 def gemm_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Gemm: the rows of its first matrix stay apart."""
+    """Apply the rule of Gemm: the rows of the first matrix stay apart."""
     a = slots[0]
     only_data_input(node, slots)
     if a is None or a.axis != whole(node, "transA", 0):
@@ -78,7 +78,7 @@ def gemm_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
 
 
 def attention_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """ONNX Runtime's attention on data and a mask of each model."""
+    """Apply the rule of ONNX Runtime's Attention: data and mask come from each model, the rest is shared."""
     first = slots[0]
     rest = [slot for i, slot in enumerate(slots) if slot is not None and i not in (0, 3)]
     mask = slots[3] if len(slots) > 3 else None
@@ -90,7 +90,7 @@ def attention_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> A
 
 
 def recurrent_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """LSTM, GRU and RNN: the batch is their second axis."""
+    """Apply the rule of LSTM, GRU and RNN: the batch is the second axis."""
     if whole(node, "layout", 0) or (len(slots) > 4 and slots[4] is not None):
         raise UnmergeableError(f"{node.op_type} with lengths or its batch first")
     for i, slot in enumerate(slots):

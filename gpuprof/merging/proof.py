@@ -1,4 +1,4 @@
-"""Runs the original models and the merged one on random inputs and compares what they give."""
+"""Runs the original models and the merged model on random inputs and compares their outputs."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ if TYPE_CHECKING:
 #: Largest difference allowed, relative to the largest value of the output. Half precision keeps 11 bits, bfloat16 8.
 TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
 _SEEDS = (0, 1)
-#: Inputs of the second call are so many times as large: a model that amplifies shows there what weights that were taken
-#: for equal do to its answers.
+#: Factors on the inputs of the first and second call: large inputs expose the error of weights treated as equal in
+#: models that amplify.
 _SCALES = (1.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far an output of the merged model lies from the original's."""
+    """The difference of an output of the merged model from the original's."""
 
     model: str
     output: str
     dtype: str
-    #: Largest difference divided by the largest absolute value of the original output; for whole numbers the part of
-    #: entries that differ. NaN in one of them only counts as infinitely far.
+    #: Largest difference divided by the largest absolute value of the original output; for integers the fraction of
+    #: differing entries. Infinite if only one of the outputs has NaN.
     relative: float
     tolerance: float
-    call: str  #: The call in which it was largest: which models at which batch.
+    call: str  #: Models and batches of the call with the largest difference.
 
     @property
     def is_within(self) -> bool:
-        """Whether it is tolerated."""
+        """Whether the difference is tolerated."""
         return self.relative <= self.tolerance
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the comparison found."""
+    """The result of the comparison."""
 
-    differences: tuple[Difference, ...]  #: The largest for each output.
-    calls: tuple[str, ...]  #: What was run.
-    #: For each model with a free batch how many rows stand for it when it is absent: 0 or 1.
+    differences: tuple[Difference, ...]  #: Largest difference of each output.
+    calls: tuple[str, ...]  #: Models and batches of each call.
+    #: Number of rows (0 or 1) that stand for an absent model, by model with a free batch.
     absent_rows: dict[str, int]
-    #: Those of them that need a row here but can do with an empty batch by themselves.
+    #: Models that need a row in the merged graph but accept an empty batch by themselves.
     needless_rows: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Difference | None:
-        """The largest difference compared with its tolerance."""
+        """Difference with the largest ratio to its tolerance."""
         return max(self.differences, key=lambda d: (not d.is_within, d.relative / d.tolerance), default=None)
 
 
 def relative_difference(original: Array, merged: Array) -> float:
-    """Return how far ``merged`` lies from ``original``; see `Difference`."""
+    """Return the relative difference of ``merged`` from ``original``; see `Difference`."""
     if original.shape != merged.shape or original.dtype != merged.dtype:
         return float("inf")
     if original.size == 0:
@@ -91,16 +91,16 @@ def prove_same(
     tolerance: float | None = None,
     threads: int = 1,
 ) -> Proof:
-    """Run the originals and the merged file on random inputs and return how far they differ.
+    """Run the originals and the merged file on random inputs and return the differences.
 
-    All models together at different batches, with inputs of standard deviation 1 and 30, then each one absent; where an
-    empty batch cannot be run, a row of zeros stands for it. Raises `InputError` when a model cannot be run at all.
-    ``dims``: sizes of free dimensions beside the batch, as the models were read with; ``tolerance``: for every output;
-    by default `TOLERANCES` by type.
+    The calls: all models at different batches, with inputs of standard deviation 1 and 30; then each model absent, with
+    a row of zeros in its place if an empty batch fails. Raises `InputError` when a model cannot be run at all.
+    ``dims``: sizes of free dimensions other than the batch, as when the models were read; ``tolerance``: of every
+    output; by default `TOLERANCES` by type.
     """
     originals = _Originals(sources, dims or {}, threads)
     prover = _Prover(originals, merged, described, tolerance, threads)
-    # Different batches for different models: with equal ones a mix-up of two models' rows would not show.
+    # Batches differ between models, because equal batches would hide an exchange of two models' rows.
     present = [_batch(source, 1 + i % 3) for i, source in enumerate(sources)]
     other = [_batch(source, 3 - i % 3) for i, source in enumerate(sources)]
     for seed, batches in zip(_SEEDS, (present, other), strict=True):
@@ -119,14 +119,14 @@ def _batch(source: SourceModel, wanted: int) -> int:
 
 
 class _Originals:
-    """The original models, one session at a time because all may not fit into memory."""
+    """The original models, in a single session at a time because all together may not fit into memory."""
 
     def __init__(self, sources: Sequence[SourceModel], dims: Mapping[str, int], threads: int) -> None:
         self.sources, self._dims, self._threads = sources, dims, threads
         self._answers: dict[tuple[int, int, int], tuple[dict[str, Array], dict[str, Array]]] = {}
 
     def run(self, model: int, batch: int, seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return (inputs, outputs) of one model by name."""
+        """Return (inputs, outputs) of a model by name."""
         key = (model, batch, seed)
         if key not in self._answers:
             source = self.sources[model]
@@ -164,12 +164,12 @@ def _has_dim(path: Path, dim: str) -> bool:
 
 
 def _enlarge(value: Array, scale: float) -> Array:
-    """Return floats so many times as large; numbers that count or index something as they are."""
+    """Return floats multiplied by ``scale``; integers unchanged, since they are counts or indices."""
     return np.multiply(value, np.asarray(scale, value.dtype)) if value.dtype.kind in "fV" else value
 
 
 def _with_gaps(name: str, value: Array, seed: int) -> Array:
-    """Mask the end of every second row: two swapped masks of ones would go unnoticed."""
+    """Mask the end of every second row, because an exchange of two masks of ones would go unnoticed."""
     if "mask" not in name.lower() or value.ndim != 2 or seed % 2 == 0 or value.shape[1] < 4:
         return value
     masked = value.copy()
@@ -181,7 +181,7 @@ def _run(
     session: onnxruntime.InferenceSession, fed: dict[str, Array], path: Path, names: list[str]
 ) -> dict[str, Array]:
     try:
-        # What the runtime would log of an empty batch that it refuses is expected, and asked for by running it.
+        # Empty batches are tried on purpose, so the runtime's log of refused batches is silenced.
         return dict(zip(names, session.run(names, fed, _quiet()), strict=True))
     except runtime_errors() as error:
         raise InputError(f"{path} cannot be run: {' '.join(str(error).split())[:300]}") from error
@@ -227,13 +227,13 @@ class _Prover:
     def _feed_call(
         self, batches: Sequence[int | None], seed: int
     ) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
-        """Return the inputs of a call, and of each model that takes part what it gives alone."""
+        """Return the inputs of a call, and each present model's outputs when run alone."""
         answers = {i: self._originals.run(i, batch, seed) for i, batch in enumerate(batches) if batch is not None}
         requests = {self._described.members[i].name: given for i, (given, _) in answers.items()}
         return self._described.feeds(requests), {i: expected for i, (_, expected) in answers.items()}
 
     def without(self, absent: int, batches: Sequence[int]) -> int:
-        """Compare a call in which one model is absent; return how many rows stood for it."""
+        """Compare a call with a model absent; return the number of rows in its place."""
         given: list[int | None] = list(batches)
         given[absent] = None
         if self._risky and not can_run(self._path, self._feed_call(given, 0)[0], self._threads):

@@ -1,4 +1,4 @@
-"""Proposes which models that share a device are worth merging."""
+"""Proposals for merging models that share a device."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from gpuprof.merging.source import SourceModel
 
 @dataclass(frozen=True, slots=True)
 class MergeProposal:
-    """Models that share weights and that one graph is predicted to run faster than several."""
+    """Models that share weights and whose merged graph is predicted to run faster than separate graphs."""
 
-    models: tuple[str, ...]  #: Their names in the merged model.
+    models: tuple[str, ...]  #: Names in the merged model.
     paths: tuple[Path, ...]
     merged: MergedInMemory  #: The merged model in memory.
     options: MergeOptions
 
     @property
     def report(self) -> MergeReport:
-        """What is merged, without the proof that writing gives."""
+        """Report of the merge; writing adds the proof."""
         return self.merged.report
 
     def write(self, output: Path) -> MergeReport:
         """Prove the merged model, write it to ``output`` and return its report.
 
-        Raises `InfeasibleError` when its outputs differ from the originals' by more than is tolerated; `InputError`
-        when ``output`` cannot be written.
+        Raises `InfeasibleError` when outputs differ from the originals' by more than the tolerance; `InputError` when
+        ``output`` cannot be written.
         """
         return write_merged(self.merged, output, self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """The proposed merges, and why other models are in none."""
+    """The proposed merges, and the reasons for leaving other models out."""
 
-    merges: tuple[MergeProposal, ...]  #: No model is in two of them.
-    left_out: tuple[tuple[str, str], ...]  #: Each other model and the reason.
+    merges: tuple[MergeProposal, ...]  #: Disjoint sets of models.
+    left_out: tuple[tuple[str, str], ...]  #: (model, reason) of every other model.
 
 
 def propose_merges(models: Sequence[Path], options: MergeOptions | None = None) -> Proposals:
     """Return the merges among models that share a device.
 
-    Models are grouped by architecture; within a group those that share operators worth merging become one proposal.
-    ``models``: ONNX files; the same file twice is a model and itself. Raises `InputError` when a file is no valid
-    model, or has free dimensions beside its batch.
+    Models are grouped by architecture; within a group, models that share operators worth merging form a proposal.
+    ``models``: ONNX files; a file listed twice is merged with itself. Raises `InputError` when a file is no valid
+    model, or has free dimensions other than its batch.
     """
     chosen = options or MergeOptions()
     sources = read_sources(models, chosen.dims)
@@ -85,7 +85,7 @@ def _propose(members: Sequence[SourceModel], options: MergeOptions, unmerged: di
 
 
 def _sharing(report: MergeReport) -> list[set[str]]:
-    """Return the sets of models that share operators, directly or through others."""
+    """Return the sets of models that share operators, directly or through other models."""
     sets: list[set[str]] = []
     for row in (*report.merged, *report.shared):
         mine = set(row.models)
@@ -97,7 +97,7 @@ def _sharing(report: MergeReport) -> list[set[str]]:
 
 
 def _why(report: MergeReport, name: str) -> str:
-    """Return the reason of the operator that came closest to being merged."""
+    """Return the reason of the operator closest to being merged."""
     rows = [row for row in report.operators if name in row.models]
     if not rows:
         return "it has no weighted operators"

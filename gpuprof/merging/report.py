@@ -21,44 +21,43 @@ MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """The outcome for an operator with weights, or for several that were matched."""
+    """The outcome for a weighted operator, or for several matched operators."""
 
-    #: ``models``, ``operators``: Of each member.
+    #: ``models``, ``operators``: Names of each member's model and operator.
     models: tuple[str, ...]
     operators: tuple[str, ...]
     op_type: str
-    #: One of "merged", "super-operator", "shared", "apart". Shared: each model runs its own, on one weight that all of
-    #: them have.
+    #: "merged", "super-operator", "shared" or "apart". Shared: each model runs its own op, on the common weight.
     how: str
-    similarity: float | None  #: The least of any two members; None for an operator without a partner.
-    weight_bytes: int  #: Of all members before.
-    saved_bytes: int  #: Weights that are no longer held twice.
-    reason: str  #: Why it runs apart, else empty.
+    similarity: float | None  #: Least similarity of any two members; None for an operator without a partner.
+    weight_bytes: int  #: Weights of all members before the merge.
+    saved_bytes: int  #: Duplicate weights removed.
+    reason: str  #: Reason for running apart, else empty.
 
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge did."""
+    """The result of a merge."""
 
     models: tuple[str, ...]
-    #: Every weighted operator, and every op that holds weights, in the order in which they start.
+    #: Every weighted operator, and every op that holds weights, by start time.
     operators: tuple[OperatorRow, ...]
     other_ops_merged: int  #: Ops without large weights that run once for several models.
-    #: ``weight_bytes_before``, ``weight_bytes_after``: Of all constants of all models, and of the merged model.
+    #: ``weight_bytes_before``, ``weight_bytes_after``: Constants of all models, and of the merged model.
     weight_bytes_before: int
     weight_bytes_after: int
-    gain: MergeGain  #: Of what was merged.
-    gain_s: float  #: The time it is predicted to save in a call with every model at its batch.
-    proof: Proof | None = None  #: None where nothing was merged.
+    gain: MergeGain  #: Predicted gain of the merged steps.
+    gain_s: float  #: Predicted time saved in a call with every model at its batch.
+    proof: Proof | None = None  #: None if nothing was merged.
 
     @property
     def merged(self) -> tuple[OperatorRow, ...]:
-        """The operators that run once for several models, wholly or in part."""
+        """Operators that run once for several models, wholly or in part."""
         return tuple(row for row in self.operators if row.how in (MERGED, DIVIDED))
 
     @property
     def shared(self) -> tuple[OperatorRow, ...]:
-        """The operators that run apart, on one weight."""
+        """Operators that run apart on a shared weight."""
         return tuple(row for row in self.operators if row.how == SHARED)
 
     @property
@@ -68,7 +67,7 @@ class MergeReport:
 
 
 def report_merge(plan: MergePlan, model: ModelProto, gain: MergeGain, rates: Rates, omega: float) -> MergeReport:
-    """Return the report of a plan that became ``model``."""
+    """Return the report of a plan and the model built from it."""
     rows, others = [], 0
     for step in plan.steps:
         group = plan.group(step)
@@ -88,7 +87,7 @@ def report_merge(plan: MergePlan, model: ModelProto, gain: MergeGain, rates: Rat
 
 
 def weights_of(source: SourceModel) -> int:
-    """Return the bytes of a model's constants, the same data counted once."""
+    """Return the bytes of a model's constants, equal data counted once."""
     distinct = {source.digest(name): source.weight_bytes(name) for name in source.weights}
     return sum(distinct.values())
 

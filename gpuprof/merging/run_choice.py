@@ -1,9 +1,9 @@
-"""Which merged steps to run once: the choice that saves most time, found exactly as a minimum cut.
+"""The choice of merged steps to run once that saves most time, computed exactly as a minimum cut.
 
-Each step that could run once is worth something by itself, positive or negative. Between two of them that both run
-once values stay end to end; where only one does, they are copied. Every such copy is a price on one side of a pair
-that the other side alone avoids, so the best choice is the cut of least capacity between "once" and "apart" in a
-graph of the steps and their values (Picard, 1976: closures; Greig et al., 1989: with pairs).
+Each mergeable step has a gain of its own, positive or negative. Values between two steps that both run once stay
+concatenated; if only one step of the pair runs once, the values are copied. Such pairwise costs make the best choice
+the minimum cut between "once" and "apart" in a graph of the steps and their values (Picard, 1976: closures; Greig et
+al., 1989: with pairs).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuprof.merging.gain import MergeGain
 from gpuprof.merging.plan import MergePlan
 from gpuprof.merging.step_gain import GainContext, step_gain
 
-#: The finest step of capacities, in seconds; what all of them together make at most; and what no cut can pay.
+#: Finest unit of capacities, in seconds; upper bound of the sum of all capacities; capacity that no cut can contain.
 _UNIT_S, _MOST, _NEVER = 1e-9, 2**29, 2**30
 
 _Edge = tuple[int, int, int]
@@ -30,16 +30,16 @@ _Edge = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Groups that run once and hand each other concatenated values, or one Super-Operator, and what that is worth."""
+    """Connected groups that run once and pass concatenated values, or a single Super-Operator, and their gain."""
 
     groups: tuple[int, ...]
-    weighted: tuple[int, ...]  #: Those with weighted operators, or with ops that hold weights.
+    weighted: tuple[int, ...]  #: Groups with weighted operators, or with ops that hold weights.
     gain: MergeGain
-    is_constant: bool = False  #: Whether it works on constants alone, which all models then share without any copy.
+    is_constant: bool = False  #: Whether all values are constants, which models share without copies.
 
 
 class PlanGain:
-    """What a plan is worth, and each part of it."""
+    """The gain of a plan and of its parts."""
 
     def __init__(self, plan: MergePlan, setting: GainContext) -> None:
         self._plan, self._setting = plan, setting
@@ -52,14 +52,14 @@ class PlanGain:
         self._unit_s = max(_UNIT_S, sum(abs(gain.seconds(setting.rates)) for gain in every) / _MOST)
 
     def gain(self, once: set[int]) -> MergeGain:
-        """Return what running these steps once is worth."""
+        """Return the gain of running these steps once."""
         total = sum((self.own[i] for i in once), MergeGain())
         for k, crossing in enumerate(self.crossings):
             total += self._copies(k, crossing, once)
         return total
 
     def best(self) -> set[int]:
-        """Return the steps whose running once is worth most together; of equal choices the smallest."""
+        """Return the set of steps with the largest gain when run once; the smallest set of equal gain."""
         place = {step: 2 + at for at, step in enumerate(self.steps)}
         edges = [*self._own_edges(place), *self._copy_edges(place)]
         if self._setting.rates.blocked_images:
@@ -69,18 +69,18 @@ class PlanGain:
         return {i for i in self.steps if place[i] in kept}
 
     def _own_edges(self, place: Mapping[int, int]) -> Iterator[_Edge]:
-        """Yield what each step is worth by itself; node 0, the source, stands for once, node 1, the sink, for apart."""
+        """Yield an edge with each step's own gain; node 0, the source, means once, node 1, the sink, apart."""
         for i in self.steps:
             capacity = self._capacity(self.own[i])
             yield (0, place[i], capacity) if capacity > 0 else (place[i], 1, -capacity)
 
     def _copy_edges(self, place: Mapping[int, int]) -> Iterator[_Edge]:
-        """Yield the prices of copies; a node of its own lets a value be copied once for all that need it."""
+        """Yield the costs of copies; an extra node per value lets a single copy serve all its consumers."""
         free = 2 + len(self.steps)
         for k, crossing in enumerate(self.crossings):
             producer = 1 if crossing.producer is None else place[crossing.producer]
             users = [place[i] for i in crossing.consumers]
-            if users:  # one of them once, its producer not: the value is concatenated
+            if users:  # a consumer runs once and the producer apart: the value is concatenated
                 yield from ((user, free, _NEVER) for user in users)
                 yield free, producer, -self._capacity(self._concat[k])
                 free += 1
@@ -99,7 +99,7 @@ class PlanGain:
         return round(gain.seconds(self._setting.rates) / self._unit_s)
 
     def regions(self) -> list[Region]:
-        """Return what hangs together, when all merged steps run once."""
+        """Return the connected regions when all merged steps run once."""
         root = self._components()
         members: dict[int, list[int]] = {}
         for i in self.steps:
@@ -119,7 +119,7 @@ class PlanGain:
         return regions
 
     def apart(self, once: set[int]) -> list[tuple[set[int], MergeGain]]:
-        """Return what hangs together among the steps not in ``once``, with what it would be worth to run it, too."""
+        """Return the connected sets of steps not in ``once``, with the additional gain of running each set once."""
         root = self._components(set(self.steps) - once)
         sets: dict[int, set[int]] = {}
         for i in root:
@@ -145,7 +145,7 @@ class PlanGain:
 
         for crossing in self.crossings:
             for user in crossing.consumers:
-                # A Super-Operator stands alone: it can be left out without its surroundings.
+                # A Super-Operator forms a region of its own, because leaving it out does not affect its neighbours.
                 if crossing.producer in root and user in root and self._plan.steps[user].once:
                     a, b = sorted((find(user), find(crossing.producer)))
                     root[b] = a
@@ -164,11 +164,11 @@ def _subtract_gains(a: MergeGain, b: MergeGain) -> MergeGain:
 
 
 def _side_of_source(edges: Sequence[_Edge], nodes: int) -> set[int]:
-    """Return the nodes that stay with node 0 in the least cut between 0 and 1 that keeps fewest there."""
+    """Return the nodes on node 0's side of the minimum cut between 0 and 1 with the fewest nodes on that side."""
     capacity: dict[tuple[int, int], int] = {}
     for tail, head, most in edges:
         if tail != head and most > 0:
-            # SciPy's maximum flow takes 32-bit capacities: parallel edges become one, and what no cut can pay stays so.
+            # SciPy's maximum flow takes 32-bit capacities: parallel edges are joined and their sums capped.
             capacity[tail, head] = min(_NEVER, capacity.get((tail, head), 0) + most)
     if not capacity:
         return {0}

@@ -1,4 +1,4 @@
-"""Rules of ops that only rearrange, cut or join values; see `gpuprof.merging.axes`."""
+"""Rules of ops that rearrange, cut or join values; see `gpuprof.merging.axes`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuprof.merging.slots import (
 
 
 def expand_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Expand to a target that names 1 for the batch."""
+    """Apply the rule of Expand: the target must be 1 along the batch."""
     first, (_data, target) = only_data_input(node, slots), first_two_inputs(node, slots)
     if target.value is None:
         raise UnmergeableError("Expand names the size of its whole output")
@@ -32,14 +32,17 @@ def expand_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
 
 
 def transpose_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """The axis goes where the order puts it."""
+    """Apply the rule of Transpose: the axis moves with the permutation."""
     first = only_data_input(node, slots)
     order = attribute(node, "perm") or list(range(first.rank))[::-1]
     return (list(order).index(first.axis),)  # type: ignore[call-overload]
 
 
 def reshape_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Everything before the axis must stay as many; then what follows it is contiguous in memory."""
+    """Apply the rule of Reshape and Flatten: the product of sizes before the axis must stay the same.
+
+    Then the entries that follow the axis are contiguous in memory.
+    """
     first = only_data_input(node, slots)
     before = fixed_product(first.dims[0][: first.axis])
     for axis in range(len(outputs[0][0])):
@@ -50,7 +53,7 @@ def reshape_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axe
 
 
 def concat_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Concat along another axis of values that all lie alike."""
+    """Apply the rule of Concat: along another axis, of inputs concatenated alike."""
     stacked = [slot for slot in slots if slot is not None]
     axes = {slot.axis for slot in stacked}
     axis = normal_axis(whole(node, "axis", 0), stacked[0].rank)
@@ -60,7 +63,7 @@ def concat_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
 
 
 def squeeze_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """The axis moves up by those dropped before it."""
+    """Apply the rule of Squeeze: the axis moves up by the number of axes dropped before it."""
     first = only_data_input(node, slots)
     axes = listed_axes(node, slots, 1, "axes")
     if axes is None:
@@ -72,7 +75,7 @@ def squeeze_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axe
 
 
 def unsqueeze_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """The axis moves down by those added before it."""
+    """Apply the rule of Unsqueeze: the axis moves down by the number of axes added before it."""
     first = only_data_input(node, slots)
     rank = len(outputs[0][0])
     added = {normal_axis(axis, rank) for axis in listed_axes(node, slots, 1, "axes") or []}
@@ -80,7 +83,7 @@ def unsqueeze_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> A
 
 
 def slice_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Slice along other axes."""
+    """Apply the rule of Slice: along other axes only."""
     first = only_data_input(node, slots)
     axes = listed_axes(node, slots, 3, "axes")
     if axes is None:
@@ -92,7 +95,7 @@ def slice_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
 
 
 def gather_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
-    """Gather in a shared table, or along another axis."""
+    """Apply the rule of Gather: from a shared table, or along another axis."""
     data, indices = first_two_inputs(node, slots)
     axis = normal_axis(whole(node, "axis", 0), data.rank)
     if data.axis is None and indices.axis is not None:
@@ -103,7 +106,7 @@ def gather_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
 
 
 def neutral_pads(position: int, neutral: int) -> Rule:
-    """Return the rule of Pad and Tile: nothing may be added along the batch."""
+    """Return the rule of Pad and Tile: the amount along the batch must be ``neutral``."""
 
     def rule(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
         first = only_data_input(node, slots)

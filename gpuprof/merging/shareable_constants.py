@@ -1,7 +1,6 @@
-"""Weights that an op holds as they are: tables that it looks up in, and what a recurrent op carries through time.
+"""Weights shared whole or not at all: lookup tables, and the weights of recurrent ops.
 
-Their ops are no matrix operators of USHER's §2.4, so that no part of them is cut out and shared: such weights are
-shared whole or not at all.
+Their ops are not among the matrix operators of USHER's §2.4, so no common part is cut out and shared.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from gpuprof.merging.source import SourceModel
 _TABLE = {"Gather": (0,)}
 _RECURRENT = {"LSTM": (1, 2), "GRU": (1, 2), "RNN": (1, 2)}
 _INPUTS = _TABLE | _RECURRENT
-#: Less than this part of a model's weights is no reason to merge it: many models have the same table of positions.
+#: Least part of a model's weights that justifies a merge: many models have the same table of positions.
 _LEAST_PART = 0.01
 
 
 def shareable_constants(source: SourceModel, node: NodeProto) -> tuple[str, ...]:
-    """Return the constants that an op holds, none where they are too small a part of the model to be worth sharing."""
+    """Return the shareable constants of an op; empty if too small a part of the model's weights."""
     if node.domain not in ("", "ai.onnx"):
         return ()
     inputs = [node.input[i] for i in _INPUTS.get(node.op_type, ()) if i < len(node.input)]
@@ -29,5 +28,5 @@ def shareable_constants(source: SourceModel, node: NodeProto) -> tuple[str, ...]
 
 
 def is_lookup(node: NodeProto) -> bool:
-    """Return whether an op reads only the rows of its table that it is asked for, however many models ask."""
+    """Return whether an op is a lookup, which reads only the requested rows of its table."""
     return node.op_type in _TABLE

@@ -14,34 +14,34 @@ from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
 @dataclass(frozen=True, slots=True)
 class LayerSimilarity:
-    """How similar two layers are."""
+    """The similarity of two layers."""
 
     #: ``first``, ``second``: Names of the operators.
     first: str
     second: str
-    kind: str  #: One of "conv", "matmul".
-    #: ``first_shape``, ``second_shape``: Of the weight matrices.
+    kind: str  #: "conv" or "matmul".
+    #: ``first_shape``, ``second_shape``: Shapes of the weight matrices.
     first_shape: tuple[int, int]
     second_shape: tuple[int, int]
     block: CommonBlock  #: The longest common submatrix.
-    #: 2 × its entries / the entries of both matrices, in [0, 1]; a lower bound where the block is not exact.
+    #: 2 × entries of the block / entries of both matrices, in [0, 1]; a lower bound if the block is not exact.
     similarity: float
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSimilarity:
-    """How similar two models are."""
+    """The similarity of two models."""
 
     first: str
     second: str
-    layers: tuple[LayerSimilarity, ...]  #: Every pair of layers of one kind, by the order of the layers.
-    #: Mean over all pairs of layers, the definition of §2.4; of a model with n different layers and itself it is about
-    #: 1/n. None without a pair.
+    layers: tuple[LayerSimilarity, ...]  #: Every pair of layers of the same kind, in the order of the layers.
+    #: Mean over all pairs of layers, the definition of §2.4; about 1/n for a model with n different layers and itself.
+    #: None without a pair.
     all_pairs: float | None
-    #: Mean over the layers of the smaller model, each with its partner in the best one-to-one matching (none counts 0):
-    #: 1 for a model and itself. It says how much can be merged.
+    #: Mean over the layers of the smaller model, each with its partner in the best bijective matching (0 without a
+    #: partner): the mergeable part; 1 for a model and itself.
     matched: float | None
-    exact: bool  #: False where some layer's similarity is a lower bound.
+    exact: bool  #: False if some layer's similarity is a lower bound.
 
 
 def block_similarity(area: int, first: int, second: int) -> float:
@@ -52,7 +52,7 @@ def block_similarity(area: int, first: int, second: int) -> float:
 def compare_models(first: SourceModel, second: SourceModel, tolerance: float = TOLERANCE) -> ModelSimilarity:
     """Return the weight similarity of two normalised models: convolutions with convolutions, products with products.
 
-    ``tolerance``: weights that differ by no more are the same.
+    ``tolerance``: largest difference of weights treated as equal.
     """
     of_first, of_second = weighted_operators(first), weighted_operators(second)
     mine = [weight_matrix(first, operator) for operator in of_first]

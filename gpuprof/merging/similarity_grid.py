@@ -9,13 +9,13 @@ from gpuprof.merging.similarity import ModelSimilarity
 
 Grid = npt.NDArray[np.float64]
 
-#: A character for nothing, then for each fifth of the way from a similarity of 0 to 1; the last one means 1.
+#: Characters in order of similarity: below 0.01, up to 1/3, up to 2/3, below 1, and 1.
 SHADES = "·░▒▓█"
 _MOST_CHARACTERS, _LEAST = 76, 0.01
 
 
 def similarity_grid(similarity: ModelSimilarity, kind: str) -> tuple[list[str], list[str], Grid]:
-    """Return (layers of the first model, of the second, similarities of shape (first, second)) of one kind."""
+    """Return (layers of the first model, layers of the second, similarities of shape (first, second)) of a kind."""
     layers = [layer for layer in similarity.layers if layer.kind == kind]
     rows = list(dict.fromkeys(layer.first for layer in layers))
     columns = list(dict.fromkeys(layer.second for layer in layers))
@@ -27,7 +27,7 @@ def similarity_grid(similarity: ModelSimilarity, kind: str) -> tuple[list[str], 
 
 
 def text_map(similarity: ModelSimilarity) -> list[str]:
-    """Return the lines of a map for a terminal; larger ones show the largest similarity of each square of layers."""
+    """Return the lines of a map for a terminal; in large maps a character is the maximum of a square of layers."""
     lines = []
     for kind in sorted({layer.kind for layer in similarity.layers}):
         rows, columns, grid = similarity_grid(similarity, kind)

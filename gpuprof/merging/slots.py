@@ -1,4 +1,4 @@
-"""The inputs of an op that is to be merged, and checks on them that the rules share."""
+"""The inputs of a mergeable op, and the checks shared by the rules."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gpuprof.merging.source import Array, Size
 
 
 class UnmergeableError(Exception):
-    """Why an op cannot be run once for several models; the message is part of the report."""
+    """Raised when an op cannot run once for several models; the message, the reason, is part of the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpInput:
-    """One input of an op that is to run once for several models."""
+    """An input of an op that runs once for several models."""
 
-    axis: int | None  #: Along which the models' values are concatenated; None: all models share one value.
-    dims: tuple[tuple[Size, ...], ...]  #: Of each model's value; equal but along ``axis``.
-    value: Array | None = None  #: Where it is a constant.
+    axis: int | None  #: Axis along which the models' values are concatenated; None: all models share a value.
+    dims: tuple[tuple[Size, ...], ...]  #: Dimensions of each model's value; equal except along ``axis``.
+    value: Array | None = None  #: Value of a constant.
 
     @property
     def rank(self) -> int:
@@ -32,7 +32,7 @@ class OpInput:
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """How much of the axis belongs to each model."""
+        """Size of each model's part along the axis; empty if shared."""
         return tuple(dims[self.axis] for dims in self.dims) if self.axis is not None else ()
 
 
@@ -48,7 +48,7 @@ def normal_axis(axis: int, rank: int) -> int:
 
 
 def first_two_inputs(node: NodeProto, slots: Slots) -> tuple[OpInput, OpInput]:
-    """Return the first two inputs of a node, both of which must be there."""
+    """Return the first two inputs of a node; raise `UnmergeableError` if one is absent."""
     a, b = slots[0], slots[1]
     if a is None or b is None:
         raise UnmergeableError(f"{node.op_type} lacks an input")
@@ -56,7 +56,7 @@ def first_two_inputs(node: NodeProto, slots: Slots) -> tuple[OpInput, OpInput]:
 
 
 def only_data_input(node: NodeProto, slots: Slots) -> OpInput:
-    """Return the first input, the only one that may be concatenated."""
+    """Return the first input; raise `UnmergeableError` unless this input alone is concatenated."""
     first = slots[0]
     if first is None or first.axis is None or any(slot is not None and slot.axis is not None for slot in slots[1:]):
         raise UnmergeableError(f"{node.op_type} takes something else than its data from each model")
@@ -64,7 +64,7 @@ def only_data_input(node: NodeProto, slots: Slots) -> OpInput:
 
 
 def listed_axes(node: NodeProto, slots: Slots, position: int, name: str) -> list[int] | None:
-    """Return axes given as an attribute or as a constant input; None where none are given."""
+    """Return axes given as an attribute or as a constant input; None if not given."""
     slot = slots[position] if len(slots) > position else None
     if slot is not None:
         if slot.value is None:
@@ -75,5 +75,5 @@ def listed_axes(node: NodeProto, slots: Slots, position: int, name: str) -> list
 
 
 def fixed_product(dims: Sequence[Size]) -> int | None:
-    """Return the product of fixed sizes; None, which equals nothing, where one varies."""
+    """Return the product of fixed sizes; None if a size varies with the batch."""
     return prod(dim.fixed for dim in dims) if not any(dim.per_batch for dim in dims) else None

@@ -1,4 +1,4 @@
-"""A model to be merged: its nodes, its weights, and the size of every value as a function of the batch."""
+"""A source model of a merge: nodes, weights, and the size of every value as a function of the batch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gpuprof.graph.shapes import Shapes
 
 Array = npt.NDArray[np.generic]
 
-#: Slice takes its bounds as inputs from here on, which a batch known only at run time needs.
+#: First opset in which Slice takes its bounds as inputs, as a free batch requires.
 OLDEST_OPSET = 10
-#: Shapes are traced at these two batches: what differs between them grows with the batch.
+#: Batches at which shapes are traced; sizes that differ between them grow with the batch.
 _BATCHES = (2, 3)
 
 
@@ -50,7 +50,7 @@ class Value:
     dims: tuple[Size, ...]
 
     def bytes_at(self, batch: int) -> int:
-        """Return how many bytes it takes at a batch."""
+        """Return the size of the value in bytes at a batch."""
         return Tensor(self.name, self.dtype, tuple(dim.at(batch) for dim in self.dims)).bytes
 
 
@@ -58,7 +58,7 @@ class Value:
 class SourceModel:
     """A model read for merging."""
 
-    name: str  #: What the merged model calls it: the prefix of its inputs and outputs.
+    name: str  #: Name in the merged model: the prefix of its inputs and outputs.
     path: Path
     sha256: str
     opsets: dict[str, int]  #: Version by domain.
@@ -68,10 +68,10 @@ class SourceModel:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     values: dict[str, Value]
-    known: dict[str, Array]  #: Small values that hang on shapes and constants only and are the same at every batch.
-    #: The input and the axis of it that tell the batch at run time; None where the batch is fixed.
+    known: dict[str, Array]  #: Small values that depend on shapes and constants only and are equal at every batch.
+    #: (input, axis) whose size is the batch at run time; None if the batch is fixed.
     batch_input: tuple[str, int] | None
-    fixed_batch: int  #: The batch of a model that has a fixed one, else 1.
+    fixed_batch: int  #: The fixed batch; 1 if the batch is free.
     external: bool = False
     _digests: dict[str, str] = field(default_factory=dict)
     _arrays: dict[str, Array] = field(default_factory=dict)
@@ -111,11 +111,11 @@ class SourceModel:
         return self._users.get(name, ())
 
     def uses(self, name: str) -> int:
-        """Return how often a value is needed: by nodes, and as an output."""
+        """Return the number of uses of a value: by nodes, and as an output."""
         return len(self.users(name)) + (name in self.outputs)
 
     def _index(self) -> None:
-        if self._indexed is self.nodes:  # cleaning up puts another list there
+        if self._indexed is self.nodes:  # normalisation replaces the list
             return
         self._makers, self._users = {}, {}
         for node in self.nodes:
@@ -126,7 +126,7 @@ class SourceModel:
 
     @property
     def opset(self) -> int:
-        """Version of ONNX's own operators."""
+        """Version of ONNX's standard operator set."""
         return self.opsets.get("", 1)
 
 
@@ -135,11 +135,10 @@ def read_source(
 ) -> SourceModel:
     """Read a model for merging.
 
-    Raises `InputError` if the file is no valid model, has a free dimension beside its batch that ``dims`` does not
-    bind, keeps sparse weights, or cannot be converted. ``dims``: sizes for free dimensions beside the batch, by name;
-    those that the model lacks are ignored; ``opset``: convert the model to this version of ONNX's operators;
-    ``any_length``: take free dimensions that ``dims`` does not bind at their usual size: enough to look at the weights,
-    not to merge.
+    Raises `InputError` if the file is no valid model, has a free dimension other than its batch not bound by ``dims``,
+    keeps sparse weights, or cannot be converted. ``dims``: sizes of free dimensions other than the batch, by name;
+    unknown names are ignored; ``opset``: version of ONNX's operators to convert the model to; ``any_length``: bind
+    remaining free dimensions to their usual sizes, which suffices for reading weights, not for merging.
     """
     file = read_onnx(path)
     model = _convert_opset(file, opset)
@@ -187,7 +186,7 @@ def _convert_opset(file: OnnxFile, opset: int | None) -> ModelProto:
 def _bind_dims(
     declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int], dims: Mapping[str, int], path: Path
 ) -> dict[str, int]:
-    """Return the sizes of the free dimensions beside the batch, all of which must be given."""
+    """Return the sizes of the free dimensions other than the batch; raise `InputError` if a size is not given."""
     bound = {}
     for name, shape in declared.items():
         for axis, dim in enumerate(shape):
@@ -214,7 +213,7 @@ def _collect_weights(file: OnnxFile, model: ModelProto) -> dict[str, TensorProto
         for node in graph.node:
             if node.op_type == "Constant" and node.output[0] not in tensors:
                 tensors[node.output[0]] = constant_tensor(node)
-    for tensor in model.graph.initializer:  # what a conversion of the opset added
+    for tensor in model.graph.initializer:  # added by a conversion of the opset
         tensors.setdefault(tensor.name, tensor)
     return tensors
 
@@ -271,7 +270,7 @@ def _find_constant_values(traced: list[Shapes]) -> dict[str, Array]:
 
 
 def number_names(names: Iterable[str], form: str) -> list[str]:
-    """Return each name once: one that was there before is written by ``form`` of the name and a number from 2 on."""
+    """Return distinct names: repeated names become ``form`` of the name and a number from 2 on."""
     numbered: list[str] = []
     for first in names:
         name, count = first, 1

@@ -1,4 +1,4 @@
-"""The gain of merging one op, regardless of its context."""
+"""The gain of merging a single op, regardless of its context."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from gpuprof.merging.source import SourceModel
 from gpuprof.merging.super_operator import SuperOperator, bias_of
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
-#: Ops that runtimes do within the convolution before them.
+#: Ops that runtimes fuse into the convolution before them.
 _RIDERS = frozenset(
     {"BatchNormalization", "Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Add", "Sum"}
 )
 
-#: Seconds of an op by its rows, by the sha256 of a model's file and the op's name there.
+#: (sha256 of the model file, op name) → number of rows → seconds.
 OpSeconds = Mapping[tuple[str, str], Mapping[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class GainContext:
-    """What the gain of a merge depends on beside the models."""
+    """Parameters of the gain of a merge: batches, device speeds and measurements."""
 
-    batches: Sequence[int]  #: One a model.
+    batches: Sequence[int]  #: Batch of each model.
     rates: Rates
-    #: What ops were measured to take on the device; empty where nothing was.
+    #: Measured times of ops on the device; may be empty.
     measured: OpSeconds = field(default_factory=dict)
 
 
 def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
-    """Return what running a merged step once is worth, copies at its borders not counted."""
+    """Return the gain of running a merged step once, without copies at its borders."""
     if step.super_operator is not None:
         return _super_gain(plan, step, step.super_operator, setting)
-    if all(axis is None for axis in step.output_axes):  # on constants, or on one value that all share
+    if all(axis is None for axis in step.output_axes):  # all inputs are constants or a value shared by all models
         return MergeGain(saved_launches=len(step.models) - 1)
     saved = (len(step.models) - 1) * _weight_bytes(plan, step)
     measured = _measured_gain(plan, step, setting)
     if measured is not None:
-        # The bytes are reported, but their time is part of the measurement.
+        # The saved bytes are reported; their time is subtracted, because the measurement includes it.
         return MergeGain(saved_bytes=saved, measured_s=measured - saved / setting.rates.bytes_per_s)
     absorbed = all(is_absorbed(plan.sources[m], source_node(plan, step, m)) for m in step.models)
     touched = [
@@ -58,17 +58,17 @@ def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
 
 
 def source_node(plan: MergePlan, step: Step, model: int) -> NodeProto:
-    """Return the node of a model that a step runs."""
+    """Return the node of a model in a step."""
     return plan.sources[model].nodes[step.node_positions[model]]
 
 
 def is_absorbed(source: SourceModel, node: NodeProto) -> bool:
-    """Return whether a runtime does the node within the convolution before it."""
+    """Return whether a runtime fuses the node into the convolution before it."""
     return absorbed_input(source, node) is not None
 
 
 def absorbed_input(source: SourceModel, node: NodeProto) -> str | None:
-    """Return the input of a node that comes from the convolution, or its rider, in which it is done; else None."""
+    """Return the input of a node from the convolution (or fused op) into which the node is fused; else None."""
     if node.op_type not in _RIDERS or node.domain:
         return None
     for name in node.input:
@@ -87,15 +87,15 @@ def _weight_bytes(plan: MergePlan, step: Step) -> int:
         return 0
     names = {name for name in node.input if name in source.weights}
     operator = plan.group(step).operators.get(first)
-    if operator is not None:  # its weight may stand behind a DequantizeLinear
+    if operator is not None:  # the weight may be the input of a DequantizeLinear
         names.add(operator.weight)
     return sum(source.weight_bytes(name) for name in names)
 
 
 def _memory_traffic(source: SourceModel, node: NodeProto, batch: int, absorbed: bool) -> tuple[float, float]:
-    """Return the bytes of activations that an op moves, and those in use while it does.
+    """Return the bytes of activations moved by an op, and the bytes in use meanwhile.
 
-    What is written is fetched first. What an op does within the one before it is moved there.
+    Memory is fetched before being written. Traffic of a fused op is counted at the op into which it is fused.
     """
     skipped = absorbed_input(source, node) if absorbed else None
     taken = {name for name in node.input if name in source.values and name not in source.weights}
@@ -105,7 +105,7 @@ def _memory_traffic(source: SourceModel, node: NodeProto, batch: int, absorbed: 
 
 
 def _measured_gain(plan: MergePlan, step: Step, setting: GainContext) -> float | None:
-    """Return what measurements at the models' batches and at their sum say is saved; None where one is missing."""
+    """Return the seconds saved by measurements at the models' batches and at their sum; None if any is missing."""
     rows = [setting.batches[m] for m in step.models]
     curves = [setting.measured.get((plan.sources[m].sha256, source_node(plan, step, m).name)) for m in step.models]
     together = max((_at(curve, sum(rows)) or 0.0 for curve in curves if curve), default=0.0)
@@ -116,7 +116,7 @@ def _measured_gain(plan: MergePlan, step: Step, setting: GainContext) -> float |
 
 
 def _at(curve: Mapping[int, float], rows: int) -> float | None:
-    """Return the time at a number of rows, between two measured ones by their line; None beyond them."""
+    """Return the time at a number of rows, linearly interpolated; None outside the measured range."""
     if rows in curve:
         return curve[rows]
     below, above = [r for r in curve if r < rows], [r for r in curve if r > rows]
@@ -137,11 +137,11 @@ def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: Gai
         taken, written = (source.values[name].bytes_at(batch) for name in (node.input[0], node.output[0]))
         out = written * shared.outputs // shared.totals[m][1]
         rest_in = taken * (shared.totals[m][0] - shared.inputs) // shared.totals[m][0]
-        gain += MergeGain(added_bytes=round(rates.copied_bytes(out)), added_launches=1)  # its part of the product
+        gain += MergeGain(added_bytes=round(rates.copied_bytes(out)), added_launches=1)  # split of the product
         if not shared.takes_all(m):  # cut, rest, sum
             copied = rates.copied_bytes(taken) + rates.copied_bytes(rest_in) + rates.copied_bytes(out)
             gain += MergeGain(added_bytes=round(copied), added_launches=5, added_flops=out // item)
-        if not shared.is_complete(m):  # other outputs, put in place
+        if not shared.is_complete(m):  # the other outputs, joined to the product
             gain += MergeGain(added_bytes=round(rates.copied_bytes(written)), added_launches=2)
         if bias_of(group, m) is not None:
             gain += MergeGain(

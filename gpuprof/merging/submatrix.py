@@ -1,9 +1,9 @@
 """The longest common submatrix of two weight matrices (USHER §2.4), exactly.
 
-The reading followed: a submatrix is a block of adjacent rows and adjacent columns, kept in their order; it may
-stand at different positions in the two matrices (the paper finds it by template matching and repositions its
-product, §3.4.3, which makes sense of blocks only); two entries are the same when they differ by at most 1e-7; and
-the longest is the one with the most entries, since §2.4 divides its size by those of the matrices.
+Interpretation of the paper: a submatrix is a block of adjacent rows and adjacent columns in their order, at possibly
+different positions in the two matrices (the paper uses template matching and repositions the product, §3.4.3, which
+only makes sense for blocks). Two entries are equal if they differ by at most 1e-7. The longest submatrix has the most
+entries, since §2.4 divides its size by the sizes of the matrices.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ NOTHING = Rectangle(0, 0, 0, 0)
 
 
 def largest_rectangle(mask: Mask) -> Rectangle:
-    """Return the true rectangle of ``mask`` with the most entries; the first from the top where several have as many.
+    """Return the all-true rectangle of ``mask`` with the most entries; the topmost of equal rectangles.
 
-    For each row and column: how high the true run above it is, and how far left and right a rectangle of that
-    height reaches. All three follow from the row before, so a row costs a few vector operations.
+    State per column, updated row by row: the height of the run of true entries above, and the left and right ends of
+    the widest rectangle of that height. Each row costs a few vector operations.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def largest_rectangle(mask: Mask) -> Rectangle:
 
 Matrix = npt.NDArray[np.generic]
 
-#: Weights that differ by no more are the same (USHER §2.4).
+#: Largest difference of weights treated as equal (USHER §2.4).
 TOLERANCE = 1e-7
 
 
@@ -79,7 +79,7 @@ TOLERANCE = 1e-7
 class CommonBlock:
     """A block of ``rows`` × ``columns`` at (a_row, a_column) of one matrix and (b_row, b_column) of the other.
 
-    ``exact`` is False where the search was given up and a larger block may exist.
+    ``exact`` is False if the search was incomplete and a larger block may exist.
     """
 
     rows: int
@@ -104,7 +104,7 @@ EMPTY = CommonBlock(0, 0)
 
 
 def same_entries(a: Matrix, b: Matrix, tolerance: float = TOLERANCE) -> Mask:
-    """Return where two matrices of one shape agree; NaN agrees with nothing.
+    """Return the mask of agreeing entries of two matrices of equal shape; NaN never agrees.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def same_entries(a: Matrix, b: Matrix, tolerance: float = TOLERANCE) -> Mask:
     """
     if a.dtype.kind in "iub" and b.dtype.kind in "iub":
         return np.equal(a, b)
-    # In float64 the difference of two float32 is exact, and so is the comparison.
+    # The difference of two float32 is exact in float64, and so is the comparison.
     difference = np.subtract(a, b, dtype=np.float64)
     return np.less_equal(np.abs(difference), tolerance)
 
@@ -133,19 +133,19 @@ def block_at(a: Matrix, b: Matrix, down: int, right: int, tolerance: float = TOL
 
 
 def most_possible(a: Matrix, b: Matrix) -> int:
-    """Return the number of entries that no common block of ``a`` and ``b`` exceeds."""
+    """Return an upper bound of the entries of a common block of ``a`` and ``b``."""
     return int(min(a.shape[0], b.shape[0]) * min(a.shape[1], b.shape[1]))
 
 
 def choose_larger(first: CommonBlock, second: CommonBlock) -> CommonBlock:
-    """Return the larger block, the first where they are equal."""
+    """Return the larger block, the first if equal."""
     return second if second.area > first.area else first
 
 
 def exhaustive_block(a: Matrix, b: Matrix, tolerance: float = TOLERANCE, known: CommonBlock = EMPTY) -> CommonBlock:
-    """Return the largest common block by laying ``b`` on ``a`` in every way; for small matrices.
+    """Return the largest common block over all displacements of ``b`` against ``a``; for small matrices.
 
-    Displacements with the largest overlap come first, and the search ends where none can beat what was found.
+    Displacements are tried by decreasing overlap, until no overlap exceeds the incumbent block.
     """
     best = known
     for area, down, right in _displacements(a.shape, b.shape):
@@ -156,7 +156,7 @@ def exhaustive_block(a: Matrix, b: Matrix, tolerance: float = TOLERANCE, known: 
 
 
 def displacement_work(a: Matrix, b: Matrix) -> int:
-    """Return how many comparisons `exhaustive_block` needs at most."""
+    """Return an upper bound of the comparisons of `exhaustive_block`."""
     return int((a.shape[0] * b.shape[0]) * (a.shape[1] * b.shape[1]))
 
 

@@ -1,12 +1,11 @@
-"""The Super-Operator (USHER §3.4.3): operators of which only a part of the weights is shared.
+"""The Super-Operator (USHER §3.4.3): operators that share only a part of their weights.
 
-The largest common submatrix A of the weights is multiplied once with the inputs of all models; each model multiplies
-the rest of its weights alone, and both are put together where A stands in that model's weights (the repositioning).
+The largest common submatrix A of the weights is multiplied once with the inputs of all models. Each model multiplies
+the rest of its weights alone, and both results are joined at A's position in that model's weights (the repositioning).
 
-The paper keeps W^s and each W^R at full size with zeros for what the other holds, which serves the cache but adds
-as many multiplications as are shared and holds more weights than before. Here the zeros are left out: A and the rest
-are cut to their own rectangles, the inputs are cut alike, and no multiplication is done twice. That also makes the
-paper's padding of differently sized operators unnecessary.
+The paper keeps W^s and each W^R at full size, padded with zeros, which helps the cache but adds as many multiplications
+as are shared and holds more weights than before. Here A, the rest and the inputs are cut into rectangles without zeros,
+so no multiplication is done twice, and the paper's padding of operators of different sizes is unnecessary.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _DIVISIBLE = {"MatMul", "Gemm", "Conv"}
 
 @dataclass(frozen=True, slots=True)
 class SuperOperator:
-    """What several weighted operators share."""
+    """The shared block of several weighted operators."""
 
     #: ``inputs``, ``outputs``: Input features (channels) and output features (filters) of the shared block.
     inputs: int
     outputs: int
-    places: dict[int, tuple[int, int]]  #: Model → where the block begins among its input and output features.
-    totals: dict[int, tuple[int, int]]  #: Model → how many input and output features it has.
+    places: dict[int, tuple[int, int]]  #: Model → first input and first output feature of the block.
+    totals: dict[int, tuple[int, int]]  #: Model → numbers of its input and output features.
 
     def takes_all(self, model: int) -> bool:
         """Return whether the block spans all input features of a model."""
@@ -49,9 +48,9 @@ class SuperOperator:
 
 @dataclass(frozen=True, slots=True)
 class WeightView:
-    """A weight by (input feature, output feature), whatever its op keeps where."""
+    """A weight indexed by (input feature, output feature), regardless of the op's layout."""
 
-    data: Array  #: Of shape (inputs, outputs) for products, (filters, channels, …) for convolutions.
+    data: Array  #: Shape (inputs, outputs) for products, (filters, channels, …) for convolutions.
     is_conv: bool
 
     @property
@@ -62,7 +61,7 @@ class WeightView:
 
     @property
     def per_feature(self) -> int:
-        """Entries for one pair of an input and an output feature."""
+        """Number of entries per pair of an input and an output feature."""
         return prod(self.data.shape[2:])
 
     def part(self, inputs: Array, outputs: Array) -> Array:
@@ -72,7 +71,7 @@ class WeightView:
 
 
 def view_weight(source: SourceModel, group: NodeGroup, model: int) -> WeightView:
-    """Return the weight of a group's member, a Gemm's laid like a MatMul's."""
+    """Return the weight of a group's member, a Gemm's in MatMul's layout."""
     operator = group.operators[model]
     if operator.kind == "conv":
         return WeightView(source.array(operator.weight), True)
@@ -80,17 +79,17 @@ def view_weight(source: SourceModel, group: NodeGroup, model: int) -> WeightView
 
 
 def bias_of(group: NodeGroup, model: int) -> str | None:
-    """Return the name of what the operator adds to its outputs."""
+    """Return the name of the operator's bias; None without a bias."""
     node = group.operators[model].node
     return node.input[2] if node.op_type != "MatMul" and len(node.input) > 2 and node.input[2] else None
 
 
 def plan_super_operator(sources: Sequence[SourceModel], group: NodeGroup) -> SuperOperator:
-    """Return how the members of ``group`` share a part of their weights.
+    """Return the shared block of the members of ``group``.
 
-    With a third model the shared block is compared with its weights in turn, as the paper merges each operator inside a
-    Super-Operator with the next one; the residuals stay apart. Raises `UnmergeableError` when the op cannot be divided,
-    or the common block does not fall on whole features.
+    The block of the first two models is compared with the weights of each further model, as the paper merges each
+    operator of a Super-Operator with the next; the residuals stay apart. Raises `UnmergeableError` when the op cannot
+    be divided, or the common block does not cover whole features.
     """
     _check_divisible(sources, group)
     models = sorted(group.operators)
@@ -127,7 +126,7 @@ def _narrow_block(
     corners: dict[int, tuple[int, int]],
     model: int,
 ) -> tuple[CommonBlock, dict[int, tuple[int, int]]]:
-    """Return the part of the block that ``model`` has too."""
+    """Return the part of the block that also occurs in ``model``'s weight, and its corners."""
     anchor = min(corners)
     row, column = corners[anchor]
     whole_weight = weight_matrix(sources[anchor], group.operators[anchor])
@@ -145,8 +144,8 @@ def _in_features(
     if not is_conv:
         _check_worth(block.area)
         return SuperOperator(block.rows, block.columns, corners, totals)
-    # A convolution's matrix has a row for each filter, and its columns run through one channel's window after the
-    # other: a block may begin or end within a window, and only its whole channels can be cut out.
+    # A convolution's matrix has a row per filter, and columns channel by channel, each with its window. A block may
+    # begin or end within a window; only whole channels can be cut out.
     kernels = {view.data.shape[2:] for view in views.values()}
     per = next(iter(views.values())).per_feature
     skips = {-column % per for _, column in corners.values()}
