@@ -18,7 +18,7 @@ from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.plugins import describe_error, load_plugin, plugin_names, require_methods
 
-#: The default: what was measured, what lies between, and beyond that the roofline or the learned model.
+#: The default: measurements, interpolation between them, and the roofline or the learned model beyond them.
 DEFAULT = "database"
 BUILTIN = {
     DEFAULT: "gpuprof.estimators.database:DatabaseEstimator",
@@ -35,10 +35,10 @@ def estimator_names() -> tuple[str, ...]:
 
 
 def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> Estimator:
-    """Return the estimator called ``name``; it refuses what the database knows to fail.
+    """Return the estimator called ``name``; it refuses workloads that failed according to the database.
 
-    Raises `InputError` when there is none, or it cannot be made from a database. ``name``: built in, installed, or
-    ``package.module:Class``. The classes that are built in are called with the kernel database and the files, others
+    Raises `InputError` when there is no such estimator, or it cannot be made from a database. ``name``: built in,
+    installed, or ``package.module:Class``. Built-in classes are called with the kernel database and the files, others
     with the database alone. ``graphs``: ONNX files of models by name.
     """
     plugin = load_plugin("estimator", name, BUILTIN)
@@ -46,18 +46,18 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
         made: Estimator = plugin(db, graphs) if name in BUILTIN else plugin(db)
     except GpuprofError:
         raise
-    except Exception as error:  # a class of others may raise anything
+    except Exception as error:  # a plug-in may raise anything
         said = describe_error(error)
         raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {said}") from error
     require_methods("estimator", name, made, "estimate", "batches", "shares")
     if name not in BUILTIN:
         made = ForeignEstimator(name, made)
-    # The default one refuses what failed by itself, also at other sizes of a model's dimensions.
+    # The default estimator refuses failed workloads by itself, also at other sizes of a model's dimensions.
     return made if db is None or name == DEFAULT else FailureAwareEstimator(made, KnownModels(db, graphs))
 
 
 class FailureAwareEstimator:
-    """Implements `gpuprof.domain.estimate.Estimator` by another one, without what failed."""
+    """Implements `gpuprof.domain.estimate.Estimator` by another estimator, and refuses failed workloads."""
 
     def __init__(self, estimator: Estimator, known: KnownModels) -> None:
         self._estimator = estimator
@@ -67,7 +67,7 @@ class FailureAwareEstimator:
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return what the estimator says.
+        """Return the estimate of the wrapped estimator.
 
         Raises `InputError` as the estimator does, and where a failure rules the workload out.
         """
@@ -77,7 +77,7 @@ class FailureAwareEstimator:
         return self._estimator.estimate(model, device, batch, share, beside, processes)
 
     def _find_model(self, model: str) -> MeasuredModel | None:
-        """Return what is known of a model, None where the database lacks it and there is no file."""
+        """Return the measurements of a model, None where the database lacks the model and there is no file."""
         if model not in self._models:
             self._models[model] = None
             with suppress(InputError):
@@ -85,19 +85,21 @@ class FailureAwareEstimator:
         return self._models[model]
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return what the estimator says."""
+        """Return the board work of the wrapped estimator."""
         return board_work(self._estimator, model, device)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return what the estimator says."""
+        """Return the batches of the wrapped estimator."""
         return self._estimator.batches(model, device, share)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return what the estimator says."""
+        """Return the shares of the wrapped estimator."""
         return self._estimator.shares(model, device)
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
-        """Return the table of the estimator, which says nothing of failures; None where some failed beside others."""
+        """Return the estimator's interference table; None where workloads failed beside others: the table lacks
+        failures.
+        """
         if any(failed.device == device.name for failed in self._known.groups.failed):
             return None
         return tabulate_interference(self._estimator, device, workloads)

@@ -23,7 +23,7 @@ _MOST_SHARES = 4
 
 
 class EstimatorContract(ABC):
-    """Tests of an estimator that knows ``model`` on ``device``; subclasses say which."""
+    """Tests of an estimator on ``model`` and ``device``, which subclasses set."""
 
     model: str
     device: Device
@@ -39,7 +39,7 @@ class EstimatorContract(ABC):
                 yield estimator.estimate(self.model, self.device, batch, share)
 
     def test_shares_rise_and_end_with_the_whole_device(self) -> None:
-        """Policies walk through shares from the smallest on, and the last one must be the device."""
+        """Policies walk through shares from the smallest on, and the last share must be the device."""
         shares = self.estimator().shares(self.model, self.device)
         fractions = [self.device.fraction(share) for share in shares]
         assert fractions == sorted(fractions) and len(set(shares)) == len(shares)
@@ -51,7 +51,7 @@ class EstimatorContract(ABC):
         assert batches and list(batches) == sorted(set(batches)) and batches[0] >= 1
 
     def test_an_estimate_says_what_it_is_of(self) -> None:
-        """An estimate names the workload and the device that were asked for."""
+        """An estimate names the requested workload and device."""
         for said in self._workloads():
             assert said.workload.model == self.model and said.device == self.device.name
 
@@ -69,7 +69,7 @@ class EstimatorContract(ABC):
                 _check(figure)
 
     def test_the_same_question_has_the_same_answer(self) -> None:
-        """The check asks again what the policy asked: another answer would refute its map."""
+        """The feasibility check repeats the policy's queries: a different answer would refute its map."""
         batch = self.estimator().batches(self.model, self.device, Share())[0]
         first, second = (self.estimator().estimate(self.model, self.device, batch, Share()) for _ in range(2))
         assert first == second
@@ -92,7 +92,7 @@ class EstimatorContract(ABC):
         assert beside.latency_ms.upper() >= alone.latency_ms.upper()
 
     def test_an_unknown_model_is_an_input_error(self) -> None:
-        """The error is the user's, and says what is unknown."""
+        """The error is the user's, and names the unknown model."""
         try:
             self.estimator().estimate("no-such-model-anywhere", self.device, 1, Share())
         except InputError:
@@ -100,7 +100,7 @@ class EstimatorContract(ABC):
         raise AssertionError("a model that nobody knows was estimated")
 
     def test_a_batch_of_nothing_is_an_input_error(self) -> None:
-        """No figure is made up for a batch that cannot be."""
+        """No figure is made up for an impossible batch."""
         try:
             self.estimator().estimate(self.model, self.device, 0, Share())
         except InputError:

@@ -21,11 +21,11 @@ _WHOLE = 100.0
 
 @dataclass(frozen=True, slots=True)
 class CreqModel:
-    """What was learned of launches, and how far models' requirements were off."""
+    """A model of launches with the errors of its predicted requirements."""
 
     launches: LaunchModel
-    #: Metric → what is added to a prediction, in points, for the ends of the interval that held nine of ten of the
-    #: thesis's figures, each model's made without it.
+    #: Metric → points added to a prediction for the ends of its interval. The interval held nine of ten of the thesis's
+    #: figures, each model predicted without its own figures.
     interval: Mapping[str, tuple[float, float]]
 
     def figure(self, metric: str, value: float, basis: str) -> Figure:
@@ -36,9 +36,9 @@ class CreqModel:
 
 @cache
 def shipped_creq() -> CreqModel:
-    """Return what ships with gpuprof; every file is checked against the hash in the provenance.
+    """Return the shipped model; every file is checked against its hash in the provenance.
 
-    Raises `InputError` when a file is missing or is not the one that was trained.
+    Raises `InputError` when a file is missing or differs from the trained file.
     """
     known, files = read_trained_files(datasets() / "creq")
     interval = {metric: (float(low), float(high)) for metric, (low, high) in known["interval"].items()}
@@ -46,17 +46,19 @@ def shipped_creq() -> CreqModel:
 
 
 class UnprofiledRequirements:
-    """Creq of models on GPUs by their kernels, those of a batch kept. ``latencies``: knows the kernels of models."""
+    """Predicts Creq of models on GPUs from their kernels, and caches it by batch. ``latencies``: the source of the
+    kernels.
+    """
 
     def __init__(self, latencies: CrossGpuLatencies) -> None:
         self._latencies = latencies
         self._known: dict[tuple[str, str, int], tuple[tuple[str, Figure], ...]] = {}
 
     def predict(self, known: UnmeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
-        """Return the requirement of ``batch`` by each metric of the whole of ``device``.
+        """Return the requirement of ``batch`` by each metric, in percent of the whole of ``device``.
 
-        Between two batches of the latency's grid it lies on a line. Raises `InputError` when the device lacks the
-        precision, or the model does not take the batch.
+        Between two batches of the latency's grid the requirement is interpolated linearly. Raises `InputError` when the
+        device lacks the precision, or the model does not take the batch.
         """
         grid = self._latencies.kernels_of(known, device).grid(batch)
         ends = [self._at(known, device, one) for one in grid]

@@ -1,4 +1,4 @@
-"""Predicts launches of kernels that were not profiled: two regressors beside the one of their times."""
+"""Predicts launches of unprofiled kernels with two regressors for each kind of kernel."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
 #: Kinds of kernels, each with two regressors; features as `cross_gpu.features.features_of` gives them.
 KINDS = ("matmul_cores", "conv_cores", "elementwise", "norm", "softmax")
-#: What is learned: the warps that an SM at work holds, and log2 of the blocks over what the GPU holds at once.
+#: Regression targets: warps held by a busy SM, and log2 of the blocks over those resident on the GPU at once.
 TARGETS = ("warps", "waves")
-#: Kernels of libraries are cut for a number of warps; others fill what there is, and are learned as a part of it.
+#: Library kernels are tiled for a fixed number of warps; other kernels fill the SM, and the target is the filled part.
 FIXED_WARPS = ("matmul_cores", "conv_cores")
 #: No launch on tensor cores was published: their kernels are taken to be cut as those on CUDA cores.
 _INSTEAD = {"matmul_tensor": "matmul_cores", "attention": "matmul_cores"}
-#: Blocks come and go: over a kernel that fills an SM, so many of the warps that fit are there (alexnet's rows of the
+#: Turnover of blocks: mean part of the resident warps present during a kernel that fills an SM (alexnet's rows of the
 #: thesis's Table A.1 at batch 4 to 128).
 _TURNOVER = 0.945
-#: The last blocks leave the GPU half empty for as long as one block runs.
+#: Waves for which the last blocks leave the GPU half empty: the time of one block.
 _TAIL_WAVES = 0.5
-#: Warps that an SM can hold, where the device does not say.
+#: Maximum warps of an SM, where the device does not state them.
 _WARPS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedLaunches:
-    """Of N kernels."""
+    """Predicted launches of N kernels."""
 
-    #: Shape (N,). Achieved occupancy, as ncu counts it: warps of the SMs at work in percent of those that they can
-    #: hold.
+    #: Shape (N,). Achieved occupancy as in ncu: warps of the busy SMs in percent of their maximum.
     occupancy_pct: Array
-    #: Shape (N,). SMs that all blocks need in percent of the GPU's, at most 100 (thesis §5.3.2).
+    #: Shape (N,). SMs needed by all blocks in percent of the GPU's, at most 100 (thesis §5.3.2).
     sm_utilization_pct: Array
 
 
@@ -50,13 +49,13 @@ class LaunchModel:
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> LaunchModel:
-        """Return the model whose trees are these ONNX files, by ``kind_target.onnx``."""
+        """Return the model of the ONNX files ``kind_target.onnx``."""
         return cls(Forests({name.removesuffix(".onnx").replace("_w", " w"): file for name, file in files.items()}))
 
     def predict(self, ops: OpTable, device: Device, rates: DeviceRates) -> PredictedLaunches:
-        """Return how ``ops`` fill ``device``.
+        """Return the occupancy and SM utilisation of ``ops`` on ``device``.
 
-        ``device``: a GPU; ``rates``: of the device, or of the share of it that the kernels run on.
+        ``device``: a GPU; ``rates``: of the device, or of the kernels' share of it.
         """
         most = device.sm.warps if device.sm is not None else _WARPS
         warps, waves = np.zeros(len(ops)), np.zeros(len(ops))
@@ -71,14 +70,14 @@ class LaunchModel:
 
 
 def achieved_occupancy_pct(warps: Array, waves: Array, device: Device) -> Array:
-    """Return what ncu counts of kernels whose SMs at work hold ``warps``, in ``waves`` over the whole GPU."""
+    """Return ncu's achieved occupancy of kernels with ``warps`` on each busy SM, in ``waves`` over the whole GPU."""
     most = device.sm.warps if device.sm is not None else _WARPS
     tail = np.where(waves > 1.0, waves / (waves + _TAIL_WAVES), 1.0)
     return np.asarray(100.0 * np.minimum(warps, most) / most * _TURNOVER * tail)
 
 
 def kinds_of(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
-    """Return which of `KINDS` each op is of."""
+    """Return the kind of each op, from `KINDS`."""
     names = regressor_names(ops, rates)
     conv = ops.family == FAMILIES.index("conv")
     usual = conv & (ops.kernel == 3) & (ops.stride == 1)
@@ -87,5 +86,5 @@ def kinds_of(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
 
 
 def launch_features(kind: str, ops: OpTable, rates: DeviceRates) -> Array:
-    """Return what the regressors of ``kind`` see of ``ops``, shape (N, F)."""
+    """Return the features of ``ops`` for the regressors of ``kind``, shape (N, F)."""
     return features_of(kind, ops, rates, bound_times(ops, rates))

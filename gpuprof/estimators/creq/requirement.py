@@ -18,13 +18,13 @@ from gpuprof.estimators.cross_gpu.rates import rates_of
 
 @dataclass(frozen=True, slots=True)
 class KernelFill:
-    """The kernels of one batch."""
+    """Times and fill of the kernels of a batch."""
 
     busy_s: Array  #: Shape (N,). Time of each, all its runs.
     #: ``occupancy_pct``, ``sm_utilization_pct``: Shape (N,).
     occupancy_pct: Array
     sm_utilization_pct: Array
-    host_s: float  #: What the host takes to launch all.
+    host_s: float  #: Launch time of the host for all kernels.
     kernels: KernelList
     runtime: LaunchMode
 
@@ -34,7 +34,7 @@ class KernelFill:
         return self._span_s(1.0)
 
     def max_occupancy_pct(self) -> float:
-        """Return the most that a kernel achieves (USHER's Creq of models whose kernels run one after another)."""
+        """Return the largest occupancy of a kernel (USHER's Creq of models whose kernels run one after another)."""
         return float(self.occupancy_pct.max(initial=0.0))
 
     def wavg_occupancy_pct(self, host: float = 1.0) -> float:
@@ -46,7 +46,7 @@ class KernelFill:
         return float((self.busy_s * self.sm_utilization_pct).sum()) / self._span_s(host)
 
     def _span_s(self, host: float) -> float:
-        """Return the time over which requirements are averaged: gaps and copies are in it, as in what is measured."""
+        """Return the time over which requirements are averaged, gaps and copies included as in measurements."""
         busy_s = np.asarray(self.busy_s.sum())
         return max(float(batch_seconds(busy_s, host * self.host_s, self.kernels, self.runtime)), 1e-12)
 

@@ -1,1 +1,1 @@
-"""Times of ops on GPUs of which nothing was measured, learned on others as ratios to what physics allows."""
+"""Predicts times of ops on unmeasured GPUs, learned on other GPUs as ratios to physical bounds."""

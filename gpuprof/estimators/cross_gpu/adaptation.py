@@ -1,9 +1,9 @@
-"""What a few measured ops of a new GPU say of all its ops: a Gaussian process over the errors of what was predicted.
+"""Corrects all ops of a new GPU by a few measured ops: a Gaussian process over the errors of predictions.
 
-The error of an op is taken as the sum of one that all ops of the GPU share, one of its kind, and one that ops of like
-duration and like shape share; what launching took where the ops were measured has an error of its own, which weighs by
-its part of the time. Errors are in units of those on GPUs left out (`intervals.ErrorScales`), so that a kind of which
-little was known before moves further. How much of each there is was chosen by the GPUs left out (`bench.unseen_gpus`).
+The error of an op is a sum of errors: an error common to all ops of the GPU, an error of the op's kind, and errors
+shared by ops of similar duration and of similar shape. Launching in the measurement has an error of its own, weighted
+by its part of the time. Errors are in units of those on held-out GPUs (`intervals.ErrorScales`), so that poorly known
+kinds move further. The standard deviations of the parts were chosen on the held-out GPUs (`bench.unseen_gpus`).
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from numpy.typing import NDArray
 
 from gpuprof.estimators.cross_gpu.op_table import Array, OpTable
 
-#: Standard deviations of the parts of the error, in units of that on GPUs left out, and of what no part explains.
+#: Standard deviations of the parts of the error, and of the unexplained noise, in units of the error on held-out GPUs.
 _GPU, _KIND, _DURATION, _SHAPE, _LAUNCHING, _NOISE = 0.3, 0.3, 0.6, 0.8, 1.0, 0.5
-#: Over how many powers of ten of its duration, and doublings of its sizes, the error of an op is alike.
+#: Length scales of the process: powers of ten of an op's duration, and doublings of its sizes.
 _DECADES, _DOUBLINGS = 0.6, 3.0
-#: Ops that differ in another way, as in what attention is causal, have so much less in common.
+#: Distance added for each other difference between two ops, as causal attention.
 _UNLIKE = 0.7
-#: A row that is further off says no more.
+#: Errors are clipped here: a row further off carries no more information.
 _FURTHEST = 2.0
-#: Quantile of the normal distribution that the scales stand at.
+#: Quantile of the normal distribution at which the scales stand.
 _QUANTILE = 1.645
 _SIZES, _MARKS = ("b", "m", "n", "k", "row"), ("extra", "stride", "causal", "kernel")
-#: Entries of a covariance that are computed at once, so that memory stays bounded.
+#: Maximum entries of a covariance block, so that memory stays bounded.
 _LARGEST_BLOCK = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class OpPoints:
-    """N ops as the process sees them."""
+    """N ops as inputs of the process."""
 
-    kind: NDArray[np.str_]  #: Shape (N,). Only ops of one kind and precision have its error in common.
+    kind: NDArray[np.str_]  #: Shape (N,). Only ops of the same kind and precision share its error.
     duration: Array  #: Shape (N,). Logarithm to ten of the predicted seconds.
-    #: ``sizes``, ``marks``: Shape (N, F). Logarithms to two of the sizes; what tells ops apart beside.
+    #: ``sizes``, ``marks``: Shape (N, F). Logarithms to two of the sizes; other attributes that distinguish ops.
     sizes: Array
     marks: Array
-    part: Array  #: Shape (N,). What of the time is the kernel, and not its launch.
+    part: Array  #: Shape (N,). Kernel's part of the time, launch excluded.
     scale: Array  #: Shape (N,). Standard deviation of the error on GPUs left out.
 
     def take(self, rows: slice | NDArray[np.int64]) -> OpPoints:
@@ -56,7 +56,7 @@ def describe_points(
     Parameters
     ----------
     kernel_s, launch_s : ndarray of shape (N,)
-        What is predicted of the kernel, and of the launch that was timed with it.
+        Predicted seconds of the kernel, and of the launch that was timed with it.
     scale : ndarray of shape (N,)
         As `ErrorScales.scale_ops`.
     """
@@ -73,22 +73,21 @@ def join_points(parts: Sequence[OpPoints]) -> OpPoints:
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """What measured ops say."""
+    """The posterior of the process given measured ops."""
 
     seen: OpPoints
-    weights: Array  #: Shape (N,). Of each of them.
-    inverse: Array  #: Shape (N, N). Of their covariance.
+    weights: Array  #: Shape (N,). Weights of the measured ops.
+    inverse: Array  #: Shape (N, N). Inverse of their covariance.
 
     def correct(self, points: OpPoints) -> tuple[Array, Array]:
-        """Return by what logarithm predictions are to be moved, and what part of their error is left, in (0, 1]."""
+        """Return logarithmic corrections of predictions, and the remaining part of their error, in (0, 1]."""
         shift, uncertainty = np.zeros(len(points.kind)), np.ones(len(points.kind))
         step = max(1, _LARGEST_BLOCK // max(1, len(self.weights)))
         for start in range(0, len(shift), step):
             rows = slice(start, start + step)
             prior = points.take(rows)
             common = _covariance(prior, self.seen)
-            # The posterior mean of the process, and below its standard deviation after over that before the
-            # measurements.
+            # Posterior mean of the process; below, its posterior standard deviation over the prior.
             shift[rows] = prior.scale * (common @ self.weights)
             explained = ((common @ self.inverse) * common).sum(axis=1)
             uncertainty[rows] = np.sqrt(np.clip(1.0 - explained / (_variance(prior) + _NOISE**2), 0.0, 1.0))
@@ -96,7 +95,7 @@ class Adaptation:
 
 
 def adapt(seen: OpPoints, ratio: Array) -> Adaptation:
-    """Return what ops say whose measured times are ``ratio`` of those predicted, launches included."""
+    """Return the adaptation to measured ops; ``ratio``: measured over predicted times, launches included."""
     error = np.clip(np.log(ratio) / seen.scale, -_FURTHEST, _FURTHEST)
     inverse = np.asarray(np.linalg.inv(_covariance(seen, seen) + _NOISE**2 * np.eye(len(error))), dtype=np.float64)
     return Adaptation(seen, inverse @ error, inverse)
@@ -120,6 +119,6 @@ def _covariance(points: OpPoints, others: OpPoints) -> Array:
 
 
 def _variance(points: OpPoints) -> Array:
-    # The diagonal of `_covariance`, without the rest of it.
+    # The diagonal of `_covariance`, computed alone.
     of_kernel = _GPU**2 + _KIND**2 + _DURATION**2 + _SHAPE**2
     return np.asarray(points.part**2 * of_kernel + (1.0 - points.part) ** 2 * _LAUNCHING**2)

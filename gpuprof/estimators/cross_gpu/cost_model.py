@@ -1,4 +1,4 @@
-"""Times of ops on a GPU: bound of physics times what the regressors learned on other GPUs."""
+"""Times of ops on a GPU: physical bounds times ratios learned on other GPUs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
 _CONVOLUTION = FAMILIES.index("conv")
-#: What a convolution on tensor cores takes longer than the product that it is, of which alone something was learned:
-#: ResNet-50 by TensorRT on an A30 at batch 1 to 16. An A10 and an A100 show as much, in 8 bits, too.
+#: Additional seconds of a convolution on tensor cores over its equivalent product; the regressor learned products
+#: alone. From ResNet-50 by TensorRT on an A30 at batch 1 to 16; an A10 and an A100 show the same, in 8 bits, too.
 _CONVOLUTION_S = 4e-6
-#: Groups of channels that are no power of two have no kernels of their own there and take so many times as long:
-#: RegNets on the RTX 4090.
+#: Slow-down of convolutions whose number of channels per group is no power of two, which have no kernels of their own
+#: on tensor cores: RegNets on the RTX 4090.
 _ODD_GROUPS = 2.0
 
 
@@ -32,17 +32,17 @@ class CostModel:
     """Regressors by name."""
 
     forests: Mapping[str, Forest]  #: `features.REGRESSORS` → trees.
-    #: What launching and timing a single op took where the published ops were measured, by family; what frameworks do
-    #: before attention and products in 8 bits, by `features.preparation_names`.
+    #: Seconds of launching and timing a single op in the published measurements, by family; seconds of frameworks'
+    #: preparation before attention and products in 8 bits, by `features.preparation_names`.
     floor_s: Mapping[str, float]
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes], floor_s: Mapping[str, float]) -> CostModel:
-        """Return the model whose trees are these ONNX files."""
+        """Return the model of these ONNX files."""
         return cls(Forests(files), floor_s)
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
-        """Return the seconds that each op takes on the GPU, launching not counted, never less than its hard bound.
+        """Return the GPU seconds of each op, without launching, never below its hard bound.
 
         ``bounds``: by default of ops in a long run, the power limit reached.
 
@@ -67,7 +67,9 @@ class CostModel:
 
 
 def _add_convolving(ops: OpTable, seconds: Array) -> Array:
-    """Return what convolutions on tensor cores take, from what the products that they are would; of others the same."""
+    """Return seconds with the extra time of convolutions on tensor cores, given those of their products; others
+    unchanged.
+    """
     conv = ops.family == _CONVOLUTION
     odd = conv & (ops.b > 1.0) & (np.log2(ops.n) % 1.0 > 0.0)
     return np.asarray(seconds * np.where(odd, _ODD_GROUPS, 1.0) + np.where(conv, _CONVOLUTION_S, 0.0))

@@ -1,4 +1,4 @@
-"""Estimates models on GPUs of which nothing was measured, from what was learned on others."""
+"""Estimates models on unmeasured GPUs by models learned on other GPUs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_
 from gpuprof.graph.load import read_fixed_batch
 
 SOURCE = "cross-gpu"
-#: Between a kernel and the one before on the GPU.
+#: Gap between two kernels on the GPU.
 _GAP_S = 1.0e-6
 _METADATA, _INTERVALS = "provenance.json", "intervals.json"
 _LEAST_OF_EXPECTED = 0.8
-#: A wider type whose bound is so many times what a product takes is not quicker, nor with the changes of layout that a
-#: convolution saves by it.
+#: Maximum ratio of a wider type's bound to a product's time: above it the wider type is not quicker, even when it saves
+#: a convolution its changes of layout.
 _NEAR = 2.0
 _PRODUCTS = [FAMILIES.index(name) for name in ("matmul", "conv")]
 _ATTENTION, _HALF_BYTES = FAMILIES.index("attention"), 2.0
@@ -61,7 +61,7 @@ class UnmeasuredModel(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the model."""
 
     @property
     def path(self) -> str | None:
@@ -70,11 +70,11 @@ class UnmeasuredModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CrossGpuModel:
-    """What was learned: regressors, and how far they are off for a GPU that they have not seen."""
+    """Trained regressors, and their errors on held-out GPUs."""
 
     costs: CostModel
     scales: ErrorScales
-    adaptation: Adaptation | None = None  #: What was measured of ops of the GPU that is asked about.
+    adaptation: Adaptation | None = None  #: Correction by ops measured on the target GPU.
 
     def latency(self, kernels: KernelList, device: Device, share: Share, precision: str, runtime: LaunchMode) -> Figure:
         """Return the time of one batch in ms with its 90% interval.
@@ -98,7 +98,7 @@ class CrossGpuModel:
         *,
         busy: bool = False,
     ) -> dict[tuple[Share, int], Figure]:
-        """Return `latency` under every share at every batch; all together take little longer than one.
+        """Return `latency` under every share at every batch, in little more time than a single call.
 
         ``busy``: whether the rest of the board works, too. Raises `InputError` as `latency` does.
         """
@@ -123,9 +123,10 @@ class CrossGpuModel:
         return latencies
 
     def board_seconds(self, kernels: KernelsByBatch, batches: Sequence[int], device: Device) -> Figure:
-        """Return the least device time of one item of a batch on the whole board, host and copies hidden, in seconds.
+        """Return the least device seconds per batch item on the whole board, host and copies hidden.
 
-        No processes that share the board give items faster than its reciprocal. Raises `InputError` as `latency` does.
+        Processes that share the board have a throughput of at most its reciprocal. Raises `InputError` as `latency`
+        does.
         """
         rates, generation = [rates_of(device, kernels.precision)], generation_of(device)
         distance = measure_distance(device, kernels.precision)
@@ -142,7 +143,8 @@ class CrossGpuModel:
         return Figure(value, SOURCE, low, high)
 
     def time_whole(self, kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]]) -> list[float]:
-        """Return the seconds of batches on whole GPUs that run the same kernels on cores of the same kinds.
+        """Return the seconds of batches on whole GPUs whose cores are of the same kinds, so that the kernels are the
+        same.
 
         Raises `InputError` when a device lacks the precision.
         """
@@ -158,7 +160,7 @@ class CrossGpuModel:
         return found
 
     def bound_whole(self, kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]]) -> list[float]:
-        """Return seconds that `time_whole` is not below: regressors find more than is expected of nearly every op.
+        """Return lower bounds of `time_whole` in seconds: nearly all ops are predicted above their expected bound.
 
         Raises `InputError` as `time_whole` does.
         """
@@ -177,7 +179,7 @@ class CrossGpuModel:
     ) -> tuple[OpTable, DeviceRates]:
         """Return the distinct ops of every batch, one batch after another, and the rates of its device for each.
 
-        ``wider``: also those of wider types, which all devices then have alike.
+        ``wider``: also the rates of wider types, present on all devices or on none.
         """
         tables = {batch: kernels.at(batch).ops.take(kernels.find_distinct(batch)[0]) for _, batch in asked}
         each = {device.name: device for device, _ in asked}
@@ -189,7 +191,7 @@ class CrossGpuModel:
         return stacked, stack_rates([rates[device.name] for device, _ in asked], rows)
 
     def time_parts(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> TimeParts:
-        """Return what the time of all kernels one after another is made of, or of the host where it takes longer."""
+        """Return the parts of a model's time: kernels one after another, and the host, of which the longer counts."""
         first, place = find_distinct_rows([kernels.ops])
         times, wider, uncertainty, kinds = self._predict(kernels.ops.take(first), rates)
         seconds = _sum_quicker(kernels, times[place], wider[place])
@@ -204,9 +206,9 @@ class CrossGpuModel:
     def _sum_up(
         self, kernels: KernelsByBatch, batches: Sequence[int], rates: Sequence[DeviceRates]
     ) -> list[tuple[Array, float, Array, Array, Array]]:
-        """Return for every batch what its kernels take with every one of the rates of one device, what the host
-        takes, the mean error scale of the kernels, what measurements leave of it, and the mean of `excess_of`: arrays
-        of shape (rates,).
+        """Return for every batch, under each of a device's rates, the kernels' seconds, the host's seconds, the
+        kernels' mean error scale (reduced by measurements), its remaining part after measurements, and the mean of
+        `excess_of`: arrays of shape (rates,).
         """
         lists, distinct = [kernels.at(one) for one in batches], [kernels.find_distinct(one) for one in batches]
         tables = [one.ops.take(first) for one, (first, _) in zip(lists, distinct, strict=True)]
@@ -232,8 +234,8 @@ class CrossGpuModel:
         return sums
 
     def _predict(self, ops: OpTable, rates: DeviceRates) -> tuple[Array, Array, Array, NDArray[np.str_]]:
-        """Return the seconds of each kernel, those in a wider type (infinite where there is none), what part of its
-        error the GPU's measurements leave, and its kind.
+        """Return the seconds of each kernel, those in a wider type (infinite where there is none), the part of its
+        error that remains after the GPU's measurements, and its kind.
         """
         times = self.costs.kernel_times(ops, rates)
         wider = self._widened_times(ops, rates, times)
@@ -245,8 +247,8 @@ class CrossGpuModel:
         return np.maximum(times * moved, bound_times(ops, rates).hard_s), wider * moved, left, kinds
 
     def _widened_times(self, ops: OpTable, rates: DeviceRates, narrow: Array) -> Array:
-        """Return the seconds of products in the quickest of the types wider than the rates', of other kernels and of
-        those that it makes far slower than ``narrow`` infinity.
+        """Return the seconds of products in the quickest type wider than the rates'; infinity for other kernels and for
+        products far slower than ``narrow``.
         """
         times = np.full(len(ops), np.inf)
         if rates.instead is not None:
@@ -254,7 +256,7 @@ class CrossGpuModel:
             its_rates = rates.instead.take(rows)
             wider = widen_products(ops.take(rows), its_rates.width)
             bounds = bound_times(wider, its_rates)
-            # In 16 bits a convolution saves no changes of layout by a wider type.
+            # In 16 bits, a wider type saves a convolution no changes of layout.
             least = bounds.hard_s / _NEAR if rates.width > _HALF_BYTES else _LEAST_OF_EXPECTED * bounds.expected_s
             near = np.flatnonzero(least < narrow[rows])
             table, of_table = wider.take(near), its_rates.take(near)
@@ -265,13 +267,13 @@ class CrossGpuModel:
     def observe(
         self, ops: OpTable, rates: DeviceRates, measured_s: Array, alone: NDArray[np.bool_]
     ) -> tuple[OpPoints, Array]:
-        """Return measured ops as `adaptation.adapt` takes them, and measured over predicted times.
+        """Return measured ops as points for `adaptation.adapt`, and measured over predicted times.
 
         Parameters
         ----------
         measured_s : ndarray of shape (N,)
         alone : ndarray of shape (N,)
-            Which of them were timed with their launch.
+            Whether an op was timed with its launch.
         """
         times, kinds = self.costs.kernel_times(ops, rates), name_kinds(ops, rates.tensor)
         launch_s = np.array([self.costs.floor_s.get(launched_as(str(kind)), 0.0) for kind in kinds]) * alone
@@ -287,25 +289,25 @@ class CrossGpuModel:
         return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates) -> Array:
-        """Return the seconds of each kernel; alike ones are computed once."""
+        """Return the seconds of each kernel; equal kernels are computed once."""
         first, place = find_distinct_rows([ops])
         return np.asarray(self.costs.kernel_times(ops.take(first), rates)[place])
 
 
 def _may_widen(ops: OpTable, rates: DeviceRates, wider: DeviceRates) -> NDArray[np.bool_]:
-    """Return which ops have a kernel in a wider type; attention in 16 bits or fewer has none above 16."""
+    """Return whether each op has a kernel in a wider type; attention in 16 bits or fewer has none above 16."""
     attention = np.max(wider.width) <= max(float(np.max(rates.width)), _HALF_BYTES)
     return np.isin(ops.family, [*_PRODUCTS, _ATTENTION] if attention else _PRODUCTS)
 
 
 def _sum_quicker(kernels: KernelList, times: Array, wider: Array) -> Array:
-    """Return the seconds of every kernel, those that a convolution launches beside its own left out where it is quicker
-    in the wider type without them.
+    """Return the seconds of every kernel. Where a convolution is quicker in the wider type, the kernels that it
+    launches besides are scaled away with it.
 
     Parameters
     ----------
     times, wider : ndarray of shape (..., N)
-        Of a kernel once.
+        Of a single run of a kernel.
 
     Returns
     -------
@@ -326,16 +328,16 @@ def _describe(precision: str, runtime: LaunchMode, unlike: Sequence[str]) -> str
 
 
 def only_batch_of(known: UnmeasuredModel) -> int | None:
-    """Return the batch that a model fixes, None where it takes any."""
+    """Return the fixed batch of a model, None where any batch is accepted."""
     path = Path(known.path or "")
     return read_fixed_batch(path) if path.is_file() else None
 
 
 def kind_of(kernels: KernelList, precision: str) -> str:
-    """Return which models are estimated alike well, as keys of `ErrorScales.model_factors`.
+    """Return the kind of a model, a key of `ErrorScales.model_factors`: models of a kind have similar errors.
 
-    Most of the arithmetic is of convolutions or of other products, on CUDA or on tensor cores; nothing was measured of
-    models in double precision.
+    Kinds differ by the arithmetic, mostly of convolutions or of other products, on CUDA or on tensor cores. Models in
+    double precision were not measured.
     """
     flops = np.asarray(kernels.ops.flops) * np.array(kernels.count, dtype=float)
     convolved = float(flops[kernels.ops.family == FAMILIES.index("conv")].sum())
@@ -346,15 +348,15 @@ def kind_of(kernels: KernelList, precision: str) -> str:
 
 
 def trained_folder() -> Traversable:
-    """Return where the trained regressors ship."""
+    """Return the folder of the shipped regressors."""
     return datasets() / "cross_gpu"
 
 
 @cache
 def shipped_model() -> CrossGpuModel:
-    """Return what ships with gpuprof; every file is checked against the hash in the provenance.
+    """Return the shipped model; every file is checked against its hash in the provenance.
 
-    Raises `InputError` when a file is missing or is not the one that was trained.
+    Raises `InputError` when a file is missing or differs from the trained file.
     """
     known, files = read_trained_files(trained_folder())
     scales = ErrorScales.of_text(files.pop(_INTERVALS).decode())
@@ -363,9 +365,9 @@ def shipped_model() -> CrossGpuModel:
 
 
 def read_trained_files(folder: Traversable) -> tuple[Mapping[str, Any], dict[str, bytes]]:
-    """Return the provenance of what ships in a folder, and each file that it has the hash of, by name.
+    """Return the provenance in a shipped folder, and each file with a hash there, by name.
 
-    Raises `InputError` when a file is missing or is not the one that was trained.
+    Raises `InputError` when a file is missing or differs from the trained file.
     """
     try:
         known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))

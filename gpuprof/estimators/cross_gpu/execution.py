@@ -1,4 +1,4 @@
-"""In which arithmetic and by which runtime a model runs that was not measured."""
+"""Precision and runtime of an unmeasured model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.cross_gpu.rates import resolve_precision
 
-#: What a user calls a precision → the catalogue's name of the rate.
+#: A precision in user options → the catalogue's name of the rate.
 PRECISIONS: Mapping[str, str] = {
     "float32": "float32",
     "tf32": "tfloat32",
@@ -24,14 +24,14 @@ PRECISIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """In which arithmetic and how a model is run."""
+    """Precision and runtime of a model's execution."""
 
-    #: A key of `PRECISIONS`; None: what the model's types give in ONNX Runtime's CUDA provider, TF32 included.
+    #: A key of `PRECISIONS`; None: the precision of the model's types in ONNX Runtime's CUDA provider, TF32 included.
     precision: str | None = None
     runtime: LaunchMode = LaunchMode.ONNXRUNTIME
 
     def rate_name(self, device: Device, own_type: str) -> str:
-        """Return the name of the rate of a model's products on ``device``; ``own_type`` is that of its weights."""
+        """Return the name of the rate of a model's products on ``device``; ``own_type``: type of the model's weights."""
         if self.precision is None:
             found = "tfloat32" if own_type == "float32" else own_type
             return resolve_precision(device, found)
@@ -43,7 +43,7 @@ class Execution:
 
     @staticmethod
     def possible_precisions(device: Device) -> list[str]:
-        """Return the precisions that a GPU can be asked for."""
+        """Return the precisions of a GPU that users can choose."""
         return [said for said, name in PRECISIONS.items() if name in device.flops_per_s]
 
 
@@ -61,7 +61,7 @@ def type_of_weights(graph: ModelGraph) -> str:
 
 
 def parse_execution(precision: str | None, runtime: str | None) -> Execution:
-    """Return what two words of a user mean. Raises `InputError` when one of them is not known."""
+    """Return the execution for a precision and a runtime. Raises `InputError` when either is unknown."""
     if precision is not None and precision not in PRECISIONS:
         raise InputError(f"unknown precision {precision!r}", f"choose one of {', '.join(PRECISIONS)}")
     try:

@@ -1,7 +1,7 @@
-"""OpBounds that physics sets to an op, and what beyond them decides its time, all as ratios to the GPU's own size.
+"""Physical bounds of ops, and the features that decide their times beyond the bounds, all relative to the GPU's size.
 
-No feature tells one GPU from another by itself: waves are tiles over SMs, traffic is in units of the L2 cache,
-arithmetic in units of the time of the traffic. So a regressor learned on some GPUs speaks for one with more SMs.
+No feature identifies a GPU: waves are tiles over SMs, traffic is in units of the L2 cache, arithmetic in units of the
+traffic's time. So a regressor learned on some GPUs generalises to GPUs with more SMs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import KERNEL_S, DeviceRates, Rate
 
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
-#: A convolution of 3 x 3 with step 1 saves as many multiplications by Winograd's algorithm at most (tiles of 4 x 4).
+#: Maximum saving of multiplications by Winograd's algorithm in a 3 x 3 convolution with stride 1 (tiles of 4 x 4).
 _WINOGRAD = 2.25
-#: What is still in the L2 cache comes as many times faster than from memory.
+#: Bandwidth of the L2 cache over that of memory.
 _CACHED = 3.0
-#: Bytes that an SM gets from the L2 cache in a cycle: a quarter of the 64 that it could.
+#: Bytes per cycle of an SM from the L2 cache: a quarter of the peak of 64.
 _CACHED_BYTES = 16.0
-#: Sets of weights that are used in turn: each layer of a model has its own.
+#: Sets of weights used in rotation: each layer of a model has its own.
 _SETS_OF_A_MODEL = 1000.0
-#: Rows of queries of a block of attention, and cycles that it takes before and behind its arithmetic.
+#: Query rows per block of attention, and cycles before and after its arithmetic.
 _BLOCK_ROWS, _BLOCK_CYCLES = 128.0, 4000.0
-_HALF_BYTES = 2.0  #: Of an operand in half precision.
-#: Threads of a block that works on a row.
+_HALF_BYTES = 2.0  #: Size of an operand in half precision.
+#: Threads of a block per row.
 _ROW_THREADS = 128.0
 _TINY = 1e-12
 
@@ -39,12 +39,11 @@ REGRESSORS = ("matmul_cores", "matmul_tensor", "conv_cores", "elementwise", "nor
 class OpBounds:
     """Least times of N ops in seconds."""
 
-    #: Shape (N,). Of arithmetic at the rate that the power limit leaves, or of the traffic at what is drawn of the
-    #: bandwidth.
+    #: Shape (N,). Arithmetic at the rate under the power limit, or traffic at the achieved bandwidth.
     expected_s: Array
-    #: Shape (N,). At the peaks of the data sheet; traffic that fits into the L2 cache as fast as from there.
+    #: Shape (N,). At the peaks of the data sheet; traffic that fits into the L2 cache at its bandwidth.
     hard_s: Array
-    intensity: Array  #: Shape (N,). Arithmetic over traffic, of the expected times.
+    intensity: Array  #: Shape (N,). Log2 of arithmetic over traffic, by the expected times.
 
     def take(self, rows: NDArray[np.int64]) -> OpBounds:
         """Return the bounds of the ops at positions."""
@@ -61,8 +60,8 @@ def bound_times(
     throttled : float or ndarray of shape (N,)
         How far the power limit has been reached: 1 in long runs, 0 in an op too short for the clock to fall.
     weight_sets : float
-        How many sets of weights of its own an op was run with in turn: as many are in the L2 cache or out of it. A
-        model has so many that none of them is.
+        Number of weight sets that an op used in rotation, which decides whether they stay in the L2 cache. A model
+        has so many that none stays.
     """
     conv = ops.family == FAMILIES.index("conv")
     attention = ops.family == FAMILIES.index("attention")
@@ -71,7 +70,7 @@ def bound_times(
         conv & (ops.kernel == 3) & (ops.stride == 1) & (ops.b == 1) & (not rates.tensor), _WINOGRAD, 1.0
     )
     peak = ops.flops / winograd / np.where(product, rates.matrix_per_s, rates.scalar_per_s)
-    # Other kernels run at the clock that products leave; in 8 bits beside them at that of half precision.
+    # Other kernels run at the clock that products leave; in 8 bits at the clock of half precision.
     narrow = rates.instead is not None and float(np.max(rates.width)) < _HALF_BYTES
     clock = rates.instead.sustained if narrow and rates.instead is not None else rates.sustained
     held = peak / np.where(product, rates.sustained, clock) ** throttled
@@ -87,7 +86,7 @@ def bound_times(
 
 
 def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array:
-    """Return what the traffic takes: on tensor cores it counts what the L2 cache still holds of it."""
+    """Return the seconds of the traffic; on tensor cores, traffic still held in the L2 cache is cheaper."""
     per_byte = 1.0 / (rates.bytes_per_s * rates.drawn)
     if not rates.tensor:
         return np.asarray(ops.bytes_moved * per_byte)
@@ -101,14 +100,14 @@ def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array
 
 
 def _kept_part(used_between: Array, rates: DeviceRates) -> Array:
-    """Return what part of something is still in the L2 cache after so many bytes, its own among them."""
+    """Return the part of some data still in the L2 cache after ``used_between`` bytes of traffic, its own included."""
     return np.clip(2.0 - 2.0 * used_between / rates.l2_bytes, 0.0, 1.0)
 
 
 def widen_products(ops: OpTable, width: float) -> OpTable:
-    """Return products whose operands have fewer than ``width`` bytes as they are in so many; all others as they are.
+    """Return products with operands of at least ``width`` bytes; other ops unchanged.
 
-    Up to 16 bits operands alone are narrow, activations have 16; beyond all that is moved is as wide.
+    Up to 16 bits only operands are narrow, activations have 16; beyond 16 bits all traffic is as wide.
     """
     operands = ops.b * ops.k * (ops.m + ops.n)
     half = np.maximum(np.minimum(_HALF_BYTES, width) - ops.width, 0.0) * operands
@@ -120,10 +119,10 @@ def widen_products(ops: OpTable, width: float) -> OpTable:
 
 
 def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
-    """Return the name of the regressor that speaks for each op.
+    """Return the name of each op's regressor.
 
-    The published convolutions on CUDA cores are all 3 x 3 with step 1, Winograd's; others run as the products that
-    they are.
+    The published convolutions on CUDA cores are all 3 x 3 with stride 1 (Winograd's); others run as their equivalent
+    products.
     """
     cores = {
         "matmul": "matmul_tensor" if rates.tensor else "matmul_cores",
@@ -136,14 +135,14 @@ def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
 
 
 def attention_kinds(ops: OpTable) -> NDArray[np.str_]:
-    """Return what each op would be as attention: a token of generation, causal context, or an encoder's."""
+    """Return the kind of each op as attention: a token of generation, causal context, or an encoder's."""
     return np.where((ops.m == 1.0) & (ops.n > 1.0), "generation", np.where(ops.causal > 0, "context", "encoder"))
 
 
 def preparation_names(ops: OpTable) -> NDArray[np.str_]:
-    """Return for each op whose time contains what a framework does before it, its kind and framework; others empty.
+    """Return kind and framework of each op whose time includes a framework's preparation; others empty.
 
-    Attention is several kernels (the step of the cache, the merging of splits), products in 8 bits quantise first.
+    Attention is several kernels (appending to the cache, merging of splits), products in 8 bits quantise first.
     """
     attention = ops.family == FAMILIES.index("attention")
     narrow = (ops.family == FAMILIES.index("matmul")) & (ops.width == 1.0)
@@ -155,9 +154,9 @@ def preparation_names(ops: OpTable) -> NDArray[np.str_]:
 
 
 def prepare_seconds(ops: OpTable, rates: DeviceRates, known: Mapping[str, float]) -> Array:
-    """Return what a framework does before each op takes at least, 0 where nothing is known of it.
+    """Return the least seconds of a framework's preparation before each op, 0 where unknown.
 
-    ``known`` are seconds at the clock of `preparation_part`, by `preparation_names`.
+    ``known``: seconds at the clock of `preparation_part`, by `preparation_names`.
     """
     if not ((ops.family == FAMILIES.index("attention")) | (ops.width == 1.0)).any():
         return np.zeros(len(ops))  # comparing texts takes longer than all the rest
@@ -167,16 +166,16 @@ def prepare_seconds(ops: OpTable, rates: DeviceRates, known: Mapping[str, float]
 
 
 def preparation_part(rates: DeviceRates) -> Rate:
-    """Return what a framework does before an op takes on a GPU over what it takes where the clock is 1.5 GHz.
+    """Return the time of a framework's preparation on a GPU, relative to a clock of 1.5 GHz.
 
-    It is kernels too short to fill the GPU: half of their time is taken as cycles, half as latencies of memory and of
-    launching, which are alike on all GPUs.
+    The preparation consists of kernels too short to fill the GPU: half of their time is taken as cycles, half as
+    latencies of memory and launching, which are equal on all GPUs.
     """
     return 0.5 + 0.5 * rates.kernel_s / KERNEL_S
 
 
 def features_of(name: str, ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> Array:
-    """Return the features of ops that one regressor speaks for.
+    """Return the features of ops for the regressor ``name``.
 
     Returns
     -------
@@ -196,7 +195,7 @@ def features_of(name: str, ops: OpTable, rates: DeviceRates, bounds: OpBounds) -
         if name == "elementwise":
             columns = [*columns[:2], ops.extra, ops.read_bytes / np.maximum(ops.written_bytes, 1.0)]
         elif name == "softmax":
-            # Long rows are read several times: again from the L2 cache where those that are worked on fit into it.
+            # Long rows are read several times: again from the L2 cache where the rows in progress fit into it.
             blocks = rates.units * rates.threads / _ROW_THREADS
             columns.append(np.log2(np.maximum(ops.row, 1.0) * ops.width * blocks / rates.l2_bytes))
     return np.column_stack(columns)

@@ -28,7 +28,7 @@ class Forest:
     content : bytes
         An ONNX model whose only node is a TreeEnsembleRegressor in double precision.
     name : str
-        What errors call it.
+        Name of the model in errors.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -38,7 +38,7 @@ class Forest:
             raise InputError(f"{name} is no regressor that gpuprof trained: {error}", "reinstall gpuprof") from None
 
     def predict(self, rows: Array) -> Array:
-        """Return the sum of the leaves that each row falls into.
+        """Return the sum of the leaves of each row.
 
         Parameters
         ----------
@@ -55,7 +55,7 @@ class Forest:
 
 @dataclass(frozen=True, slots=True)
 class Forests(Mapping[str, Forest]):
-    """Forests by name, each opened when it is first needed: an answer needs few of those that ship."""
+    """Forests by name, each opened on first use: an answer needs few of the shipped forests."""
 
     contents: Mapping[str, bytes]
     _opened: dict[str, Forest] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Forests(Mapping[str, Forest]):
         return iter(self.contents)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of forests."""
         return len(self.contents)
 
 
@@ -82,7 +82,7 @@ def _open_session(content: bytes) -> Callable[[Array], Array]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # sums in one order on every machine
     options.log_severity_level = _FATAL_ONLY
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    # Trees that ask for none of the last features declare fewer of them.
+    # Trees without splits on the last features declare fewer features.
     (declared,) = session.get_inputs()
     width = declared.shape[1] if isinstance(declared.shape[1], int) else None
     return lambda rows: np.asarray(
@@ -121,6 +121,6 @@ def _read_trees(content: bytes) -> Callable[[Array], Array]:
                 below = rows[np.arange(len(rows)), feature[place]] <= threshold[place]
                 place = np.where(below, true[place], false[place])
             sums += leaves[place]
-        return sums.astype(np.float32).astype(np.float64)  # as ONNX Runtime gives them
+        return sums.astype(np.float32).astype(np.float64)  # as in ONNX Runtime
 
     return add_leaves

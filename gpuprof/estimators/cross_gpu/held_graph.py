@@ -1,4 +1,4 @@
-"""What of a graph lies in memory in a precision: the types of its tensors, and no scores of attention that is whole."""
+"""Prepares a graph for memory estimates in a precision: types of tensors, no scores of fused attention."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.estimators.cross_gpu.node_groups import CONVOLUTIONS, PRODUCTS, NodeGroups
 
-#: Types that a runtime changes to the precision that it is asked for; narrower ones and whole numbers stay.
+#: Types that a runtime converts to the chosen precision; narrower types and integers stay.
 _CHANGED = frozenset({"float64", "float32", "float16", "bfloat16"})
-#: Catalogue's name of a precision → type of activations and other weights, and of what products multiply by.
+#: Catalogue's name of a precision → type of activations and other weights, type of the weights of products.
 _TYPES = {
     "float64": ("float64", "float64"),
     "float32": ("float32", "float32"),
@@ -20,14 +20,14 @@ _TYPES = {
     "float8": ("float16", "float8e4m3fn"),
     "int8": ("float16", "int8"),
 }
-#: Precisions in which attention is one kernel.
+#: Precisions with attention as a single kernel.
 NARROW = frozenset({"float16", "bfloat16", "float8", "int8"})
 
 
 def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGraph:
-    """Return the graph with what is in memory when its products are computed in ``precision``.
+    """Return the graph with the tensors in memory when its products are computed in ``precision``.
 
-    ``retyped``: whether the precision is another than the file's, so that weights and activations change their types.
+    ``retyped``: whether the precision differs from the file's, so that weights and activations change their types.
     """
     ops = _join_attention(graph.ops) if precision in NARROW else graph.ops
     if not retyped:
@@ -45,7 +45,7 @@ def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGrap
 
 
 def _join_attention(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Return the ops with each attention as one op that reads what the first of its ops do."""
+    """Return the ops with each attention joined to a single op that reads all outside inputs of its ops."""
     joined: dict[int, Op] = {}
     inside: set[int] = set()
     for last, group in NodeGroups(ops, fused=False, narrow=True).attention.items():

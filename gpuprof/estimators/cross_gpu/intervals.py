@@ -1,9 +1,9 @@
-"""Intervals of times on GPUs that nobody measured, from the errors on GPUs that were left out.
+"""Intervals of times on unmeasured GPUs, from the errors on held-out GPUs.
 
-Each kind of op has an error that nine of ten ops kept within on GPUs left out (its scale, a logarithm). A conformal
-factor says how many scales hold nine of ten ops of one GPU more; another, by kind of model, how many of the mean scale
-of a model's kernels hold its time, since the errors of its ops cancel in part. What the host takes has a scale of its
-own. `bench.unseen_intervals` fits all of them.
+The scale of a kind of op is the logarithmic error within which nine of ten ops stayed on held-out GPUs. A conformal
+factor is the number of scales that hold nine of ten ops of a further GPU; a second factor, by kind of model, is the
+number of mean scales of a model's kernels that hold its time, since the errors of its ops cancel in part. Host time has
+a scale of its own. `bench.unseen_intervals` fits all of them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _VOLTA = 7.0
 _OLD = " old"
 _FLOORS = {"batched product": "bmm", "conv": "conv", "norm": "layer norm", "softmax": "softmax"}
 _FLOORS |= {"elementwise": "element-wise"}
-#: Op types like none that was measured → how many times as long as predicted they may take, a guess: recurrent layers
-#: of a runtime may stay on the GPU for all steps or launch several kernels in each; sums of products, scattering and
-#: sampling depend on how they are written and on the data; sorting, counting and control flow make the host wait.
+#: Op types unlike any measured type → maximum ratio of their time to the prediction, a guess. Recurrent layers of a
+#: runtime may stay on the GPU for all steps or launch several kernels in each; sums of products, scattering and
+#: sampling depend on their implementation and on the data; sorting, counting and control flow make the host wait.
 _UNLIKE_MEASURED = dict.fromkeys(
     (*RECURRENT, "Einsum", "Scatter", "ScatterElements", "ScatterND", "GridSample", "DeformConv", "DFT", "STFT"), 4.0
 ) | dict.fromkeys(("If", "Loop", "Scan", "TopK", "NonZero", "Unique", "Compress", "CumSum", "CumProd"), 10.0)
-#: Part of the time of a model from which on its source names such ops.
+#: Least part of a model's time for which its source names such ops.
 _TOLD_PART = 0.1
 #: Stands for all kinds of models of a generation.
 ANY_MODEL = "any"
 
 
 def generation_of(device: Device) -> str:
-    """Return what is put behind the kinds of ops and models of GPUs before Volta, which run kernels made for others."""
+    """Return the suffix of kinds of ops and models for GPUs before Volta, which run kernels made for other GPUs."""
     return _OLD if float(device.compute_capability or 0) < _VOLTA else ""
 
 
@@ -53,17 +53,18 @@ def name_kinds(ops: OpTable, tensor: bool) -> NDArray[np.str_]:
         names = np.where(product, np.where(ops.width > 1.0, "product tensor", "product narrow"), names)
     else:
         names = np.where(names == "matmul", np.where(ops.extra > 0.0, "batched product", "product"), names)
-    names = np.where(ops.width > 4.0, "double", names)  # of which nothing was measured
+    names = np.where(ops.width > 4.0, "double", names)  # without measurements
     return np.where(names == "attention", attention_kinds(ops), names)
 
 
 def launched_as(kind: str) -> str:
-    """Return what `CostModel.floor_s` calls a kind of op: what launching and timing it took."""
+    """Return the key in `CostModel.floor_s` for the launching and timing of a kind of op."""
     return _FLOORS.get(kind, "linear")
 
 
 def excess_of(op_types: Sequence[str]) -> Array:
-    """Return for each kernel how many times its predicted time it may take more because nothing like it was measured.
+    """Return for each kernel the extra time, in multiples of the prediction, that op types unlike any measured may
+    take.
 
     Returns
     -------
@@ -73,7 +74,7 @@ def excess_of(op_types: Sequence[str]) -> Array:
 
 
 def name_unlike(op_types: Sequence[str], excess: float) -> tuple[str, ...]:
-    """Return the op types like none that was measured where they are much of a model's time, sorted.
+    """Return the op types unlike any measured type where they are much of a model's time, sorted.
 
     ``excess``: mean of `excess_of` over the time of the model.
     """
@@ -84,14 +85,14 @@ def name_unlike(op_types: Sequence[str], excess: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TimeParts:
-    """What the time of a model is made of."""
+    """Parts of a model's time."""
 
-    #: ``kernels_s``, ``host_s``: Seconds of all kernels one after another, and of the host that launches them: the
-    #: longer counts.
+    #: ``kernels_s``, ``host_s``: Seconds of all kernels one after another, and of launching by the host: the longer
+    #: counts.
     kernels_s: float
     host_s: float
     by_kind: Mapping[str, float]  #: Kind of op → its part of the kernels' time.
-    #: What part of the kernels' error the measurements of the GPU leave; 1 where nothing was measured.
+    #: Remaining part of the kernels' error after measurements of the GPU; 1 where nothing was measured.
     unsure: float = 1.0
     excess: float = 0.0  #: Mean of `excess_of` over the kernels' time.
 
@@ -109,11 +110,11 @@ class ErrorScales:
     op_factors: Mapping[str, float]  #: `generation_of` → scales that hold nine of ten ops.
     #: Kind of model, or `ANY_MODEL`, and generation → mean scales of its kernels that hold nine of ten models.
     model_factors: Mapping[str, float]
-    host: float  #: Scale of models that take as long as the host.
+    host: float  #: Scale of models limited by the host.
 
     @classmethod
     def of_text(cls, text: str) -> ErrorScales:
-        """Return what `to_text` wrote. Raises `ValueError` when the text is not of this form."""
+        """Return the scales in a text of `to_text`. Raises `ValueError` when the text is not of this form."""
         known: Any = json.loads(text)
         try:
             read = cls(
@@ -124,17 +125,17 @@ class ErrorScales:
         return read
 
     def to_text(self) -> str:
-        """Return the JSON that ships."""
+        """Return the shipped JSON."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     def scale_ops(self, kinds: NDArray[np.str_]) -> Array:
-        """Return the scale of each op by its kind; of kinds that nobody measured the largest."""
+        """Return the scale of each op by its kind; for unmeasured kinds, the largest scale."""
         names, place = np.unique(kinds, return_inverse=True)
         most = max(self.ops.values(), default=1.0)
         return np.array([self.ops.get(str(name), most) for name in names], dtype=float)[place.reshape(-1)]
 
     def widen_ops(self, kinds: NDArray[np.str_], generation: str) -> Array:
-        """Return for each op the factor f so that [t / f, t f] holds nine of ten."""
+        """Return the factor f of each op so that [t / f, t f] holds nine of ten ops."""
         return np.asarray(np.exp(self.scale_ops(kinds) * self.op_factors[generation]))
 
     def mean_scale(self, by_kind: Mapping[str, float]) -> float:
@@ -151,7 +152,7 @@ class ErrorScales:
         return float(self.widen_times(of_kernels, parts.host_s, scale, kind, generation)[0])
 
     def widen_times(self, kernels_s: Array, host_s: float, scale: Array, kind: str, generation: str) -> Array:
-        """Return `widen_model` for N times of one model, from what its kernels and the host take.
+        """Return `widen_model` for N times of one model, from the seconds of its kernels and its host.
 
         Parameters
         ----------
@@ -164,7 +165,7 @@ class ErrorScales:
         """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
         if not any(kind + one in self.model_factors for one in ("", _OLD)):
-            # Nothing says that the errors of its ops cancel, as they do in kinds of models that were measured.
+            # For unmeasured kinds of models the errors of ops are not assumed to cancel.
             factor = max(factor, self.op_factors[generation])
         high = np.maximum(kernels_s * np.exp(factor * scale), host_s * np.exp(self.host))
         total = np.maximum(kernels_s, host_s)

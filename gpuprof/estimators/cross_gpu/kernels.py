@@ -1,4 +1,4 @@
-"""What a runtime launches for a graph: PyTorch eager a kernel or several a node, others chains of nodes at once."""
+"""Lists the kernels of a graph by runtime: PyTorch eager launches one or several per node, others fuse chains of nodes."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ _WIDTHS = {
     "int8": (2.0, 1.0),
     "float4": (2.0, 0.5),
 }
-#: Type in which images are put in order where nothing is fused.
+#: Type whose images are reordered where nothing is fused.
 _REORDERED = "tfloat32"
 _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
-#: Traffic of a convolution of one channel each over that of its tensors: neighbours are read again.
+#: Traffic of a depthwise convolution over that of its tensors: neighbours are read again.
 _DEPTHWISE_TRAFFIC = 2.0
-#: Operations on CUDA cores that an element takes as long as where ONNX Runtime adds the bias of a convolution, by a
-#: kernel of cuDNN's that does any op on tensors, and where it clips: neither is held up by memory. Read off ResNet-50
-#: at batch 16 on an H200, within 7% under six shares; MobileNet-V2's come out within 6% from batch 16 on, those of
-#: small batches up to twice as long (``python -m bench.gpu.launches``).
+#: Equivalent operations per element on CUDA cores of two slow kernels of ONNX Runtime: cuDNN's generic tensor op that
+#: adds the bias of a convolution, and clipping. Neither is bound by memory. Fitted to ResNet-50 at batch 16 on an H200,
+#: within 7% under six shares; MobileNet-V2's come out within 6% from batch 16 on, those of small batches up to twice as
+#: long (``python -m bench.gpu.launches``).
 _SLOW_FLOPS = 230.0
-#: The same of softmaxes, normalisations, activations and copies in half precision, which move as few bytes an element
-#: that a GPU with much bandwidth waits for its SMs: BERT by TensorRT 8.0 on an A100 (the T4's bandwidth hides it).
+#: The same for softmaxes, normalisations, activations and copies in half precision: they move so few bytes per element
+#: that a GPU with much bandwidth waits for its SMs. BERT by TensorRT 8.0 on an A100 (the T4's bandwidth hides it).
 _HALF_FLOPS = 90.0
-#: Element-wise ops whose kernels read and write vectors of elements: image networks show nothing of this.
+#: Element-wise ops with vectorised kernels, exempt from `_HALF_FLOPS`: image networks show no such slow-down.
 _STREAMED = frozenset({"Relu", "Clip", "Add", "Sum", "BatchNormalization"})
-#: Elements: whole numbers no more than these are shapes and indices, which are worked out without a kernel.
+#: Maximum elements of integer tensors taken as shapes and indices, which the host computes without a kernel.
 _SMALL = 64
-#: Columns that tell of all turns of a body together.
+#: Columns that hold totals over all iterations of a body.
 _OF_ALL_TURNS = ("flops", "read_bytes", "written_bytes", "elements")
 _INTEGERS = ("int64", "int32", "bool", "uint8")
-#: Op type of the kernels that a convolution launches beside its own.
+#: Op type of the additional kernels that a convolution launches.
 PART_OF_CONVOLUTION = "(part of the convolution)"
 
 
 class LaunchMode(StrEnum):
-    """How nodes become kernels, by runtime; ``:fused-attention``: its optimizer makes one kernel of an attention.
+    """Runtimes, by how nodes become kernels; ``:fused-attention``: the optimizer fuses attention into one kernel.
 
-    Without that, and where the file has no attention as one op, products and softmax are kernels of their own, as
-    ONNX Runtime's optimizer and TensorRT 8.0 leave them. Attention in full precision is never one kernel.
+    Without fused attention, and where the file has no attention op, products and softmax are kernels of their own, as
+    in ONNX Runtime's optimizer and TensorRT 8.0. Attention in full precision is never fused.
     """
 
-    #: ONNX Runtime's CUDA provider, which `gpuprof serve` runs: a kernel a node, biases of convolutions and of most
-    #: products in kernels of their own; residuals and their normalisation together; inputs and outputs copied.
+    #: ONNX Runtime's CUDA provider, used by `gpuprof serve`: a kernel per node, biases of convolutions and of most
+    #: products in kernels of their own; residuals fused with their normalisation; inputs and outputs copied.
     ONNXRUNTIME = "onnxruntime"
     ONNXRUNTIME_FUSED = "onnxruntime:fused-attention"
-    TENSORRT = "tensorrt"  #: Chains of element-wise ops in one kernel each.
+    TENSORRT = "tensorrt"  #: Each chain of element-wise ops in one kernel.
     TENSORRT_FUSED = "tensorrt:fused-attention"
     EAGER = "pytorch-eager"  #: PyTorch, op by op.
     EAGER_FUSED = "pytorch-eager:fused-attention"
-    FUSED = "pytorch-compiled"  #: TorchInductor, which replaces attention by one kernel.
+    FUSED = "pytorch-compiled"  #: TorchInductor, with fused attention.
 
     @classmethod
     def _missing_(cls, value: object) -> LaunchMode | None:
-        return {"eager": cls.EAGER, "fused": cls.FUSED}.get(str(value))  # as earlier versions wrote them
+        return {"eager": cls.EAGER, "fused": cls.FUSED}.get(str(value))  # names in earlier versions
 
     @property
     def is_onnxruntime(self) -> bool:
@@ -92,7 +92,7 @@ class LaunchMode(StrEnum):
 
     @property
     def fuses_attention(self) -> bool:
-        """Whether attention in half precision or below is one kernel, however the file writes it."""
+        """Whether attention in half precision or below is fused, however the file writes it."""
         return self is LaunchMode.FUSED or self.endswith(":fused-attention")
 
 
@@ -101,11 +101,11 @@ class KernelList:
     """The kernels of a graph."""
 
     ops: OpTable  #: N kernels.
-    #: How many times each runs: the steps of a recurrent op, the nodes that all turns of a Loop run.
+    #: Runs of each kernel: the steps of a recurrent op, the nodes that all iterations of a Loop run.
     count: tuple[int, ...]
-    op_types: tuple[str, ...]  #: Of the node that each is of; `PART_OF_CONVOLUTION` of what follows its first.
-    unknown: tuple[str, ...]  #: Op types of which only the traffic is known, sorted.
-    #: Of a batch: what it takes from the host, and gives back to it.
+    op_types: tuple[str, ...]  #: Type of each kernel's node; `PART_OF_CONVOLUTION` for a convolution's further kernels.
+    unknown: tuple[str, ...]  #: Op types with unknown FLOPs, only their traffic counted, sorted.
+    #: ``input_bytes``, ``output_bytes``: Bytes of a batch copied from the host, and back to it.
     input_bytes: float = 0.0
     output_bytes: float = 0.0
 
@@ -114,7 +114,7 @@ _Row = tuple[str, dict[str, float]]
 
 
 def list_kernels(graph: ModelGraph, precision: str, runtime: LaunchMode) -> KernelList:
-    """Return what ``runtime`` launches for ``graph`` in ``precision``."""
+    """Return the kernels launched by ``runtime`` for ``graph`` in ``precision``."""
     walk = _Walk(graph, precision, runtime)
     rows = [(place, row, count) for place in range(len(graph.ops)) for row, count in walk.kernels(place)]
     places = [place for place, _, _ in rows]
@@ -142,7 +142,7 @@ def are_alike(one: str, other: str, runtime: LaunchMode) -> bool:
 
 
 class _Walk:
-    """One pass over a graph: which nodes are launched, and with which traffic."""
+    """A pass over a graph that lists the launched nodes with their traffic."""
 
     def __init__(self, graph: ModelGraph, precision: str, runtime: LaunchMode) -> None:
         self._ops = graph.ops
@@ -156,14 +156,14 @@ class _Walk:
             by_onnxruntime=self._by_onnxruntime,
             attention=runtime.fuses_attention,
         )
-        # Products of 8 bits that were measured quantise their operands first; in a file that is an op of its own.
+        # The measured products in 8 bits quantise their operands first; in a file quantising is an op of its own.
         self._width_of_products = max(self._operand, min(self._width, 2.0))
         self._width_between = self._operand if precision == "int8" else self._width
         self._of_shapes = _list_of_shapes(graph.ops)
         self._reorders = precision == _REORDERED and not self._fused
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
-        """Yield the rows of the kernels of a node, and how many times each runs."""
+        """Yield the rows of a node's kernels, and the number of runs of each."""
         op = self._ops[place]
         if _is_empty(op):
             return
@@ -189,7 +189,7 @@ class _Walk:
             yield self._whole_attention(op), 1
         else:
             family, row = self._rowwise(place)
-            if op.launches > 1:  # a body's ops wait for one another, and so do its turns
+            if op.launches > 1:  # ops and iterations of a body run one after another
                 row["read_bytes"], row["written_bytes"] = float(op.bytes_read), float(op.bytes_written)
                 row |= {name: row[name] / op.launches for name in _OF_ALL_TURNS}
             yield (family, row), op.launches
@@ -199,13 +199,13 @@ class _Walk:
         if not op.outputs or (op.op_type in VIEWS and op.op_type != "Cast"):
             return True
         if self._fused and op.op_type == "DequantizeLinear" and len(op.weights) == len(op.inputs):
-            return True  # weights in 8 bits, which products read as they are
+            return True  # weights in 8 bits, read directly by products
         small = all(t.elements <= _SMALL for t in op.inputs) and all(
             t.elements <= _SMALL and (t.dtype in _INTEGERS or t.name in self._of_shapes) for t in op.outputs
         )
         readers = [self._ops[r].op_type for t in op.outputs for r in self._groups.readers[t.name]]
         strided = op.op_type == "Transpose" and bool(readers) and all(kind in PRODUCTS for kind in readers)
-        # Products read only the two last dimensions exchanged; other orders, of heads before tokens, are copied.
+        # Products read only an exchange of the last two dimensions; other orders, as heads before tokens, are copied.
         strided = strided and (self._fused or not self._narrow or _exchanges_last(op))
         same = op.op_type == "Cast" and len({t.dtype for t in (*op.inputs, *op.outputs) if "int" not in t.dtype}) < 2
         return small or strided or same or (op.op_type == "Expand" and all(kind in ELEMENTWISE for kind in readers))
@@ -229,7 +229,7 @@ class _Walk:
         return _attention_columns(batch * heads, batch * key_heads, queries, keys, size, self._width, causal=causal)
 
     def _projection(self, op: Op) -> _Row:
-        """Return the product by which ONNX Runtime's own Attention makes queries, keys and values of its input."""
+        """Return the product of ONNX Runtime's own Attention that projects its input to queries, keys and values."""
         taken, weight = op.inputs[0], op.inputs[1]
         rows, depth, columns = float(prod(taken.shape[:-1])), float(weight.shape[0]), float(weight.shape[1])
         row = {
@@ -243,7 +243,7 @@ class _Walk:
         return "matmul", row
 
     def _projected_attention(self, op: Op) -> _Row:
-        """Return the attention of ONNX Runtime's own Attention, of a sequence to itself."""
+        """Return the self-attention of ONNX Runtime's own Attention."""
         batch, queries, _ = op.inputs[0].shape
         heads = int(op.attributes.get("num_heads", 1))  # type: ignore[call-overload]
         size = max(1, op.outputs[0].shape[-1] // heads)
@@ -307,13 +307,13 @@ class _Walk:
     def _layout_conversion(self, tensor: Tensor) -> _Row:
         """Return the kernel that puts the channels last before a convolution in TF32, or first again behind it.
 
-        In half precision cuDNN takes either order, and compilers keep the channels last: ResNet-50 by TensorRT in TF32
-        came out up to twice as long with these.
+        In half precision cuDNN takes either order, and compilers keep the channels last: with these kernels, ResNet-50
+        by TensorRT in TF32 was predicted up to twice as long.
         """
         return "movement", {"read_bytes": self._width * tensor.elements, **self._measure_output(tensor)}
 
     def _bias_row(self, tensor: Tensor) -> dict[str, float]:
-        """Return the kernel of cuDNN by which ONNX Runtime adds the bias of a convolution, in place."""
+        """Return cuDNN's kernel by which ONNX Runtime adds the bias of a convolution, in place."""
         slow = {"flops": _SLOW_FLOPS * tensor.elements}
         return {"read_bytes": self._bytes(tensor), **self._measure_output(tensor), **slow}
 
@@ -356,7 +356,7 @@ class _Walk:
         return ("elementwise" if op.op_type in ELEMENTWISE else "movement"), row
 
     def _extra_bytes(self, place: int) -> float:
-        """Return what the ops fused into a product read besides what it gives."""
+        """Return the bytes read by the ops fused into a product, the product's result excluded."""
         group = {place, *self._groups.members[place]}
         inputs = {
             t.name: t
@@ -367,7 +367,7 @@ class _Walk:
         return sum(map(self._bytes, inputs.values()))
 
     def _is_operand(self, place: int, other: int, tensor: Tensor) -> bool:
-        """Return whether it is an operand of the product ``place``, or of ``other``, which is one with it."""
+        """Return whether ``tensor`` is an operand of the product ``place``, or of ``other``, a product joined with it."""
         joint = self._ops[other].op_type in PRODUCTS and tensor in self._ops[other].inputs[:2]
         return joint or tensor in self._ops[place].inputs[:1]
 
@@ -404,7 +404,7 @@ def _is_empty(op: Op) -> bool:
 
 
 def _list_of_shapes(ops: Sequence[Op]) -> frozenset[str]:
-    """Return the tensors that follow from shapes alone: the host works out small ones."""
+    """Return the tensors computed from shapes alone: the host computes small ones."""
     found: set[str] = set()
     for op in ops:
         inputs = {tensor.name for tensor in op.inputs} - {tensor.name for tensor in op.weights}
@@ -414,7 +414,7 @@ def _list_of_shapes(ops: Sequence[Op]) -> frozenset[str]:
 
 
 def _count_row(op: Op) -> float:
-    """Return how many elements a softmax or a normalisation works on together."""
+    """Return the number of elements that a softmax or a normalisation processes together."""
     shape, axis = op.inputs[0].shape, op.attributes.get("axis", -1)
     if op.op_type == "InstanceNormalization":
         return float(prod(shape[2:]))

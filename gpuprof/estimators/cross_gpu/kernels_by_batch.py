@@ -1,4 +1,4 @@
-"""The kernels of a model at every batch, and what the host takes to launch them."""
+"""The kernels of a model at every batch, and the host's time to launch them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, are_alike, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 
-#: Seconds of the host for a kernel. ONNX Runtime took 7.7 to 9.4 us for each kernel listed of four networks at batch 1
-#: on the host of an H200 (``python -m bench.gpu.launches``). PyTorch's dispatcher and modules took 19 to 42 us: BERT by
-#: TorchScript and eagerly on the hosts of NVIDIA's and Hugging Face's tables. A ready plan takes 4. Attention that ONNX
-#: Runtime's optimizer has fused launches several kernels as one op: 1.1 ms for BERT-base in Hugging Face's table.
+#: Host seconds per kernel. ONNX Runtime took 7.7 to 9.4 us for each kernel listed of four networks at batch 1 on the
+#: host of an H200 (``python -m bench.gpu.launches``). PyTorch's dispatcher and modules took 19 to 42 us: BERT by
+#: TorchScript and eagerly on the hosts of NVIDIA's and Hugging Face's tables. A ready plan takes 4. Fused attention in
+#: ONNX Runtime launches several kernels as one op: 1.1 ms for BERT-base in Hugging Face's table.
 _HOST_S = {
     "onnxruntime": 8.4e-6,
     "onnxruntime:fused-attention": 5.4e-6,
@@ -26,25 +26,26 @@ _HOST_S = {
     "pytorch-compiled": 4e-6,
     "tensorrt": 4e-6,
 }
-#: What ONNX Runtime copies from and to the host's memory, which is pageable: 8.1 and 15 GB/s there.
+#: Bandwidth of ONNX Runtime's copies from and to the host's memory, which is pageable: 8.1 and 15 GB/s there.
 _TO_DEVICE_BYTES_PER_S, _TO_HOST_BYTES_PER_S = 8.1e9, 15e9
-#: What cuDNN does takes longer to set up: ResNets, DenseNet and MobileNet at batch 1 and 4 take 0.9 to 1.3 times their
-#: measured times with these, on the hosts of the thesis (V100) and of ParvaGPU (A100).
+#: Host seconds of cuDNN's ops, which take longer to set up: with these, ResNets, DenseNet and MobileNet at batch 1 and
+#: 4 take 0.9 to 1.3 times their measured times, on the hosts of the thesis (V100) and of ParvaGPU (A100).
 _EAGER_HOST_S: Mapping[str, float] = {"Conv": 50e-6, "ConvTranspose": 50e-6, "BatchNormalization": 40e-6}
-#: Every batch up to this is predicted, of larger ones one or two in each doubling; those between lie on a line.
+#: Largest batch up to which every batch is predicted. Of larger batches one or two per doubling are predicted; the
+#: others are interpolated linearly.
 _DENSE = 4
-#: Batches whose graphs say whether kernels are in proportion to the batch.
+#: Batches whose graphs decide whether kernels are linear in the batch.
 _READ = (1, 2, 4)
 _DOUBLINGS = tuple(1 << power for power in range(2, 20))
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
 
 
 class KernelsByBatch:
-    """The kernels of a model at any batch, from its graph at two of them where all is in proportion."""
+    """The kernels of a model at any batch, from its graphs at two batches where all kernels are linear in the batch."""
 
     def __init__(self, graph_at: Callable[[int], ModelGraph], precision: str, runtime: LaunchMode) -> None:
         self._graph_at = graph_at
-        self.precision = precision  #: The type that products are computed in.
+        self.precision = precision  #: Type of the products' arithmetic.
         self.runtime = runtime  #: How nodes become kernels.
         self._known: dict[int, KernelList] = {}
         self._linear: bool | None = None
@@ -54,23 +55,23 @@ class KernelsByBatch:
         self._host_s: dict[int, float] = {}
 
     def compute_in(self, precision: str) -> KernelsByBatch:
-        """Return the kernels of the same model and runtime in another precision, the same where they are alike."""
+        """Return the kernels of the same model and runtime in another precision; equal kernels are shared."""
         other = KernelsByBatch(self._graph_at, precision, self.runtime)
         if are_alike(self.precision, precision, self.runtime):
-            other = copy(self)  # which shares what was found and what will be
+            other = copy(self)  # shares the caches
             other.precision = precision
         return other
 
     def list_grid(self, most: int) -> tuple[int, ...]:
-        """Return the batches up to ``most`` that are predicted."""
-        if most not in self._lists:  # asked for with every batch under every share
+        """Return the predicted batches up to ``most``."""
+        if most not in self._lists:  # called with every batch under every share
             points = {*range(1, _DENSE + 1), *(one for low in _DOUBLINGS for one in self._list_steps(low))}
             taken = (one for one in sorted(points) if one <= most and (self.is_linear() or self._is_taken(one)))
             self._lists[most] = tuple(taken)
         return self._lists[most]
 
     def _is_taken(self, batch: int) -> bool:
-        """Return whether the model takes a batch: of a fixed one it takes no other."""
+        """Return whether the model accepts a batch: a fixed batch excludes all others."""
         try:
             self.at(batch)
         except InputError:
@@ -78,20 +79,20 @@ class KernelsByBatch:
         return True
 
     def find_distinct(self, batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows of the kernels at ``batch`` that are unlike all before them, and which of them each is."""
-        like = 0 if self._linear else batch  # kernels that are alike at two batches are so at all
+        """Return the rows of the distinct kernels at ``batch``, and the index of each kernel among them."""
+        like = 0 if self._linear else batch  # linear kernels that agree at two batches agree at all
         if like not in self._distinct:
             tables = [self.at(1).ops, self.at(2).ops] if like == 0 else [self.at(batch).ops]
             self._distinct[like] = find_distinct_rows(tables)
         return self._distinct[like]
 
     def grid(self, batch: int) -> tuple[int, ...]:
-        """Return ``batch``, or the two batches between which its time lies on a line.
+        """Return ``batch``, or the two batches between which its time is interpolated.
 
-        Predicted are all batches up to four, then two in each doubling; where kernels are not in proportion to the
-        batch, so that each takes a graph of its own, one in each, unless the model refuses it.
+        All batches up to four are predicted, then two per doubling. Where kernels are not linear in the batch, so that
+        each batch needs a graph of its own, one per doubling, unless the model refuses it.
         """
-        if batch not in self._grids:  # a plan asks for every batch under every share
+        if batch not in self._grids:  # called for every batch under every share
             self._grids[batch] = self._find_grid(batch)
         return self._grids[batch]
 
@@ -103,12 +104,12 @@ class KernelsByBatch:
         return ends if self.is_linear() or all(map(self._is_taken, ends)) else (batch,)
 
     def _list_steps(self, low: int) -> tuple[int, ...]:
-        """Return the batches that are predicted from a power of two to the next."""
+        """Return the predicted batches from a power of two to the next."""
         return (low, low + low // 2, 2 * low) if self.is_linear() else (low, 2 * low)
 
     def host_seconds(self, batch: int) -> float:
         """Return `host_seconds` of the kernels at ``batch``."""
-        like = 0 if self._linear else batch  # as many kernels at every batch
+        like = 0 if self._linear else batch  # every batch has the same number of kernels
         if like not in self._host_s:
             self._host_s[like] = host_seconds(self.at(batch), self.runtime)
         return self._host_s[like]
@@ -125,14 +126,14 @@ class KernelsByBatch:
         return list_kernels(self._graph_at(batch), self.precision, self.runtime)
 
     def is_linear(self) -> bool:
-        """Return whether all kernels are in proportion to the batch."""
+        """Return whether all kernels are linear in the batch."""
         if self._linear is None:
             try:
                 one, two, four = map(self.at, _READ)
             except InputError:
                 self._linear = False
                 return False
-            # On the line through batches 1 and 2, batch 4 is at 3 · two - 2 · one.
+            # By extrapolation from batches 1 and 2, batch 4 is at 3 · two - 2 · one.
             same = one.op_types == two.op_types == four.op_types and one.count == two.count == four.count
             self._linear = same and all(
                 np.allclose(getattr(four.ops, name), 3 * getattr(two.ops, name) - 2 * getattr(one.ops, name), rtol=1e-9)
@@ -154,15 +155,15 @@ class KernelsByBatch:
 
 
 def find_distinct_rows(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first of each kind of rows that agree in all tables, and the kind of every row."""
+    """Return the first row of each group of rows that agree in all tables, and the group of every row."""
     keys = np.column_stack([getattr(one, field.name) for one in tables for field in fields(OpTable)])
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    # NumPy 2.0 gives the inverse of a unique along an axis another shape than the versions before and after.
+    # NumPy 2.0 returns the inverse of unique along an axis in another shape than other versions.
     return first, inverse.reshape(-1)
 
 
 def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
-    """Return what the host takes to launch all kernels."""
+    """Return the host's time to launch all kernels."""
     own: Mapping[str, float] = {}
     if not runtime.is_onnxruntime:
         own = {**(_EAGER_HOST_S if runtime.is_eager else {}), PART_OF_CONVOLUTION: 0.0}
@@ -171,8 +172,8 @@ def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
 
 
 def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
-    """Return what copying a batch's inputs to the device and its outputs back takes, where the runtime is given none
-    of either on the device.
+    """Return the time of copying a batch's inputs to the device and its outputs back; 0 for runtimes that receive and
+    leave them on the device.
     """
     if not runtime.is_onnxruntime or not kernels.count:
         return 0.0
@@ -182,12 +183,12 @@ def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
 def batch_seconds(
     kernels_s: NDArray[np.float64], host_s: float, kernels: KernelList, runtime: LaunchMode
 ) -> NDArray[np.float64]:
-    """Return the time of a batch from what its kernels and the host take, of any shape.
+    """Return the time of a batch from the times of its kernels and of the host, of any shape.
 
-    The host goes ahead of long kernels and is waited for at short ones, so that the longer of both counts. ONNX
-    Runtime's batches begin and end with copies that are waited for; near the point where both take the same, neither
-    is hidden: of 18 batches of four networks on an H200, with the times of their kernels as measured, the root of the
-    sum of squares was off by 7.7% in the median, the longer of both by 9.9% (``python -m bench.gpu.launches``).
+    The host runs ahead of long kernels and is waited for at short ones, so that the longer of both counts. ONNX
+    Runtime's batches begin and end with synchronous copies; near the point where both times are equal, neither is
+    hidden: of 18 batches of four networks on an H200, with measured kernel times, the root of the sum of squares was
+    off by 7.7% in the median, the longer of both by 9.9% (``python -m bench.gpu.launches``).
     """
     if not runtime.is_onnxruntime:
         return np.maximum(kernels_s, host_s)

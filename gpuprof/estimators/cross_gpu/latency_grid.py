@@ -1,4 +1,4 @@
-"""Times of models on GPUs by share and batch: those that a plan will ask for are predicted together and kept."""
+"""Times of models on GPUs by share and batch; the times that a plan will need are predicted together and cached."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model
 from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes
 
-#: Whoever asks for so many batches under a share, or for so many shares of an instance or of the whole device, makes a
-#: plan and will ask for more of them.
+#: Numbers of queries that identify a plan: batches under a share, and shares of an instance or of the whole device. A
+#: plan will ask for more of them.
 _MANY_BATCHES, _MANY_SHARES = 2, 8
-#: Batches and percentages that plans choose from: of the whole device in finer steps than of its instances.
+#: Batches and percentages that plans choose from: finer steps on the whole device than on its instances.
 _MOST_BATCH = 256
 _MOST_READ = 32
 _STEP, _INSTANCE_STEP = 2.5, 5.0
-#: Percentages that no smaller one is quicker than; few, since each is predicted beside the share that is asked for.
+#: Percentages that any smaller share must not beat; few, since each is predicted beside the queried share.
 _COMPARED_SHARES = (10.0, 25.0, 50.0, 75.0, 100.0)
 
 
 class LatencyGrid:
-    """Times of one model on one device: a batch takes no less than a smaller one, a share no less than larger ones.
+    """Times of one model on one device, monotonic: never falling with the batch, never rising with the share.
 
-    What was learned of small kernels is stepped, so that times by themselves fall by some percent here and there: on
-    half of a V100 by 15%. A share is compared with those of `_COMPARED_SHARES`, one of an instance with the whole
-    device, too. Nor is a device slower than one of the catalogue that is better in nothing.
+    The regressors of small kernels are step functions, so that raw times here and there fall by some percent: on half
+    of a V100 by 15%. A share is compared with those of `_COMPARED_SHARES`, a share of an instance with the whole
+    device, too. Nor is a device slower than a device of the catalogue that is better in nothing.
 
     Parameters
     ----------
@@ -60,22 +60,22 @@ class LatencyGrid:
         self._kernels, self._device, self._model, self._whole = kernels, device, model, whole
         self._busy = busy
         self._board: Figure | None = None
-        self._known: dict[Share, dict[int, Figure]] = {}  # no slower than worse devices, of batches of the grid
+        self._known: dict[Share, dict[int, Figure]] = {}  # no slower than worse devices, at batches of the grid
         self._told: dict[Share, dict[int, Figure]] = {}
         self._raised: dict[Share, dict[int, Figure]] = {}  # the same, no quicker than smaller batches
-        self._read: dict[Share, dict[int, Figure]] = {}  # of any batch; each share is compared with several others
+        self._read: dict[Share, dict[int, Figure]] = {}  # at any batch; each share is compared with several others
         self._asked: dict[Share, int] = {}
-        self._factors: dict[int, float] = {}  # what times under any share are multiplied by, by batch
+        self._factors: dict[int, float] = {}  # factors of times under any share, by batch
 
     def at(self, share: Share, batch: int) -> Figure:
-        """Return the time of one batch in ms; between two batches of the grid it lies on a line.
+        """Return the time of one batch in ms, interpolated linearly between two batches of the grid.
 
         Raises `InputError` when the device lacks the precision, or the model does not take the batch.
         """
         return self.series(share, (batch,))[0]
 
     def series(self, share: Share, batches: Sequence[int]) -> list[Figure]:
-        """Return the times of several batches, as `at` one by one. Raises `InputError` as `at` does."""
+        """Return the times of several batches, as `at` does for each. Raises `InputError` as `at` does."""
         told = self._told.setdefault(share, {})
         shares = (share, *_list_larger(share))
         asked = [one for one in batches if one not in told]
@@ -91,12 +91,12 @@ class LatencyGrid:
         return [told[one] for one in batches]
 
     def board_seconds(self) -> Figure:
-        """Return the least time of the whole board that an item of a batch takes, in seconds, with its interval.
+        """Return the least time of the whole board per item of a batch, in seconds, with its interval.
 
         Raises `InputError` as `at` does.
         """
         if self._board is None:
-            # A batch that is not in proportion takes a graph of its own, which may take a second to read.
+            # Without linear kernels each batch needs a graph of its own, which may take a second to read.
             most = _MOST_BATCH if self._kernels.is_linear() else _MOST_READ
             batches = self._kernels.list_grid(most) or self._kernels.list_grid(_MOST_BATCH)
             least = self._model.board_seconds(self._kernels, batches, self._device)
@@ -108,7 +108,9 @@ class LatencyGrid:
         return self._board
 
     def _conserve_work(self, share: Share, batch: int, figure: Figure) -> Figure:
-        """Return the time of a share beside a busy board: no less than its part of the board takes for the work."""
+        """Return the time of a share beside a busy board: at least the board's time for the work over the share's
+        fraction.
+        """
         if not self._busy or share.is_whole:
             return figure
         least = self.board_seconds().scale_by(1e3 * batch / self._device.fraction(share))
@@ -116,7 +118,7 @@ class LatencyGrid:
         return Figure(max(figure.value, least.value), figure.source, low, max(figure.upper(), least.upper()))
 
     def _read_time(self, share: Share, grid: Sequence[int], batch: int) -> Figure:
-        """Return the time of a batch of the grid or between two, by what is known of the share alone."""
+        """Return the time of a batch of the grid, or interpolated between two, from the share's own times."""
         read = self._read.setdefault(share, {})
         if batch not in read:
             ends = [self._raise(share, one) for one in grid]
@@ -128,7 +130,7 @@ class LatencyGrid:
         return self._kernels.list_grid(batch) if batch > 1 else ()
 
     def _raise(self, share: Share, batch: int) -> Figure:
-        """Return the time of a batch of the grid, or of the smaller one that takes longest."""
+        """Return the time of a batch of the grid, at least that of all smaller batches."""
         raised = self._raised.setdefault(share, {})
         if batch not in raised:
             known = self._known[share]
@@ -137,7 +139,9 @@ class LatencyGrid:
         return raised[batch]
 
     def _predict(self, compared: Sequence[Share], missing: Sequence[int], asked: int) -> None:
-        """Predict what is missing of shares, the first of which was asked for; for a plan also what it will ask for."""
+        """Predict missing times of ``compared``, the queried share first; for a plan also the times of its later
+        queries.
+        """
         share = compared[0]
         self._asked[share] = self._asked.get(share, 0) + asked
         shares, batches = list(compared), tuple(missing)
@@ -158,13 +162,13 @@ class LatencyGrid:
             self._known.setdefault(one, {})[batch] = figure.scale_by(factor) if factor < 1.0 else figure
 
     def _compare_devices(self, whole_s: Mapping[int, float]) -> None:
-        """Note what times are multiplied by so that no worse device is quicker, from those on the whole device."""
+        """Record the factors of times so that no worse device is quicker, from the times on the whole device."""
         factors = {} if self._whole is None else self._whole.find_factors(self._device, whole_s)
         self._factors |= {batch: factors.get(batch, 1.0) for batch in whole_s}
 
 
 def _scale_to(figure: Figure, longest: float) -> Figure:
-    """Return a time, raised to ``longest`` where that is longer, with its interval in proportion."""
+    """Return a time, raised to ``longest`` where longer, with its interval in proportion."""
     return figure.scale_by(longest / figure.value) if longest > figure.value > 0.0 else figure
 
 
@@ -186,9 +190,9 @@ def _list_shares(mig: str | None) -> list[Share]:
 
 
 class CrossGpuLatencies:
-    """Times of models on GPUs, their kernels kept.
+    """Times of models on GPUs; caches their kernels.
 
-    ``graph_of``: model and batch → its graph; ``timed_ops``: device → ops that were measured on it; ``busy``: whether
+    ``graph_of``: model and batch → its graph; ``timed_ops``: device → ops measured on it; ``busy``: whether
     `predict_series` gives the times of shares beside a busy board (`LatencyGrid`).
     """
 
@@ -216,7 +220,9 @@ class CrossGpuLatencies:
     def predict_series(
         self, known: UnmeasuredModel, device: Device, batches: Sequence[int], share: Share
     ) -> list[Figure]:
-        """Return the times of several batches, as `busy` has it. Raises `InputError` as `predict` does."""
+        """Return the times of several batches, beside a busy board where ``busy``. Raises `InputError` as `predict`
+        does.
+        """
         return self._grid(known, device, busy=self._busy).series(share, batches)
 
     def board_seconds(self, known: UnmeasuredModel, device: Device) -> Figure:
@@ -224,7 +230,8 @@ class CrossGpuLatencies:
         return self._grid(known, device, busy=True).board_seconds()
 
     def _grid(self, known: UnmeasuredModel, device: Device, *, busy: bool) -> LatencyGrid:
-        # With the power limit, which times hang on (`rates.sustained_part`): a board may be given less.
+        # The key includes the power limit, on which times depend (`rates.sustained_part`): a board may be limited
+        # further.
         key = (known.name, device.name, device.max_power_w, busy)
         if key not in self._tables:  # a placement asks thousands of times
             timed, kernels = self._timed_ops(device), self.kernels_of(known, device)
@@ -234,7 +241,7 @@ class CrossGpuLatencies:
         return self._tables[key]
 
     def kernels_of(self, known: UnmeasuredModel, device: Device) -> KernelsByBatch:
-        """Return the kernels of a model in the precision that ``device`` computes it in.
+        """Return the kernels of a model in the precision of its arithmetic on ``device``.
 
         Raises `InputError` as `predict` does.
         """

@@ -1,8 +1,7 @@
-"""How far a GPU is from all that estimates were learned from.
+"""Distance of a GPU from the GPUs of the training data.
 
-Intervals hold for GPUs that are about as far from the others as each GPU was that was left out. One that is further
-off by a factor in what an SM does in a cycle, or in how many there are, is known by that factor less: time goes at most
-in proportion to a rate.
+Intervals hold for GPUs about as far from the others as each held-out GPU was. A GPU further off by a factor in an SM's
+work per cycle, or in the number of SMs, is known less well by that factor: time goes at most in proportion to a rate.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from gpuprof.domain.catalogue import devices
 from gpuprof.domain.device import Device
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, sustained_part
 
-#: Chip → its boards that the published ops were measured on; a chip is left out whole.
+#: Chip → its boards in the published ops; a chip is held out with all its boards.
 LEARNED_FROM: Mapping[str, tuple[str, ...]] = {
     "p4": ("p4",),
     "p100": ("p100",),
@@ -30,30 +29,32 @@ _WORTH_TELLING = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """By what a GPU is beyond those that were learned from."""
+    """The trait by which a GPU is furthest outside the training data."""
 
     trait: str  #: In words, with its unit.
-    #: ``value``, ``low``, ``high``: Of the GPU, and of those that were learned from.
+    #: ``value``, ``low``, ``high``: The trait of the GPU, and its range over the training data.
     value: float
     low: float
     high: float
-    factor: float  #: Above 1: how far it is beyond them, less what each of them is beyond the others at most.
+    factor: float  #: Above 1: distance beyond the range over the largest distance of a chip beyond the others.
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the trait and its range in words."""
         value, low, high = (f"{one:,.0f}" if one >= 10.0 else f"{one:.2g}" for one in (self.value, self.low, self.high))
         return f"{value} {self.trait}, learned from {low} to {high}"
 
 
 def measure_distance(device: Device, precision: str) -> Distance | None:
-    """Return by what a GPU, computing products in ``precision``, is furthest from what was learned from, if it is."""
+    """Return the largest distance of a GPU, with products in ``precision``, from the training data; None inside its
+    range.
+    """
     own = dict(_traits(device, precision))
     found = [one for name, value in own.items() if (one := _compare(name, value, precision)) is not None]
     return max(found, key=lambda one: one.factor, default=None)
 
 
 def describe_distance(device: Device, precision: str) -> str | None:
-    """Return in words by what a GPU is so far from what was learned from that it shows in intervals."""
+    """Return in words the distance of a GPU from the training data; None where intervals hardly show it."""
     most = measure_distance(device, precision)
     if most is None or most.factor < _WORTH_TELLING:
         return None
@@ -71,9 +72,9 @@ def _compare(trait: str, value: float, precision: str) -> Distance | None:
 
 @cache
 def _whole_range(trait: str, precision: str) -> tuple[float, float, float] | None:
-    """Return the least and the largest of all chips, and how many times as far one is beyond the others at most."""
+    """Return the least and the largest over all chips, and the largest factor by which a chip is beyond the others."""
     ranges = _ranges(precision).get(trait, {})
-    if len(ranges) < 2:  # nothing says how far apart GPUs may be
+    if len(ranges) < 2:  # one chip gives no distance between GPUs
         return None
     low, high = min(one for one, _ in ranges.values()), max(one for _, one in ranges.values())
     usual = 1.0
@@ -85,7 +86,7 @@ def _whole_range(trait: str, precision: str) -> tuple[float, float, float] | Non
 
 @cache
 def _ranges(precision: str) -> Mapping[str, Mapping[str, tuple[float, float]]]:
-    """Return for each trait the least and the largest of the boards of each chip."""
+    """Return for each trait and chip the least and the largest of the chip's boards."""
     ranges_by_kind: dict[str, dict[str, tuple[float, float]]] = {}
     for chip, boards in LEARNED_FROM.items():
         for board in boards:

@@ -1,4 +1,4 @@
-"""Ops that were measured on a GPU, from the kernel database: a few of them move the estimates for all its ops."""
+"""Measured ops of a GPU in the kernel database: a few of them correct the estimates of all its ops."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.kernel_db.schema import PER_OP
 from gpuprof.kernel_db.store import KernelDb
 
-#: More say no more, and take longer: so many are drawn.
+#: Maximum rows, drawn at random: more add time but no information.
 _MOST_ROWS = 200
-#: A row of more nodes than a product with its bias and activation is not the op that it stands at.
+#: Maximum nodes of a row: more than a product with its bias and activation is no longer the op of the row.
 _MOST_FUSED = 3
 _PRECISIONS: Mapping[str, str] = {**PRECISIONS, "fp8_block": "float8", "float8e4m3fn": "float8"}
 _FRAMEWORKS: Mapping[str, float] = {"vllm": 0.0, "tensorrt-llm": 1.0, "sglang": 2.0}
-#: Runtimes that time an op by itself with its launch; in a profile of a model kernels are timed.
+#: Runtimes that time an op by itself with its launch; profiles of models time kernels.
 _LAUNCHED = frozenset({"pytorch", "onnxruntime"})
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOp:
-    """Columns of the table ``ops`` that say what an op is and what it took."""
+    """Columns of the table ``ops`` that describe an op and its time."""
 
     model: str
     op_type: str
@@ -50,7 +50,7 @@ class TimedOp:
 
 
 def read_timed_ops(database: KernelDb, device: str) -> list[TimedOp]:
-    """Return ops that were measured on the whole of a device, some of them where there are many.
+    """Return ops measured on the whole of a device, a sample where there are many.
 
     Raises `InputError` when a file of the database is damaged.
     """
@@ -64,7 +64,7 @@ def read_timed_ops(database: KernelDb, device: str) -> list[TimedOp]:
 
 
 def adapt_model(model: CrossGpuModel, device: Device, timed: Sequence[TimedOp]) -> CrossGpuModel:
-    """Return the model moved to what was measured of ``device``; itself where nothing can be used."""
+    """Return the model corrected by the measurements of ``device``; unchanged where no row is usable."""
     described = [(table, row, precision) for row in timed for table, precision in _describe(row, device)]
     points, ratios = [], []
     for precision in sorted({precision for _, _, precision in described}):
@@ -81,7 +81,7 @@ def adapt_model(model: CrossGpuModel, device: Device, timed: Sequence[TimedOp]) 
 
 
 def _describe(row: TimedOp, device: Device) -> list[tuple[OpTable, str]]:
-    """Return the kernel of a row and its precision; nothing where it is not one kernel of which the costs are known."""
+    """Return the kernel of a row and its precision; nothing unless the row is a single kernel of known cost."""
     precision = _PRECISIONS.get(row.precision or row.dtype or "")
     op = _read_op(row)
     if op is None or precision not in device.flops_per_s or op.outputs[0].elements <= 1:
@@ -89,7 +89,7 @@ def _describe(row: TimedOp, device: Device) -> list[tuple[OpTable, str]]:
     graph = ModelGraph(op.name, 1, (op,), op.inputs, op.outputs, (), 0, "", "")
     try:
         kernels = list_kernels(graph, str(precision), LaunchMode.EAGER)
-    except (InputError, IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):  # a row of another tool's
+    except (InputError, IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):  # rows of other tools
         return []
     if len(kernels.ops) != 1 or kernels.count != (1,) or kernels.unknown:
         return []

@@ -1,4 +1,4 @@
-"""Which nodes of a graph run in one kernel: biases, some activations and attention anywhere, chains if fused."""
+"""Groups nodes of a graph into kernels: biases, some activations and attention in every runtime, chains if fused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NORMS |= {"GroupNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedL
 SOFTMAXES = frozenset({"Softmax", "LogSoftmax"})
 ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
 RECURRENT = {"LSTM": 4.0, "GRU": 3.0, "RNN": 1.0, "DynamicQuantizeLSTM": 4.0}
-#: Shapes change, no kernel runs; a transposition that a product reads is none either (strides of its operands).
+#: Ops that change shapes without a kernel; a transposition read by a product needs none either (strides of its
+#: operands).
 VIEWS = frozenset(
     {
         "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape", "Size", "Dropout", "Constant",
@@ -33,20 +34,20 @@ ELEMENTWISE = frozenset(
     }
 )  # fmt: skip
 
-#: Ops that give the same elements in the same order.
+#: Ops that keep the elements and their order.
 _RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-#: Ops that a kernel does at most: compilers end a chain there (TorchInductor's ``max_fusion_size``).
+#: Maximum ops of a kernel: compilers end a chain there (TorchInductor's ``max_fusion_size``).
 _MOST_FUSED = 64
 
 
 class NodeGroups:
-    """The nodes of a graph, which of them follow others, and with which they run.
+    """The nodes of a graph, their readers, and the nodes that share a kernel.
 
-    ``ops``: in the order of the graph; they are called by their places in it; ``fused``: whether the runtime joins
-    chains of element-wise ops; ``narrow``: whether products are in half precision or below: only then are there kernels
-    for whole attention; ``by_onnxruntime``: the sum before a normalisation and the bias
-    before that are done by its kernel, other biases are not part of products, and GELUs are one kernel in some orders;
-    ``attention``: whether there are kernels for whole attention at all.
+    ``ops``: in the order of the graph, identified by their places in it; ``fused``: whether the runtime joins chains of
+    element-wise ops; ``narrow``: whether products are in half precision or below, a condition of fused attention;
+    ``by_onnxruntime``: a normalisation's kernel does the sum before it and that sum's bias, other biases are not part
+    of products, and GELUs are one kernel in some orders; ``attention``: whether the runtime has kernels for whole
+    attention.
     """
 
     def __init__(
@@ -59,12 +60,12 @@ class NodeGroups:
         attention: bool = True,
     ) -> None:
         self._ops = ops
-        #: Tensor → who reads its elements, and not their number alone.
+        #: Tensor → ops that read its elements; readers of its shape alone are left out.
         self.readers: dict[str, list[int]] = defaultdict(list)
         for place, op in enumerate(ops):
             for tensor in op.inputs if op.op_type not in ("Shape", "Size") else ():
                 self.readers[tensor.name].append(place)
-        #: Tensor → who makes it.
+        #: Tensor → op that makes it.
         self.maker = {tensor.name: place for place, op in enumerate(ops) for tensor in op.outputs}
         self._absorbed: dict[int, int] = {}
         self.norm_rows: dict[int, int] = {}  #: First node of a normalisation written as several → elements of a row.
@@ -81,18 +82,18 @@ class NodeGroups:
             self._find_activated_products()
         if fused:
             self._find_chains()
-        #: A node whose kernel does the work of others → these.
+        #: A node whose kernel does the work of others → those nodes.
         self.members: dict[int, list[int]] = defaultdict(list)
         for place in self._absorbed:
             self.members[self._anchor(place)].append(place)
-        #: The last product of an attention → its nodes; the two last are the first product and itself.
+        #: The last product of an attention → its nodes; the last two are the first product and the last product.
         self.attention = self._find_attention() if narrow and attention else {}
         self._inside = {place for group in self.attention.values() for place in group}
         for last, group in self.attention.items():
             self._inside |= self._list_strided(group[-2], last)
 
     def is_inside(self, place: int) -> bool:
-        """Return whether a node has no kernel of its own, being done by another's."""
+        """Return whether a node has no kernel of its own: another node's kernel does its work."""
         return place in self._absorbed or place in self._inside
 
     def _anchor(self, place: int) -> int:
@@ -106,7 +107,7 @@ class NodeGroups:
         return readers.pop() if len(readers) == 1 and len(op.outputs) == 1 else None
 
     def _find_norms(self, *, fused: bool) -> None:
-        """Tie the ops that exporters make of one normalisation to the first of its means."""
+        """Tie the ops of a normalisation written by exporters to the first of its means."""
         search = NormSearch(self._ops, self.readers, self.maker)
         found: list[NormPattern] = [*search.find_layer_norms(), *(search.find_rms_norms() if fused else ())]
         for norm in found:
@@ -115,7 +116,7 @@ class NodeGroups:
                 self.norm_rows[norm.first] = norm.row
 
     def _find_biases(self) -> None:
-        """Tie the bias of a linear layer, which exporters write as an addition, to its product: one kernel anywhere."""
+        """Tie the bias of a linear layer, an addition in exported files, to its product: one kernel in every runtime."""
         for place, op in enumerate(self._ops):
             if op.op_type != "Add" or not any(len(weight.shape) == 1 for weight in op.weights):
                 continue
@@ -124,7 +125,9 @@ class NodeGroups:
                 self._absorbed[place] = before
 
     def _find_skip_norms(self) -> None:
-        """Tie a sum of two tensors that a normalisation alone reads to it, and a bias that the sum alone reads."""
+        """Tie to a normalisation a sum of two tensors that only the normalisation reads, and a bias that only the sum
+        reads.
+        """
         for place, op in enumerate(self._ops):
             if not op.inputs or (op.op_type not in NORMS and place not in self.norm_rows):
                 continue
@@ -136,18 +139,20 @@ class NodeGroups:
             self._absorbed.update({one: place for one in tied if one not in self._absorbed})
 
     def _find_sum(self, tensor: str, *, weights: int) -> int | None:
-        """Return the addition that makes a tensor, with so many one-dimensional weights, where one op reads it."""
+        """Return the addition that makes a tensor, with ``weights`` one-dimensional weights, where a single op reads
+        it.
+        """
         place = self.maker.get(tensor)
         if place is None or self._ops[place].op_type != "Add" or self._only_reader(place) is None:
             return None
         return place if sum(len(weight.shape) == 1 for weight in self._ops[place].weights) == weights else None
 
     def has_bias(self, place: int) -> bool:
-        """Return whether a convolution has a bias, its own or that which a normalisation behind it becomes."""
+        """Return whether a convolution has a bias, of its own or from a normalisation folded into it."""
         return self._normaliser(place) is not None or any(len(one.shape) == 1 for one in self._ops[place].weights)
 
     def _normaliser(self, place: int) -> int | None:
-        """Return the batch normalisation behind a convolution, which is folded into its weights and bias."""
+        """Return the batch normalisation behind a convolution, folded into its weights and bias."""
         reader = self._only_reader(place)
         return reader if reader is not None and self._ops[reader].op_type == "BatchNormalization" else None
 
@@ -158,9 +163,9 @@ class NodeGroups:
                 self._absorbed[reader] = place
 
     def _find_gelus(self, *, by_onnxruntime: bool) -> None:
-        """Tie the ops that exporters make of one GELU, ``x (1 + erf(x / sqrt 2)) / 2``, to their last.
+        """Tie the ops of a GELU written by exporters, ``x (1 + erf(x / sqrt 2)) / 2``, to their last.
 
-        ONNX Runtime knows it by the product of ``1 + erf`` with ``x`` or its half, and not where it is halved first.
+        ONNX Runtime recognises the product of ``1 + erf`` with ``x`` or its half, but not a halving before it.
         """
         for place, op in enumerate(self._ops):
             if op.op_type != "Erf":
@@ -180,7 +185,7 @@ class NodeGroups:
                     self._absorbed[halves] = chain[-1]
 
     def _find_joint_products(self) -> None:
-        """Tie linear layers that read the same, as queries, keys and values do, to the first of them: one product."""
+        """Tie linear layers with the same input, as queries, keys and values, to the first of them: one product."""
         first: dict[str, int] = {}
         for place, op in enumerate(self._ops):
             if op.op_type not in ("MatMul", "Gemm") or op.attributes.get("transA") or op.inputs[1] not in op.weights:
@@ -190,7 +195,9 @@ class NodeGroups:
                 self._absorbed[place] = one
 
     def _find_activated_products(self) -> None:
-        """Tie an activation of several ops, all that reads a linear layer, to it: its kernel ends with one."""
+        """Tie an activation of several ops, the only reader of a linear layer, to it: its kernel ends with the
+        activation.
+        """
         for place, op in enumerate(self._ops):
             readers = [reader for tensor in op.outputs for reader in self.readers[tensor.name]]
             last = {self._anchor(reader) for reader in readers}
@@ -201,7 +208,7 @@ class NodeGroups:
                 self._absorbed[end] = place
 
     def _find_swishes(self) -> None:
-        """Tie the sigmoid in ``x sigmoid(x)`` to the product: exporters write one activation as two ops."""
+        """Tie the sigmoid in ``x sigmoid(x)`` to the product: exporters write the activation as two ops."""
         for place, op in enumerate(self._ops):
             reader = self._only_reader(place) if op.op_type in ("Sigmoid", "HardSigmoid") else None
             if reader is None or self._ops[reader].op_type != "Mul":
@@ -213,7 +220,9 @@ class NodeGroups:
         return self._ops[place].op_type in ("Mul", "Div") and self._only_reader(place) == reader and place != reader
 
     def _find_chains(self) -> None:
-        """Tie element-wise ops to the op before that they alone read, and to a row-wise op that reads them alone."""
+        """Tie element-wise ops to the preceding op where they alone read it, and to a row-wise op that alone reads
+        them.
+        """
         members = Counter(self._anchor(place) for place in self._absorbed)
         for place, op in enumerate(self._ops):
             if op.op_type not in ELEMENTWISE or place in self._absorbed:
@@ -229,10 +238,10 @@ class NodeGroups:
             else:
                 reader = self._only_reader(place)
                 if reader is not None and self._ops[reader].op_type in SOFTMAXES | NORMS:
-                    self._absorbed[place] = reader  # which nothing absorbs: no two ops can be tied to each other
+                    self._absorbed[place] = reader  # nothing absorbs the reader: no two ops can be tied to each other
 
     def _pass_reshapes(self, tensor: str) -> int | None:
-        """Return who makes a tensor, reshapes that nobody else reads passed over."""
+        """Return the op that makes a tensor, skipping reshapes with a single reader."""
         place = self.maker.get(tensor)
         while place is not None and self._ops[place].op_type in _RESHAPES and self._only_reader(place) is not None:
             place = self.maker.get(self._ops[place].inputs[0].name)
@@ -268,8 +277,8 @@ class NodeGroups:
         return all(self._ops[p].op_type in PRODUCTS and len(self._ops[p].inputs[1].shape) > 2 for p in (before, after))
 
     def _list_strided(self, first: int, last: int) -> set[int]:
-        """Return what only moves queries, keys and values to an attention, and its result away: it reads and writes
-        in strides. A scaling of the queries is its own, too.
+        """Return the ops that only move an attention's inputs and result: its kernel reads and writes in strides. A
+        scaling of the queries belongs to the kernel, too.
         """
         moved: set[int] = set()
         waiting = [*self._ops[first].inputs[:2], self._ops[last].inputs[1]]

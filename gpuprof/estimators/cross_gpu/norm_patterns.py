@@ -1,4 +1,4 @@
-"""Normalisations that exporters write as chains of means and element-wise ops."""
+"""Finds normalisations that exporters write as chains of means and element-wise ops."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SCALING, _SQUARING = ("Div", "Mul"), ("Pow", "Mul")
 class NormPattern:
     """The nodes of one normalisation, by their places in the graph."""
 
-    first: int  #: The mean that it begins with.
+    first: int  #: The mean at its beginning.
     others: tuple[int, ...]
-    row: int  #: Elements that are normalised together.
+    row: int  #: Elements normalised together.
 
 
 class NormSearch:
     """Finds normalisations in a graph.
 
-    ``readers``: tensor → who reads it; ``maker``: tensor → who makes it.
+    ``readers``: tensor → ops that read it; ``maker``: tensor → op that makes it.
     """
 
     def __init__(self, ops: Sequence[Op], readers: Mapping[str, list[int]], maker: Mapping[str, int]) -> None:
@@ -43,7 +43,9 @@ class NormSearch:
                     yield self._pattern(first, [centred, square, mean, *scaled])
 
     def find_rms_norms(self) -> Iterator[NormPattern]:
-        """Yield ``x / sqrt(mean(x²) + epsilon)``, scaled or not: several kernels eagerly, one where ops are fused."""
+        """Yield ``x / sqrt(mean(x²) + epsilon)``, scaled or not: several kernels eagerly, a single kernel where ops are
+        fused.
+        """
         for square, op in enumerate(self._ops):
             mean = self._read_by(square, "ReduceMean") if op.op_type in _SQUARING else None
             scaled = None if mean is None else self._follow_root(mean)
@@ -51,7 +53,9 @@ class NormSearch:
                 yield self._pattern(mean, [square, *scaled])
 
     def _follow_root(self, mean: int) -> list[int] | None:
-        """Return the nodes from a mean's epsilon to the op that scales by its root, None where it is none of this."""
+        """Return the nodes from a mean's epsilon to the op that scales by its root, None where the pattern ends
+        earlier.
+        """
         nodes, place = [], mean
         for kind in ("Add", "Sqrt"):
             reader = self._read_by(place, kind)
@@ -80,7 +84,7 @@ class NormSearch:
         return [one for one in readers if self._ops[one].op_type in kinds]
 
     def _read_by(self, place: int, kind: str) -> int | None:
-        """Return the first op of a type that reads what an op gives."""
+        """Return the first op of type ``kind`` that reads an output of ``place``."""
         return next(iter(self._list_readers(place, (kind,))), None)
 
     def _makes_input(self, place: int, reader: int) -> bool:

@@ -1,4 +1,4 @@
-"""Ops as rows of numbers: what the features of all of them are computed from at once."""
+"""Ops as rows of numbers, from which the features of all ops are computed at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: Families of ops, each with a regressor of its own; ``movement`` has that of ``elementwise``.
+#: Families of ops, each with a regressor of its own; ``movement`` shares that of ``elementwise``.
 FAMILIES = ("matmul", "conv", "elementwise", "norm", "softmax", "attention", "movement")
 
 
@@ -20,8 +20,8 @@ class OpTable:
     """N ops."""
 
     family: NDArray[np.int64]  #: Shape (N,). Positions in `FAMILIES`.
-    #: ``b``, ``m``, ``n``, ``k``: Shape (N,). Of a product: how many, rows, columns and depth of each; a convolution as
-    #: the product that it is, groups being ``b``; attention: batch x heads, queries, keys and head size.
+    #: ``b``, ``m``, ``n``, ``k``: Shape (N,). Products: number, rows, columns and depth of each; convolutions: their
+    #: equivalent product, with groups as ``b``; attention: batch x heads, queries, keys and head size.
     b: Array
     m: Array
     n: Array
@@ -30,20 +30,19 @@ class OpTable:
     flops: Array
     read_bytes: Array
     written_bytes: Array
-    #: ``elements``, ``row``: Shape (N,). Elements that it gives, and how many of them one row has that is normalised
-    #: together.
+    #: ``elements``, ``row``: Shape (N,). Elements of the output, and elements normalised together in a row.
     elements: Array
     row: Array
     width: Array  #: Shape (N,). Bytes of an element.
-    #: ``kernel``, ``stride``, ``image``: Shape (N,). Of a convolution: side of kernel, step, side of what it gives; 0
-    #: otherwise.
+    #: ``kernel``, ``stride``, ``image``: Shape (N,). Convolutions: side of the kernel, stride, side of the output; 0
+    #: for other ops.
     kernel: Array
     stride: Array
     image: Array
-    #: Shape (N,). Of element-wise ops: 1 where they take a power or the like; of attention: keys' heads over queries'
-    #: heads; of products 1 where the second operand is no weight.
+    #: Shape (N,). Element-wise ops: 1 where they compute a power or the like; attention: heads of keys over heads of
+    #: queries; products: 1 where the second operand is no weight.
     extra: Array
-    causal: Array  #: Shape (N,). Of attention.
+    causal: Array  #: Shape (N,). Whether attention is causal.
 
     def __len__(self) -> int:
         return len(self.family)
@@ -64,12 +63,12 @@ def stack_tables(tables: Sequence[OpTable]) -> OpTable:
 
 
 def repeat_table(table: OpTable, times: int) -> OpTable:
-    """Return all ops of a table so many times, one round after another."""
+    """Return all ops of a table ``times`` times, one round after another."""
     return OpTable(*(np.tile(getattr(table, field.name), times) for field in fields(OpTable)))
 
 
 def make_table(family: str, count: int, **columns: Any) -> OpTable:
-    """Return ``count`` ops of one family; columns that are not given are zero, ``b``, ``m``, ``n``, ``k`` one."""
+    """Return ``count`` ops of one family; missing columns are zero, ``b``, ``m``, ``n``, ``k``, ``row``, ``width`` one."""
     given = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}
     ones = dict.fromkeys(("b", "m", "n", "k", "row", "width"), np.ones(count))
     zeros = {field.name: np.zeros(count) for field in fields(OpTable)}

@@ -1,9 +1,9 @@
-"""What of its peaks a GPU can hold: arithmetic under its power limit, and bandwidth of its kind of memory.
+"""Sustained rates of GPUs: arithmetic under the power limit, and bandwidth by kind of memory.
 
 Small boards (T4, P4, L4) never hold their boost clock while they multiply: power rises with clock and voltage, and the
-limit is reached far below. Power of arithmetic is taken as ``rate * energy``, with an energy for an operation that
-falls with each process and rises with the square of the clock; the clock that a limit leaves goes with a power of
-the ratio of what there is to what is needed.
+limit is reached far below. The power of arithmetic is ``rate * energy``; the energy of an operation falls with each
+process and rises with the square of the clock. The clock under a limit is the boost clock times a power of available
+over needed watts.
 """
 
 from __future__ import annotations
@@ -21,70 +21,72 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.roofline.roofline import bandwidth
 
-#: Process in nm → watts that 1 TFLOP/s of float32 takes at the clock in MHz beside it. 16, 12 and 7 from what the
-#: boards in NeuSight's data hold in long products (P100, V100 and T4, A100 at 250 and at 300 W); 8 between 12 and 7,
-#: 4 by the gains that TSMC announces from 7 to 5 nm and NVIDIA's 4N; 28 from the K80's limit.
+#: Process in nm → watts per TFLOP/s of float32 at the clock in MHz beside it. 16, 12 and 7 from the sustained rates of
+#: the boards in NeuSight's data in long products (P100, V100 and T4, A100 at 250 and at 300 W); 8 between 12 and 7, 4
+#: by the gains that TSMC announces from 7 to 5 nm and NVIDIA's 4N; 28 from the K80's limit.
 _ENERGY_W = {28.0: (34.0, 875.0), 16.0: (23.3, 1328.0), 12.0: (15.5, 1380.0), 8.0: (14.5, 1410.0), 7.0: (13.3, 1410.0)}
 _ENERGY_W[4.0] = (5.7, 1620.0)
 #: Energy of an operation of a type in units of float32's, from L40S, H100 and A100 in AIConfigurator's data.
 _ENERGY_OF_TYPE = {"float32": 1.0, "float64": 2.0, "tfloat32": 0.2, "float16": 0.11, "bfloat16": 0.11}
 _ENERGY_OF_TYPE |= {"int8": 0.085, "float8": 0.085, "float4": 0.045}
-#: The tensor cores of Volta and Turing take so many times as much: products of 4 x 4 x 4, whose operands go through
-#: registers. From the T4 in BERT by TensorRT; V100s in the same and in ResNet-50, which nothing was chosen by, show it.
+#: Energy of the tensor cores of Volta and Turing over that of later ones: products of 4 x 4 x 4, whose operands go
+#: through registers. From the T4 in BERT by TensorRT; V100s in the same and in ResNet-50, held out of the fit, confirm
+#: it.
 _FIRST_TENSOR_CORES, _WITH_FIRST_TENSOR_CORES = 2.1, range(7, 8)
-#: Clock goes with this power of the watts there are: A100-PCIe boards of 250 and 300 W (0.84 and 0.93 of the peak).
+#: Exponent of the clock over available watts: A100-PCIe boards of 250 and 300 W (0.84 and 0.93 of the peak).
 _CLOCK_EXPONENT = 0.56
-#: Watts that a board takes beside arithmetic, and for each GB/s of stacked memory.
+#: Watts of a board beside arithmetic, and per GB/s of stacked memory.
 _BOARD_W, _STACKED_W = 15.0, 0.03
-#: What of the peak bandwidth long element-wise ops draw: error correction takes a part of GDDR's.
+#: Part of the peak bandwidth achieved by long element-wise ops: error correction takes a part of GDDR's.
 _DRAWN = {"gddr": 0.76, "hbm": 0.88}
-#: The same of stacked memory before Volta, whose controller draws 95% and 1.5 times as many bytes (V100 data sheet,
-#: as measured on STREAM): 0.95 x 900 / 1.5 of 732 GB/s.
+#: The same for stacked memory before Volta. V100's controller achieves 95% and 1.5 times as many bytes (V100 data
+#: sheet, as measured on STREAM): 0.95 x 900 / 1.5 of 732 GB/s.
 _DRAWN_BEFORE_VOLTA = 0.78
 _DRAWN_OTHERWISE = 0.82
 _VOLTA = 7.0
-#: SMs with 128 float32 lanes (Pascal's GP10x, GA10x, Ada, Hopper) have the shared memory of those with 64, so that
-#: products on CUDA cores feed fewer of them: P4 0.87 where it is cool, other boards about 0.75 of their peak.
+#: Sustained part of SMs with 128 float32 lanes (Pascal's GP10x, GA10x, Ada, Hopper). Their shared memory is that of SMs
+#: with 64 lanes, so that products on CUDA cores feed fewer lanes: P4 0.87 while cool, other boards about 0.75 of their
+#: peak.
 _LANES_128 = 0.8
-#: Of 128 lanes in a cycle: a multiply-add counts two.
+#: Operations per cycle of 128 lanes: a multiply-add counts two.
 _FLOPS_OF_128_LANES = 256.0
-#: Cycles that the smallest kernel takes: the least in AIConfigurator's data is 2.0 us at 2520 MHz, 2.6 at 1410 to 1980.
+#: Cycles of the smallest kernel: the least in AIConfigurator's data is 2.0 us at 2520 MHz, 2.6 at 1410 to 1980.
 _KERNEL_CYCLES = 4200.0
 _CLOCK_MHZ = 1500.0
-#: Seconds of them where the clock is 1.5 GHz.
+#: Seconds of these cycles at a clock of 1.5 GHz.
 KERNEL_S = _KERNEL_CYCLES / _CLOCK_MHZ / 1e6
-#: Type that a matrix product is computed in where the GPU lacks one.
+#: Type of a matrix product's arithmetic where the GPU lacks the precision.
 _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
-#: Type → wider ones, of which a runtime computes a product in the first that the GPU has, or one wider still, where
-#: that is quicker: TF32 allows to round and does not ask for it, whoever quantises keeps the layers wide that gain
-#: nothing, and libraries have kernels that read 16 bits and compute in 32.
+#: Type → wider types. A runtime computes a product in the first of them that the GPU has, or in a still wider type,
+#: where quicker: TF32 is a permission to round, quantisation keeps layers wide that gain nothing, and libraries have
+#: kernels that read 16 bits and compute in 32.
 _WIDER = {"tfloat32": ("float32",)} | dict.fromkeys(("float16", "bfloat16"), ("tfloat32", "float32"))
 _WIDER |= dict.fromkeys(("int8", "float8", "float4"), ("float16", "float32"))
-#: One figure for all ops, or one for each of N.
+#: A single figure for all ops, or a figure for each of N.
 Rate = float | NDArray[np.float64]
 TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What a share of a GPU offers to ops of one precision; of several shares or GPUs to each op its own."""
+    """Rates of a share of a GPU for ops of one precision; with several shares or GPUs, arrays with each op's rates."""
 
     units: Rate  #: SMs of the share.
     #: ``matrix_per_s``, ``scalar_per_s``: Peak operations a second of matrix products in the precision, and of float32
     #: on CUDA cores.
     matrix_per_s: Rate
     scalar_per_s: Rate
-    sustained: Rate  #: Part of the peak that the power limit leaves to long products, in (0, 1].
-    #: ``bytes_per_s``, ``drawn``: Peak bandwidth, and what of it long ops draw.
+    sustained: Rate  #: Part of the peak that long products reach under the power limit, in (0, 1].
+    #: ``bytes_per_s``, ``drawn``: Peak bandwidth, and the part of it achieved by long ops.
     bytes_per_s: Rate
     drawn: Rate
     l2_bytes: Rate
-    threads: Rate  #: That an SM holds.
+    threads: Rate  #: Maximum threads of an SM.
     tensor: bool  #: Whether products run on tensor cores.
-    kernel_s: Rate  #: What a kernel takes at least: latencies are a number of cycles.
-    cycles_per_s: Rate  #: Of all SMs together, at the boost clock.
-    width: float  #: Bytes of an operand that products are computed in.
-    #: Of the wider type that products are computed in where that is quicker; None: there is none.
+    kernel_s: Rate  #: Least seconds of a kernel: latencies are a number of cycles.
+    cycles_per_s: Rate  #: Cycles of all SMs together, at the boost clock.
+    width: float  #: Bytes of an operand in the products' arithmetic.
+    #: Rates of the wider type used for products where quicker; None: there is none.
     instead: DeviceRates | None = None
 
     def take(self, rows: Any) -> DeviceRates:
@@ -95,15 +97,15 @@ class DeviceRates:
 
 
 _NUMBERS = tuple(field.name for field in fields(DeviceRates) if field.name != "instead")
-#: Bytes of an operand of a type; of others 4.
+#: Bytes of an operand by type; 4 for other types.
 _BYTES = {"float64": 8.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "float8": 1.0, "float4": 0.5}
 
 
 def rates_of(device: Device, precision: str, share: Share | None = None, *, busy: bool = False) -> DeviceRates:
-    """Return what ``share`` of ``device`` offers to products in ``precision``.
+    """Return the rates of ``share`` of ``device`` for products in ``precision``.
 
-    The clock is that of a board whose SMs are all at work, whatever the share. In MLPerf v2.0 a slice of an A100 whose
-    six neighbours idle did 1.02 to 1.05 times its part of the whole board's work.
+    The clock is that of a board with all SMs at work, whatever the share. In MLPerf v2.0 a slice of an A100 with six
+    idle neighbours did 1.02 to 1.05 times its part of the whole board's work.
 
     Parameters
     ----------
@@ -142,12 +144,12 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
 
 
 def wider_type(device: Device, precision: str) -> str | None:
-    """Return the next wider type of a GPU that products in ``precision`` may be computed in; None: there is none."""
+    """Return the next wider type of a GPU for products in ``precision``; None: there is none."""
     return next((name for name in _WIDER.get(precision, ()) if name in device.flops_per_s), None)
 
 
 def stack_rates(rates: Sequence[DeviceRates], rows: int | Sequence[int]) -> DeviceRates:
-    """Return the rates of shares or devices that run the same kernels, each for so many ops, one after another."""
+    """Return the rates of shares or devices that run the same kernels, each repeated ``rows`` times, one after another."""
     if len(rates) == 1:
         return rates[0]
     columns = {name: [getattr(one, name) for one in rates] for name in _NUMBERS}
@@ -157,7 +159,7 @@ def stack_rates(rates: Sequence[DeviceRates], rows: int | Sequence[int]) -> Devi
 
 
 def sustained_part(device: Device, precision: str) -> float:
-    """Return the part of its peak rate that a GPU holds in long products: what feeds its lanes, and its power limit."""
+    """Return the part of its peak rate that a GPU sustains in long products, limited by feeding its lanes and by power."""
     fed = 1.0
     if precision == "float32" and device.clock_mhz:
         each = device.flops_per_s["float32"] / (device.compute_units * device.clock_mhz * 1e6)
@@ -176,9 +178,9 @@ def sustained_part(device: Device, precision: str) -> float:
 
 
 def _clock_of_peak(device: Device, precision: str) -> float:
-    """Return the clock in MHz at which the peak rate of a type is told.
+    """Return the clock in MHz of the specified peak rate of a type.
 
-    Of tensor cores it may be below the boost clock (H100: 1,830 of 1,980 MHz); what an SM multiplies in a cycle is a
+    For tensor cores it may be below the boost clock (H100: 1,830 of 1,980 MHz); an SM's multiplications per cycle are a
     power of two.
     """
     boost = device.clock_mhz or _CLOCK_MHZ
@@ -189,14 +191,14 @@ def _clock_of_peak(device: Device, precision: str) -> float:
 
 
 def resolve_precision(device: Device, precision: str) -> str:
-    """Return the type that the GPU computes products in for ``precision``: TF32 in float32 where it has none."""
+    """Return the type of the GPU's products for ``precision``: float32 in place of TF32 where it lacks TF32."""
     while precision not in device.flops_per_s and precision in _INSTEAD:
         precision = _INSTEAD[precision]
     return precision
 
 
 def _drawn_part(device: Device) -> float:
-    """Return what of its peak bandwidth a GPU draws in long ops."""
+    """Return the part of its peak bandwidth that a GPU achieves in long ops."""
     kind = (device.dram_type or "").rstrip("23456789xe")  # "hbm2e" is a kind of "hbm", "gddr6x" one of "gddr"
     if kind == "hbm" and float(device.compute_capability or _VOLTA) < _VOLTA:
         return _DRAWN_BEFORE_VOLTA
