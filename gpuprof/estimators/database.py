@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.roofline.op_work import WorkByBatch
 
 _MOST_BATCH = 256
-#: Percent of a GPU: what MPS serving systems cut it into (ParvaGPU, iGniter: tenths).
+#: Shares in percent of a GPU, as MPS serving systems cut it (ParvaGPU, iGniter: tenths).
 _GPU_SHARES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0)
 
 
@@ -51,26 +51,26 @@ class DatabaseEstimator:
     Parameters
     ----------
     db : KernelDb or None
-        None: nothing was measured, every figure is the roofline's.
+        None: no measurements, every figure is the roofline's.
     graphs : mapping of str to Path, optional
         Model's name → its ONNX file, for models that the database does not hold or whose file has moved. A model
-        may also be named by the path itself; if the database knows the file by its hash, its figures count.
+        may also be named by the path itself; if the database holds the file's hash, its figures count.
     learned : callable
-        Device → regressors trained for it, or None; called once a device, when something was not measured. They
-        are asked before the roofline.
+        Device → regressors trained for it, or None; called once per device, on the first unmeasured figure. They
+        take precedence over the roofline.
     execution : Execution, optional
-        In which precision and by which runtime models run on GPUs of which nothing was measured; by default what the
-        model's types give in ONNX Runtime.
+        Precision and runtime of models on unmeasured GPUs; by default the precision of the model's types in ONNX
+        Runtime.
     alone : bool
         Whether predicted times of a share without neighbours are those on an idle board. By default they are those
-        beside a busy one, as plans need them: bandwidth and cache that nobody else draws now will be drawn later.
+        beside a busy board, as plans need them: neighbours will draw the bandwidth and cache that are idle now.
 
     Attributes
     ----------
     known : KnownModels
-        Which models there are, and what is known of each.
+        The models, with their measurements.
     verdicts : BatchVerdicts
-        Which models mix the items of a batch: no batch but of one is listed for them.
+        Whether a model mixes the items of a batch: for such models only batch 1 is listed.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DatabaseEstimator:
             for name, known in self.known.measured.items()
             for device, ranked in known.variants.items()
         }
-        #: What was co-located, and the interference models that it speaks for.
+        #: The measured co-locations, with the interference models fitted to them.
         self.colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
         learned_of = cache(lambda identity: learned(identity.device))
         timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
@@ -101,7 +101,7 @@ class DatabaseEstimator:
         self._latencies = ModelLatencies(self.known, lambda device: learned_of(_Identity(device)), cross_gpu)
         self._memory = ModelMemory(self.known, lambda device: learned_of(_Identity(device)), execution)
         self._unprofiled = UnprofiledRequirements(cross_gpu)
-        # Caches of this object: on the methods themselves they would keep every estimator alive.
+        # Caches of this object: caches of the methods themselves would keep every estimator alive.
         self._answer = lru_cache(maxsize=200_000)(self._estimate)
         self._alone = lru_cache(maxsize=200_000)(
             lambda identity, workload: self._latencies.alone(identity.device, workload)
@@ -120,7 +120,7 @@ class DatabaseEstimator:
         """Predict ``processes`` copies of ``model`` under ``share``, with ``beside`` running on the same device.
 
         Raises `InputError` when the model or a neighbour is unknown, the model was not measured on the device and its
-        ONNX file is not there, or what is asked for is ruled out by a failure.
+        ONNX file is missing, or a failure rules the workload out.
         """
         if batch < 1 or processes < 1:
             raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
@@ -130,18 +130,18 @@ class DatabaseEstimator:
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
     ) -> tuple[Figure, ...]:
-        """Return the times of `estimate` at each of the batches, without what else it says of them.
+        """Return the times of `estimate` at each of the batches, without its other figures.
 
         Raises `InputError` as `estimate` does for any of them.
         """
-        if type(self).estimate is not DatabaseEstimator.estimate:  # whoever derives a class says what it likes
+        if type(self).estimate is not DatabaseEstimator.estimate:  # a subclass may override `estimate`
             return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
         known, identity, times = self.known.find_model(model), _Identity(device), []
         failed = known.failed_on(device.name)
         if device.kind == "gpu" and not (failed or known.points.get(device.name) or known.others):
             return tuple(self._latencies.predict(known, device, batches, part_of_one(share, processes)))
         if batches and find_failure(device, Workload(model, max(batches), share, processes), failed) is None:
-            failed = []  # what rules out a batch rules out all larger ones
+            failed = []  # a failure that rules out a batch rules out all larger batches
         for batch in batches:
             workload = Workload(model, batch, share, processes)
             if failed and not known.has_run(device.name, workload):
@@ -150,14 +150,16 @@ class DatabaseEstimator:
         return tuple(times)
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return a time alone as it is at least beside others; see `gpuprof.domain.estimate.SlowingEstimator`."""
+        """Return the least time beside neighbours, given the time alone; see
+        `gpuprof.domain.estimate.SlowingEstimator`.
+        """
         derived = type(self).estimate is not DatabaseEstimator.estimate  # as in `batch_times`
         return alone if derived else self.colocations.slow_any(alone, device)
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return the least time of the whole device that a request takes; see `gpuprof.domain.board_work`.
+        """Return the least time of the whole device per request; see `gpuprof.domain.board_work`.
 
-        Of a model that was measured on the device: that of the share that does most for its size.
+        For a model measured on the device: the time under the share with the most work for its size.
         """
         known = self.known.find_model(model)
         if points := known.points.get(device.name):
@@ -181,7 +183,7 @@ class DatabaseEstimator:
         return self._fitting(_Identity(device), model, share.mig)
 
     def _list_fitting(self, identity: _Identity, model: str, mig: str | None) -> tuple[int, ...]:
-        """Return the powers of two that fit: what was not measured takes as much memory under any share."""
+        """Return the powers of two that fit: without measurements, memory does not depend on the share."""
         known, share = self.known.find_model(model), Share(mig=mig)
         powers = [2**k for k in range(_MOST_BATCH.bit_length())]
         return tuple(batch for batch in powers if self._memory.fits(known, identity.device, batch, share)) or (1,)
@@ -203,7 +205,7 @@ class DatabaseEstimator:
         device, known = identity.device, self.known.find_model(workload.model)
         self.known.require_no_failure(known, device, workload, beside)
         if beside:
-            # A plan asks for a workload beside thousands of others: all but its time stays as it is alone.
+            # A plan asks for a workload beside thousands of others: all figures but its time stay as alone.
             alone = self._answer(identity, workload, ())
             latency = self.colocations.beside(alone.latency_ms, device, workload, beside)
             return replace(alone, latency_ms=latency, unknown_ops=self._list_unknown(known, latency))
@@ -233,20 +235,20 @@ class DatabaseEstimator:
         return (is_served or bool(known.points.get(device.name))) and is_padded(known, device)
 
     def _read_work(self, known: MeasuredModel, latency: Figure) -> WorkByBatch | None:
-        """Return the work of a model where more must be known of it than was measured."""
+        """Return the work of a model where its measurements do not suffice."""
         certain = classify_source(latency.source) in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
         # Reading a file of hundreds of megabytes takes a second.
         return None if certain else self.known.read_work(known)
 
     def _list_unknown(self, known: MeasuredModel, latency: Figure) -> tuple[str, ...]:
-        """Return the ops of which nothing is known, where they make a time unsure."""
+        """Return the ops of unknown cost where they make a time unsure."""
         if classify_source(latency.source) in (MEASURED, INTERPOLATED):
             return ()
         work = self.known.read_work(known)
         return () if work is None else work.smallest.unknown_ops
 
     def _creq(self, known: MeasuredModel, device: Device, workload: Workload) -> Sequence[tuple[str, Figure]]:
-        """Return the compute requirement by metric: as profiled, else of the whole GPU as its kernels will fill it."""
+        """Return the compute requirement by metric: as profiled, else predicted from the kernels on the whole GPU."""
         if known.points.get(device.name) or known.others:
             columns = [(metric, figure_of(known, device, workload, column)) for metric, column in CREQ_METRICS.items()]
             return tuple((metric, figure) for metric, figure in columns if figure is not None)
@@ -269,11 +271,11 @@ class DatabaseEstimator:
                 self.known.find_model(neighbour.model)
 
     def _running(self, device: Device, workload: Workload) -> RunningWorkload | None:
-        """Return how a workload behaves alone, for the interference models; None where nothing is known of it."""
+        """Return the behaviour of a workload alone, for the interference models; None where unknown."""
         return self._behaviours(_Identity(device), workload)
 
     def _sm_utilization(self, device: Device, workload: Workload) -> float | None:
-        """Return which part of the SMs a workload alone keeps busy, in percent; the upper end where it is predicted."""
+        """Return the busy part of the SMs of a workload alone, in percent; the upper end where predicted."""
         figures = dict(self._creq(self.known.find_model(workload.model), device, workload))
         figure = figures.get("wavg_sm_util")
         return None if figure is None else min(100.0, figure.value if figure.is_observed else figure.upper())
@@ -296,7 +298,9 @@ class DatabaseEstimator:
         )
 
     def _traffic_pct(self, known: MeasuredModel, device: Device, workload: Workload, alone_ms: float) -> float:
-        """Return what the ops read and write over what the memory could deliver meanwhile, 0 without the graph."""
+        """Return the traffic of the ops over the memory's capacity in the time alone, in percent; 0
+        without the graph.
+        """
         work = self.known.read_work(known)
         if work is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""Third-party estimators, whose errors are reported in one line instead of as a bug of gpuprof."""
+"""Wraps third-party estimators: their errors are reported in one line, apart from gpuprof's own bugs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def _is_number(value: object) -> bool:
 
 
 class ForeignEstimator:
-    """Implements `gpuprof.domain.estimate.Estimator` by one called ``name`` that is not gpuprof's own.
+    """Implements `gpuprof.domain.estimate.Estimator` by a third-party estimator called ``name``.
 
-    What it raises is a `PluginError`, except `GpuprofError`: that is how it says that it knows nothing of a workload.
+    Exceptions of the estimator become `PluginError`, except `GpuprofError`, which reports that it cannot estimate a
+    workload.
     """
 
     def __init__(self, name: str, estimator: Estimator) -> None:
@@ -43,9 +44,9 @@ class ForeignEstimator:
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return what the estimator says.
+        """Return the wrapped estimator's estimate.
 
-        Raises `InputError` as the estimator does; `PluginError` where it raises anything else or returns what is none.
+        Raises `InputError` as the estimator does; `PluginError` for any other exception or an invalid estimate.
         """
         said = self._ask(lambda: self._estimator.estimate(model, device, batch, share, beside, processes))
         if not isinstance(said, Estimate):
@@ -76,28 +77,30 @@ class ForeignEstimator:
         return times
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return a time alone as it is at least beside others, as it is where the estimator does not say."""
+        """Return the least time beside neighbours, given the time alone; unchanged where the estimator
+        has no such method.
+        """
         estimator = self._estimator
         if not isinstance(estimator, SlowingEstimator):
             return alone
         return self._ask(lambda: estimator.slow_beside_any(device, alone))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return what the estimator says."""
+        """Return the batches of the wrapped estimator."""
         sizes = self._ask(lambda: tuple(self._estimator.batches(model, device, share)))
         if wrong := [size for size in sizes if not isinstance(size, Integral) or size < 1]:
             raise self._wrong("a batch size", "a whole number from 1", wrong[0])
         return tuple(map(int, sizes))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return what the estimator says."""
+        """Return the shares of the wrapped estimator."""
         shares = self._ask(lambda: tuple(self._estimator.shares(model, device)))
         if wrong := [share for share in shares if not isinstance(share, Share)]:
             raise self._wrong("a share", "a Share", wrong[0])
         return shares
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
-        """Return the table of the estimator, None where it has none."""
+        """Return the estimator's interference table, None where it has none."""
         return self._ask(lambda: tabulate_interference(self._estimator, device, workloads))
 
     def _require_figure(self, name: str, figure: Figure, *, above_zero: bool) -> None:
@@ -120,6 +123,6 @@ class ForeignEstimator:
             return question()
         except GpuprofError:
             raise
-        except Exception as error:  # others may raise anything
+        except Exception as error:  # plug-ins may raise anything
             said = describe_error(error)
             raise PluginError(f"the estimator {self._name!r} failed: {said}", "--debug shows where") from error

@@ -1,4 +1,4 @@
-"""An estimator that returns one end of another's intervals, for the best and the worst case of a plan."""
+"""An estimator that returns an end of another estimator's intervals, for the best and the worst case of a plan."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ class IntervalEndEstimator:
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return the other's estimate at this end. Raises `InputError` as the other does."""
+        """Return the wrapped estimator's estimate at this end. Raises `InputError` as it does."""
         estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
         memory = None if estimate.memory_bytes is None else self._at_end(estimate.memory_bytes)
         latency = self._at_end(estimate.latency_ms)
-        # In proportion: at a lower end the hidden part must stay below the time, or the throughput would have no sense.
+        # In proportion: at a lower end the hidden part must stay below the time, or the throughput would be
+        # meaningless.
         hidden = estimate.overlapped_ms * latency.value / estimate.latency_ms.value
         return replace(estimate, latency_ms=latency, memory_bytes=memory, overlapped_ms=hidden)
 
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
     ) -> tuple[Figure, ...]:
-        """Return the other's times at this end. Raises `InputError` as the other does."""
+        """Return the wrapped estimator's times at this end. Raises `InputError` as it does."""
         return tuple(map(self._at_end, batch_times(self.estimator, model, device, batches, share, processes)))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return what the other does."""
+        """Return the batches of the wrapped estimator."""
         return self.estimator.batches(model, device, share)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return what the other does."""
+        """Return the shares of the wrapped estimator."""
         return self.estimator.shares(model, device)
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return the other's work at this end."""
+        """Return the wrapped estimator's board work at this end."""
         work = board_work(self.estimator, model, device)
         return None if work is None else self._at_end(work)
 

@@ -31,7 +31,7 @@ class Execution:
     runtime: LaunchMode = LaunchMode.ONNXRUNTIME
 
     def rate_name(self, device: Device, own_type: str) -> str:
-        """Return the name of the rate of a model's products on ``device``; ``own_type``: type of the model's weights."""
+        """Return the name of the rate of a model's products on ``device``; ``own_type``: type of its weights."""
         if self.precision is None:
             found = "tfloat32" if own_type == "float32" else own_type
             return resolve_precision(device, found)

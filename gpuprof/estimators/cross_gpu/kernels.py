@@ -1,4 +1,4 @@
-"""Lists the kernels of a graph by runtime: PyTorch eager launches one or several per node, others fuse chains of nodes."""
+"""Lists the kernels of a graph by runtime: PyTorch eager launches some per node, others fuse chains of nodes."""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ class _Walk:
         return sum(map(self._bytes, inputs.values()))
 
     def _is_operand(self, place: int, other: int, tensor: Tensor) -> bool:
-        """Return whether ``tensor`` is an operand of the product ``place``, or of ``other``, a product joined with it."""
+        """Return whether ``tensor`` is an operand of the product ``place``, or of ``other``, joined with it."""
         joint = self._ops[other].op_type in PRODUCTS and tensor in self._ops[other].inputs[:2]
         return joint or tensor in self._ops[place].inputs[:1]
 

@@ -116,7 +116,7 @@ class NodeGroups:
                 self.norm_rows[norm.first] = norm.row
 
     def _find_biases(self) -> None:
-        """Tie the bias of a linear layer, an addition in exported files, to its product: one kernel in every runtime."""
+        """Tie the bias of a linear layer, an addition in exported files, to its product: one kernel everywhere."""
         for place, op in enumerate(self._ops):
             if op.op_type != "Add" or not any(len(weight.shape) == 1 for weight in op.weights):
                 continue

@@ -68,7 +68,7 @@ def repeat_table(table: OpTable, times: int) -> OpTable:
 
 
 def make_table(family: str, count: int, **columns: Any) -> OpTable:
-    """Return ``count`` ops of one family; missing columns are zero, ``b``, ``m``, ``n``, ``k``, ``row``, ``width`` one."""
+    """Return ``count`` ops of a family; absent columns are 0, ``b``, ``m``, ``n``, ``k``, ``row``, ``width`` one."""
     given = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}
     ones = dict.fromkeys(("b", "m", "n", "k", "row", "width"), np.ones(count))
     zeros = {field.name: np.zeros(count) for field in fields(OpTable)}

@@ -149,7 +149,7 @@ def wider_type(device: Device, precision: str) -> str | None:
 
 
 def stack_rates(rates: Sequence[DeviceRates], rows: int | Sequence[int]) -> DeviceRates:
-    """Return the rates of shares or devices that run the same kernels, each repeated ``rows`` times, one after another."""
+    """Return the rates of shares or devices that run the same kernels, one after another, each ``rows`` times."""
     if len(rates) == 1:
         return rates[0]
     columns = {name: [getattr(one, name) for one in rates] for name in _NUMBERS}
@@ -159,7 +159,7 @@ def stack_rates(rates: Sequence[DeviceRates], rows: int | Sequence[int]) -> Devi
 
 
 def sustained_part(device: Device, precision: str) -> float:
-    """Return the part of its peak rate that a GPU sustains in long products, limited by feeding its lanes and by power."""
+    """Return the part of its peak rate that a GPU sustains in long products, limited by operand feeding and power."""
     fed = 1.0
     if precision == "float32" and device.clock_mhz:
         each = device.flops_per_s["float32"] / (device.compute_units * device.clock_mhz * 1e6)

@@ -1,4 +1,4 @@
-"""GPUs of the catalogue that are no better than another in anything: none of them may be estimated quicker than it."""
+"""Devices of the catalogue that another device equals or beats in every rate: none may be estimated quicker than it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.rates import DeviceRates, rates_of, wider_type
 
 _UNLIMITED = float("inf")
-#: Of these a GPU of the catalogue that has them is compared in them alone, and with wider types kernel by kernel.
+#: Types in which a GPU is compared only with catalogue GPUs of the same type; their wider types compete kernel by
+#: kernel.
 _HALF_TYPES = frozenset({"float16", "bfloat16"})
-#: Whether products run on tensor cores, in the precision and in each wider one that they may run in instead.
+#: Whether products run on tensor cores, in the precision and in each wider type used instead.
 _Kind = tuple[bool, ...]
 
 
 class WholeTimes:
-    """Times of a model on whole GPUs, those of all that are asked for together predicted at once and kept."""
+    """Times of a model on whole GPUs, predicted together per call and cached."""
 
     def __init__(self, kernels: KernelsByBatch, model: CrossGpuModel) -> None:
         self._kernels, self._model = kernels, model
@@ -27,12 +28,11 @@ class WholeTimes:
         self._known: dict[tuple[str, int], float] = {}
 
     def find_factors(self, device: Device, own_s: Mapping[int, float]) -> dict[int, float]:
-        """Return for each batch what the time on ``device`` is multiplied by so that none that is worse is quicker.
+        """Return for each batch the factor of the time on ``device`` so that no worse device is quicker.
 
-        A worse one may lack the precision: what it takes in a wider type is compared, too, since the device may run
-        that as well. ``own_s``: batch → seconds on all of the device.
-
-        Raises `InputError` when the GPU lacks the precision of the kernels.
+        A worse device may lack the precision: its time in a wider type is compared, too, since ``device`` may run the
+        wider type as well. ``own_s``: batch → seconds on all of the device. Raises `InputError` when the GPU lacks the
+        precision of the kernels.
         """
         least = {batch: one for batch, one in own_s.items() if one > self._kernels.host_seconds(batch)}
         if least:
@@ -41,12 +41,12 @@ class WholeTimes:
         if least and wider is not None and self._kernels.precision not in _HALF_TYPES:
             if wider not in self._wider:
                 self._wider[wider] = WholeTimes(self._kernels.compute_in(wider), self._model)
-            compared = {one.name for one in list_worse(device, self._kernels.precision)}  # no slower than in the wider
+            compared = {one.name for one in list_worse(device, self._kernels.precision)}  # already no slower
             self._wider[wider]._lower(least, [one for one in list_worse(device, wider) if one.name not in compared])
         return {batch: least.get(batch, one) / one if one > 0.0 else 1.0 for batch, one in own_s.items()}
 
     def _lower(self, least: dict[int, float], worse: Sequence[Device]) -> None:
-        """Lower the seconds of each batch to those of the quickest of some devices."""
+        """Lower the seconds of each batch to those of the quickest of the ``worse`` devices."""
         pairs = [(one, batch) for one in worse for batch in least]
         bounds = self._model.bound_whole(self._kernels, pairs) if pairs else []
         near = [pair for pair, bound in zip(pairs, bounds, strict=True) if bound < least[pair[1]]]
@@ -60,14 +60,15 @@ class WholeTimes:
         for place, (name, batch) in enumerate(keys):
             if (name, batch) not in self._known:
                 missing.setdefault(kinds[name], []).append(place)
-        for places in missing.values():  # those whose products run on the same kinds of cores at once
+        for places in missing.values():  # devices with products on the same kinds of cores at once
             found = self._model.time_whole(self._kernels, [pairs[place] for place in places])
             self._known.update(zip([keys[place] for place in places], found, strict=True))
         return [self._known[key] for key in keys]
 
 
 def list_worse(device: Device, precision: str) -> list[Device]:
-    """Return GPUs of the catalogue that are worse in some rate and better in none, for products in ``precision``.
+    """Return the GPUs of the catalogue that are worse than ``device`` in some rate and better in none, in
+    ``precision``.
 
     Raises `InputError` when the GPU lacks the precision.
     """
@@ -77,7 +78,7 @@ def list_worse(device: Device, precision: str) -> list[Device]:
 
 @cache
 def _list_gpus(precision: str) -> tuple[tuple[Device, bool, tuple[float, ...]], ...]:
-    """Return each GPU that has the precision, whether products run on tensor cores, and its rates."""
+    """Return each GPU with the precision, whether its products run on tensor cores, and its rates."""
     found = [one for one in devices().values() if one.kind == "gpu" and precision in one.flops_per_s]
     return tuple((one, rates_of(one, precision).tensor, _list_rates(one, precision)) for one in found)
 

@@ -1,1 +1,1 @@
-"""USHER's GK-Estimator: ops, the kernels they call, and which of them overlap."""
+"""USHER's GK-Estimator: ops, the kernels they launch, and the sets of concurrent kernels."""

@@ -1,4 +1,4 @@
-"""USHER's GK-Estimator: what a model needs, from its kernels and which of them run at once (OSDI'24, section 3.2)."""
+"""USHER's GK-Estimator: a model's requirement from its kernels and their concurrency (OSDI'24, section 3.2)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAU_NS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel of a model and when it starts."""
+    """A kernel of a model with its start."""
 
     op: int  #: Position in the graph.
     kernel: Kernel
@@ -26,29 +26,29 @@ class Launch:
 
     @property
     def end_ns(self) -> float:
-        """When it ends."""
+        """Time at which the kernel ends."""
         return self.start_ns + self.kernel.duration_ns
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequirement:
-    """What a model needs."""
+    """Latency, compute and memory requirement of a model."""
 
     latency_ms: float  #: All kernels one after another, as runtimes launch them on one stream.
     parallel_ms: float  #: The longest chain, where branches run at once.
-    #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: Creq by metric, as `profile` has it: the
-    #: largest sum over a set of concurrent kernels, at most 100; its average over the batch, gaps between kernels
-    #: included where the host launches more slowly than the device runs; the same of the SMs that their launches need.
+    #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: Creq by metric, as in `profile`: the largest
+    #: sum over a set of concurrent kernels, at most 100; its average over the batch, gaps between kernels included
+    #: where the host launches more slowly than the device runs; the same average of the SMs that their launches need.
     #: None where the kernels' counters or launches were not measured.
     max_occupancy_pct: float | None
     wavg_occupancy_pct: float | None
     wavg_sm_util_pct: float | None
     memory_bytes: int  #: Mreq: weights, the activations alive at once, and the largest workspace.
-    unknown_ops: tuple[str, ...]  #: Op types without any kernel in the table; they count as taking no time.
+    unknown_ops: tuple[str, ...]  #: Op types without any kernel in the table, counted with no time.
 
 
 def require(graph: ModelGraph, table: KernelTable, *, host_ms: float = 0.0) -> ModelRequirement:
-    """Return what ``graph`` needs on the device of ``table``; its host takes ``host_ms`` to launch all of it."""
+    """Return the requirement of ``graph`` on the device of ``table``; ``host_ms``: launch time of all kernels."""
     launches, unknown = launch_times(graph, table)
     sets = concurrent_sets(launches)
     return ModelRequirement(
@@ -63,9 +63,9 @@ def require(graph: ModelGraph, table: KernelTable, *, host_ms: float = 0.0) -> M
 
 
 def launch_times(graph: ModelGraph, table: KernelTable) -> tuple[list[Launch], tuple[str, ...]]:
-    """Return every kernel with its start, and the op types that have none.
+    """Return every kernel with its start, and the op types without kernels.
 
-    The kernels of an op run one after another; its first starts when the last of every op that it reads has ended.
+    The kernels of an op run one after another, the first from the end of the last kernel of all its producers.
     """
     before: dict[int, list[int]] = {}
     for producer, consumer in graph.edges():
@@ -86,9 +86,9 @@ def launch_times(graph: ModelGraph, table: KernelTable) -> tuple[list[Launch], t
 
 
 def concurrent_sets(launches: Sequence[Launch], tau_ns: float = TAU_NS) -> list[tuple[Launch, ...]]:
-    """Return the sets of kernels that may run at once: those that start no more than τ after the first of their set.
+    """Return the sets of kernels that may run at once: kernels that start at most τ after the first of their set.
 
-    Kernels of one op depend on one another and are never in one set.
+    Kernels of an op depend on each other and are never in the same set.
     """
     sets: list[list[Launch]] = []
     for launch in sorted(launches, key=lambda one: (one.start_ns, one.op)):
@@ -101,13 +101,15 @@ def concurrent_sets(launches: Sequence[Launch], tau_ns: float = TAU_NS) -> list[
 
 
 def memory_bytes(graph: ModelGraph) -> int:
-    """Return Mreq: weights, the most activations alive at once and the largest unfolded convolution input."""
+    """Return Mreq: weights, the largest size of live activations and the largest unfolded convolution input."""
     workspace = max((workspace_bytes(op) for op in graph.ops), default=0)
     return graph.weight_bytes + peak_activation_bytes(graph) + workspace
 
 
 def _sums(sets: Sequence[Sequence[Launch]], metric: str) -> list[tuple[float, float]]:
-    """Return for each set the sum of the metric, at most 100, and how long the set runs; nothing if any is unknown."""
+    """Return for each set the sum of the metric, at most 100, and the set's duration; nothing if any
+    value is unknown.
+    """
     sums = []
     for members in sets:
         values = [getattr(launch.kernel, metric) for launch in members]

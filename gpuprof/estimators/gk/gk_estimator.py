@@ -31,11 +31,11 @@ _LEVEL = 0.9
 class GkEstimator:
     """Implements `gpuprof.domain.estimate.Estimator` by the kernels of ops (`gpuprof.estimators.gk.gk`).
 
-    A model's latency is the sum of its kernels' times, its compute requirement that of the kernels that run at once,
-    its memory what is alive at once. Kernels are known of the whole device; a share takes longer by what the roofline
-    takes longer on it. The interval is by how far latencies of models measured on the device are from what this
-    estimator says of them, from four models on; an op type without kernels counts with its roofline and widens it.
-    Neighbours slow a model down as `DatabaseEstimator` says. ``graphs``: as for `DatabaseEstimator`.
+    A model's latency is the sum of its kernels' times, its compute requirement that of concurrent kernels, its memory
+    the largest size of live tensors. Kernels are measured on the whole device; times under a share are scaled by the
+    roofline's ratio. The interval comes from the errors of this estimator on the models measured on the device, from
+    four models on; an op type without kernels counts with its roofline and widens the interval. Neighbours slow a model
+    down as in `DatabaseEstimator`. ``graphs``: as for `DatabaseEstimator`.
     """
 
     def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
@@ -92,7 +92,7 @@ class GkEstimator:
         if key not in self._known:
             table = self._table(device)
             graph = self._database.known.read_graph(model, batch)
-            mode = LaunchMode.ONNXRUNTIME  # by which the averages of `profile` are measured
+            mode = LaunchMode.ONNXRUNTIME  # the runtime of `profile`'s averages
             host_ms = 1e3 * host_seconds(list_kernels(graph, "float32", mode), mode)
             required = require(graph, table, host_ms=host_ms)
             work = replace(work_of(graph), unknown_ops=required.unknown_ops)
@@ -110,9 +110,9 @@ class GkEstimator:
         return Figure(value, SOURCE, value / (spread or 1.0), value * (spread or 1.0) + more)
 
     def _spread(self, device: Device) -> float | None:
-        """Return how far measured latencies are from estimated ones, as a factor; None with too few models."""
+        """Return the error of estimated latencies against measured ones, as a factor; None with too few models."""
         if device.name not in self._spreads:
-            self._spreads[device.name] = None  # nothing is known while it is being found out
+            self._spreads[device.name] = None  # ends the recursion
             ratios = []
             for model in self.models:
                 ratio = self._ratio(model, device)
@@ -128,7 +128,7 @@ class GkEstimator:
         try:
             measured = self._database.estimate(model, device, batch, Share()).latency_ms.value
             estimated_ms = self._of(model, device, batch).required.latency_ms
-        except InputError:  # its file is gone
+        except InputError:  # the model's file is gone
             return None
         return measured / estimated_ms if estimated_ms else None
 
@@ -147,7 +147,7 @@ class GkEstimator:
 
 @dataclass(frozen=True, slots=True)
 class _ModelWork:
-    """A model at a batch size: what it needs, and its work, ops without kernels as those of unknown cost."""
+    """Requirement and work of a model at a batch size, ops without kernels as those of unknown cost."""
 
     required: ModelRequirement
     work: GraphWork

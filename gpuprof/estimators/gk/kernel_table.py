@@ -1,4 +1,4 @@
-"""Which kernels an op launches and what each takes, from the table ``kernels`` of the database."""
+"""Kernels of ops with their times, from the table ``kernels`` of the database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpuprof.kernel_db.store import KernelDb
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Columns of the table ``kernels``: one execution of a kernel of an op."""
+    """Columns of the table ``kernels``: a single execution of a kernel of an op."""
 
     run_id: str
     repeat: int
@@ -54,16 +54,16 @@ class Kernel:
 
     name: str
     duration_ns: float  #: Median over its executions.
-    occupancy_pct: float | None = None  #: Counted, else estimated from its launch, else the theoretical one.
-    #: SMs that its blocks need at once, of all, by its launch, as `profile` has it (thesis section 5.3.2); not the
-    #: activity that ncu counts, which falls with the tail of a kernel.
+    occupancy_pct: float | None = None  #: Measured, else estimated from the launch, else theoretical.
+    #: SMs needed by the blocks at once, in percent of all, by the launch as in `profile` (thesis section 5.3.2). Unlike
+    #: the activity counted by ncu, it does not fall with the tail of a kernel.
     sm_util_pct: float | None = None
 
 
 class KernelTable:
-    """Kernels by op; for an op that was never seen, those of the nearest one of its type.
+    """Kernels by op; for an unseen op, those of the nearest op of its type.
 
-    ``kernels``: op's signature → what it launches, in order; ``facts``: op's signature → the op.
+    ``kernels``: op's signature → its kernels, in launch order; ``facts``: op's signature → the op.
     """
 
     def __init__(self, device: Device, kernels: Mapping[str, Sequence[Kernel]], facts: Mapping[str, OpFacts]) -> None:
@@ -82,13 +82,13 @@ class KernelTable:
         }
 
     def __len__(self) -> int:
-        """Return the number of ops whose kernels are known."""
+        """Return the number of ops with kernels."""
         return len(self._kernels)
 
     def kernels_of(self, signature: str, op: OpFacts) -> tuple[Kernel, ...] | None:
         """Return the kernels of an op; None where no op of its type was seen.
 
-        Those of the nearest op are scaled in time by what both ops must at least take.
+        Kernels of the nearest op are scaled in time by the ratio of both ops' roofline times.
         """
         if signature in self._kernels:
             return tuple(self._kernels[signature])
@@ -98,7 +98,7 @@ class KernelTable:
         distance = np.abs(self._features[op.op_type] - feature_matrix([op], self._device, Share())).sum(axis=1)
         nearest = known[int(distance.argmin())]
         least = float(roofline_ns([op], self._device, Share())[0])
-        # In nanoseconds: the 1 keeps an op that moves nothing, whose least time is 0, from dividing by it.
+        # In nanoseconds: the 1 avoids a division by zero for ops without traffic, whose least time is 0.
         scale = (least + 1.0) / (self._least[nearest] + 1.0)
         return tuple(
             Kernel(one.name, one.duration_ns * scale, one.occupancy_pct, one.sm_util_pct)
@@ -122,7 +122,7 @@ def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
 
 
 def _typical(executions: Sequence[Sequence[KernelTime]], utilizations: _Utilizations) -> tuple[Kernel, ...]:
-    """Return the kernels of the executions that launch as many as most do, medians over them."""
+    """Return the kernels of executions with the typical number of launches, as medians over them."""
     ordered = [sorted(rows, key=lambda row: row.position) for rows in executions]
     count = int(median(len(rows) for rows in ordered))
     same = [rows for rows in ordered if len(rows) == count] or ordered[:1]
@@ -140,14 +140,14 @@ def _typical(executions: Sequence[Sequence[KernelTime]], utilizations: _Utilizat
 
 
 class _Utilizations:
-    """Part of the SMs that launches need at once; each kind of launch is worked out once."""
+    """SMs needed by launches, in percent; computed once for each kind of launch."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._known: dict[KernelLaunch, float | None] = {}
 
     def of_kernel(self, row: KernelTime) -> float | None:
-        """Return it in percent; None where the launch, or the device's rules, are not known."""
+        """Return the SM utilisation in percent; None where the launch or the device's rules are unknown."""
         grid, block = (row.grid_x, row.grid_y, row.grid_z), (row.block_x, row.block_y, row.block_z)
         sizes = [size for size in (*grid, *block) if size is not None and size >= 1]
         if self._device.sm is None or len(sizes) < len(grid) + len(block) or row.registers_per_thread is None:

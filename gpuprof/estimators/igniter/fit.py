@@ -14,47 +14,47 @@ from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoe
 
 Array = NDArray[Any]
 
-#: Gauss-Newton steps at most, and the relative size of one that is none.
+#: Maximum Gauss-Newton steps, and the relative step size at convergence.
 _MOST_STEPS, _STEP_TOLERANCE = 100, 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """A GPU with 1, 2, … copies of one workload."""
+    """Measurements of a GPU with 1, 2, … copies of one workload."""
 
     max_power_w: float
     max_clock_mhz: float
     idle_power_w: float
     pcie_bytes_per_ms: float
-    #: ``power_w``, ``clock_mhz``: By the number of copies, from one on: power drawn, frequency.
+    #: ``power_w``, ``clock_mhz``: Power and frequency by the number of copies, from one copy on.
     power_w: tuple[float, ...]
     clock_mhz: tuple[float, ...]
-    #: Likewise the scheduling delay of a kernel; None where none could be told from the timeline.
+    #: Scheduling delay of a kernel, by the number of copies; None where the timeline shows none.
     launch_ms: tuple[float | None, ...]
     share_unit: float = 0.025
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One of the configurations that a model runs alone in."""
+    """A configuration in which a model ran alone."""
 
     batch: int
     share: float  #: Fraction of the GPU.
     gpu_ms: float  #: Execution on the GPU, transfers not included.
     power_w: float
     clock_mhz: float
-    l2_pct: float | None = None  #: Where it was measured.
+    l2_pct: float | None = None  #: None where not measured.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadProfile:
-    """A model alone in some configurations, and once beside a copy of itself."""
+    """Measurements of a model alone in some configurations, and once beside a copy of itself."""
 
     load_bytes: float
     feedback_bytes: float
     kernels: int
     idle_ms: float  #: Scheduling delay of all kernels alone.
-    #: ``active_ms``, ``active_beside_ms``: GPU active time of one configuration alone and beside a copy of itself.
+    #: ``active_ms``, ``active_beside_ms``: GPU active time of a configuration alone and beside a copy of itself.
     active_ms: float
     active_beside_ms: float
     clock_beside_mhz: float  #: Frequency with both running.
@@ -65,12 +65,12 @@ class WorkloadProfile:
 def fit_hardware(profile: HardwareProfile) -> HardwareCoefficients:
     """Return the coefficients of the GPU.
 
-    A GPU whose frequency never fell was never at its limit, so that nothing is known of what happens beyond it: alpha_f
-    is then 0, and predictions hold below the limit. Else the frequency falls in proportion to the demand above the
-    limit. What is demanded beyond the limit cannot be measured: it is the last demand below it and, for each copy more,
-    what a copy added on average before. The scheduling delay is that at the highest frequency, which is what equation 4
-    divides. Raises `InputError` when the scheduling delay is known for too few numbers of copies to fit a line, or all
-    but one are at a reduced frequency.
+    A GPU whose frequency never fell was never at its limit, so that its behaviour beyond is unknown: alpha_f is then 0,
+    and predictions hold below the limit. Else the frequency falls in proportion to the demand above the limit. Demand
+    above the limit cannot be measured: it is the last demand below the limit plus, for each further copy, the average
+    demand added by a copy before. The scheduling delay is that at the highest frequency, as equation 4 divides it.
+    Raises `InputError` when the scheduling delay is known for too few numbers of copies to fit a line, or all but one
+    are at a reduced frequency.
     """
     power, clock = np.array(profile.power_w), np.array(profile.clock_mhz)
     delay = {count: one for count, one in enumerate(profile.launch_ms, 1) if one is not None}
@@ -101,8 +101,8 @@ def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficie
     """Return the coefficients of a model as iGniter's authors fit them, for a profile by their own tools.
 
     k_1 … k_5 by plain least squares over shares in percent, without bounds; the rest as `fit_workload` does. The
-    paper's plans hang on these: with coefficients that stay positive its twelve workloads fit on five GPUs, not six.
-    Raises `InputError` when there are fewer configurations than coefficients.
+    paper's plans depend on these coefficients: with positive coefficients its twelve workloads fit on five GPUs, not
+    six. Raises `InputError` when there are fewer configurations than coefficients.
     """
     _require_configurations(profile)
     configurations = profile.configurations
@@ -117,11 +117,11 @@ def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficie
 def _fit_least_squares(batch: Array, percent: Array, time: Array) -> tuple[float, float, float, float, float]:
     """Fit equation 11 by variable projection (Kaufman 1975): k_4 by Gauss-Newton steps, the others solved for it.
 
-    That is what `scipy.optimize.curve_fit` finds, which takes half a second to import.
+    The result equals that of `scipy.optimize.curve_fit`, which takes half a second to import.
     """
 
     def project(k4: float) -> tuple[Array, Array, Array]:
-        """Return the columns of the linear coefficients, these at their best, and the residuals."""
+        """Return the columns of the linear coefficients, their least-squares values, and the residuals."""
         share = percent + k4
         columns = np.stack([batch**2 / share, batch / share, 1.0 / share, np.ones_like(share)], axis=1)
         best = np.linalg.lstsq(columns, time, rcond=None)[0]
@@ -174,18 +174,18 @@ def _speeds(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Array:
 def _active_ms(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Array:
     """Return the active time of each configuration at the highest frequency."""
     total = np.array([one.gpu_ms for one in profile.configurations]) * _speeds(profile, hardware)
-    # Positive, since errors are relative to it: the delay is measured in another run and may exceed a short time.
+    # Kept positive, since errors are relative: the delay comes from another run and may exceed a short time.
     return np.maximum(total - profile.idle_ms, 0.05 * total)
 
 
 def _fit_rest(
     profile: WorkloadProfile, hardware: HardwareCoefficients, active: tuple[float, float, float, float, float]
 ) -> WorkloadCoefficients:
-    """Return the coefficients of a model whose k_1 … k_5 are known."""
+    """Return the coefficients of a model, given k_1 … k_5."""
     batch = np.array([one.batch for one in profile.configurations], dtype=float)
     ability = batch / _active_ms(profile, hardware)
     above_idle = np.array([one.power_w for one in profile.configurations]) - hardware.idle_power_w
-    # A GPU at its limit draws the limit, whatever it does: such points are not on the line.
+    # A GPU at its power limit draws the limit under any load: such points are not on the line.
     unthrottled = _speeds(profile, hardware) > 0.999
     known = [(a, one.l2_pct) for a, one in zip(ability, profile.configurations, strict=True) if one.l2_pct is not None]
     slower = profile.active_beside_ms * profile.clock_beside_mhz / hardware.max_clock_mhz / profile.active_ms
@@ -210,9 +210,9 @@ def fit_all(
 
 
 def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float, float, float, float]:
-    """Fit equation 11. In k_1, k_2, k_3 and k_5 it is linear, so the start is a few values of k_4 solved for them."""
+    """Fit equation 11, starting from a few values of k_4 with the linear coefficients k_1, k_2, k_3 and k_5 solved."""
 
-    from scipy.optimize import least_squares  # half a second to import, and estimates of unmeasured GPUs do without
+    from scipy.optimize import least_squares  # half a second to import, not needed for unmeasured GPUs
 
     def residual(k: Array) -> Array:
         time = (k[0] * batch**2 + k[1] * batch + k[2]) / (share + k[3]) + k[4]
@@ -231,7 +231,7 @@ def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float
 
 
 def _line(x: Array, y: Sequence[float] | Array) -> tuple[float, float]:
-    """Fit a line that does not fall; the mean where there are not two points."""
+    """Fit a non-decreasing line; the mean with fewer than two points."""
     y = np.asarray(y)
     if len(x) < 2 or float(np.ptp(x)) == 0.0:
         return 0.0, float(y.mean()) if len(y) else 0.0

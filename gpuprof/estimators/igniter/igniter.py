@@ -19,7 +19,7 @@ class HardwareCoefficients:
     idle_power_w: float
     pcie_bytes_per_ms: float  #: B_pcie.
     alpha_f: float  #: MHz for each watt of demand above the limit; negative.
-    #: ``alpha_sch``, ``beta_sch``: Scheduling delay of a kernel in ms, by the number of co-located workloads.
+    #: ``alpha_sch``, ``beta_sch``: Scheduling delay of a kernel in ms, linear in the number of co-located workloads.
     alpha_sch: float
     beta_sch: float
     share_unit: float = 0.025  #: r_unit: the smallest step of a share.
@@ -29,13 +29,13 @@ class HardwareCoefficients:
 class WorkloadCoefficients:
     """The coefficients of a model on a GPU."""
 
-    #: ``load_bytes``, ``feedback_bytes``: d_load, d_feedback: of one request.
+    #: ``load_bytes``, ``feedback_bytes``: d_load, d_feedback, per request.
     load_bytes: float
     feedback_bytes: float
     kernels: int  #: n_k.
     launch_ms: float  #: k_sch: scheduling delay of a kernel when the model runs alone.
     active: tuple[float, float, float, float, float]  #: k_1 … k_5 of equation 11.
-    cache: float  #: α_cache: what a percent of L2 used by others adds to the active time.
+    cache: float  #: α_cache: growth of the active time per percent of L2 used by others.
     #: ``power``, ``l2``: α and β of the two lines over b / k_act.
     power: tuple[float, float]
     l2: tuple[float, float]
@@ -65,7 +65,7 @@ class PlacedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class IgniterPrediction:
-    """What the model says of one workload."""
+    """The model's prediction for one workload."""
 
     #: ``load_ms``, ``gpu_ms``, ``feedback_ms``: The three phases.
     load_ms: float
@@ -76,38 +76,38 @@ class IgniterPrediction:
 
     @property
     def latency_ms(self) -> float:
-        """t_inf (equation 1)."""
+        """Latency of the batch in ms, t_inf (equation 1)."""
         return self.load_ms + self.gpu_ms + self.feedback_ms
 
     @property
     def throughput_rps(self) -> float:
-        """h (equation 2), loading being overlapped."""
+        """Throughput in requests/s, h (equation 2), with overlapped loading."""
         return 1000.0 * self.batch / (self.gpu_ms + self.feedback_ms)
 
 
 def predict(
     hardware: HardwareCoefficients, victim: PlacedWorkload, beside: Sequence[PlacedWorkload]
 ) -> IgniterPrediction:
-    """Return what ``victim`` takes beside any number of others (equations 1 to 10)."""
+    """Return the prediction for ``victim`` beside any number of neighbours (equations 1 to 10)."""
     together = [victim, *beside]
     workload = victim.workload
     extra = added_launch_ms(hardware, len(together))
-    launching = (workload.launch_ms + extra) * workload.kernels  # 5
+    launching = (workload.launch_ms + extra) * workload.kernels  # equation 5
     crowded = sum(other.workload.l2_pct(other.batch, other.share) for other in beside)
-    active = workload.active_ms(victim.batch, victim.share) * (1.0 + workload.cache * crowded)  # 8
-    demand = sum(one.workload.power_w(one.batch, one.share) for one in together) + hardware.idle_power_w  # 10
+    active = workload.active_ms(victim.batch, victim.share) * (1.0 + workload.cache * crowded)  # equation 8
+    demand = sum(one.workload.power_w(one.batch, one.share) for one in together) + hardware.idle_power_w  # equation 10
     clock = clock_mhz(hardware, demand)
     return IgniterPrediction(
-        load_ms=workload.load_bytes * victim.batch / hardware.pcie_bytes_per_ms,  # 3
-        gpu_ms=(launching + active) * hardware.max_clock_mhz / clock,  # 4
-        feedback_ms=workload.feedback_bytes * victim.batch / hardware.pcie_bytes_per_ms,  # 3
+        load_ms=workload.load_bytes * victim.batch / hardware.pcie_bytes_per_ms,  # equation 3
+        gpu_ms=(launching + active) * hardware.max_clock_mhz / clock,  # equation 4
+        feedback_ms=workload.feedback_bytes * victim.batch / hardware.pcie_bytes_per_ms,  # equation 3
         clock_mhz=clock,
         batch=victim.batch,
     )
 
 
 def added_launch_ms(hardware: HardwareCoefficients, workloads: int) -> float:
-    """Return Δ_sch, what co-location adds to the scheduling of a kernel (equations 6 and 7)."""
+    """Return Δ_sch, the scheduling delay of a kernel added by co-location (equations 6 and 7)."""
     return 0.0 if workloads <= 1 else max(0.0, hardware.alpha_sch * workloads + hardware.beta_sch)
 
 

@@ -17,7 +17,7 @@ from gpuprof.estimators.igniter.rows import imported_profile, profile_of
 from gpuprof.kernel_db.store import KernelDb
 
 SOURCE = "iGniter"
-#: The largest batch that iGniter profiles, and beyond which its lines are not to be trusted.
+#: Largest batch in iGniter's profiles; its lines are unreliable beyond.
 _MOST_BATCH = 32
 
 Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
@@ -26,9 +26,9 @@ Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
 class IgniterEstimator:
     """Implements `gpuprof.domain.estimate.Estimator` by equations 1 to 10 of the paper.
 
-    The coefficients of a device are those of iGniter's own profile where one was imported, fitted as its authors fit
-    them; else those that ``gpuprof calibrate`` kept beside the database; else fitted to what the database measured.
-    ``graphs``: not needed: nothing is read off a graph; ``coefficients``: by device, instead of a database.
+    The coefficients of a device are those of an imported profile of iGniter's own, fitted as by its authors; else those
+    kept beside the database by ``gpuprof calibrate``; else fitted to the measurements in the database. ``graphs``:
+    unused, since the model reads no graph; ``coefficients``: by device, instead of a database.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class IgniterEstimator:
         return Estimate(workload, device.name, Figure(predicted.latency_ms, SOURCE), overlapped_ms=predicted.load_ms)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batch sizes up to 32, the largest that iGniter profiles."""
+        """Return the batch sizes up to 32, the largest in iGniter's profiles."""
         self._workload(device, model)
         return tuple(range(1, _MOST_BATCH + 1))
 
@@ -73,7 +73,7 @@ class IgniterEstimator:
         return tuple(Share(min(100.0, 100.0 * unit * n)) for n in range(1, round(1.0 / unit) + 1))
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> IgniterTable | None:
-        """Return the times of many workloads beside sums of L2 use and power; None where these may quicken anything.
+        """Return the times of many workloads beside sums of L2 use and power; None where these may shorten a time.
 
         Raises `InputError` for a model or device without coefficients.
         """
@@ -86,7 +86,7 @@ class IgniterEstimator:
     def coefficients(self, device: Device) -> Coefficients:
         """Return the coefficients of a device and of the models on it.
 
-        Raises `InputError` when nothing is known of the device.
+        Raises `InputError` when the device has none.
         """
         if device.name not in self._known:
             self._known[device.name] = self._read_coefficients(device)

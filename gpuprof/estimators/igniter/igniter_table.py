@@ -1,4 +1,4 @@
-"""iGniter's model of many workloads at once, beside neighbours of which only L2 use and power are known in sum."""
+"""iGniter's model for many workloads at once, given only the sums of their neighbours' L2 use and power."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class IgniterTable:
     """Implements `gpuprof.domain.interference_table.InterferenceTable` by equations 1 to 10.
 
     The pressures are the L2 use in percent and the power in watts. Scheduling delays grow with the number of workloads,
-    active time with the L2 use of the others, and the clock falls with the power of all, so that less of each is
+    active time with the L2 use of the others, and the clock falls with the power of all, so that less pressure is
     quicker.
     """
 
@@ -30,7 +30,7 @@ class IgniterTable:
     pressures: Floats  #: Shape (n, 2).
     copied_ms: Floats  #: Shape (n, 2). Loading and feedback (equation 3).
     launching: Floats  #: Shape (n, 2). Kernels, and the scheduling delay of each alone.
-    active: Floats  #: Shape (n, 2). Active time alone in ms, and what a percent of L2 used by others adds to it.
+    active: Floats  #: Shape (n, 2). Active time alone in ms, and its growth per percent of L2 used by others.
 
     def take(self, rows: Integers) -> Self:
         """Return the table of some of the workloads."""
@@ -38,7 +38,7 @@ class IgniterTable:
         return type(self)(self.hardware, *own)
 
     def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
-        """Return each workload's batch time among ``count`` workloads, and that without loading (equation 2)."""
+        """Return each workload's batch time among ``count`` workloads, and the time without loading (equation 2)."""
         crowded = np.maximum(totals[0] - self.pressures[:, 0], 0.0)
         demand_w = np.maximum(totals[1], self.pressures[:, 1]) + self.hardware.idle_power_w
         over = np.maximum(demand_w - self.hardware.max_power_w, 0.0)
@@ -53,7 +53,7 @@ class IgniterTable:
 def tabulate_workloads(hardware: HardwareCoefficients, placed: Sequence[PlacedWorkload | None]) -> IgniterTable | None:
     """Return the table; None where by these coefficients neighbours may quicken one another.
 
-    ``placed``: None stands for a workload of which the model says nothing.
+    ``placed``: None stands for a workload outside the model.
     """
     rows = [_row(hardware, one) for one in placed]
     table = np.array(rows, dtype=float).reshape(len(rows), 8)

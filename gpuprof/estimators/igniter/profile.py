@@ -1,4 +1,4 @@
-"""Reads profiles that iGniter's tools wrote, and keeps fitted coefficients in JSON."""
+"""Reads profiles of iGniter's tools, and keeps fitted coefficients in JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoe
 from gpuprof.kernel_db.importers.igniter_profile import BATCHES, L2_BATCH, SHARES_PCT, parse_tables
 
 SCHEMA = "gpuprof.igniter/1"
-_FOLDER = ".calibrated"  # hidden, so that the database does not take it for a run
+_FOLDER = ".calibrated"  # hidden, so that the database does not read it as a run
 _MAX_BYTES = 16 * 2**20
 
 
 def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
-    """Read a file of lines ``{"model or hardware": {"key": value}}`` as iGniter publishes.
+    """Return the profile in a file of lines ``{"model or hardware": {"key": value}}`` as iGniter publishes.
 
-    Raises `InputError` when it cannot be read, is no such file or lacks a key; the message names it.
+    Raises `InputError` when the file cannot be read, has another format or lacks a key; the message names the key.
     """
     return profile_of_tables(parse_tables(_read_text(path), path), str(path))
 
@@ -32,7 +32,7 @@ def profile_of_tables(
 ) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
     """Return the profile in the tables of the hardware and of each model, as iGniter publishes them.
 
-    Raises `InputError` when a key is missing or garbled; the message names it and ``where`` it was looked for.
+    Raises `InputError` when a key is missing or garbled; the message names the key and ``where``.
     """
     try:
         hardware = _parse_hardware(tables["hardware"])
@@ -44,7 +44,7 @@ def profile_of_tables(
 
 
 def coefficients_path(database: Path, device: str) -> Path:
-    """Return where the coefficients of a device are kept beside a kernel database."""
+    """Return the path of a device's coefficients beside a kernel database."""
     return database / _FOLDER / f"{device}.json"
 
 
@@ -64,9 +64,9 @@ def write_coefficients(
 
 
 def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, WorkloadCoefficients]]:
-    """Read what `write_coefficients` wrote: the device's name, its coefficients and the models'.
+    """Return the content of `write_coefficients`'s file: the device's name, its coefficients and the models'.
 
-    Raises `InputError` when it cannot be read or is of another schema.
+    Raises `InputError` when the file cannot be read or is of another schema.
     """
     try:
         content = json.loads(_read_text(path))

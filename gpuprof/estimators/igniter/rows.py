@@ -18,21 +18,21 @@ from gpuprof.kernel_db.store import KernelDb
 
 _NEEDED = ("latency_mean_ms", "power_w", "clock_mhz", "dispatch_ms", "kernel_count", "h2d_bytes", "d2h_bytes")
 _LEAST_CONFIGURATIONS = 5
-#: Clocks are means of samples: one that is within this of the highest is the highest.
+#: Least fraction of the highest clock that is treated as the highest: clocks are means of samples.
 _SAME_CLOCK = 0.99
 _IMPORTED = "import:igniter"
-#: Where the link to the host was not measured: iGniter's 10 GB/s of a V100 on PCIe 3.0 x16, doubled with each
-#: generation; by the least compute capability that came with it.
+#: Bandwidth to the host where not measured: iGniter's 10 GB/s of a V100 on PCIe 3.0 x16, doubled with each generation;
+#: generations by their least compute capability.
 _PCIE_3_BYTES_PER_MS = 1e7
 _PCIE_GENERATIONS = ((9.0, 5), (8.0, 4), (7.0, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredWorkload:
-    """A workload alone or beside copies of itself, with all that iGniter needs of it.
+    """A workload alone or beside copies of itself, with all figures that iGniter needs.
 
-    Beside others ``dispatch_ms`` is None where no gap between launches could be told: it is the unprofiled latency
-    less the recorded busy time, and the two differ by more than the gap when a GPU is crowded.
+    Beside others ``dispatch_ms`` is None where the gap between launches is unknown: it is the unprofiled latency less
+    the recorded busy time, and the two differ by more than the gap on a crowded GPU.
     """
 
     latency_ms: float
@@ -43,7 +43,7 @@ class _MeasuredWorkload:
 
 @dataclass(frozen=True, slots=True)
 class _SoloMeasurement(_MeasuredWorkload):
-    """A workload alone; ``row`` has what identifies it, and what need not be known."""
+    """A workload alone; ``row`` has its identity and the optional figures."""
 
     dispatch_ms: float
     row: ModelRow
@@ -53,17 +53,17 @@ class _SoloMeasurement(_MeasuredWorkload):
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes to and from the device for one batch."""
+        """Bytes to and from the device for a batch."""
         return self.h2d_bytes + self.d2h_bytes
 
 
 def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
     """Return the profiles of ``device`` and of every model measured on it in enough configurations.
 
-    A profile by iGniter's own tools that was imported counts as it is. What is needed of measurements: for each model
-    at least five (the paper: eleven) configurations of batch and share with power, clock, launch delay
-    (``dispatch_ms``), kernels and bytes copied; for one model, one to five copies at once. Raises `InputError` saying
-    what is missing.
+    An imported profile of iGniter's own tools is returned unchanged. Measurements must include, for each model, at
+    least five (the paper: eleven) configurations of batch and share with power, clock, launch delay (``dispatch_ms``),
+    kernels and bytes copied; for one model, one to five copies at once. Raises `InputError` with the missing
+    measurements.
     """
     imported = imported_profile(db, device)
     if imported is not None:
@@ -92,7 +92,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
 
 
 def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]] | None:
-    """Return the last profile by iGniter's own tools that was imported, None where none was."""
+    """Return the last imported profile of iGniter's own tools, None where there is none."""
     runs = read_records(db, RunRow, {"device": device.name, "collector": _IMPORTED})
     for run in sorted(runs, key=lambda run: run.run_id, reverse=True):
         tables = json.loads(run.settings or "{}")
@@ -102,11 +102,11 @@ def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dic
 
 
 def _read_pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
-    """Return what copies achieved: those of the models themselves, in timelines, before a benchmark's."""
+    """Return the measured bandwidth of copies: the models' own copies, in timelines, before a benchmark's."""
     rows = read_records(db, DeviceRow, {"device": device.name})
     known = [(row.run_id, row.pcie_bytes_per_s, row.dram_bytes_per_s) for row in rows if row.pcie_bytes_per_s]
     if known:
-        # What a benchmark of the device measured stands beside its memory's bandwidth.
+        # Rows of a device benchmark also have the memory's bandwidth.
         of_models = [rate for _, rate, dram in known if dram is None]
         latest = max(known, key=lambda one: one[0])[1]
         return float(median(of_models) if of_models else latest) / 1000.0
@@ -174,7 +174,7 @@ def _make_hardware_profile(
 
 
 def _count_known(copies: Mapping[int, _MeasuredWorkload]) -> int:
-    """Return for how many numbers of copies a gap is known: by that the model to fit is chosen."""
+    """Return the number of counts of copies with a known gap, the criterion for the fitted model."""
     return sum(one.dispatch_ms is not None for one in copies.values())
 
 
@@ -183,7 +183,7 @@ def _list_counts(counts: Iterable[int]) -> str:
 
 
 def _find_highest_clock(rows: Sequence[_MeasuredWorkload]) -> float:
-    """Return what the GPU runs at below its limits: some never reach the clock of their data sheet."""
+    """Return the GPU's clock below its limits: some GPUs never reach the clock of their data sheet."""
     return max(one.clock_mhz for one in rows)
 
 
@@ -198,7 +198,7 @@ def _make_workload_profile(
     pcie: float,
     everything: Sequence[_SoloMeasurement],
 ) -> WorkloadProfile | None:
-    """Return the profile of a model, None if it was never measured beside a copy of itself with all that is needed."""
+    """Return the profile of a model, None if it lacks a complete measurement beside a copy of itself."""
     pairs = ((one, _collect_copies(one, beside).get(2)) for one in rows)
     pair = next(((one, two, gap) for one, two in pairs if two and (gap := two.dispatch_ms) is not None), None)
     if pair is None:
@@ -228,9 +228,9 @@ def _make_workload_profile(
 
 
 def _find_l2_pct(alone: _SoloMeasurement, rows: Sequence[_SoloMeasurement], pcie: float) -> float:
-    """Return the use of L2, of the most alike configuration where that one was timed without counters.
+    """Return the use of L2, from the most similar configuration where this one was timed without counters.
 
-    iGniter ties it to the requests in a unit of time (section 3.2), so that decides which is most alike.
+    iGniter ties L2 use to the request rate (section 3.2), so the rate decides similarity.
     """
 
     def rate(alone: _SoloMeasurement) -> float:

@@ -1,4 +1,4 @@
-"""Selects a device's interference model: the one with the least error on its measured co-locations."""
+"""Selects a device's interference model, by the least error on its measured co-locations."""
 
 from __future__ import annotations
 
@@ -22,33 +22,36 @@ from gpuprof.estimators.measured.curve import quantile
 
 Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
 
-#: What a slowdown may be off where nothing was co-located on the device: iGniter's predictions of the published pairs
-#: of a V100 are within this in nine of ten.
+#: Error factor of slow-downs on a device without co-locations: iGniter's predictions of the published pairs of a V100
+#: are within it in nine of ten.
 _UNTESTED = 1.12
 
 
 @dataclass(frozen=True, slots=True)
 class RankedModel:
-    """A model fitted to everything, and how far off it was for what it had not seen."""
+    """A model fitted to all co-locations, with its error on held-out ones."""
 
     name: str
     model: InterferenceModel
-    #: ``"model"``: what was left out of the fit, as victim and as neighbour, and then predicted; where fewer than three
-    #: models were co-located ``"victim"`` or ``"pair"``; ``"everything"``: nothing was measured, the coefficients come
-    #: from profiles of models alone.
+    #: Held-out unit of the evaluation. ``"model"``: a model's co-locations, as victim and as neighbour; with fewer than
+    #: three co-located models ``"victim"`` or ``"pair"``; ``"everything"``: no co-locations, the coefficients come from
+    #: profiles of models alone.
     left_out: str
     rows: int
     #: ``mean_pct``, ``p95_pct``: Absolute relative error of the latency.
     mean_pct: float | None
     p95_pct: float | None
-    #: ``low``, ``high``: Nine of ten measured latencies were between these multiples of the predicted one. With models
-    #: left out, nineteen of twenty are asked for: a model is off as a whole, and there are few of them.
+    #: ``low``, ``high``: Nine of ten measured latencies were between these multiples of the predicted latency. With
+    #: held-out models the level is nineteen of twenty: errors are common to all rows of a model, and there are few
+    #: models.
     low: float
     high: float
 
     @property
     def learns(self) -> bool:
-        """Whether it speaks from co-locations, and so of nothing beyond them; iGniter's model does from profiles."""
+        """Whether the model is learned from co-locations, and so limited to them; iGniter's model is
+        fitted to profiles.
+        """
         return self.name in ("linear", "traffic", "contention", "constant")
 
 
@@ -57,8 +60,8 @@ def rank_interference_models(
 ) -> tuple[RankedModel, ...]:
     """Return the models that can be evaluated on a device, by ascending error.
 
-    ``measured``: of one device; ``coefficients``: of the same device; without them, iGniter's model and ours for GPUs
-    are not asked.
+    ``measured``: co-locations of one device; ``coefficients``: of the same device; without them, iGniter's model and
+    ours for GPUs are left out.
     """
     makes = _candidates(coefficients)
     left_out = _choose_left_out(measured)
@@ -70,7 +73,7 @@ def rank_interference_models(
     for name, make in makes.items():
         try:
             judged.append(_judge_model(name, make, measured, left_out))
-        except KeyError:  # a model that was never calibrated
+        except KeyError:  # an uncalibrated model
             continue
     return tuple(sorted(judged, key=lambda one: one.mean_pct or 0.0))
 
@@ -123,7 +126,7 @@ def _judge_model(
     )
 
 
-#: Co-locations below which nothing is fitted.
+#: Least number of co-locations for a fit.
 ENOUGH_ROWS = 8
 
 
@@ -149,7 +152,7 @@ def ratios(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWo
     group = _GROUPS[left_out]
     all_ratios = []
     for held in sorted({group(row) for row in measured}):
-        # All rows are one group where nothing is left out: then it is fitted to what it predicts.
+        # Where nothing is held out, all rows are one group: the model is then fitted to the rows that it predicts.
         training = [row for row in measured if group(row) != held] or list(measured)
         model = make().fit(training)
         all_ratios += [
@@ -162,17 +165,17 @@ def ratios(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWo
 
 @dataclass(frozen=True, slots=True)
 class LeftOutRow:
-    """A co-location predicted by a fit that has seen nothing of one of its models, in neither role."""
+    """A co-location predicted by a fit without one of its models, in either role."""
 
-    model: str  #: Which was left out.
-    is_victim: bool  #: Whether it was slowed down; else it was a neighbour.
+    model: str  #: The held-out model.
+    is_victim: bool  #: Whether the held-out model was the victim or a neighbour.
     ratio: float  #: Measured over predicted latency.
 
 
 def leave_models_out(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload]) -> list[LeftOutRow]:
-    """Leave every model out in turn, as victim and as neighbour, and predict all rows in which it takes part.
+    """Hold every model out in turn, as victim and as neighbour, and predict all rows in which it takes part.
 
-    A model is passed over where too few rows remain without it.
+    A model is skipped where too few rows remain without it.
     """
     rows = []
     for name in sorted({one.model for row in measured for one in (row.victim, *row.beside)}):

@@ -1,4 +1,6 @@
-"""Latency beside others: measured where exactly that was co-located, else by the device's interference model."""
+"""Latency beside neighbours: measured where the same workloads were co-located, else by the device's
+interference model.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
 
-#: How far beyond the least and the most that was seen still counts as seen, in parts of the range between.
+#: Margin of the measured range on either side, as a part of its width.
 _MARGIN = 0.1
 
 
 class SeenRange:
-    """The least and the most of what interference depends on, over measured co-locations.
+    """Ranges of the factors of interference over measured co-locations.
 
     ``measured``: at least one.
     """
@@ -35,7 +37,7 @@ class SeenRange:
         self._range = {name: (min(row[name] for row in rows), max(row[name] for row in rows)) for name in rows[0]}
 
     def list_beyond(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> tuple[str, ...]:
-        """Return the names of what no measured co-location had as little or as much of; none: it is within them."""
+        """Return the names of the factors outside the measured ranges; empty inside all of them."""
         names = []
         for name, value in _describe(victim, beside).items():
             least, most = self._range[name]
@@ -59,14 +61,14 @@ def _describe(victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Map
     }
 
 
-#: Device and workload → how it behaves alone; None where nothing is known.
+#: Device and workload → its behaviour alone; None where unknown.
 Behaviour = Callable[[Device, Workload], RunningWorkload | None]
-#: Device and workload → SM utilisation in percent (WSM); None where nothing is known.
+#: Device and workload → SM utilisation in percent (WSM); None where unknown.
 SmUtilization = Callable[[Device, Workload], float | None]
 
-#: Slowdown assumed at most where nothing is known of the device: the worst pairs of iGniter's section 2.2.
+#: Maximum slow-down assumed on devices without data: the worst pairs of iGniter's section 2.2.
 _WORST_ASSUMED = 1.35
-#: Beyond what was co-located the interval is this power of what it is within: twice as wide.
+#: Exponent of the error beyond the measured ranges: the interval is twice as wide.
 _BEYOND = 2.0
 _LABELLED = re.compile(r":\d+:[^:]*$")
 
@@ -86,11 +88,11 @@ class _Row:
 class Colocations:
     """The co-locations in the database, and the interference models fitted to them.
 
-    A workload that was measured beside exactly these others has that slowdown. Any other has the one that the best
-    model of its device predicts: best at the rows of the table ``colocations`` by leaving out a model in both roles
-    (`interference.choice`), or iGniter's with the coefficients that ``gpuprof calibrate`` keeps. Where neither is
-    there, the latency stays and its interval widens. Where nobody is held to a share, SMs are contended for
-    (`interference.sm_contention`), which none of these models was fitted to.
+    A workload measured beside the same neighbours has the measured slow-down. Any other has the prediction of its
+    device's best model: the model with the least error on the rows of the table ``colocations``, each model held out in
+    both roles (`interference.choice`), or iGniter's with the coefficients kept by ``gpuprof calibrate``. Without
+    either, the latency stays and its interval widens. Replicas without shares contend for SMs
+    (`interference.sm_contention`), to which none of these models was fitted.
     """
 
     def __init__(
@@ -107,11 +109,11 @@ class Colocations:
         self._by_device: dict[str, list[_Row]] = {}
         for row in read_records(db, ColocationRow) if db is not None else ():
             name = model_at_dims(row.model, row.dims)
-            current = contents.get(name)  # another file may have had the name before
+            current = contents.get(name)  # another file may have had the same name
             if current is not None and row.model_sha256 not in (None, current):
                 continue
             if variants.get((name, row.device), variant_of(row)) != variant_of(row):
-                continue  # of another runtime than the model's figures alone
+                continue  # another runtime than that of the model's figures alone
             if row.error is None and row.latency_mean_ms and row.solo_latency_mean_ms:
                 self._by_device.setdefault(row.device, []).append(
                     _measured_row(row, row.latency_mean_ms, row.solo_latency_mean_ms)
@@ -146,7 +148,7 @@ class Colocations:
             for model in ranked:
                 try:
                     factor = model.model.slowdown(replace(victim, solo_ms=alone.value), running)
-                except KeyError:  # a model that was never calibrated
+                except KeyError:  # an uncalibrated model
                     continue
                 source = f"{alone.source}{BESIDE}{model.name}"
                 seen_range = self._seen_range(device) if model.learns else None
@@ -158,9 +160,9 @@ class Colocations:
         return _widen_unknown(alone)
 
     def slow_any(self, alone: Figure, device: Device) -> Figure:
-        """Return the latency that `beside` never goes below for whoever has less than all SMs, whatever the others.
+        """Return the least latency that `beside` gives a workload with less than all SMs, beside any neighbours.
 
-        It says something only where nothing is known of the device: then all neighbours are alike.
+        Without data of the device all neighbours have the same effect; else the latency alone is returned.
         """
         return alone if device.name in self._slowdowns or self.rank_models(device) else _widen_unknown(alone)
 
@@ -169,20 +171,20 @@ class Colocations:
         return model in self._names.get(device.name, ())
 
     def rank_models(self, device: Device) -> tuple[RankedModel, ...]:
-        """Return the interference models of ``device``, best first; empty where nothing is known to judge by."""
+        """Return the interference models of ``device``, best first; empty where nothing allows a ranking."""
         if device.name not in self._ranked:
             self._ranked[device.name] = rank_interference_models(self.list_measured(device), self.coefficients(device))
         return self._ranked[device.name]
 
     def _seen_range(self, device: Device) -> SeenRange | None:
-        """Return what was co-located on ``device`` as ranges; None where nothing was."""
+        """Return the ranges of the co-locations on ``device``; None without co-locations."""
         if device.name not in self._ranges:
             measured = self.list_measured(device)
             self._ranges[device.name] = SeenRange(measured) if measured else None
         return self._ranges[device.name]
 
     def list_measured(self, device: Device) -> list[ColocatedWorkload]:
-        """Return the co-locations of ``device`` of which all sides' behaviour alone is known."""
+        """Return the co-locations of ``device`` for which the behaviour of all workloads alone is known."""
         rows = self._by_device.get(device.name, [])
         alone = {row.label: row for row in rows}
         colocated = []
@@ -190,7 +192,7 @@ class Colocations:
             try:
                 victim = self._find_running(device, parse_label(row.label), row)
                 others = [self._find_running(device, parse_label(one), alone.get(one)) for one in row.others]
-            except InputError:  # written by others, in words that are not ours
+            except InputError:  # labels of other tools, in another format
                 continue
             known = tuple(one for one in others if one is not None)
             if victim is not None and len(known) == len(others):
@@ -198,7 +200,7 @@ class Colocations:
         return colocated
 
     def coefficients(self, device: Device) -> Coefficients | None:
-        """Return iGniter's coefficients that are kept for ``device``, None where it was not calibrated.
+        """Return the kept iGniter coefficients of ``device``, None where it was not calibrated.
 
         Raises `InputError` when the file is damaged.
         """
@@ -209,7 +211,7 @@ class Colocations:
         return self._coefficients[device.name]
 
     def _find_running(self, device: Device, workload: Workload, row: _Row | None) -> RunningWorkload | None:
-        """Return a workload's behaviour alone as it was when the co-location was measured."""
+        """Return a workload's behaviour alone at the time of the co-location's measurement."""
         running = self._running(device, workload)
         if row is None:
             return running
@@ -228,7 +230,7 @@ class Colocations:
         return None if running is None else self._add_coefficients(device, running)
 
     def _add_coefficients(self, device: Device, running: RunningWorkload) -> RunningWorkload:
-        """Fill in what the coefficients of a calibrated model say: transfers, kernels and power."""
+        """Add transfers, kernels and power from the coefficients of a calibrated model."""
         known = self.coefficients(device)
         if known is None or running.model not in known[1]:
             return running
@@ -248,7 +250,7 @@ def _describe_beyond(names: Sequence[str]) -> str:
 
 
 def _widen_unknown(alone: Figure) -> Figure:
-    """Return a latency beside others of which nothing is known."""
+    """Return a latency beside neighbours of unknown effect."""
     low = alone.value if alone.low is None else alone.low
     return Figure(alone.value, alone.source, low, alone.upper() * _WORST_ASSUMED)
 

@@ -19,14 +19,14 @@ from gpuprof.estimators.igniter.igniter import (
 )
 
 Array = NDArray[Any]
-#: Of four that were tried on the published pairs of a V100, the one of least error when a model is left out both as
-#: victim and as neighbour.
+#: Best of four values tried on the published pairs of a V100, by the error with a model held out both as victim and as
+#: neighbour.
 _SHRINKAGE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class RunningWorkload:
-    """A workload as it behaves alone under its share; what was not measured is 0."""
+    """Behaviour of a workload alone under its share; 0 for unmeasured figures."""
 
     model: str
     batch: int
@@ -35,8 +35,8 @@ class RunningWorkload:
     #: ``l2_pct``, ``dram_pct``: Mean use of the L2 cache's and the DRAM's bandwidth.
     l2_pct: float = 0.0
     dram_pct: float = 0.0
-    kernels: int = 0  #: Launched for one batch.
-    transfer_ms: float = 0.0  #: Time that one batch's transfers between host and device take alone.
+    kernels: int = 0  #: Launches per batch.
+    transfer_ms: float = 0.0  #: Time alone of a batch's transfers between host and device.
     power_w: float = 0.0  #: Above idle.
 
 
@@ -117,17 +117,18 @@ class LinearInterference:
 
 
 class TrafficInterference:
-    """Ours where nothing but the memory traffic is known, as on a CPU: what others move slows down who moves much.
+    """Our model where only memory traffic is known, as on a CPU: neighbours' traffic slows down workloads with much
+    traffic.
 
-    The slowdown above 1 is a sum with coefficients of at least 0, the same for all models: a part that any neighbour
-    costs (clock, last-level cache), one in proportion to the bandwidth that others draw, one to the product of theirs
-    and the victim's, and one to what all together ask beyond what there is. Bandwidths are what the workloads draw
-    alone, ``dram_pct``.
+    The slow-down above 1 is a sum with non-negative coefficients, the same for all models: a constant cost of any
+    neighbour (clock, last-level cache), a term in proportion to the neighbours' bandwidth, a term for its product with
+    the victim's, and a term for the demand of all beyond the capacity. Bandwidths are those of the workloads alone,
+    ``dram_pct``.
     """
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Fit the coefficients by non-negative least squares on relative errors."""
-        from scipy.optimize import nnls  # half a second to import, and estimates without neighbours do without
+        from scipy.optimize import nnls  # half a second to import, not needed without neighbours
 
         features = np.array([self._features(one.victim, one.beside) for one in measured])
         slow = np.array([one.slowdown for one in measured])
@@ -135,7 +136,7 @@ class TrafficInterference:
         return self
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
-        """Return 1 and the parts."""
+        """Return 1 plus the terms."""
         return 1.0 + float(self._features(victim, beside) @ self.weights_) if beside else 1.0
 
     @staticmethod
@@ -152,7 +153,7 @@ class IgniterInterference:
         self._workloads = workloads
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
-        """Learn nothing: its coefficients come from profiles."""
+        """Return self: the coefficients come from profiles."""
         return self
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
@@ -166,20 +167,20 @@ class IgniterInterference:
 
 
 class ContentionModel:
-    """Ours: each shared resource adds its part, in proportion to what the victim needs of it and others take.
+    """Our model: each shared resource adds a part, in proportion to the victim's need and the neighbours' use.
 
-    The slowdown above 1 is a sum with coefficients of at least 0, the same for all models:
+    The slow-down above 1 is a sum with coefficients of at least 0, the same for all models:
 
     - the clock lost to the power limit (iGniter's equations 9 and 10);
     - launches: iGniter's delay of a kernel (equation 6) times the victim's kernels over its time;
-    - L2: what others use of it (equation 8);
-    - the link to the host, which iGniter leaves out: the fraction of its time that the victim transfers, and the
-      fraction of the time that others hold the link;
+    - L2: the neighbours' use (equation 8);
+    - the link to the host, which iGniter leaves out: the fraction of the victim's time in transfers, and the
+      fraction of the time that the neighbours hold the link;
     - the DRAM: the product of both sides' use.
 
-    Few models are ever co-located, and what tells those apart need not hold for the next one: the coefficients are
-    shrunk, as in ridge regression, each in units of its feature's size. ``shrinkage``: weight of the squared
-    coefficients beside the mean squared error.
+    Few models are ever co-located, and their differences need not generalise: the coefficients are shrunk, as in ridge
+    regression, each in units of its feature's size. ``shrinkage``: weight of the squared coefficients beside the mean
+    squared error.
     """
 
     def __init__(self, hardware: HardwareCoefficients, shrinkage: float = _SHRINKAGE) -> None:
@@ -187,15 +188,15 @@ class ContentionModel:
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Fit the coefficients by non-negative least squares on relative errors."""
-        from scipy.optimize import nnls  # half a second to import, and estimates without neighbours do without
+        from scipy.optimize import nnls  # half a second to import, not needed without neighbours
 
         features = np.array([self._features(one.victim, one.beside) for one in measured])
         slow = np.array([one.slowdown for one in measured])
         size = np.sqrt((features**2).mean(axis=0))
-        # What nobody measured is 0 everywhere, and gets the coefficient 0 whatever its size.
+        # Unmeasured features are 0 everywhere, and get the coefficient 0 whatever their size.
         size[size == 0.0] = 1.0
-        # Rows that ask for coefficients of 0: their squares are the penalty. By the number of measurements, since the
-        # other rows add up their squared errors and the penalty is beside the mean.
+        # The penalty is a set of rows with target 0, scaled by the number of measurements: the other rows add up their
+        # squared errors, and the penalty is relative to the mean.
         ridge = math.sqrt(self._shrinkage * len(measured)) * np.eye(features.shape[1])
         rows = np.vstack([features / size / slow[:, None], ridge])
         found, _ = nnls(rows, np.concatenate([(slow - 1.0) / slow, np.zeros(len(ridge))]))
@@ -203,7 +204,7 @@ class ContentionModel:
         return self
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
-        """Return 1 and the parts of the resources."""
+        """Return 1 plus the parts of the resources."""
         return 1.0 + float(self._features(victim, beside) @ self.weights_) if beside else 1.0
 
     def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:

@@ -1,10 +1,11 @@
 """Batch time where replicas contend for all SMs of a GPU, without shares.
 
-Elvinger's thesis (ETH, 2024) runs `milp` so (§6.1.3) and packs models by their weighted SM utilisation (WSM, §5.3.2),
-on the premise that those whose WSM add up to at most 100% leave one another alone (§5.4.3). Here that is the mean: what
-they need beyond all SMs stretches each in proportion. The upper end is that every neighbour always runs and never
-overlaps: as in time slices, each SM that it keeps busy is taken from the others. The thesis measured one pair: resnet50
-(WSM 36%) beside alexnet (WSM 47%) takes 8 ms for 6.8 (§6.2.1), which lies between 6.8 and 10.
+Elvinger's thesis (ETH, 2024) runs `milp` without shares (§6.1.3) and packs models by their weighted SM utilisation
+(WSM, §5.3.2), on the premise that models with a total WSM of at most 100% do not slow each other down (§5.4.3). Here
+the premise gives the mean: demand beyond all SMs stretches each model in proportion. The upper end assumes that every
+neighbour always runs and never overlaps: as in time slices, each of its busy SMs is taken from the others. The thesis
+measured one pair: resnet50 (WSM 36%) beside alexnet (WSM 47%) takes 8 ms for 6.8 (§6.2.1), which lies between 6.8 and
+10.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Sequence
 
 from gpuprof.domain.estimate import Figure, Workload
 
-#: What a model keeps busy of which nothing is known: every SM, as in time slices.
+#: SM utilisation assumed for unknown models: every SM, as in time slices.
 _UNKNOWN_PCT = 100.0
 _LITTLE = 1e-6
 
 
 def is_sharing_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
-    """Whether all of these have the same whole device or instance, which shares would forbid."""
+    """Return whether all workloads have the same whole device or instance, without shares."""
     return bool(beside) and all(
         one.share.sm_pct >= 100.0 - _LITTLE and one.share.mig == workload.share.mig for one in (workload, *beside)
     )
@@ -28,7 +29,7 @@ def is_sharing_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
 def slow_by_contention(alone: Figure, own_pct: float | None, others_pct: Sequence[float | None]) -> Figure:
     """Return the time beside others that use the same SMs.
 
-    ``own_pct`` and ``others_pct``: SM utilisation in percent (WSM); None where it is not known: taken as all SMs.
+    ``own_pct`` and ``others_pct``: SM utilisation in percent (WSM); None where unknown, treated as all SMs.
 
     Examples
     --------

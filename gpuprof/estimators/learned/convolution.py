@@ -1,9 +1,9 @@
-"""How ONNX Runtime executes a convolution on a CPU, and what that costs besides the arithmetic.
+"""ONNX Runtime's execution of a convolution on a CPU, and its cost besides the arithmetic.
 
-It has two ways. In blocks of channels, as wide as the vector registers, where channels that do not fill a block are
-filled up with zeros; or, where channels cannot be put in blocks, by unfolding the input into a matrix (im2col), which
-is written and read again, and multiplying. Which one it takes follows from the channels alone; the rules are those
-that its optimizer was seen to keep (1.31, vectors of 512 bits).
+There are two ways: in blocks of channels as wide as the vector registers, incomplete blocks filled with zeros; or,
+where channels cannot be blocked, by unfolding the input into a matrix (im2col), written and read again, and
+multiplying. The channels alone decide between them; the rules are those observed of its optimizer (1.31, vectors of 512
+bits).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from math import prod
 
 from gpuprof.estimators.learned.op_facts import OpFacts, integer, integers
 
-#: Channels that are kept together in a block.
+#: Channels per block.
 LANES = 16
-#: Input channels are filled up to whole blocks where they are a multiple of this.
+#: Input channels are padded to whole blocks where they are a multiple of this.
 _FILLED = 4
 
 
@@ -31,7 +31,7 @@ def is_blocked(facts: OpFacts) -> bool:
 
 
 def computed_flops(facts: OpFacts) -> float:
-    """Return the operations that are really done: those of the zeros in channels that fill blocks up, too."""
+    """Return the executed operations, including those on the zeros that fill blocks."""
     if not is_blocked(facts):
         return facts.flops
     group, outputs, inputs = _channels(facts)
@@ -40,7 +40,7 @@ def computed_flops(facts: OpFacts) -> float:
 
 
 def unfolded_bytes(facts: OpFacts) -> float:
-    """Return what is written and read again of the unfolded input: 0 where the input is a matrix as it stands."""
+    """Return the bytes of the unfolded input, written and read again: 0 where the input is already a matrix."""
     if not _is_convolution(facts) or is_blocked(facts) or not facts.outputs:
         return 0.0
     group, _, inputs = _channels(facts)

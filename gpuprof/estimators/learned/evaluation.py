@@ -1,4 +1,4 @@
-"""How far off estimates are: for architectures left out, and for batch sizes left out of known models."""
+"""Errors of estimates: for held-out architectures, and for held-out batch sizes of measured models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuprof.estimators.memory.memory_features import memory_features
 from gpuprof.machine.cpu_share import own_cores
 
 ROOFLINE = "roofline"
-#: What `estimate` says on a device that models were measured on and nothing was trained for.
+#: `estimate`'s source on a device with measured models but no trained regressors.
 SCALED = "roofline, scaled"
 INTERPOLATION = "interpolation"
 UNSEEN = "architecture"
@@ -30,11 +30,11 @@ NEW_BATCH = "batch size"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One figure, measured and predicted."""
+    """A figure, measured and predicted."""
 
-    setting: str  #: What had been left out.
+    setting: str  #: Held-out unit.
     quantity: str  #: ``"op time"``, ``"latency"`` or ``"memory"``.
-    predictor: str  #: ``"stack"``, a constituent, ``"roofline"``, the same scaled, or ``"interpolation"``.
+    predictor: str  #: ``"stack"``, a constituent, ``"roofline"``, the roofline scaled, or ``"interpolation"``.
     model: str
     batch: int
     measured: float
@@ -48,14 +48,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Errors of one predictor of one quantity in one setting."""
+    """Errors of a predictor for a quantity in a setting."""
 
     setting: str
     quantity: str
     predictor: str
-    architecture: str  #: Empty for all together.
+    architecture: str  #: Empty for all architectures together.
     count: int
-    #: ``mean_pct``, ``median_pct``, ``p95_pct``: Of the absolute relative error.
+    #: ``mean_pct``, ``median_pct``, ``p95_pct``: Statistics of the absolute relative error.
     mean_pct: float
     median_pct: float
     p95_pct: float
@@ -66,7 +66,7 @@ class Summary:
 def leave_one_architecture_out(
     data: TrainingSet, names: Sequence[str] = STACKED, progress: Callable[[str], None] = lambda _: None
 ) -> list[Prediction]:
-    """Return predictions for every architecture by regressors that have not seen it; cores work side by side.
+    """Return predictions for every architecture by regressors fitted without it, in parallel on all cores.
 
     Raises `InputError` with fewer than two architectures.
     """
@@ -107,7 +107,7 @@ def _roofline_factor(cases: Sequence[ModelCase]) -> float:
 
 
 def _to_picklable(data: TrainingSet) -> TrainingSet:
-    """Return the data as it can go to another process: views of mappings cannot."""
+    """Return the data in a form that can be pickled for another process: views of mappings cannot."""
     device = data.device
     return replace(data, device=replace(device, flops_per_s=dict(device.flops_per_s), sources=dict(device.sources)))
 
@@ -131,10 +131,11 @@ def predict_left_out_batches(data: TrainingSet) -> list[Prediction]:
 
 
 def summarise_errors(predictions: Iterable[Prediction], by_architecture: bool = False) -> list[Summary]:
-    """Return the errors by setting, quantity and predictor, with the coverage of the intervals of what estimates use.
+    """Return the errors by setting, quantity and predictor, with the coverage of the intervals of the predictors in
+    use.
 
-    The interval of an architecture comes from the residuals of the other architectures, each predicted without
-    itself.
+    The interval of an architecture comes from the residuals of the other architectures, each predicted by a fit without
+    it.
     """
     groups: dict[tuple[str, str, str, str], list[Prediction]] = {}
     for one in predictions:

@@ -1,4 +1,4 @@
-"""Which ops of a graph are executed together, and what an executed group of them costs in numbers."""
+"""Groups of ops executed together, and their costs in numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpuprof.estimators.memory.liveness import peak_activation_bytes
 from gpuprof.graph.executed_graph import find_costliest, tie_nodes
 from gpuprof.runtime.optimizer import executed_nodes
 
-#: For each op that has a time of its own, by position, the positions of all that are executed with it, itself among.
+#: Position of each op with a time of its own → positions of all ops executed with it, its own included.
 Groups = Mapping[int, tuple[int, ...]]
 
 _FUSED_INTO = "fused into "
 
 
 class OpTiming(Protocol):
-    """A row of the table ``ops``, as far as it says what was executed together."""
+    """Columns of the table ``ops`` that show which ops were executed together."""
 
     @property
     def name(self) -> str: ...  # noqa: D102 - see `gpuprof.kernel_db.schema.OpRow`
@@ -35,7 +35,7 @@ class OpTiming(Protocol):
 
 
 def optimized_groups(graph: ModelGraph) -> Groups | None:
-    """Return what ONNX Runtime's own optimizer makes of the graph's file on a CPU; None where it cannot tell."""
+    """Return the groups made by ONNX Runtime's own optimizer from the graph's file on a CPU; None where unknown."""
     try:
         nodes = executed_nodes(Path(graph.path)) if Path(graph.path).is_file() else None
     except InputError:
@@ -47,9 +47,9 @@ def optimized_groups(graph: ModelGraph) -> Groups | None:
 
 
 def measured_groups(graph: ModelGraph, rows: Sequence[OpTiming]) -> Groups | None:
-    """Return what was executed together when the rows of ``ops`` of this graph were measured.
+    """Return the groups executed together when the rows of ``ops`` of this graph were measured.
 
-    ``rows``: in the order of the graph's ops; None is returned if they are of another.
+    ``rows``: in the order of the graph's ops; None is returned if they belong to another graph.
     """
     if [row.name for row in rows] != [op.name for op in graph.ops]:
         return None
@@ -64,14 +64,14 @@ def measured_groups(graph: ModelGraph, rows: Sequence[OpTiming]) -> Groups | Non
 
 
 def group_facts(graph: ModelGraph, groups: Groups) -> list[OpFacts]:
-    """Return the facts of each group: of the op that its time is attributed to, and of what is fused into it."""
+    """Return the facts of each group: of the op with the group's time, and of the ops fused into it."""
     maker = {tensor.name: place for place, op in enumerate(graph.ops) for tensor in op.outputs}
     touched = working_set_bytes(graph)
     return [replace(_facts(graph, anchor, group, maker), working_set=touched) for anchor, group in groups.items()]
 
 
 def working_set_bytes(graph: ModelGraph) -> float:
-    """Return what one execution of the model touches: its weights, and the most activations alive at once."""
+    """Return the bytes that an execution of the model touches: weights, and the largest size of live activations."""
     return float(graph.weight_bytes + peak_activation_bytes(graph))
 
 

@@ -1,9 +1,9 @@
-"""What an op should take on a device: arithmetic, traffic, and what elements of its type cost, one after another.
+"""Expected time of an op on a device: the sum of arithmetic, traffic, and a cost per element of its type.
 
-On a CPU the parts add up: a core waits for what no cache holds, and little of that is hidden behind arithmetic (of a
-product of 16 rows by 2048 x 2048 weights on one core, 1.40 ms are arithmetic, 0.35 ms traffic, and 1.70 ms were
-measured). On a GPU, whose threads hide one behind the other, it is the roofline. Regressors learn how many times
-longer an op takes, which differs far less from op to op than its time.
+On a CPU the parts add up: a core waits for data outside its caches, and little of the wait is hidden behind arithmetic
+(of a product of 16 rows by 2048 x 2048 weights on one core, 1.40 ms are arithmetic, 0.35 ms traffic, and 1.70 ms were
+measured). On a GPU, whose threads hide one behind the other, the expected time is the roofline. Regressors learn the
+ratio of an op's time to it, which differs far less from op to op than the time.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from gpuprof.estimators.learned.op_facts import OpFacts
 from gpuprof.estimators.roofline.op_work import MATRIX_OPS, RECURRENT_OPS
 from gpuprof.estimators.roofline.roofline import reread_bandwidth
 
-#: What a runtime spends on a node that does nothing.
+#: Time of a runtime per node without work.
 NODE_NS = 2000.0
 #: Names of the columns of `expected_features`.
 EXPECTED_FEATURES = ("log_expected_ns", "log_arithmetic_part", "log_traffic_part")
 
-#: Ops with fewer elements say more of what a node costs than of what an element does.
+#: Least elements of an op for the fit: below, the cost of the node outweighs that of the elements.
 _MANY_ELEMENTS = 5000
-#: A single architecture may have an op of a type in one odd shape only.
+#: Least number of architectures: a single architecture may have an op type only in an unusual shape.
 _FEWEST_ARCHITECTURES = 2
 _PRODUCTS = MATRIX_OPS | RECURRENT_OPS | {"Einsum", "MatMulInteger", "ConvInteger"}
 
 
 @dataclass(frozen=True, slots=True)
 class OpCosts:
-    """What ops should take by the device's rates."""
+    """Expected costs of ops by the device's rates."""
 
     op_types: tuple[str, ...]
     #: ``arithmetic_ns``, ``traffic_ns``: Shape (N,).
     arithmetic_ns: Array
     traffic_ns: Array
-    #: Shape (N,). Of the largest side of each op; 0 for products of matrices, whose arithmetic is known.
+    #: Shape (N,). Elements of each op's larger side; 0 for products of matrices, whose arithmetic is known.
     elements: Array
 
     def select_ops(self, kept: Array) -> OpCosts:
-        """Return those of the ops that a mask of shape (N,) keeps."""
+        """Return the ops selected by a mask of shape (N,)."""
         types = tuple(op_type for op_type, keep in zip(self.op_types, kept, strict=True) if keep)
         return OpCosts(types, self.arithmetic_ns[kept], self.traffic_ns[kept], self.elements[kept])
 
 
 def costs_of(ops: Sequence[OpFacts], device: Device, share: Share) -> OpCosts:
-    """Return what ``ops`` should take on ``share`` of ``device``."""
+    """Return the expected costs of ``ops`` on ``share`` of ``device``."""
     types = tuple(facts.op_type for facts in ops)
     elements = np.array([_elements(facts) for facts in ops], dtype=float)
     if device.kind != "cpu":
@@ -63,7 +63,7 @@ def costs_of(ops: Sequence[OpFacts], device: Device, share: Share) -> OpCosts:
 
 
 def merged_costs(parts: Sequence[OpCosts]) -> OpCosts:
-    """Return the costs of several groups of ops as those of one."""
+    """Return the costs of several groups of ops as a single group."""
     return OpCosts(
         tuple(op_type for part in parts for op_type in part.op_types),
         *(
@@ -74,10 +74,9 @@ def merged_costs(parts: Sequence[OpCosts]) -> OpCosts:
 
 
 def fit_element_ns(costs: OpCosts, times_ns: Array, groups: Sequence[str]) -> Mapping[str, float]:
-    """Return for each op type what an element takes more than the device's rates say, in nanoseconds.
+    """Return for each op type the time per element beyond the device's rates, in nanoseconds.
 
-    The median over architectures of the medians over their ops; types that fewer than two architectures have are
-    left out.
+    The median over architectures of the medians over their ops; types of fewer than two architectures are left out.
 
     Parameters
     ----------
@@ -99,13 +98,13 @@ def fit_element_ns(costs: OpCosts, times_ns: Array, groups: Sequence[str]) -> Ma
 
 
 def expected_ns(costs: OpCosts, element_ns: Mapping[str, float]) -> Array:
-    """Return what each op should take, in nanoseconds, an array of shape (N,)."""
+    """Return the expected time of each op in nanoseconds, an array of shape (N,)."""
     rates = np.array([element_ns.get(op_type, 0.0) for op_type in costs.op_types])
     return np.asarray(NODE_NS + costs.arithmetic_ns + costs.traffic_ns + rates * costs.elements)
 
 
 def expected_features(costs: OpCosts, element_ns: Mapping[str, float]) -> Array:
-    """Return the columns that regressors have of it, an array of shape (N, 3)."""
+    """Return the regressors' columns of the expected time, an array of shape (N, 3)."""
     expected = expected_ns(costs, element_ns)
     return np.column_stack(
         [np.log(expected), np.log((costs.arithmetic_ns + 1.0) / expected), np.log((costs.traffic_ns + 1.0) / expected)]
@@ -113,7 +112,9 @@ def expected_features(costs: OpCosts, element_ns: Mapping[str, float]) -> Array:
 
 
 def _traffic_s(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
-    """Return the time of each op's traffic: weights come from where the whole model fits, the rest is of the op."""
+    """Return the time of each op's traffic: weights from the cache that fits the whole model, the rest
+    from the op's own.
+    """
     weights = np.array([facts.weight_bytes for facts in ops], dtype=float)
     moved = np.array([facts.bytes_read + facts.bytes_written for facts in ops], dtype=float)
     other = np.maximum(moved - weights, 0.0) + np.array([unfolded_bytes(facts) for facts in ops])

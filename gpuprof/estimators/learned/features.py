@@ -1,4 +1,4 @@
-"""What decides how long an op takes, as numbers: its work, its shapes, its kind, and the device."""
+"""Features that determine an op's time: its work, its shapes, its kind, and the device."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpuprof.estimators.roofline.op_work import MATRIX_OPS, GraphWork, steps_of
 from gpuprof.estimators.roofline.roofline import bandwidth, op_times_s
 
 Array = NDArray[Any]
-#: Beyond these logarithms of working set over cache, all of it comes from a nearer cache, or all from memory.
+#: Range of log(working set / cache): outside it all data come from a nearer cache, or all from memory.
 _FAR = (-6.0, 1.0)
 
-#: Kinds of ops that runtimes implement alike; what is in none is "other".
+#: Kinds of ops with similar implementations in runtimes; all others are "other".
 KINDS: Mapping[str, frozenset[str]] = {
     "matrix": frozenset({"Gemm", "MatMul", "MatMulInteger", "Einsum", "FusedMatMul", "FusedGemm", "Attention"}),
     "pool": frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool"}),
     "norm": frozenset({"LayerNormalization", "InstanceNormalization", "GroupNormalization",
                        "SimplifiedLayerNormalization", "RMSNormalization", "LpNormalization"}),
-    "local_norm": frozenset({"LRN"}),  # a power for each element: nothing costs like it
+    "local_norm": frozenset({"LRN"}),  # a power for each element: no other op has such a cost
     "reduce": frozenset({"Softmax", "LogSoftmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2",
                          "ArgMax", "ArgMin", "TopK", "CumSum"}),
     "recurrent": frozenset({"LSTM", "GRU", "RNN"}),
@@ -35,7 +35,7 @@ KINDS: Mapping[str, frozenset[str]] = {
                            "Softplus", "Mish", "Elu", "Selu", "Swish", "Reciprocal", "Sin", "Cos"}),
     "elementwise": frozenset({"Add", "Sub", "Mul", "Div", "Relu", "Clip", "Sum", "LeakyRelu", "PRelu", "Neg", "Abs",
                               "Min", "Max", "Where", "Equal", "Cast", "Not", "And", "Or", "Less", "Greater",
-                              "BatchNormalization"}),  # at inference a multiplication and an addition
+                              "BatchNormalization"}),  # in inference a multiplication and an addition
     "copy": frozenset({"Concat", "Split", "Slice", "Pad", "Gather", "Expand", "Tile", "Resize", "ScatterND",
                        "Transpose", "DepthToSpace", "SpaceToDepth", "GatherND", "GatherElements", "Upsample"}),
     "view": frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape"}),
@@ -92,7 +92,7 @@ def feature_matrix(ops: Sequence[OpFacts], device: Device, share: Share) -> Arra
 
 
 def _residency(working_set: float, device: Device) -> float:
-    """Return how much larger the working set is than the last cache, as a logarithm that ends where it is far."""
+    """Return the logarithm of the working set over the last cache, clipped to `_FAR`."""
     if working_set <= 0.0 or math.isinf(working_set) or not device.l2_bytes:
         return _FAR[1]
     return min(max(math.log(working_set / device.l2_bytes), _FAR[0]), _FAR[1])
@@ -152,7 +152,7 @@ def _op_features(facts: OpFacts) -> list[float]:
 
 
 def _as_matrix(facts: OpFacts) -> tuple[float, float, float]:
-    """Return the rows, columns and depth of the product that a convolution or matrix product is; else its output."""
+    """Return the rows, columns and depth of a convolution or matrix product as a product; of other ops the output's."""
     out = facts.outputs[0] if facts.outputs else ()
     if facts.op_type in MATRIX_OPS and out and facts.flops:
         columns = out[1] if "Conv" in facts.op_type and len(out) > 1 else out[-1]

@@ -1,4 +1,4 @@
-"""Which ops a runtime executes as part of another, learnt from what it did to measured models."""
+"""Predicts the ops that a runtime executes as part of another op, learned from measured models."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Key = tuple[str, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class FusionRule:
-    """How often an op is executed by itself."""
+    """Frequencies at which ops are executed by themselves."""
 
-    executed: Mapping[Key, float]  #: Fraction of such ops that had a time of their own.
+    executed: Mapping[Key, float]  #: Fraction of an op's occurrences with a time of their own.
 
     def fractions(self, graph: ModelGraph) -> list[float]:
-        """Return for each op of ``graph`` the expected part of it that is executed by itself; 1 where unknown."""
+        """Return for each op of ``graph`` the expected fraction executed by itself; 1 where unknown."""
         return [self.executed.get(key, 1.0) for key in _keys(graph)]
 
 
 def learn_fusion(models: Iterable[tuple[ModelGraph, Sequence[bool]]]) -> FusionRule:
-    """Return the rule that graphs and, for each of their ops, whether it had a time of its own, show."""
+    """Return the rule learned from graphs and, for each of their ops, whether it had a time of its own."""
     counts: dict[Key, list[int]] = {}
     for graph, executed in models:
         for key, was in zip(_keys(graph), executed, strict=True):

@@ -39,7 +39,7 @@ _MOST_FOLDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """Errors of predictions for architectures that were left out, as logarithms of measured over predicted."""
+    """Errors of predictions for held-out architectures, as logarithms of measured over predicted."""
 
     #: ``latency``, ``memory``: Architecture → its residuals.
     latency: Mapping[str, tuple[float, ...]]
@@ -49,9 +49,9 @@ class Residuals:
 class LearnedModel:
     """Regressors of op times and of memory of one device.
 
-    ``times``, ``memory``: by name, ``"stack"`` among them and for memory ``"allocation"``; they predict logarithms over
-    the expected time and over the least memory; ``element_ns``: op type → what an element of it takes more than the
-    device's rates say; ``residuals``: None: no intervals.
+    ``times``, ``memory``: by name, with ``"stack"`` and for memory ``"allocation"``; they predict logarithms over the
+    expected time and over the least memory; ``element_ns``: op type → time per element beyond the device's rates;
+    ``residuals``: None: no intervals.
     """
 
     def __init__(
@@ -69,8 +69,7 @@ class LearnedModel:
     def predicted_ns(self, features: Array, costs: OpCosts, regressor: str = STACK) -> Array:
         """Return the times of N executed ops from their features of shape (N, F) and their costs."""
         log_ratio = self.times[regressor].predict(np.hstack([features, expected_features(costs, self.element_ns)]))
-        # A regressor that is far off, on an op unlike all that it has seen, must neither make it free nor all that
-        # counts.
+        # Clipped: a bad extrapolation to an unseen op must make it neither free nor dominant.
         return np.asarray(np.exp(np.clip(log_ratio, -5.0, 8.0)) * expected_ns(costs, self.element_ns))
 
     def latency_ms(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> float:
@@ -78,13 +77,15 @@ class LearnedModel:
         return self.latencies_ms([graph], share, regressor)[0]
 
     def latencies_ms(self, graphs: Sequence[ModelGraph], share: Share, regressor: str = STACK) -> list[float]:
-        """Return the latencies of several graphs, or of one at several batch sizes, for little more than of one."""
+        """Return the latencies of several graphs, or of a graph at several batch sizes, in little more
+        time than for one.
+        """
         return [float(times.sum()) / 1e6 for times in self._times(graphs, share, regressor)]
 
     def _times(self, graphs: Sequence[ModelGraph], share: Share, regressor: str) -> list[Array]:
-        """Return the expected time of each op of each graph: less where it is likely executed as part of another.
+        """Return the expected time of each op of each graph, reduced by the chance that it runs as part of another op.
 
-        On a CPU ONNX Runtime's own optimizer says which are; elsewhere it is likely where it was with measured models.
+        On a CPU ONNX Runtime's own optimizer decides; elsewhere the chance is learned from measured models.
         """
         index: dict[Hashable, int] = {}
         distinct: list[OpFacts] = []
@@ -107,7 +108,7 @@ class LearnedModel:
         return times_by_graph
 
     def memory_bytes(self, graph: ModelGraph, regressor: str = ALLOCATION) -> float:
-        """Return the peak memory, by default by `AllocationModel`: trees do not go on beyond what they saw."""
+        """Return the peak memory, by default by `AllocationModel`: trees do not extrapolate."""
         features = memory_features(graph)
         log_ratio = float(self.memory[regressor].predict(np.array([features]))[0])
         # The first feature is log1p of the least memory; clipped as in `predicted_ns`.
@@ -146,10 +147,10 @@ def fit_with_intervals(
     names: Sequence[str] = STACKED,
     fitted_so_far: Callable[[int, int], None] = lambda done, total: None,
 ) -> LearnedModel:
-    """Fit the regressors on everything, and intervals on architectures left out in turn.
+    """Fit the regressors on all data, and intervals on each architecture held out.
 
-    With more than six architectures they are left out in six groups. ``fitted_so_far`` is told how many of how many
-    fits are done.
+    More than six architectures are held out in six groups. ``fitted_so_far`` receives the numbers of finished and of
+    all fits.
     """
     architectures = data.architectures
     latency: dict[str, tuple[float, ...]] = {}
@@ -183,9 +184,9 @@ def residuals_of(model: LearnedModel, cases: Sequence[ModelCase]) -> tuple[tuple
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """Ops that are executed by themselves, their facts, and what tells those apart.
+    """Ops executed by themselves, their facts, and keys of distinct ops.
 
-    Where that is unknown (``known`` is false), these are all ops.
+    Where fusion is unknown (``known`` is false), all ops are listed.
     """
 
     positions: tuple[int, ...]
@@ -199,7 +200,7 @@ _MOST_EXECUTIONS = 512
 
 
 def _execution(graph: ModelGraph, by_optimizer: bool) -> _Execution:
-    """Return what is executed of a graph, remembered: asking and hashing take longer than predicting."""
+    """Return the executed ops of a graph, cached: querying and hashing take longer than predicting."""
     key = (graph.sha256, graph.batch, graph.path, by_optimizer)
     execution = _EXECUTIONS.get(key)
     if execution is None:

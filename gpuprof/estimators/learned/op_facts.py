@@ -1,4 +1,4 @@
-"""Facts of an op that the graph of a model and a row of the database both tell."""
+"""Facts of an op, available from the graph of a model and from a row of the database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class OpCostRow:
-    """Columns of the table ``ops`` that say what an op computes."""
+    """Columns of the table ``ops`` that describe an op's computation."""
 
     signature: str
     op_type: str
@@ -33,7 +33,7 @@ class OpCostRow:
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """An op as the graph and the table ``ops`` of the database both know it."""
+    """Facts of an op that the graph and the table ``ops`` of the database share."""
 
     op_type: str
     dtype: str
@@ -47,12 +47,12 @@ class OpFacts:
     bytes_written: float
     weight_bytes: float
     batch: int
-    #: ``fused``, ``fused_functions``, ``fused_inputs``: How many ops are executed as one with it, itself among them;
-    #: how many of the others are transcendental functions; and how many activations those read besides.
+    #: ``fused``, ``fused_functions``, ``fused_inputs``: Number of ops executed together, this op included; number of
+    #: transcendental functions among the other ops; number of further activations read by the other ops.
     fused: int = 1
     fused_functions: int = 0
     fused_inputs: int = 0
-    #: Bytes that the whole model touches from one execution of the op to its next; infinite where unknown.
+    #: Bytes touched by the whole model between two executions of the op; infinite where unknown.
     working_set: float = math.inf
 
 
@@ -90,13 +90,13 @@ def facts_of_row(row: OpRow | OpCostRow) -> OpFacts:
 
 
 def channels_in_group(facts: OpFacts) -> int:
-    """Return the input channels that each output channel of a convolution sees; 1 for anything else."""
+    """Return the input channels per output channel of a convolution; 1 for other ops."""
     is_convolution = "Conv" in facts.op_type and len(facts.inputs) > 1 and len(facts.inputs[1]) > 1
     return max(1, facts.inputs[1][1]) if is_convolution else 1
 
 
 def window(facts: OpFacts) -> int:
-    """Return the elements of the window of a convolution or pooling, 1 for anything else."""
+    """Return the elements of the window of a convolution or pooling, 1 for other ops."""
     sides = integers(facts.attributes.get("kernel_shape"))
     if not sides and "Conv" in facts.op_type and len(facts.inputs) > 1:
         sides = list(facts.inputs[1][2:])
@@ -104,16 +104,16 @@ def window(facts: OpFacts) -> int:
 
 
 def integers(value: object) -> list[int]:
-    """Return the items of an attribute that lists numbers, none for anything else."""
+    """Return the items of an attribute that is a list of numbers, an empty list otherwise."""
     return [int(item) for item in value] if isinstance(value, list | tuple) else []
 
 
 def integer(value: object, default: int) -> int:
-    """Return the value of an attribute that is a number, else ``default``."""
+    """Return the value of a numeric attribute, else ``default``."""
     return int(value) if isinstance(value, int | float) else default
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:
-    """Read ``"1x3x224x224,64x3x7x7,()"``; the last is a scalar."""
+    """Return the shapes in ``"1x3x224x224,64x3x7x7,()"``; the last is a scalar."""
     parts = text.split(",") if text else ()
     return tuple(tuple(int(side) for side in part.strip("()").split("x") if side) for part in parts)

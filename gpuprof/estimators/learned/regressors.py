@@ -45,10 +45,10 @@ class SampledKernelRidge(KernelRidge):  # type: ignore[misc]
 def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator]:
     """Return fresh regressors by name.
 
-    Their hyper-parameters are those that erred least on the ops of 48 networks on a CPU, left out in six groups
-    (``python -m bench.estimators --db DATABASE``; docs/accuracy.md has the figures), but for gradient
-    boosting: deeper trees err less and take several times as long to fit, which XGBoost's do not. Raises
-    `UnavailableError` when the library of one is not installed.
+    Their hyper-parameters had the least error on the ops of 48 networks on a CPU, held out in six groups (``python -m
+    bench.estimators --db DATABASE``; docs/accuracy.md has the figures). Gradient boosting is the exception: deeper
+    trees have smaller errors but take several times as long to fit, unlike XGBoost's. Raises `UnavailableError` when
+    the library of a regressor is not installed.
     """
     if not names:
         raise InputError("no regressor is named", f"name some of {', '.join((*STACKED, *OPTIONAL))}")
@@ -61,7 +61,7 @@ def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator
         elif name == "kernel_ridge":
             made[name] = make_pipeline(StandardScaler(), SampledKernelRidge(alpha=0.1, gamma=0.05))
         elif name == "gradient_boosting":
-            # Not the histogram kind: its threads spin, and on few rows and busy cores that costs seconds a fit.
+            # Not the histogram variant: its threads spin, which costs seconds per fit on few rows and busy cores.
             made[name] = GradientBoostingRegressor(
                 n_estimators=100, max_depth=4, learning_rate=0.1, subsample=0.6, min_samples_leaf=4, max_features=0.5,
                 random_state=_SEED,
@@ -86,14 +86,14 @@ def fit_regressors(
     target : ndarray of shape (N,)
         A logarithm.
     groups : sequence of str, length N
-        Architectures: the stack's weights come from predictions for architectures left out.
+        Architectures: the stack's weights come from predictions for held-out architectures.
     names : sequence of str
         Constituents.
 
     Returns
     -------
     mapping of str to regressor
-        ``"stack"`` among them, weighted with weights of at least 0.
+        Includes ``"stack"``, weighted with weights of at least 0.
     """
     kinds = len(set(groups))
     if kinds < 2:

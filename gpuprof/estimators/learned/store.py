@@ -1,4 +1,4 @@
-"""Stores fitted regressors beside the kernel database, without pickles, and rejects those of other data."""
+"""Stores fitted regressors beside the kernel database, without pickles, and rejects regressors of other data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, 
 from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES
 
 SCHEMA = "gpuprof.learned/2"
-_FOLDER = ".trained"  # hidden, so that the database does not take it for a run
+_FOLDER = ".trained"  # hidden, so that the database does not read it as a run
 _MANIFEST, _REGRESSORS = "manifest.json", "regressors.skops"
 _MAX_BYTES = 512 * 2**20
-#: What a file may make besides scikit-learn's own classes and arrays.
+#: Types that a file may construct besides scikit-learn's own classes and arrays.
 _TRUSTED = frozenset(
     {
         "gpuprof.estimators.memory.allocation.AllocationModel",
@@ -38,12 +38,12 @@ _TRUSTED = frozenset(
 
 
 def folder_of(database: Path, device: str) -> Path:
-    """Return where the regressors of a device are kept."""
+    """Return the folder of a device's regressors."""
     return database / _FOLDER / device
 
 
 def save_model(model: LearnedModel, database: Path, data_hash: str, architectures: tuple[str, ...]) -> Path:
-    """Write what estimates are made with, and last the manifest that makes them valid; return their folder.
+    """Write the regressors used by estimates, then the manifest that validates them; return their folder.
 
     Raises `UnavailableError` when skops is not installed; `InputError` when the database cannot be written to.
     """
@@ -74,10 +74,10 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
 
 
 def load_model(database: Path, device: Device, data_hash: str | None = None) -> LearnedModel:
-    """Read the regressors of ``device``.
+    """Return the stored regressors of ``device``.
 
-    Raises `InputError` when there are none, or their schema, features, device's rates, data or file are others than
-    expected. ``data_hash``: of the data that they must have been fitted to.
+    Raises `InputError` when there are none, or their schema, features, device's rates, data or file differ from the
+    expected. ``data_hash``: expected hash of the training data.
     """
     folder = folder_of(database, device.name)
     manifest = _manifest(folder / _MANIFEST)
@@ -117,7 +117,7 @@ def _regressors(content: bytes, folder: Path) -> dict[str, Any]:
         loaded: dict[str, Any] = skops.loads(content, trusted=sorted(_TRUSTED))
     except InputError:
         raise
-    except Exception as error:  # the reader of a damaged file fails in as many ways as there are libraries in it
+    except Exception as error:  # reading a damaged file raises errors of any of its libraries
         raise InputError(f"{folder / _REGRESSORS} cannot be read: {error}", "gpuprof train again") from error
     return loaded
 

@@ -1,4 +1,4 @@
-"""What regressors learn from: measured ops and models of one device."""
+"""Training data of the regressors: measured ops and models of a device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Array = NDArray[Any]
 Graphs = Callable[[str, int], ModelGraph | None]
 _Content = Counter[str]
 
-#: Models of one architecture have so large a part of their ops in common: all but a head that was replaced.
+#: Least common part of the ops of two models of one architecture: all but a replaced head.
 _COMMON = 0.9
 
 #: Columns of the rows whose changes require refitting the regressors.
@@ -46,7 +46,7 @@ _HASHED_MODEL = ("latency", "model", "batch", "sm_share_pct", "mig_profile", "me
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOp(OpCostRow):
-    """Columns of the table ``ops`` that regressors are fitted to."""
+    """Columns of the table ``ops`` used for fitting the regressors."""
 
     run_id: str
     model: str
@@ -64,7 +64,7 @@ class MeasuredOp(OpCostRow):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCase:
-    """A model at a batch size and the sizes ``dims`` under a share, and its latency in ms."""
+    """A model at a batch size and the sizes ``dims`` under a share, with its latency in ms."""
 
     run_id: str
     model: str
@@ -93,26 +93,26 @@ class OpTimes:
 
 @dataclass(frozen=True, slots=True)
 class ModelCase:
-    """A model as it was measured at one batch and share."""
+    """A model measured at a batch and share."""
 
-    graph: ModelGraph  #: At that batch.
+    graph: ModelGraph  #: The graph at that batch.
     share: Share
     latency_ms: float
     memory_bytes: float | None
     roofline_ms: float
-    #: For each op whether it had a time of its own; None where its ops were not measured.
+    #: Whether each op had a time of its own; None where the ops were not measured.
     executed: tuple[bool, ...] | None
     architecture: str  #: The first name of all models with nearly the same ops (`name_architectures`).
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
-    """All that was measured on one device."""
+    """All measurements of a device."""
 
     device: Device
     ops: OpTimes
     cases: tuple[ModelCase, ...]
-    data_hash: str  #: Of the rows; the same rows give the same hash whatever order they were measured in.
+    data_hash: str  #: Hash of the rows, independent of the order of their measurement.
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -121,10 +121,10 @@ class TrainingSet:
 
 
 def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingSet:
-    """Read what was measured on ``device``.
+    """Return all measurements on ``device``.
 
-    Raises `InputError` when no op was measured on the device, or no model whose file is there. ``graphs``: name of a
-    model in the database and batch size → its graph, None where its file is gone.
+    Raises `InputError` when no op was measured on the device, or no measured model has its file. ``graphs``: name of a
+    model in the database and batch size → its graph, None where the file is gone.
     """
     rows = _last(comparable_rows(read_records(db, MeasuredOp, {"device": device.name}, table="ops")))
     models = _last(_measured_cases(db, device))
@@ -146,7 +146,7 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
 
 
 def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
-    """Return the data without one architecture."""
+    """Return the data without an architecture."""
     kept = np.array([group != architecture for group in data.ops.groups])
     ops = OpTimes(
         data.ops.features[kept],
@@ -160,7 +160,7 @@ def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
 
 
 def memory_matrix(cases: Sequence[ModelCase]) -> tuple[Array, Array, Array, tuple[str, ...]]:
-    """Return features, target log(peak / least), least and groups of the cases whose memory was measured."""
+    """Return features, target log(peak / least), least and groups of the cases with measured memory."""
     known = [case for case in cases if case.memory_bytes]
     features = np.array([memory_features(case.graph) for case in known]).reshape(len(known), len(MEMORY_FEATURES))
     least = np.array([math.expm1(memory_features(case.graph)[0]) for case in known])
@@ -175,7 +175,7 @@ def graph_facts(graph: ModelGraph) -> list[OpFacts]:
 
 @dataclass(frozen=True, slots=True)
 class _TimedOp:
-    """A measured op, alone or with what is fused into it."""
+    """A measured op, alone or with the ops fused into it."""
 
     model: str
     share: Share
@@ -185,13 +185,13 @@ class _TimedOp:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What is the same for executions of one op: they are one example."""
+        """Key shared by the executions of an op, which form a single example."""
         fusion = self.facts.fused, self.facts.fused_functions, self.facts.fused_inputs
         return self.model, str(self.share), self.signature, *fusion
 
 
 def _select_timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[_TimedOp]:
-    """Return the ops of one workload that have a time; what was fused into them is known where their graph is."""
+    """Return the timed ops of a workload; fused ops are known where the graph is available."""
     groups = measured_groups(graph, rows) if graph is not None else None
     facts = dict(zip(groups, group_facts(graph, groups), strict=True)) if graph is not None and groups else {}
     return [
@@ -208,7 +208,7 @@ def _select_timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[
 
 
 def _op_times(timed: Sequence[_TimedOp], device: Device) -> OpTimes:
-    """Return executed ops, those that are alike in an architecture once: the median of their times."""
+    """Return executed ops; equal ops of an architecture are merged, with the median of their times."""
     same: dict[tuple[object, ...], list[_TimedOp]] = {}
     for op_time in timed:
         same.setdefault(op_time.kind, []).append(op_time)
@@ -249,7 +249,7 @@ def _measured_cases(db: KernelDb, device: Device) -> list[MeasuredCase]:
 
 
 def _last(rows: Sequence[_Row]) -> list[_Row]:
-    """Keep for each workload the rows of the last run."""
+    """Return for each workload the rows of the last run."""
     last: dict[_Key, str] = {}
     for row in rows:
         key = _key(row)
@@ -303,10 +303,10 @@ def database_graphs(db: KernelDb) -> Graphs:
 
 
 def name_architectures(graphs: Iterable[ModelGraph]) -> Mapping[str, str]:
-    """Return for the name of each model the first, by the alphabet, of all that are the same architecture.
+    """Return for each model's name the alphabetically first name of its architecture.
 
-    Two models are the same where nine tenths of all their ops have type, attributes and shapes of weights in common:
-    neither names, values of weights, batch nor sizes of free dimensions matter.
+    Two models share an architecture where nine tenths of all their ops have type, attributes and shapes of weights in
+    common, regardless of names, values of weights, batch and sizes of free dimensions.
     """
     contents: dict[str, _Content] = {}
     for graph in graphs:
