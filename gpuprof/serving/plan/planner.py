@@ -1,5 +1,6 @@
-"""Reads deployment maps and plans their workers: the same way at the start, for ``gpuprof apply``, and when a machine
-is replaced by another.
+"""Reads deployment maps and plans their workers.
+
+Planning is the same at the start, for ``gpuprof apply``, and when a machine is replaced by another.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ class MapSource:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """How the workers of maps are planned."""
+    """Parameters for planning the workers of maps."""
 
     group: str  #: Prefix of the control groups' names, unique to this server.
-    node: str | None = None  #: Which node of the map this machine is; None: the only one.
-    simulated: bool = False  #: Whether nothing is computed.
-    shadow_pct: float = 0.0  #: How much more of its device a standby has; 0: no standbys.
-    cluster: bool = False  #: Whether the map's nodes are machines of a cluster.
-    apply_mig: bool = False  #: Whether GPUs are cut into the MIG instances of the map.
-    allow_changed: bool = False  #: Whether model files may be others than the map was planned with.
+    node: str | None = None  #: This machine's node in the map; None: the only node.
+    simulated: bool = False  #: True if workers are simulated and compute nothing.
+    shadow_pct: float = 0.0  #: Additional percent of its device for a standby; 0: no standbys.
+    cluster: bool = False  #: True if the map's nodes are machines of a cluster.
+    apply_mig: bool = False  #: True if GPUs are partitioned into the MIG instances of the map.
+    allow_changed: bool = False  #: True if model files may differ from the planned files.
 
     def nodes(self, source: MapSource) -> dict[str, dict[str, list[tuple[str, int]]]]:
-        """Return the nodes of a map whose machines must be there before its workers can be planned.
+        """Return the nodes of a map whose machines must be connected before its workers can be planned.
 
-        Raises `InputError` when it is not said which node of the map this machine is.
+        Raises `InputError` when this machine's node in the map is ambiguous.
 
         Returns
         -------
         dict of str to dict of str to list of (str, int)
-            By node and number of the GPU the MIG instances that are to be there: none unless ``apply_mig``.
+            By node and number of the GPU, the MIG instances to create: none unless ``apply_mig``.
         """
         if self.cluster:
             nodes = [node for node in source.deployment.nodes if needs_machine(node, self.simulated)]
@@ -60,8 +61,8 @@ class Planner:
     def plan(self, source: MapSource, parts: Mapping[str, MachineParts]) -> Sequence[PlannedReplica]:
         """Return the workers of a map.
 
-        Raises `GpuprofError` as `gpuprof.serving.plan.serving_plan.plan_workers` does. ``parts``: what the machines of
-        `nodes` have.
+        Raises `GpuprofError` as `gpuprof.serving.plan.serving_plan.plan_workers` does. ``parts``: the parts of the
+        machines of `nodes`.
         """
         return plan_workers(
             source.deployment,

@@ -1,4 +1,4 @@
-"""From a deployment map to workers: which model each serves, with which share of which device."""
+"""Turns a deployment map into workers, each with its model and its share of a device."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SIMULATED_PREFIX = "sim:"
 
 @dataclass(frozen=True, slots=True)
 class PlannedReplica:
-    """A replica and the orders of its workers, one for each process; ``standby`` may take over from them.
+    """A replica and the orders of its workers, one per process; ``standby`` may replace them.
 
-    ``members`` are the models of a merged replica; any other serves ``model``.
+    ``members`` are the models of a merged replica; any other replica serves ``model``.
     """
 
     model: str
@@ -42,7 +42,7 @@ class PlannedReplica:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of the models that it serves."""
+        """Names of the models that the replica serves."""
         return tuple(member.model for member in self.members) or (self.model,)
 
 
@@ -59,26 +59,26 @@ def plan_workers(
 ) -> tuple[PlannedReplica, ...]:
     """Plan the workers of one node of a map on this machine, or of all nodes on the machines of a cluster.
 
-    Raises `InputError` when a model has no file, the node is not there, or the shares are more than the device;
+    Raises `InputError` when a model has no file, the node is unknown, or the shares exceed the device;
     `UnavailableError` when a machine lacks a device of the map.
 
     Parameters
     ----------
     base : Path
-        Directory of the map: model files are looked for there first.
+        Directory of the map, searched first for model files.
     group : str
         Prefix of the control groups' names, unique to this server.
     node : str or None
-        Which node of the map this machine is; None: the only one.
+        This machine's node in the map; None: the only node.
     simulated : bool
-        Whether nothing is computed and batches take the time that the map predicts, on all nodes. A device whose
-        name starts with ``sim:`` is simulated anyway.
+        If True, nothing is computed and batches take their predicted time, on all nodes. A device whose name starts
+        with ``sim:`` is simulated anyway.
     shadow_pct : float
-        How much more of its device, where so much is left, a standby of each replica has; 0: no standbys.
+        Additional percent of its device for the standby of each replica, as far as available; 0: no standbys.
     parts : mapping of str to MachineParts, optional
-        What the machines of a cluster have, by node; None: every node is this machine.
+        Parts of a cluster's machines, by node; None: every node is this machine.
     allow_changed : bool
-        Whether model files may be others than the map was planned with.
+        If True, model files may differ from the planned files.
     """
     everywhere = node is None and (simulated or parts is not None)
     nodes = deployment.nodes if everywhere else (chosen_node(deployment, node),)
@@ -121,7 +121,7 @@ _Placed = tuple[str, str, Replica, _Part]
 
 
 class _OrderBuilder:
-    """Turns the replicas of one node after another into orders."""
+    """Turns the replicas of the nodes into orders, node by node."""
 
     def __init__(
         self, deployment: DeploymentMap, base: Path, group: str, shadow_pct: float, allow_changed: bool
@@ -213,9 +213,9 @@ def mig_layouts(node: Node) -> dict[str, list[tuple[str, int]]]:
 
 
 def chosen_node(deployment: DeploymentMap, name: str | None) -> Node:
-    """Return the node of a map that has this name; None: the only one.
+    """Return the node of a map with this name; None: the only node.
 
-    Raises `InputError` when there is none, or several and no name.
+    Raises `InputError` when there is no such node, or several nodes and no name.
     """
     nodes = {node.name: node for node in deployment.nodes}
     if name is not None:
@@ -260,7 +260,7 @@ def _assign_cpu_shares(gpu: Gpu, placed: Sequence[Replica], machine: MachinePart
 
 
 def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partition, Replica, _GpuPart]]:
-    """Yield each replica of a GPU with what each of its processes may use."""
+    """Yield each replica of a GPU with the part of the GPU for each of its processes."""
     local = find_gpu(gpu, machine.gpus)
     for partition in gpu.partitions:
         uuid = local.find_uuid(partition.mig)
@@ -277,7 +277,7 @@ def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
         return model_path(deployment, model, base)
     except InputError:
         if model not in deployment.models:
-            raise  # unknown, or merged: without the file nobody knows which tensor is whose
+            raise  # unknown, or merged: without the file, the models' tensors cannot be told apart
         return ""
 
 
@@ -329,9 +329,9 @@ def _make_plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan
 
 
 def _latency_ms(replica: Replica, *, without_turn_mates: bool = False) -> tuple[float, ...]:
-    """Return the predicted time of a batch of 1, 2, …; on a straight line where the map has only the full one.
+    """Return the predicted time of a batch of 1, 2, …; a straight line where the map has only the full batch.
 
-    With ``without_turn_mates`` it is the time without waits for a turn.
+    With ``without_turn_mates``, the times exclude waits for a turn.
     """
     times = replica.own_batch_ms() if without_turn_mates else replica.batch_latency_ms
     if times:
@@ -343,9 +343,10 @@ def _latency_ms(replica: Replica, *, without_turn_mates: bool = False) -> tuple[
 
 
 def _plan_members(deployment: DeploymentMap, replica: Replica, base: Path) -> tuple[PlannedMember, ...]:
-    """Return the models of a merged replica with their tensors; nothing for any other replica.
+    """Return the models of a merged replica with their tensors; empty for any other replica.
 
-    Raises `InputError` when the map does not list them, the merged file is not there, is none, or lacks one of them.
+    Raises `InputError` when a model is missing from the map or from the merged file, or the file is missing or not
+    merged.
     """
     if not replica.merged:
         return ()

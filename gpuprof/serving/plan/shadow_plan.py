@@ -1,5 +1,6 @@
-"""Shadow processes: for each replica a standby with a larger share, which iGniter (section 4.2) keeps against errors of
-prediction. It holds its model ready and computes nothing until it takes over.
+"""Shadow processes: standbys of replicas with a larger share, against errors of prediction (iGniter, section 4.2).
+
+A standby has its model loaded and computes nothing until it takes over.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Claim:
     """The resources that a standby takes when it is activated: a core, or a percentage of a GPU or MIG instance."""
 
     resource: str
-    #: ``amount``, ``spare``: What it takes, and what the plan leaves over for everybody.
+    #: ``amount``, ``spare``: Amount that the standby takes, and amount that the plan leaves unused.
     amount: float
     spare: float
 
@@ -76,7 +77,7 @@ class SpareResources:
     def _on_more_cores(
         self, order: WorkerOrder, extra_pct: float, shares: Sequence[float]
     ) -> tuple[WorkerOrder, tuple[Claim, ...]]:
-        """Return the order of a worker that has more of the CPU, first of the cores that it runs on already."""
+        """Return the order of a worker with more of the CPU, preferably on cores that it runs on already."""
         spare = unassigned_cores(shares, self._cores)
         extra = extra_pct * len(self._cores) / 100.0
         claims: list[Claim] = []

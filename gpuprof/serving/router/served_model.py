@@ -221,9 +221,7 @@ class ServedModel:
         replica.record_arrival(now, load, self._allowed_ms(self.slo_ms, now), refused)
 
     def _choose(self, loads: Sequence[ReplicaLoad], waited_ms: float, deadline_ms: float, now: float) -> int:
-        """Return the rule's replica or, where the request would make the oldest waiting request late, the fastest
-        other.
-        """
+        """Return the rule's replica or, where the oldest waiting request would become late, the fastest other."""
         chosen = self._rule.choose(loads)
         if not self._delays_oldest(loads[chosen], now):
             return chosen

@@ -167,9 +167,7 @@ class WorkerHandle:
             link.ping(now)
 
     def _watch_loading(self, link: Link, now: float, stalled_since: Callable[[float, float], float]) -> None:
-        """Kill a worker that loads for far longer than before: a worker that hangs while loading would never be
-        replaced.
-        """
+        """Kill a worker that loads for far longer than before: without a limit, a hanging load would never end."""
         if link.pid is None:
             self._loading = None
         elif self._loading is None or self._loading[0] != link.pid:

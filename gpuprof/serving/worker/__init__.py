@@ -1,1 +1,1 @@
-"""A worker: one process of a replica, which batches and runs its model."""
+"""A worker: the process of a replica that forms batches from requests and runs its model."""

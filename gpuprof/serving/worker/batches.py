@@ -1,4 +1,4 @@
-"""Runs batches in a worker: one after another, or with the next batch's inputs copied while one is computed."""
+"""Runs batches in a worker: in sequence, or with the inputs of the next batch copied during the current batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class GatheredBatch:
-    """A batch whose inputs are gathered."""
+    """A batch with gathered inputs."""
 
     number: int
     parts: list[Part]
@@ -47,7 +47,7 @@ class BatchRunner:
     def begin(self, frame: Frame) -> GatheredBatch:
         """Gather the inputs of a batch, and copy them to the device if there is one.
 
-        Raises `ModelError` when they cannot be.
+        Raises `ModelError` when the inputs cannot be gathered or copied.
         """
         number, requests = frame.head
         parts = [Part(*request) for request in requests]
@@ -81,7 +81,7 @@ class BatchRunner:
         return [begun.number, begun.gather_ns, ran - gathered, scattered - ran, described], payload
 
     def _check_rows(self, begun: GatheredBatch, outputs: list[Any]) -> None:
-        # A request that shares no batch gets what the model gives, such as the boxes that it found.
+        # A request that shares no batch gets all rows of the model's outputs, such as a variable number of boxes.
         if self._runtime.spec.max_batch <= 1:
             return
         for position, output in zip(begun.wanted, outputs, strict=True):
@@ -91,7 +91,7 @@ class BatchRunner:
 
 
 def serve_one_by_one(stream: BlockingStream, batches: BatchRunner) -> None:
-    """Answer batches one after another until the router has gone."""
+    """Answer batches in sequence until the router has gone."""
     while (frame := stream.receive()) is not None:
         if frame.kind == FrameKind.PING:
             stream.send(FrameKind.PONG, None)
@@ -108,10 +108,10 @@ def serve_one_by_one(stream: BlockingStream, batches: BatchRunner) -> None:
 
 
 def serve_overlapped(stream: BlockingStream, batches: BatchRunner) -> None:
-    """Answer batches in order until the router has gone; inputs of the next are copied while one is computed.
+    """Answer batches in order until the router has gone; inputs of the next are copied during the current batch.
 
-    This thread receives and copies, another computes and answers. The router sends a batch in advance, so that there is
-    a next one when there is enough to do.
+    This thread receives and copies, another computes and answers. The router sends a batch in advance, so that there
+    is a next batch under sufficient load.
     """
     with ThreadPoolExecutor(1) as computing:
         last: Future[None] | None = None
@@ -122,7 +122,7 @@ def serve_overlapped(stream: BlockingStream, batches: BatchRunner) -> None:
             except ModelError as error:
                 begun = error
             if last is not None:
-                last.result()  # one that is copied at a time; its memory is bounded
+                last.result()  # at most one copied batch ahead, which bounds the memory
             number = None if frame.kind == FrameKind.PING else frame.head[0]
             last = computing.submit(_answer, stream, batches, number, begun)
 

@@ -1,10 +1,10 @@
-"""ONNX Runtime on a GPU with I/O binding: inputs are copied to the device before the model is run on them.
+"""ONNX Runtime on a GPU with I/O binding: inputs are copied to the device before the model runs.
 
-The copy goes through the default stream, the model through a stream of its session's own, which does not wait for it:
-so a batch is copied while the one before it is computed, if another thread does the copying. Source: ONNX Runtime's
-documentation, "I/O Binding" and "CUDA Execution Provider".
+The copy goes through the default stream, the model through a stream of its session, which does not wait for the
+default stream. So a batch is copied during the previous batch if another thread does the copying. Source: ONNX
+Runtime's documentation, "I/O Binding" and "CUDA Execution Provider".
 
-Models that `gpuprof.rules.padding` names are given full batches only: those of fewer rows are filled up.
+Models listed in `gpuprof.rules.padding` get full batches only: smaller batches are padded.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class StagedInputs:
 
 
 class BoundRuntime(OnnxRuntime):
-    """A session whose inputs are copied to its device apart from running it.
+    """A session that copies inputs to its device in a step before the run.
 
-    ``device``: as ONNX Runtime calls it, ``"cuda"``; the first that the process sees.
+    ``device``: ONNX Runtime's name of the device, ``"cuda"``, which is the first visible device of the process.
     """
 
     def __init__(
@@ -102,5 +102,5 @@ class BoundRuntime(OnnxRuntime):
 
 
 def _drop_filling(outputs: list[Array], rows: int | None) -> list[Array]:
-    """Return the rows that were asked for. An output that has not a row for each is left to whoever checks that."""
+    """Return the requested rows. Outputs without a row per item are checked by the caller."""
     return outputs if rows is None else [array[:rows] if array.ndim else array for array in outputs]

@@ -54,5 +54,5 @@ class MergedOutputs(BatchOutputs):
         return sum(part.rows for part in parts if self._member(part) == self._of_output[position])
 
     def _member(self, part: Part) -> int:
-        # A request is for one model: of the inputs of the others it has no rows.
+        # A request is for a single model: it has no rows in the inputs of the others.
         return next(self._of_input[i] for i, (shape, _, _) in enumerate(part.inputs) if shape[0])

@@ -1,4 +1,4 @@
-"""Whether a model's file is the one that the map was planned with."""
+"""Checks that a model's file is the file of the plan."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpuprof.errors import InputError
 
 
 def check_model_file(path: Path, planned_sha256: str) -> None:
-    """Check that a file, with the data that it keeps outside, is the one that was profiled and placed.
+    """Check that a file, with its external data, is the file that was profiled and placed.
 
-    ``planned_sha256``: as the map has it; empty: it does not say. Raises `InputError` when it is another: what was
-    predicted of its times and its memory does not hold for it.
+    ``planned_sha256``: from the map; empty: unknown. Raises `InputError` for another file: the predicted times and
+    memory do not hold for it.
     """
     if not planned_sha256:
         return

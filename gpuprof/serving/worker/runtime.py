@@ -1,4 +1,4 @@
-"""What runs a model inside a worker: ONNX Runtime, or nothing at all to show what serving itself costs."""
+"""Runtimes of a worker: ONNX Runtime, or a null model that shows the overhead of serving."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class OnnxRuntime:
         self._errors = runtime_errors()
         self.merged = _read_merged(self._session, path)
         taken = self._session.get_inputs()
-        # Clients tell outputs apart by name: one that the model lists twice is served once.
+        # Clients tell outputs apart by name: an output that the model lists twice is served once.
         given = list({value.name: value for value in self._session.get_outputs()}.values())
         inputs, outputs = tuple(map(_spec, taken)), tuple(map(_output_spec, given))
         mixing = _find_second_batch_dim(taken, given)
@@ -115,7 +115,7 @@ class OnnxRuntime:
         self._bfloat16 = "BF16" in types
 
     def _find_mixed_output(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
-        """Return an output in which the items of a batch are mixed, though its shape does not show it."""
+        """Return an output that mixes the items of a batch, though its shape does not show it."""
         from gpuprof.runtime.batch_items import ITEMS, Arrays, first_mixed
 
         names, axes = [spec.name for spec in outputs], {spec.name: 0 for spec in inputs}
@@ -123,7 +123,7 @@ class OnnxRuntime:
         def run(feeds: Arrays) -> Arrays:
             return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
 
-        try:  # what is quantised here is not known, so that the wider tolerance holds
+        try:  # quantisation is unknown here, so the wider tolerance applies
             return first_mixed(run, lambda seed: _varied_inputs(inputs, ITEMS, seed), axes, quantised=True)
         except self._errors:  # not every model works on inputs of which nothing is known
             return None
@@ -161,13 +161,13 @@ class OnnxRuntime:
 
 
 def _find_second_batch_dim(inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
-    """Return an output with the batch in a second dimension, too: no part of it belongs to one request alone."""
+    """Return an output with the batch in a second dimension as well: such outputs cannot be split by request."""
     batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
     return next((str(value.name) for value in outputs if batches & set(value.shape[1:])), None)
 
 
 def _is_batch_not_first(inputs: Sequence[Any]) -> bool:
-    """Tell whether an input says that its batch is another dimension than the first, such as one after the steps."""
+    """Tell whether the batch of an input is a later dimension than the first, for instance after the steps."""
     return any(axis != 0 for axis in batch_axes({value.name: tuple(value.shape) for value in inputs}).values())
 
 
@@ -202,7 +202,7 @@ def _from_value(value: Any, spec: TensorSpec) -> Array:
     import numpy as np
 
     shape = value.shape()
-    # By address: NumPy has no bfloat16, in which the value could say its own. Copied: the memory ends with the value.
+    # By address, since NumPy has no bfloat16. Copied, since the memory is released with the value.
     buffer = (ctypes.c_uint16 * prod(shape)).from_address(value.data_ptr())
     return np.array(buffer, dtype=np.uint16).reshape(shape)
 
@@ -214,7 +214,7 @@ def _array(value: Any) -> Array:
 
 
 def _output_spec(value: Any) -> TensorSpec:
-    """Return what an output is served as: a tensor as it is, sequences and maps as texts of JSON."""
+    """Return the specification of a served output: tensors unchanged, sequences and maps as JSON texts."""
     if is_collection(value.type):
         return TensorSpec(value.name, "BYTES", (1,) if value.type.startswith("map(") else (-1,))
     return _spec(value)
@@ -227,7 +227,7 @@ def _spec(value: Any) -> TensorSpec:
 
 
 def _varied_inputs(inputs: Sequence[TensorSpec], rows: int, seed: int) -> dict[str, Array]:
-    """Return inputs whose items differ, open dimensions 1: standard normal, or 0 and 1; masks are all ones."""
+    """Return inputs with different items, open dimensions 1: standard normal, or 0 and 1; masks are all ones."""
     import numpy as np
 
     random = np.random.default_rng(seed)

@@ -1,8 +1,8 @@
-"""Turns of worker processes that share one part of a device in time: one batch runs at once, first come, first served.
+"""Turns of worker processes that share a part of a device in time: one batch runs at once, first come, first served.
 
-The processes meet in a file, by locks of its bytes, which the kernel releases when a process dies. Each takes the next
-number, locks the byte of that number, and waits for the byte of the number before: a queue without overtaking,
-also not the worker that has just had its turn. Plain locks of a whole file have no such order.
+The processes meet in a file, by locks of its bytes, which the kernel releases when a process dies. Each takes the
+next number, locks the byte of that number, and waits for the byte of the previous number. This is a queue without
+overtaking, even by the worker that has just had its turn. Plain locks of a whole file guarantee no order.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-#: Bytes that are locked: by whoever uses the file at all, takes a number, or runs a batch; then those of the numbers.
+#: Locked bytes: by all users of the file, to take a number, and to run a batch; then a byte for each number.
 _USERS, _NUMBERS, _RUNNING, _FIRST = 0, 1, 2, 3
 _NUMBER_BYTES = 8
 
 
 class Turn:
-    """The turn of this process, as a context: enter it to wait for the turn, leave it to pass it on.
+    """The turn of this process, as a context: entering waits for the turn, leaving passes it on.
 
-    ``file``: descriptor of the file that all share. No other descriptor of the file may be closed in this process: that
-    releases its locks.
+    ``file``: descriptor of the shared file. No other descriptor of the file may be closed in this process: closing
+    would release its locks.
     """
 
     def __init__(self, file: int) -> None:
@@ -43,7 +43,7 @@ class Turn:
         if self._number:
             self._lock(_FIRST + self._number - 1)
             self._release(_FIRST + self._number - 1)
-        self._lock(_RUNNING)  # whoever died while it waited has let us pass one that still runs
+        self._lock(_RUNNING)  # the death of a waiting process may have let this process pass a running batch
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,14 +66,14 @@ def open_turns(group: str) -> Iterator[Turn]:
     try:
         yield Turn(file)
     finally:
-        # Released before it is asked for alone: of two that leave at once each would see the other's lock for ever.
+        # Released before the exclusive lock: two processes that leave at once would otherwise block each other.
         fcntl.lockf(file, fcntl.LOCK_UN, 1, _USERS)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _USERS)
         except OSError:
-            pass  # others use it, or the last of them is about to remove it
+            pass  # other processes use it, or the last of them is about to remove it
         else:
-            if os.fstat(file).st_nlink:  # else removed, and what has its name now is another's
+            if os.fstat(file).st_nlink:  # else the file was removed already, and its name belongs to a new file
                 path.unlink()
         os.close(file)
 

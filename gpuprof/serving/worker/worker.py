@@ -1,10 +1,10 @@
-"""A worker: one process that holds one copy of a model under its share and runs the batches it is sent.
+"""A worker: a process that holds a copy of a model under its share and runs batches.
 
-    python -m gpuprof.serving.worker.worker NUMBER [ARENA_FD ARENA_BYTES] < KEY
+python -m gpuprof.serving.worker.worker NUMBER [ARENA_FD ARENA_BYTES] < KEY
 
-The machine process starts it so, or has its fork server fork it. It goes to the router's rendezvous by itself, where it
-is known by its number, is told what it is to serve, then sent batches; it ends when the router closes the connection.
-Without an arena, which is shared only within one machine, tensors travel with the messages.
+The machine process starts it in this way, or its fork server forks it. The worker connects to the router's rendezvous
+with its number, receives the order of its model, then batches; it ends when the router closes the connection. Without
+an arena, which is shared only within a machine, tensors travel with the messages.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
             stream.send(FrameKind.REFUSED, [type(error).__name__, error.message, error.fix])
             return error.exit_code
         gc.collect()
-        gc.freeze()  # what exists now stays; later collections need not look at it
+        gc.freeze()  # existing objects stay; later collections skip them
         stream.send(FrameKind.READY, runtime.spec.to_message())
         overlapped = isinstance(runtime, BoundRuntime)
         (serve_overlapped if overlapped else serve_one_by_one)(
@@ -92,7 +92,7 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
 
 
 def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
-    """Take the share, load the model and run it once at each batch size that `warm_sizes` names."""
+    """Limit the process to its share, load the model and run it once at each batch size of `warm_sizes`."""
     if order["cores"]:
         held.enter_context(confine_to_share(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
     if not order["path"].startswith(NULL_PREFIX):
@@ -120,10 +120,10 @@ def _list_warm_sizes(runtime: Runtime, batch: int, provider: str) -> tuple[int, 
 
 
 def warm_sizes(batch: int, provider: str) -> tuple[int, ...]:
-    """Return the batch sizes that a model is run at before it is served, ascending.
+    """Return the batch sizes at which a model runs before it is served, ascending.
 
-    On a CPU the powers of two, which are common. On a GPU every size: the first run of each chooses algorithms, plans
-    and allocates, which takes many times what the batch takes, in the middle of serving.
+    On a CPU these are the powers of two, which are common. On a GPU they are all sizes: the first run of each size
+    chooses algorithms, plans and allocates, which takes many times the batch time and would delay requests.
     """
     if provider == ORT_CUDA:
         return tuple(range(1, batch + 1))
@@ -131,9 +131,9 @@ def warm_sizes(batch: int, provider: str) -> tuple[int, ...]:
 
 
 def open_runtime(name: str, version: str, path: str, *, batch: int, threads: int, provider: str) -> Runtime:
-    """Load what stands at ``path``: an ONNX file, or ``null:SIZE``.
+    """Load the model at ``path``: an ONNX file, or ``null:SIZE``.
 
-    Raises `InputError` when it cannot be loaded, or cannot take batches of ``batch``.
+    Raises `InputError` when the model cannot be loaded, or cannot take batches of ``batch``.
     """
     if path.startswith(NULL_PREFIX):
         return NullRuntime(name, version, null_bytes(path), batch)
