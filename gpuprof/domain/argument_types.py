@@ -1,4 +1,4 @@
-"""Whether what Python code passes to the public functions and settings is of the types that they are annotated with."""
+"""Checks that arguments of public functions and settings have their annotated types."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Range:
     """Bounds of a number, in an annotation: ``Annotated[int, Range(1)]``."""
 
     low: float
-    high: float = 1e9  #: Of seconds thirty years, whose nanoseconds an int64 still holds.
-    is_open: bool = False  #: Whether ``low`` itself is too little.
+    high: float = 1e9  #: In seconds: thirty years, within the nanoseconds of an int64.
+    is_open: bool = False  #: Whether ``low`` itself is excluded.
 
     def holds(self, number: float) -> bool:
         """Return whether a number lies within."""
@@ -48,10 +48,10 @@ Port: TypeAlias = Annotated[int, Range(0, 65535)]
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Return ``function`` with its arguments checked: an `InputError` names the first of a wrong type.
+    """Return ``function`` with its arguments checked: an `InputError` names the first argument of a wrong type.
 
-    Numbers of numpy become Python's, strings become paths where a path is wanted, and whatever can be iterated over a
-    sequence.
+    Arguments are converted to the annotated type: numpy numbers to Python numbers, strings to paths, iterables to
+    sequences.
     """
     names = list(inspect.signature(function).parameters)
     hints = functools.cache(lambda: get_type_hints(inspect.unwrap(function), include_extras=True))
@@ -79,7 +79,7 @@ def check_fields(cls: type[T]) -> type[T]:
 def _conform_all(
     owner: str, hints: Mapping[str, Any], names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Sequence[Any]:
-    """Return ``args`` as they are wanted, and change ``kwargs`` likewise; what no parameter takes is left alone."""
+    """Return ``args`` converted to their hints and convert ``kwargs`` in place; arguments without a parameter stay."""
     given = [_conform(owner, name, value, hints[name]) for name, value in zip(names, args, strict=False)]
     for name, value in kwargs.items():
         if name in hints:
@@ -89,7 +89,7 @@ def _conform_all(
 
 def _conform(owner: str, name: str, value: Any, hint: Any) -> Any:
     if type(value) in _plain_types(hint) and ("\0" not in value if isinstance(value, str) else value == value):
-        return value  # as mostly; NaN differs from itself
+        return value  # the common case; NaN differs from itself
     try:
         return _convert(value, hint)
     except TypeError:
@@ -102,14 +102,14 @@ def _conform(owner: str, name: str, value: Any, hint: Any) -> Any:
 
 @functools.cache
 def _plain_types(hint: Any) -> frozenset[type]:
-    """Return the types whose values ``hint`` takes as they are, but for NaN and NUL."""
+    """Return the types whose values satisfy ``hint`` without conversion, except NaN and strings with a null byte."""
     if get_origin(hint) in (Union, UnionType):
         return frozenset().union(*map(_plain_types, get_args(hint)))
     return frozenset({hint} if hint in _SCALARS or hint is Path else ())
 
 
 def _convert(value: Any, hint: Any) -> Any:
-    """Return ``value`` as ``hint`` wants it. Raises `TypeError` when it is nothing of the kind."""
+    """Return ``value`` converted to ``hint``. Raises `TypeError` when the conversion is not possible."""
     origin, args = get_origin(hint) or hint, get_args(hint)
     if hint in _SCALARS:
         return _convert_scalar(value, hint)
@@ -143,7 +143,7 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def _convert_scalar(value: Any, kind: type) -> Any:
-    is_bool = isinstance(value, bool) or type(value).__name__ == "bool"  # numpy's is not derived from it
+    is_bool = isinstance(value, bool) or type(value).__name__ == "bool"  # numpy's bool is not derived from Python's
     if kind is bool and is_bool:
         return bool(value)
     if kind is int and isinstance(value, numbers.Integral) and not is_bool:
@@ -174,7 +174,7 @@ def _convert_sequence(value: Any, hint: Any) -> Any:
         raise TypeError
     given = value if isinstance(value, Sequence) else tuple(value)
     if isinstance(given, str):
-        _convert(given, hint)  # one string, where strings are wanted
+        _convert(given, hint)  # a single string is a sequence of strings
         return given
     found = tuple(_convert(one, hint) for one in given)
     return given if all(map(_is_same, found, given)) else found

@@ -1,7 +1,7 @@
-"""Arrival processes: how requests come in, as streams of times that are generated piece by piece.
+"""Arrival processes: streams of request times, generated in pieces.
 
-A process is a description with a mean rate; `ArrivalProcess.stream` gives its times, whole nanoseconds from 0
-on, as many as are taken: a day at any rate needs no more memory than one piece of it.
+A process is a description with a mean rate; `ArrivalProcess.stream` yields its times in whole nanoseconds from 0 on.
+Only the piece being taken is in memory, however long the stream.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Times = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 NS_PER_S = 1e9
-#: Points of a day's integrated rate; it is interpolated between them.
+#: Points at which the integrated rate of a day is tabulated for interpolation.
 _PROFILE_POINTS = 4096
-#: Nanoseconds, 146 years: within int64, and beyond the longest duration that is read (100 years).
+#: Nanoseconds, 146 years: within int64, and beyond the longest accepted duration (100 years).
 _FURTHEST = 2.0**62
-#: A process that switches states passes a gap of more than ``_MANY_CYCLES`` cycles in one draw. Otherwise it draws the
-#: stays for the next ``_MANY_EVENTS`` requests together, at most ``_MOST_STAYS`` of them: memory stays bounded.
+#: A process with states passes a gap of more than ``_MANY_CYCLES`` cycles in one draw. Otherwise the stays for the next
+#: ``_MANY_EVENTS`` requests are drawn together, at most ``_MOST_STAYS`` at a time, so memory stays bounded.
 _MANY_CYCLES, _MANY_EVENTS, _MOST_STAYS = 256, 4096, 1024
 
 
@@ -31,7 +31,7 @@ class ArrivalStream(Protocol):
     """Times of requests, ascending."""
 
     def take(self, count: int) -> Times:
-        """Return the next ``count`` times in nanoseconds; fewer, in the end none, when the stream is over."""
+        """Return the next ``count`` times in nanoseconds; fewer, then none, at the end of the stream."""
 
 
 class ArrivalProcess(Protocol):
@@ -42,7 +42,7 @@ class ArrivalProcess(Protocol):
         """Mean rate in requests per second."""
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
-        """Return a new stream of times that draws from ``random``."""
+        """Return a new stream of times, drawn from ``random``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +130,12 @@ class MmppArrivals:
     #: ``burst_s``, ``calm_s``: Mean times in the states, exponentially distributed.
     burst_s: float = 2.0
     calm_s: float = 8.0
-    #: Between 0 and 1, where among the states' times it begins, and how long the first still lasts, as a quantile;
-    #: None: both are drawn.
+    #: Position within the states' mean times at which the process begins, and quantile of the first state's remaining
+    #: duration, both between 0 and 1; None: both are drawn.
     start: tuple[float, float] | None = field(default=None, kw_only=True)
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
-        """Return the times; the first state is drawn by how much of the time each one lasts."""
+        """Return the times; the first state is drawn in proportion to the mean durations of the states."""
         mean = (self.ratio * self.burst_s + self.calm_s) / (self.burst_s + self.calm_s)
         calm = self.rate_rps / mean / NS_PER_S
         begins = random.random() if self.start is None else self.start[0]
@@ -159,12 +159,12 @@ class DiurnalArrivals:
         swing = (self.peak_to_trough - 1.0) / (self.peak_to_trough + 1.0)
         period = self.period_s * NS_PER_S
         phase = np.linspace(0.0, 1.0, _PROFILE_POINTS + 1)
-        # The integral of 1 - swing·cos(2π·phase), in periods: how much of the load has come by each phase.
+        # The integral of 1 - swing·cos(2π·phase), in periods: the fraction of the load that arrives before each phase.
         load = phase - swing * np.sin(2.0 * np.pi * phase) / (2.0 * np.pi)
         expected = self.rate_rps * self.period_s
 
         def time_of(events: Floats) -> Floats:
-            """Return when the expected number of events reaches each of ``events``, ascending, in nanoseconds."""
+            """Return the times in ns at which the expected number of events reaches ``events`` (ascending)."""
             whole, part = np.divmod(events / expected, 1.0)
             return np.asarray(period * (whole + np.interp(part, load, phase)))
 
@@ -174,19 +174,19 @@ class DiurnalArrivals:
 # The generated __eq__ would compare arrays, and an array of truth values is neither true nor false.
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedArrivals:
-    """Recorded times that are replayed unchanged: an ndarray of shape (requests,), ascending, in nanoseconds."""
+    """Recorded times, replayed unchanged: an ndarray of shape (requests,), ascending, in nanoseconds."""
 
     times: Times
     duration_s: float
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is a recording of the same times."""
+        """Return whether the other object is a recording of the same times."""
         if not isinstance(other, RecordedArrivals):
             return NotImplemented
         return self.duration_s == other.duration_s and np.array_equal(self.times, other.times)
 
     def __hash__(self) -> int:
-        # A recording may have a billion times: its ends tell most of them apart, and __eq__ compares them all.
+        # A recording may hold a billion times: the ends distinguish most recordings, and __eq__ compares all times.
         return hash((self.duration_s, len(self.times), *self.times[:4].tolist(), *self.times[-4:].tolist()))
 
     @property
@@ -202,16 +202,16 @@ class RecordedArrivals:
 def mmpp_with_peaks(rate_rps: float, peak_to_mean: float, window_s: float) -> MmppArrivals:
     """Return an MMPP whose bursts last ``window_s`` on average and have ``peak_to_mean`` times the mean rate.
 
-    Half of the requests come within them, so that the calm has a little over half the mean rate.
+    Half of the requests arrive in bursts, so the calm has a little over half the mean rate.
     """
-    # The calm lasts ``ratio`` times as long at 1/ratio of the rate, so that both hold as many requests and the mean is
-    # 2·ratio / (1 + ratio) times the calm's rate: the peak is (1 + ratio) / 2 times the mean.
+    # The calm lasts ``ratio`` times as long at 1/ratio of the rate: both states hold as many requests, the mean is
+    # 2·ratio / (1 + ratio) times the calm's rate, and the peak is (1 + ratio) / 2 times the mean.
     ratio = 2.0 * peak_to_mean - 1.0
     return MmppArrivals(rate_rps, ratio, window_s, window_s * ratio)
 
 
 def scale_to_rate(process: ArrivalProcess, rate_rps: float) -> ArrivalProcess:
-    """Return the process at another mean rate: a recording is played faster or slower, the others keep their shape."""
+    """Return the process at another mean rate: recordings are played faster or slower, others keep their shape."""
     if isinstance(process, RecordedArrivals):
         scale = process.rate_rps / rate_rps
         return RecordedArrivals(_round_times(np.rint(process.times * scale)), process.duration_s * scale)
@@ -219,12 +219,12 @@ def scale_to_rate(process: ArrivalProcess, rate_rps: float) -> ArrivalProcess:
 
 
 def _round_times(times: Floats) -> Times:
-    """Return times as integers, those beyond the range of an int64 capped at `_FURTHEST`."""
+    """Return times as integers, capped at `_FURTHEST` to stay within int64."""
     return np.minimum(times, _FURTHEST).astype(np.int64)
 
 
 class _DeterministicStream:
-    """Multiples of a gap; adding it up would drift."""
+    """Multiples of a gap; a running sum would drift."""
 
     def __init__(self, gap: float) -> None:
         self._gap = gap
@@ -238,7 +238,7 @@ class _DeterministicStream:
 
 
 class _RenewalStream:
-    """Adds up gaps; keeps the fraction of the last nanosecond, so that rates are met exactly."""
+    """Running sum of gaps; the fraction of the last nanosecond is kept, so rates are exact."""
 
     def __init__(self, gaps: Callable[[int], Floats]) -> None:
         self._gaps = gaps
@@ -268,7 +268,7 @@ class _BatchStream:
 
 
 class _ModulatedPoissonStream:
-    """A Poisson process of rate 1 in the number of expected events, carried over to time."""
+    """A Poisson process of rate 1 in expected events, mapped to time by ``time_of``."""
 
     def __init__(self, random: np.random.Generator, time_of: Callable[[Floats], Floats]) -> None:
         self._random = random
@@ -284,7 +284,7 @@ class _ModulatedPoissonStream:
 
 
 class _MmppClock:
-    """Turns expected events into time where the rate switches between two values at random times."""
+    """Maps expected events to time under a rate that switches between two values at random times."""
 
     def __init__(
         self, random: np.random.Generator, rates: tuple[float, float], stays: tuple[float, float], state: int
@@ -294,11 +294,11 @@ class _MmppClock:
         self._times, self._events = np.zeros(1), np.zeros(1)
 
     def set_first_stay(self, quantile: float) -> None:
-        """Set how long the first state lasts, as a quantile of the distribution of its duration."""
+        """Set the duration of the first state to a quantile of its distribution."""
         self._add_stays(np.array([-math.log1p(-quantile)]))
 
     def time_of(self, events: Floats) -> Floats:
-        """Return when the expected number of events reaches each of ``events``, ascending, in nanoseconds."""
+        """Return the times in ns at which the expected number of events reaches ``events`` (ascending)."""
         times, known = np.empty(len(events)), 0
         while known < len(events):
             while self._events[-1] <= events[known] and self._times[-1] < _FURTHEST:
@@ -313,12 +313,12 @@ class _MmppClock:
         return times
 
     def _add_stays_until(self, events: Floats) -> None:
-        """Add states up to about the next events; a long stretch before the first of them is drawn at once."""
+        """Add stays up to about the next events; a long stretch before the first event is a single draw."""
         cycle = sum(rate * stay for rate, stay in zip(self._rates, self._stays, strict=True))
         cycles = (events[0] - self._events[-1]) / cycle
         if cycles > _MANY_CYCLES:
-            passed = int(cycles - 8.0 * math.sqrt(cycles))  # that fewer bring so many requests is beyond all chance
-            # The sum of so many exponential stays is gamma distributed: one draw for each state instead of ``passed``.
+            passed = int(cycles - 8.0 * math.sqrt(cycles))  # fewer cycles practically never hold so many events
+            # The sum of ``passed`` exponential stays is gamma distributed: a single draw for each state.
             stayed = [stay * self._random.standard_gamma(passed) for stay in self._stays]
             self._times = np.array([self._times[-1] + sum(stayed)])
             expected = sum(rate * stay for rate, stay in zip(self._rates, stayed, strict=True))
@@ -329,7 +329,7 @@ class _MmppClock:
             self._add_stays(self._random.standard_exponential(min(wanted, _MOST_STAYS)))
 
     def _add_stays(self, stays: Floats) -> None:
-        """Add stays in alternating states; ``stays`` are their durations as multiples of the state's mean."""
+        """Add stays in alternating states; ``stays`` are durations as multiples of the state's mean."""
         states = (self._state + np.arange(len(stays))) % 2
         lasting = np.array(self._stays)[states] * stays
         expected = np.array(self._rates)[states] * lasting

@@ -1,4 +1,4 @@
-"""Arrival processes as people write them: ``poisson``, ``gamma:4``, ``batch:8``, ``mmpp:3,2s``, ``diurnal:4,24h``."""
+"""Parses arrival processes: ``poisson``, ``gamma:4``, ``batch:8``, ``mmpp:3,2s``, ``diurnal:4,24h``."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _RENEWALS: dict[str, Callable[..., ArrivalProcess]] = {
 
 
 def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
-    """Return the process that ``text`` describes, at a mean of ``rate_rps``; what is left out has its default.
+    """Return the process described by ``text`` at a mean of ``rate_rps``; omitted parameters have their defaults.
 
-    Raises `InputError` for an unknown process, too many parameters, or one outside its range.
+    Raises `InputError` for an unknown process, too many parameters, or a parameter outside its range.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def _build_process(name: str, given: list[str], rate_rps: float) -> ArrivalProce
     if name == "poisson":
         return GammaArrivals(rate_rps)
     if name in _RENEWALS:
-        # A mixture of exponential gaps varies at least as much as exponential ones.
+        # The SCV of a mixture of exponential gaps is at least 1.
         least = 1.0 if name == "hyperexponential" else 1e-6
         return _RENEWALS[name](rate_rps, *(_parse_number(word, "the SCV", least, 1e4) for word in given))
     if name == "batch":

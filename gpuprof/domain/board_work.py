@@ -1,13 +1,13 @@
-"""Conservation of work: what a board does in a second, and so how many boards a set of demands takes at least.
+"""Conservation of work: a lower bound on the number of boards for a set of demands.
 
-A request takes at least a certain time of the whole board (`board_work`): that of its kernels in the batch that uses
-the board best, launches and copies hidden behind other processes. Shares, MIG instances and processes divide this
-time; none of them makes more of it. So demands whose work adds up to 11.2 boards are planned on 12 or more, and a GPU
-whose replicas are given 1.75 seconds of work a second is overloaded, whatever the map says of their times.
+A request takes at least a certain time of the whole board (`board_work`): the time of its kernels at the most
+efficient batch size, with launches and copies hidden behind other processes. Shares, MIG instances and processes
+divide this time; none of them adds to it. So demands with a total work of 11.2 boards need 12 or more, and a GPU with
+1.75 seconds of work per second is overloaded, whatever times the map predicts.
 
 Examples
 --------
-A bound for a plan on one kind of device, at the ends of intervals that the plan counts with:
+A bound for a plan on a single kind of device, at the interval ends of the plan:
 
 >>> from gpuprof.domain.catalogue import device
 >>> t4 = device("t4")
@@ -27,16 +27,16 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator, Figure
 from gpuprof.errors import InputError
 
-#: Rounding that a number of boards may be off.
+#: Rounding error allowed in a number of boards.
 _ROUNDING = 1e-6
 
 
 @runtime_checkable
 class WorkEstimator(Estimator, Protocol):
-    """An estimator that gives the work of a request."""
+    """An estimator of the work of a request."""
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return the least time of the whole device that one request takes in ms; None where that is not known.
+        """Return a lower bound, in ms, of the time of the whole device per request; None where unknown.
 
         Raises
         ------
@@ -47,10 +47,10 @@ class WorkEstimator(Estimator, Protocol):
 
 
 def board_work(estimator: Estimator, model: str, device: Device) -> Figure | None:
-    """Return the least time of the whole device that a request takes in ms, with its interval.
+    """Return a lower bound, in ms and with its interval, of the time of the whole device per request.
 
-    None where the estimator does not know it, or the device cannot run the model. The figure's source is ``measured``
-    where it follows from measurements: batches between and beyond them may be estimated a little better.
+    None where the estimator has no bound or the device cannot run the model. The figure's source is ``measured``
+    where the bound follows from measurements; batch sizes between and beyond them may be estimated slightly better.
     """
     if not isinstance(estimator, WorkEstimator):
         return None
@@ -62,7 +62,7 @@ def board_work(estimator: Estimator, model: str, device: Device) -> Figure | Non
 
 @dataclass(frozen=True, slots=True)
 class WorkBound:
-    """The least that demands take of a fleet."""
+    """Lower bounds of the devices and the cost for a set of demands."""
 
     gpus: int
     cost_per_hour: float
@@ -73,17 +73,17 @@ def bound_by_work(
     kinds: Sequence[tuple[Device, float]],
     work_ms: Callable[[str, Device], float | None],
 ) -> WorkBound:
-    """Return the least number of devices, and the least price, that the work of demands takes.
+    """Return lower bounds of the number of devices and of the cost per hour for the work of demands.
 
     Parameters
     ----------
     rates_rps : mapping of str to float
-        Model → requests per second that are served.
+        Model → served requests per second.
     kinds : sequence of (Device, float)
-        The devices that may be used, each with its price per hour.
+        The available kinds of device, each with its price per hour.
     work_ms : callable
-        Model and device → `board_work` as the plan counts it (the mean, an end of its interval). None: not known, and
-        counted as nothing.
+        Model and device → `board_work` at the plan's confidence (the mean, or an end of the interval). None: unknown,
+        and counted as 0.
     """
     devices = cost = 0.0
     for model, rate_rps in rates_rps.items():

@@ -1,4 +1,4 @@
-"""Reads the devices that ship with gpuprof."""
+"""Reads the catalogue of devices shipped with gpuprof."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIB = 2**20
 
 
 def datasets() -> Traversable:
-    """Return the directory of the data that ships with gpuprof."""
+    """Return the directory of the data shipped with gpuprof."""
     return files("gpuprof") / "datasets"
 
 
@@ -28,7 +28,7 @@ def devices() -> Mapping[str, Device]:
 
 
 def device(name: str) -> Device:
-    """Return the device called ``name``, whatever its case. Raises `InputError` with the nearest known names.
+    """Return the device called ``name``, ignoring case. Raises `InputError` with the nearest names in the catalogue.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def device(name: str) -> Device:
 
 
 def device_of_driver(driver_name: str) -> Device | None:
-    """Return the device that the driver calls ``driver_name`` (``"NVIDIA A100-SXM4-80GB"``), None if none is it.
+    """Return the device with the driver's name ``driver_name`` (``"NVIDIA A100-SXM4-80GB"``), None if there is none.
 
     Examples
     --------
@@ -70,8 +70,8 @@ def driver_names_by_device() -> Mapping[str, Sequence[str]]:
 
 
 def make_device(name: str, table: Mapping[str, Any]) -> Device:
-    """Return the device that a table like those of ``devices.toml`` describes."""
-    # The file has the units of datasheets; here is the border where they become the package's.
+    """Return the device described by a table in the format of ``devices.toml``."""
+    # Converts the units of datasheets, as in the file, to the units of the package.
     return Device(
         name=name,
         kind="gpu",

@@ -1,4 +1,4 @@
-"""What users ask for: rates and latency objectives, and slo.csv, the file that says so."""
+"""Demands of users, rates and latency objectives, and the reader of slo.csv."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuprof.errors import InputError
 
 _REQUIRED = ("model", "rate_rps", "slo_ms")
 _OPTIONAL = ("service", "file", "percentile", "min_goodput_rps", "priority", "max_replicas", "dims")
-#: More is a slip of the pen: planning would count devices by the million, and blame the SLO.
+#: A higher rate is a typing error: planning would need millions of devices and blame the SLO.
 _MOST_RPS = 1e7
 _LEAST_RPS = 1e-9  # a request in thirty years
 _MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -43,28 +43,28 @@ class Slo:
 @check_fields
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked for one service: a model with a rate and an objective of its own.
+    """Demand for a service: a model with its own rate and objective.
 
     Attributes
     ----------
     model : str
-        What it is called in the map and by its clients. Where ``source_model`` does not say more, it is the name of its
-        model in the kernel database, or the path of an ONNX file.
+        Name of the service in the map and for its clients. Without ``source_model``, also the name of the model in the
+        kernel database, or the path of an ONNX file.
     rate_rps : float
         Requests per second.
     slo : Slo
     min_goodput_rps : float or None
-        Below this the demand counts as not met at all on a fixed fleet; None: no such floor.
+        Floor on a fixed fleet: below it the demand is treated as not met at all; None: no floor.
     priority : int
-        Higher is served first where not everything can be.
+        Demands of higher priority are served first where capacity is short.
     max_replicas : int or None
     source_model : str or None
-        The model that the service runs: a name in the kernel database, or the path of an ONNX file.
+        Model run by the service: a name in the kernel database, or the path of an ONNX file.
     file : str or None
         Path of the model's ONNX file, where its name in the kernel database is given.
     dims : str or None
-        Sizes of the model's free dimensions in what is sent, ``"seq=128"``, or how often which, as
-        ``"seq=64:0.7|256:0.3"``; None: as measured, or usual.
+        Sizes of the model's free dimensions in requests, ``"seq=128"``, or their distribution,
+        ``"seq=64:0.7|256:0.3"``; None: the measured or usual sizes.
     """
 
     model: str
@@ -83,7 +83,7 @@ class Demand:
 
 
 class DemandFile(tuple[Demand, ...]):
-    """The demands of an slo.csv, and the hash of what was read: a pipe can be read only once.
+    """The demands of an slo.csv with the hash of its bytes, since a pipe can be read only once.
 
     Attributes
     ----------
@@ -99,8 +99,8 @@ def read_demands(path: Path) -> DemandFile:
     Raises
     ------
     InputError
-        With the line number: a column that is missing or unknown, a number that is none, is not finite or
-        has the wrong sign, the same model twice, no demand at all.
+        With the line number: a missing or unknown column, a number that cannot be parsed, is not finite or has the
+        wrong sign, a repeated model, or a file without demands.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def read_demands(path: Path) -> DemandFile:
 
 
 def require_possible(demand: Demand) -> None:
-    """Raise `InputError` for values that no demand can have; `read_demands` names the line of slo.csv, too."""
+    """Raise `InputError` for values out of range; `read_demands` also names the line of slo.csv."""
     limits = (
         ("rate_rps", demand.rate_rps, _LEAST_RPS, _MOST_RPS),
         ("latency_ms of the SLO", demand.slo.latency_ms, math.ulp(0.0), sys.float_info.max),
@@ -198,7 +198,7 @@ def _parse_demand(fields: dict[str, str], where: str, line: int) -> Demand:
     def number(name: str, low: float, high: float = math.inf, *, closed: bool = False) -> float:
         text = fields[name]
         try:
-            value = float(text.replace("_", "x"))  # Python reads 1_0 as 10, which nothing else does
+            value = float(text.replace("_", "x"))  # Python alone reads 1_0 as 10
         except ValueError:
             raise InputError(
                 f"{where}:{line}: {name} must be a number but got {text!r}", "no units, no percent sign, 1000 as 1000"

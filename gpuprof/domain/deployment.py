@@ -1,4 +1,4 @@
-"""The deployment map: which replicas run where, with which share, and what is predicted of them.
+"""The deployment map: placement and share of each replica, with predictions.
 
 JSON with a published schema (``gpuprof.deployment/1``), read and written by `gpuprof.domain.map_file`.
 """
@@ -40,19 +40,19 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Interval = tuple[float, float]
-#: Is shown in terminals, and part of addresses and files' names.
+#: A printable name: names appear in terminals, addresses and file names.
 Name = Annotated[str, AfterValidator(_require_name)]
 
 
 def find_duplicate(values: Iterable[str | int]) -> str | None:
-    """Return the first value that occurs more than once."""
+    """Return the first value that occurs more than once, None where all are distinct."""
     return next((str(value) for value, count in Counter(values).items() if count > 1), None)
 
 
 class _MapElement(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    #: Left away where empty: maps without them are what they were before there were such fields.
+    #: Fields omitted from the JSON where empty, so that maps without them stay as before these fields existed.
     omitted_if_empty: ClassVar[tuple[str, ...]] = ()
 
     @model_serializer(mode="wrap")
@@ -148,28 +148,28 @@ class Replica(_MapElement):
 
     @property
     def wait_for_turn_ms(self) -> float:
-        """Longest wait for its turn, which is part of its predicted batch time; 0 where it takes no turns."""
+        """Longest wait for the replica's turn, included in its predicted batch time; 0 without turns."""
         return 0.0 if self.turn_ms is None else max(0.0, self.predicted.latency_ms - self.turn_ms)
 
     @property
     def cycle_fraction(self) -> float:
-        """The part of a cycle that is its own turn; 1 where it takes none."""
+        """The replica's turn as a fraction of the cycle; 1 without turns."""
         if self.turn_ms is None or not self.predicted.latency_ms > 0.0:
             return 1.0
         return min(1.0, self.turn_ms / self.predicted.latency_ms)
 
     def own_batch_ms(self) -> tuple[float, ...] | None:
-        """Return ``batch_latency_ms`` without waits for a turn; never less than nothing, whatever the map says."""
+        """Return ``batch_latency_ms`` without waits for a turn; never negative, even for an inconsistent map."""
         if self.batch_latency_ms is None or self.turn_ms is None:
             return self.batch_latency_ms
         return tuple(max(0.0, ms - self.wait_for_turn_ms) for ms in self.batch_latency_ms)
 
     def rates(self) -> dict[str, float]:
-        """Return the rate in requests/s that is planned for each model that it serves."""
+        """Return the planned rate in requests/s of each model that the replica serves."""
         return {one.model: one.rate_rps for one in self.merged} or {self.model: self.rate_rps}
 
     def goodputs(self) -> dict[str, float]:
-        """Return the predicted goodput in requests/s of each model that it serves."""
+        """Return the predicted goodput in requests/s of each model that the replica serves."""
         return {one.model: one.goodput_rps for one in self.merged} or {self.model: self.predicted.goodput_rps}
 
 
@@ -350,7 +350,7 @@ class DeploymentMap(_MapElement):
         return self
 
     def places(self) -> Iterator[tuple[Node, Gpu, Partition, Replica]]:
-        """Yield every replica with where it stands, in the order of the file."""
+        """Yield every replica with its node, GPU and partition, in the order of the file."""
         for node in self.nodes:
             for gpu in node.gpus:
                 for partition in gpu.partitions:
@@ -363,9 +363,9 @@ class DeploymentMap(_MapElement):
 
 
 def read_creation_time(text: str) -> datetime:
-    """Return when a map says it was made; without a time zone, in UTC.
+    """Return the creation time recorded in a map; UTC where it has no time zone.
 
-    Raises `InputError` when it is no time as ISO 8601 has it.
+    Raises `InputError` when the text is not an ISO 8601 date and time.
     """
     try:
         when = datetime.fromisoformat(text)
@@ -377,5 +377,5 @@ def read_creation_time(text: str) -> datetime:
 
 
 def share_of(partition: Partition, replica: Replica) -> Share:
-    """Return the share of a replica that stands in ``partition``."""
+    """Return the share of a replica in ``partition``."""
     return Share(replica.sm_share_pct, None if partition.mig is None else partition.mig.profile)

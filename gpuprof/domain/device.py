@@ -10,9 +10,9 @@ from typing import Literal
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 
-#: A MIG profile's name: compute slices, gigabytes, and engines beside the usual ones.
+#: Name of a MIG profile: compute slices, gigabytes, and additional or absent engines.
 MIG_NAME = re.compile(r"(?P<slices>\d+)g\.(?P<gigabytes>\d+)gb(?P<engines>[+-](?:me|gfx)(?:\.all)?)?")
-#: Drivers round a profile's memory by their own rules.
+#: Relative tolerance of a profile's gigabytes: drivers round them differently.
 _ROUNDING_GB = 0.03
 
 
@@ -20,13 +20,13 @@ _ROUNDING_GB = 0.03
 class MigProfile:
     """One MIG instance profile of a GPU."""
 
-    name: str  #: As ``nvidia-smi mig -lgip`` prints it, ``"3g.40gb"``.
+    name: str  #: As printed by ``nvidia-smi mig -lgip``, ``"3g.40gb"``.
     sms: int  #: Streaming multiprocessors of the instance.
     memory_bytes: int  #: Memory of the instance.
-    memory_slices: int  #: Memory slices (of 8, on A30 of 4) that it takes from its start slot on.
-    compute_slices: int  #: Compute slices (of 7, on A30 of 4) that it takes: the number before the ``g``.
-    start_slots: tuple[int, ...]  #: The only slots at which the driver places it.
-    max_count: int  #: How many of them the driver allows on one GPU.
+    memory_slices: int  #: Number of memory slices, from the start slot on (of 8; of 4 on the A30).
+    compute_slices: int  #: Number of compute slices (of 7; of 4 on the A30): the number before the ``g``.
+    start_slots: tuple[int, ...]  #: Slots at which the driver places the instance.
+    max_count: int  #: Maximum number of instances on a GPU.
 
 
 def _is_near(profile: MigProfile, gigabytes: int) -> bool:
@@ -36,7 +36,7 @@ def _is_near(profile: MigProfile, gigabytes: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SmLimits:
-    """What one streaming multiprocessor can hold (NVIDIA's compute-capability tables)."""
+    """Limits of a streaming multiprocessor (NVIDIA's compute-capability tables)."""
 
     threads: int
     warps: int
@@ -50,7 +50,7 @@ class SmLimits:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device and its numbers; nothing measured is in here unless ``sources`` says so.
+    """A device and its specification; values are not measured unless ``sources`` says so.
 
     Attributes
     ----------
@@ -74,21 +74,21 @@ class Device:
     max_power_w : float or None
         Board power limit.
     price_per_hour : float or None
-        US dollars, on demand; ``sources`` says whose price it is.
+        US dollars, on demand; ``sources`` names the provider.
     mig_slices : int
         Memory slices of the MIG geometry, 0 where the device has no MIG.
     mig_profiles : tuple of MigProfile
     launch_overhead_us : float
-        Host time between two dependent launches that the device cannot hide.
+        Host time between two dependent launches, not hidden by the device.
     reread_bytes_per_s : tuple of (int, float)
-        At what rate bytes are read and written again and again, by how many they are, ascending: what the caches
-        deliver, and beyond them the memory. Empty: not measured.
+        Pairs of working set in bytes, ascending, and rate at which it is repeatedly read and written: the bandwidth of
+        the caches, and beyond them of the memory. Empty: not measured.
     dram_type : str or None
         Kind of the memory, ``"hbm2e"`` or ``"gddr6"``; None: not known.
     process_nm : float or None
-        Process that the GPU is made in, as its foundry calls it; None: not known.
+        Process node of the GPU, as named by its foundry; None: not known.
     sources : mapping of str to str
-        Where each group of numbers was read.
+        Source of each group of values.
     """
 
     name: str
@@ -114,8 +114,8 @@ class Device:
     def mig_profile(self, name: str) -> MigProfile:
         """Return the MIG profile called ``name``.
 
-        Other engines (``1g.24gb+me``, ``+gfx``, ``-me``) and the gigabytes that another driver version prints
-        (``7g.79gb`` for ``7g.80gb``) name the same profile.
+        Names with other engines (``1g.24gb+me``, ``+gfx``, ``-me``), or with the gigabytes of another driver version
+        (``7g.79gb`` for ``7g.80gb``), denote the same profile.
 
         Raises
         ------
@@ -134,11 +134,11 @@ class Device:
         raise InputError(f"{self.name} has no MIG profile {name!r}", f"it has {known}")
 
     def fraction(self, share: Share) -> float:
-        """Return the fraction of the device's compute units that ``share`` is, in (0, 1]."""
+        """Return ``share`` as a fraction of the device's compute units, in (0, 1]."""
         if share.mig is None:
             return share.sm_pct / 100.0
         return share.sm_pct / 100.0 * self.mig_profile(share.mig).sms / self.compute_units
 
     def memory_bytes(self, share: Share) -> int:
-        """Return the memory that a process under ``share`` can reach: the MIG instance's, or all."""
+        """Return the memory accessible to a process under ``share``: of the MIG instance, else of the device."""
         return self.dram_bytes if share.mig is None else self.mig_profile(share.mig).memory_bytes

@@ -1,4 +1,4 @@
-"""Reads GPUs that the catalogue lacks from a file of the user's, written as ``datasets/devices.toml`` is."""
+"""Reads GPUs missing from the catalogue from a user's file in the format of ``datasets/devices.toml``."""
 
 from __future__ import annotations
 
@@ -69,11 +69,10 @@ class _DeviceTable(_Table):
 
 
 def read_device_file(path: Path) -> Mapping[str, Device]:
-    """Return the GPUs that a file describes by name, a TOML table each.
+    """Return the GPUs described in a TOML file, by name; each GPU is a table.
 
-    Limits of an SM that the file leaves out are those of a GPU of the catalogue with the same compute capability.
-    Raises `InputError` when the file cannot be read, a key is missing, unknown or out of range, or a name is the
-    catalogue's.
+    Omitted SM limits are taken from the GPU of the catalogue with the nearest compute capability. Raises `InputError`
+    when the file cannot be read, a key is missing, unknown or out of range, or a name is in the catalogue already.
     """
     try:
         content = tomllib.loads(refuse_pipe(path).read_text(encoding="utf-8"))
@@ -111,7 +110,7 @@ def _read_table(path: Path, name: str, table: object) -> Device:
 
 
 def _read_limits(read: _DeviceTable) -> dict[str, int]:
-    """Return the limits of an SM: as the file says, else of the catalogue's GPU whose capability is the nearest."""
+    """Return the limits of an SM: from the file, else of the catalogue's GPU with the nearest compute capability."""
     if read.sm is not None:
         return read.sm.model_dump()
     wanted = float(read.compute_capability)

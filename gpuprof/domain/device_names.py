@@ -1,4 +1,4 @@
-"""Finds the GPU that people or drivers mean: ``"rtx4090"``, ``"NVIDIA A100"``, ``"A100-SXM4-80GB"``."""
+"""Matches GPU names of users and drivers to the catalogue: ``"rtx4090"``, ``"NVIDIA A100"``, ``"A100-SXM4-80GB"``."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterable
 
 from gpuprof.domain.catalogue import devices, driver_names_by_device
 
-#: Words that brands put before or behind the name of a product and that tell no board from another.
+#: Brand words before or after a product's name, which do not distinguish boards.
 _BRANDS = frozenset({"nvidia", "tesla", "geforce", "quadro", "rtx", "gtx", "gpu", "hgx"})
 _SXM = re.compile(r"sxm\d?")
 _MEMORY = re.compile(r"(\d+)(?:gb|gib|g)")
 _JOINED = re.compile(r"^(rtx|gtx)(?=\d{4})")
-#: Numbers of fewer digits are gigabytes, others are of the product: the 4090 of an RTX 4090.
+#: Least digits of a product's number (the 4090 of an RTX 4090); shorter numbers are gigabytes.
 _PRODUCT_DIGITS = 4
-#: Words of a board beside its product's: how it is built, which memory it has, whether it is a server's.
+#: Words of a board's name besides the product: form factor, memory, server edition.
 _FORMS = frozenset({"pcie", "sxm", "nvl", "hbm3", "hbm3e", "blackwell", "server", "edition", "one", "of", "the", "two"})
 
 
 def matching_names(text: str) -> tuple[str, ...]:
-    """Return the catalogue's names of the boards that ``text`` may mean, those of the catalogue's order first.
+    """Return the names of the boards in the catalogue that ``text`` may denote, in the catalogue's order.
 
-    Every word of the text must be one of the board's, and the words of its product must all be there: ``"A100"`` may
-    mean four boards, ``"RTX 6000"`` is no RTX PRO 6000.
+    Every word of the text must occur in the board's names, and every word of its product in the text: ``"A100"``
+    matches four boards, ``"RTX 6000"`` does not match RTX PRO 6000.
 
     Examples
     --------

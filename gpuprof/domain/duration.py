@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: ``90``, ``60s``, ``250ms``, ``5m``, ``2h``, ``1d``."""
+"""Parses durations: ``90``, ``60s``, ``250ms``, ``5m``, ``2h``, ``1d``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuprof.errors import InputError
 
 _FORM = re.compile(r"(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*(?P<unit>ms|s|m|min|h|d)?")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-#: Times are kept as whole nanoseconds in 64 bits, which end after 292 years.
+#: Times are whole nanoseconds in 64 bits, whose range ends after 292 years.
 LONGEST_S = 100 * 365 * 86400.0
 
 
@@ -20,10 +20,10 @@ def parse_duration(
     most_s: float = LONGEST_S,
     unit: str = "s",
 ) -> float:
-    """Return how many of ``unit`` the length is that ``text`` says; a number alone is in that unit.
+    """Return the duration written in ``text``, in ``unit``; a number alone is in that unit.
 
-    Raises `InputError` when it has no such form, is shorter than ``least_s`` (None: is zero), or is longer than
-    ``most_s``.
+    Raises `InputError` when the text has another form, or the duration is shorter than ``least_s`` (None: is zero) or
+    longer than ``most_s``.
 
     Examples
     --------

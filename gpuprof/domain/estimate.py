@@ -1,4 +1,4 @@
-"""What is known or predicted of a model on a device: figures with their source and interval."""
+"""Estimates of models on devices: figures with source and interval, and the protocols of estimators."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ INTERPOLATED = "interpolated"
 EXTRAPOLATED = "extrapolated"
 ROOFLINE = "roofline"
 UNCALIBRATED = "roofline, uncalibrated"
-#: What any figure is that is none of the first three.
+#: Class of every figure that is not measured, interpolated or extrapolated.
 PREDICTED = "predicted"
-#: Begins the source of a time that rests on rows marked unstable: ``"unstable, measured"``.
+#: Prefix of the source of a time from rows marked unstable: ``"unstable, measured"``.
 UNSTABLE = "unstable"
-#: Stands in the source of a latency beside neighbours as none were measured together.
+#: Part of the source of a latency with neighbours beyond the measured co-locations.
 BEYOND_SEEN = "beyond what was co-located"
-#: Stands before the model of interference in the source of a time that it has stretched.
+#: Separates a time's own source from the interference model that increased the time.
 BESIDE = " × "
 
 
 def classify_source(source: str) -> str:
-    """Return ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"`` for the source of a figure.
+    """Return the class of a figure's source: ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"``.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def classify_source(source: str) -> str:
 
 
 def is_unstable(source: str) -> bool:
-    """Return whether a figure with this source rests on measurements marked unstable.
+    """Return whether the source of a figure includes measurements marked unstable.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def is_unstable(source: str) -> bool:
 
 
 def source_without_neighbours(source: str) -> str:
-    """Return the source of the time without neighbours, for a time that a model of interference has increased.
+    """Return the source of a time without its interference model.
 
     Examples
     --------
@@ -58,23 +58,23 @@ def source_without_neighbours(source: str) -> str:
     return source.split(BESIDE, 1)[0]
 
 
-#: The largest coefficient of variation of a time. Beyond it units were mistaken, or a machine that stood still once
-#: made a mean of microseconds vary by hundreds, which says nothing of the next batch.
+#: Largest accepted coefficient of variation of a time. Larger values come from wrong units, or from a single stall of
+#: the machine against a mean of microseconds, and do not predict the next batch.
 MOST_VARIATION = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number, where it comes from, and the 90% interval around it.
+    """A number with its source and 90% interval.
 
     Attributes
     ----------
     value : float
     source : str
-        ``"measured"``, ``"interpolated"``, ``"extrapolated"`` (beyond what was measured, scaled from the nearest that
-        was), ``"roofline"``, ``"roofline, uncalibrated"``, or the name of the fitted model that predicted it.
+        ``"measured"``, ``"interpolated"``, ``"extrapolated"`` (scaled from the nearest measurement), ``"roofline"``,
+        ``"roofline, uncalibrated"``, or the name of the fitted model.
     low, high : float or None
-        90% interval; None where nothing is known of the error.
+        90% interval; None where the error is unknown.
 
     Examples
     --------
@@ -89,12 +89,12 @@ class Figure:
 
     @property
     def is_observed(self) -> bool:
-        """Whether it was measured stably, or interpolated between such measurements."""
+        """Whether the figure was measured stably, or interpolated between stable measurements."""
         return classify_source(self.source) in (MEASURED, INTERPOLATED) and not is_unstable(self.source)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both ends of the interval; None where nothing is known of the error."""
+        """Both ends of the interval; None where the error is unknown."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def scale_by(self, factor: float) -> Figure:
@@ -110,21 +110,21 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Workload:
-    """Something that runs: a model at a batch size under a share, in one or more processes."""
+    """A model at a batch size under a share, in a number of processes."""
 
     model: str
     batch: int
     share: Share
     processes: int = 1
-    #: Workloads with one number above 0 have one share together and take turns in it: one batch runs at a time.
-    #: Estimators are never asked about turns, see `gpuprof.rules.turns`.
+    #: Workloads with the same number above 0 take turns in a common share, with a single batch running at a time.
+    #: Estimators never receive workloads with turns, see `gpuprof.rules.turns`.
     turns: int = 0
 
 
 class PredictedRequirements(Sequence[tuple[str, Figure]]):
-    """Compute requirements by metric, as pairs, that are predicted when they are first looked at.
+    """Pairs of metric and compute requirement, predicted at first access.
 
-    A prediction takes milliseconds, and most plans look at none. ``predict``: gives the pairs; none of their figures is
+    A prediction takes milliseconds, and most plans need none. ``predict`` returns the pairs; their figures are not
     observed.
 
     Examples
@@ -146,15 +146,15 @@ class PredictedRequirements(Sequence[tuple[str, Figure]]):
         return self._pairs
 
     def __len__(self) -> int:
-        """Return how many metrics there are."""
+        """Return the number of metrics."""
         return len(self._look())
 
     def __getitem__(self, place: Any) -> Any:
-        """Return a pair, or those of a slice."""
+        """Return the pair at an index, or the pairs of a slice."""
         return self._look()[place]
 
     def __eq__(self, other: object) -> bool:
-        """Whether the pairs are the same as another sequence's."""
+        """Return whether the pairs equal those of another sequence."""
         return isinstance(other, Sequence) and self._look() == tuple(other)
 
     def __hash__(self) -> int:
@@ -162,49 +162,49 @@ class PredictedRequirements(Sequence[tuple[str, Figure]]):
         return hash(self._look())
 
     def __repr__(self) -> str:
-        """Return the pairs as a tuple shows them."""
+        """Return the representation of the pairs as a tuple."""
         return repr(self._look())
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Go to other processes, and into copies, as a tuple."""
+        """Pickle and copy the pairs as a tuple."""
         return tuple, (self._look(),)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Behaviour of one workload on one device, alone or beside others.
+    """Behaviour of a workload on a device, alone or with neighbours.
 
     Attributes
     ----------
     workload : Workload
     device : str
     latency_ms : Figure
-        Mean time of one batch in one process, without queueing.
+        Mean time of a batch in a process, without queueing.
     latency_cv : float
-        Coefficient of variation of that time from batch to batch.
+        Coefficient of variation of ``latency_ms`` from batch to batch.
     pause_factor, pause_cv : float
-        Time of a batch that finds its process at rest over ``latency_ms``, that of one that follows another, and its
-        own coefficient of variation; ``pause_cv`` None: the same as ``latency_cv``.
+        Ratio of the time of a batch on an idle process to ``latency_ms``, the time in a sequence of batches, and
+        coefficient of variation of the time on an idle process; ``pause_cv`` None: ``latency_cv``.
     memory_bytes : Figure or None
-        Peak memory held by one process (Mreq), weights included.
+        Peak memory of a process (Mreq), weights included.
     weight_bytes : int or None
-        The part of it that is weights.
+        Weights within ``memory_bytes``.
     creq_pct : mapping of str to Figure, as pairs
         Compute requirement by metric: ``max_occupancy``, ``wavg_occupancy`` (WAO), ``wavg_sm_util`` (WSM).
     dram_pct, l2_pct : Figure or None
-        Share of the device's DRAM and L2 bandwidth taken.
+        Fraction of the device's DRAM and L2 bandwidth in use, in percent.
     power_w : Figure or None
     unknown_ops : tuple of str
-        Op types of which nothing is known: the estimate's interval is wide because of them.
+        Op types without a known cost, which widen the estimate's interval.
     overlapped_ms : float
-        Part of the latency in which the next batch's device time can already run: loading its inputs (iGniter
-        equation 2). It lengthens a request's latency and not the throughput.
+        Part of the latency that overlaps with another batch's device time: loading of inputs (iGniter equation 2).
+        This part adds to a request's latency but does not reduce the throughput.
     variant : str or None
-        By which runtime, how and in which arithmetic the figures were measured, as `RuntimeVariant` says it; None:
-        nothing was measured.
+        Runtime, execution and precision of the measurements, as printed by `RuntimeVariant`; None: nothing was
+        measured.
     is_padded : bool
-        Whether a replica with this batch fills partial batches up, so that each takes as long as a full one; see
-        `gpuprof.rules.padding`.
+        Whether a replica with this batch pads partial batches to the full size, so that all batches take equally long;
+        see `gpuprof.rules.padding`.
     """
 
     workload: Workload
@@ -230,13 +230,13 @@ class Estimate:
         per_ms = self.workload.batch * self.workload.processes * 1000.0
         latency = self.latency_ms
         hidden = self.overlapped_ms
-        # The ends change places: the longest time gives the lowest throughput.
+        # The ends are swapped: the longest time gives the lowest throughput.
         low = None if latency.high is None else per_ms / (latency.high - hidden)
         high = None if not latency.low or latency.low <= hidden else per_ms / (latency.low - hidden)
         return Figure(per_ms / (latency.value - hidden), latency.source, low, high)
 
     def creq(self, metric: str) -> Figure | None:
-        """Return the compute requirement by ``metric``, None where it was not measured."""
+        """Return the compute requirement by ``metric``, None where the metric is missing."""
         return dict(self.creq_pct).get(metric)
 
 
@@ -246,39 +246,39 @@ class Estimator(Protocol):
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Predict ``processes`` copies of ``model`` under ``share``, with ``beside`` running on the same device.
+        """Predict ``processes`` copies of ``model`` under ``share``, with neighbours ``beside`` on the same device.
 
         Raises
         ------
         InputError
-            For a model, batch or share of which nothing can be said.
+            For a model, batch or share without a possible estimate.
         """
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batch sizes worth considering for ``model``: those measured, else powers of two that fit."""
+        """Return the candidate batch sizes for ``model``: measured sizes, else powers of two within the memory."""
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares worth considering for ``model`` on ``device``, smallest first, the whole included."""
+        """Return the candidate shares for ``model`` on ``device``, the smallest first, the whole device included."""
 
 
 @runtime_checkable
 class BatchSeriesEstimator(Estimator, Protocol):
-    """An estimator that gives the times of many batch sizes of one workload in one call, faster than one by one."""
+    """An estimator that returns the times of many batch sizes in a single, faster call."""
 
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
     ) -> tuple[Figure, ...]:
-        """Return ``latency_ms`` of `estimate` at each of the batches, without neighbours.
+        """Return ``latency_ms`` of `estimate` at each of the batch sizes, without neighbours.
 
         Raises
         ------
         InputError
-            As `estimate` for any of them.
+            As `estimate` for any of the batch sizes.
         """
 
 
 def describe_unknown_ops(model: str, op_types: Sequence[str]) -> str:
-    """Return a remark on ops without a known cost, with the way to give the turns of a Loop."""
+    """Return a remark on ops without a known cost, with the option for the iterations of a Loop."""
     turns = "; give the turns of a Loop that its data end: --dim NODE.turns=N" if "Loop" in op_types else ""
     return f"{model}: nothing is known of {', '.join(op_types)}; counted by their traffic alone{turns}"
 
@@ -286,12 +286,12 @@ def describe_unknown_ops(model: str, op_types: Sequence[str]) -> str:
 def batch_times(
     estimator: Estimator, model: str, device: Device, batches: Sequence[int], share: Share, processes: int
 ) -> tuple[Figure, ...]:
-    """Return the times of a batch at each size, one by one unless the estimator is a `BatchSeriesEstimator`.
+    """Return the batch time at each size, in a single call where the estimator is a `BatchSeriesEstimator`.
 
     Raises
     ------
     InputError
-        As the estimator does for any of them.
+        As the estimator for any of the batch sizes.
     """
     if isinstance(estimator, BatchSeriesEstimator):
         return estimator.batch_times(model, device, batches, share, processes)
@@ -300,21 +300,21 @@ def batch_times(
 
 @runtime_checkable
 class NamingEstimator(Estimator, Protocol):
-    """An estimator that knows which of the names that it is asked for stand for one model."""
+    """An estimator that resolves several names of the same model."""
 
     def source_of(self, name: str) -> str:
-        """Return the model that a name stands for: names of one model have the same estimates."""
+        """Return the model denoted by a name: names of the same model have the same estimates."""
         ...
 
 
 @runtime_checkable
 class SlowingEstimator(Estimator, Protocol):
-    """An estimator that knows the least interference that any neighbour causes."""
+    """An estimator with a lower bound of the interference from any neighbour."""
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return a lower bound of a time where something else runs in the same partition, from the time alone.
+        """Return a lower bound of a time with any neighbour in the same partition, from the time alone.
 
-        Never more, at either end of its interval, than ``latency_ms`` of `estimate` beside any neighbours of a workload
-        that has a part of the device or instance only.
+        Neither end of the bound's interval exceeds that of ``latency_ms`` of `estimate` with any neighbours, for a
+        workload with only a part of the device or instance.
         """
         ...

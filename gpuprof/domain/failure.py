@@ -1,4 +1,4 @@
-"""Runs that failed on a device, which count as knowledge just as measurements do."""
+"""Failed runs, which limit plans just as measurements do."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gpuprof.domain.estimate import Workload
 
 @dataclass(frozen=True, slots=True, order=True)
 class FailedRun:
-    """A workload that was run and gave no measurement: out of memory, wrong outputs, or the runtime refused it."""
+    """A run without a measurement: out of memory, wrong outputs, or refused by the runtime."""
 
     device: str
     workload: Workload
-    reason: str  #: As the database has it.
-    beside: tuple[Workload, ...] = ()  #: What ran on the device at the same time: it failed together with these.
+    reason: str  #: As recorded in the database.
+    beside: tuple[Workload, ...] = ()  #: Neighbours during the failed run.
 
     def rename(self, names_of: Callable[[str], Sequence[str]]) -> Iterator[FailedRun]:
-        """Yield the run for each choice among the names of every model; none where a model has no name."""
+        """Yield the run under each combination of names of its models; nothing where a model has no name."""
         for own, *beside in rename_workloads((self.workload, *self.beside), names_of):
             yield replace(self, workload=own, beside=tuple(beside))
 
     @property
     def is_memory(self) -> bool:
-        """Whether it ran out of memory, so that no other share of the compute units would have helped."""
+        """Whether the run ran out of memory, so that a larger share of the compute units would not help."""
         return "memory" in self.reason.lower()
 
     def __str__(self) -> str:
@@ -38,22 +38,22 @@ class FailedRun:
 
 @dataclass(frozen=True, slots=True)
 class TriedRuns:
-    """What a database says of what can run at all."""
+    """Failed and successful runs in a database."""
 
     failed: tuple[FailedRun, ...] = ()
-    #: Device and workload of what ran: a failure elsewhere does not refute it.
+    #: Device and workload of successful runs, which failures elsewhere do not refute.
     measured: frozenset[tuple[str, Workload]] = frozenset()
-    #: Device and workloads, sorted, of what ran at once.
+    #: Device and workloads (sorted) of successful co-located runs.
     together: frozenset[tuple[str, tuple[Workload, ...]]] = frozenset()
 
 
 def rename_workloads(
     workloads: Sequence[Workload], names_of: Callable[[str], Sequence[str]]
 ) -> Iterator[tuple[Workload, ...]]:
-    """Yield the workloads for each choice among the names of every model."""
+    """Yield the workloads under each combination of names of their models."""
     named = [[replace(one, model=name) for name in names_of(one.model)] for one in workloads]
     yield from product(*named)
 
 
-#: Nothing is known to have failed.
+#: No failures known.
 NOTHING_TRIED = TriedRuns()

@@ -1,4 +1,4 @@
-"""Files of the user: which paths cannot be read as input, and how files are written atomically."""
+"""Access to the user's files: refusal of special files as input, and atomic writing."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from gpuprof.errors import InputError
 
-#: Where a shell puts the pipes that it makes itself, as in ``--slo-file <(command)``: those have a writer.
+#: Folders of the pipes created by a shell, as in ``--slo-file <(command)``, which always have a writer.
 _OPEN_FILES = tuple(map(Path, ("/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc")))
 
 
 def refuse_pipe(path: Path) -> Path:
-    """Return a path that is to be read, unless it is a named pipe or a device.
+    """Return the path of an input file. Raises `InputError` for a named pipe or a device.
 
     Opening a named pipe blocks until there is a writer, possibly for ever, and devices such as ``/dev/zero`` never end.
-    A path that does not exist is returned: opening it gives the error. Raises `InputError` for a pipe or a device.
+    A missing path is returned: opening the path raises the error.
     """
     kind = describe_special_file(path)
     if kind is not None:
@@ -26,7 +26,7 @@ def refuse_pipe(path: Path) -> Path:
 
 
 def describe_special_file(path: Path) -> str | None:
-    """Name the kind of an existing path that is neither a file nor a folder; None for pipes that a shell opened."""
+    """Return the kind of a pipe or device; None for other paths and for pipes opened by a shell."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -43,9 +43,9 @@ def _is_open_already(path: Path) -> bool:
 
 
 def refuse_to_replace(path: Path) -> Path:
-    """Return a path that a finished file is to be moved to, unless it is a device or a pipe.
+    """Return the destination of a finished file. Raises `InputError` for a device or a pipe.
 
-    Raises `InputError` when it is: if root runs this, the file would replace, say, ``/dev/null``.
+    With root's permissions, the file would replace, say, ``/dev/null``.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError(f"cannot write {path}: it is {describe_special_file(path) or 'no file'}", "name a file")
@@ -53,9 +53,9 @@ def refuse_to_replace(path: Path) -> Path:
 
 
 def find_write_obstacle(folder: Path) -> str | None:
-    """Return why no file can be created in an existing folder, None where one can.
+    """Return the reason why files cannot be created in an existing folder, None where they can.
 
-    Permission bits are not enough: root passes them all, in ``/proc`` and on a full disk, too.
+    Permission bits are not sufficient: root passes them even in ``/proc`` and on a full disk.
     """
     if not os.access(folder, os.W_OK | os.X_OK):
         return "permission denied"
@@ -67,23 +67,23 @@ def find_write_obstacle(folder: Path) -> str | None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all, readable for all.
+    """Write a file atomically, readable for all users.
 
-    A device, such as ``/dev/null``, is written to and stays one, and so is ``/dev/stdout``, which root could replace
-    even where it leads to a file. Of a symbolic link the file that it leads to is replaced.
+    Devices, such as ``/dev/null``, and ``/dev/stdout`` are written to, not replaced. The target of a symbolic link is
+    replaced, not the link.
 
-    Raises `OSError` when the folder cannot be written to, or the disk is full.
+    Raises `OSError` when the folder is not writable, or the disk is full.
     """
     if _is_open_already(path) or (path.exists() and not path.is_file()):
         path.write_bytes(content)
         return
     path = Path(os.path.realpath(path))
-    # In the same folder: a rename replaces the old file in one step only within a file system.
+    # In the same folder: a rename is atomic only within a file system.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-        Path(temporary).chmod(0o644)  # temporary files are for their owner alone
+        Path(temporary).chmod(0o644)  # temporary files are created for their owner alone
         Path(temporary).replace(path)
     except BaseException:  # Ctrl-C, too, must leave nothing behind
         Path(temporary).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The devices that a placement may use, how many of each, and what they cost."""
+"""Fleets: the devices available to a placement, with counts and prices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError
 
-#: Stands for every kind of device that has a price.
+#: Name for all devices with a price.
 ANY = "any"
 _ITEM = re.compile(r"(?P<name>[^:]*[^:\s])\s*(?::(?P<count>[^:]*))?")
 
@@ -22,17 +22,17 @@ class FleetEntry:
     """Devices of one kind."""
 
     device: Device
-    count: int | None = None  #: How many there are; None: as many as needed.
+    count: int | None = None  #: Available devices; None: as many as needed.
 
     @property
     def price_per_hour(self) -> float:
-        """Cost of one device for an hour; a device without a price counts 1.0, so that cost counts devices."""
+        """Price of a device per hour; 1.0 for a device without a price, so that the cost counts devices."""
         return 1.0 if self.device.price_per_hour is None else self.device.price_per_hour
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a placement may use.
+    """Devices available to a placement.
 
     Examples
     --------
@@ -45,16 +45,16 @@ class Fleet:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether some kind of device can be had without limit."""
+        """Whether some kind of device has no limit."""
         return any(entry.count is None for entry in self.entries)
 
 
 def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequence[Device] = ()) -> Fleet:
-    """Read ``"a100-80:8,v100"``: names with counts; without a count, as many as needed.
+    """Parse ``"a100-80:8,v100"``: names with counts; without a count, as many as needed.
 
-    ``"any"`` is every device of ``priced`` that is not named beside it, as many as needed. Raises `InputError` for an
-    item that is empty or no name with a count, or a device that is unknown. ``find_device``: name → `Device`; raises
-    `InputError` for a name that it does not know.
+    ``"any"`` adds every other device of ``priced``, as many as needed. Raises `InputError` for an item that is empty
+    or not NAME or NAME:COUNT, and for an unknown device. ``find_device``: name → `Device`; raises `InputError` for an
+    unknown name.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def _parse_entry(table: object, path: Path, find_device: Callable[[str], Device]
         )
     device = find_device(table["device"])
     price = table.get("price_per_hour", device.price_per_hour)
-    # TOML's ``true`` is a bool, and a bool is an int: it would be a price of $1.
+    # TOML's ``true`` is a bool, hence an int, and would be a price of $1.
     if price is not None and (isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e9):
         raise InputError(
             f"{path}: price_per_hour must be a number above 0 but got {price!r}", "write dollars an hour, such as 3.43"

@@ -1,4 +1,4 @@
-"""A GPU as a driver or a report describes it, matched to a device of the catalogue or scaled from a similar one."""
+"""GPUs described by drivers or reports, matched to the catalogue or scaled from a similar device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpuprof.domain.device import Device, SmLimits
 class GpuDescription:
     """Properties of a board; None: not given."""
 
-    name: str  #: The driver's, ``"NVIDIA H100 80GB HBM3"``.
+    name: str  #: Name by the driver, ``"NVIDIA H100 80GB HBM3"``.
     compute_capability: str | None = None  #: ``"9.0"``.
     sms: int | None = None
     clock_mhz: float | None = None  #: Highest clock of the SMs.
     memory_bytes: int | None = None
     memory_bytes_per_s: float | None = None
     l2_bytes: int | None = None
-    #: ``warps_per_sm``, ``registers_per_sm``, ``shared_bytes_per_sm``, ``shared_bytes_per_block``: Limits of an SM; of
-    #: a block the most that it can be allowed.
+    #: ``warps_per_sm``, ``registers_per_sm``, ``shared_bytes_per_sm``, ``shared_bytes_per_block``: Limits of an SM and
+    #: of a block, for a block the opt-in maximum.
     warps_per_sm: int | None = None
     registers_per_sm: int | None = None
     shared_bytes_per_sm: int | None = None
@@ -30,14 +30,15 @@ class GpuDescription:
 
 
 def describe_device(description: GpuDescription, by: str = "the report") -> Device | None:
-    """Return the catalogue's device of this name, else one scaled from a board of the same compute capability.
+    """Return the device of this name in the catalogue, else a device scaled from a board of equal compute capability.
 
-    ``by``: who says so, for ``Device.sources``.
+    ``by``: source of the description, for ``Device.sources``.
 
     Returns
     -------
     Device or None
-        None where the catalogue does not have it and its compute capability or SMs are not said, or not known.
+        None for a device outside the catalogue whose number of SMs is missing, or whose compute capability is missing
+        or not in the catalogue.
     """
     known = device_of_driver(description.name)
     if known is not None:
@@ -60,7 +61,7 @@ def describe_device(description: GpuDescription, by: str = "the report") -> Devi
         dram_bytes_per_s=bandwidth,
         l2_bytes=description.l2_bytes or base.l2_bytes,
         sm=None if base.sm is None else _scale_limits(description, base.sm),
-        # None of these follows from the board that it is scaled from, and a guess would enter plans as a fact.
+        # These values do not scale from another board, and guesses would enter plans as facts.
         max_power_w=None,
         price_per_hour=None,
         mig_slices=0,
@@ -70,7 +71,7 @@ def describe_device(description: GpuDescription, by: str = "the report") -> Devi
 
 
 def device_slug(driver_name: str) -> str:
-    """Return a device's name made of the driver's: ``"NVIDIA L40S"`` gives ``"l40s"``."""
+    """Return the device name for a driver's name: ``"NVIDIA L40S"`` gives ``"l40s"``."""
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|tesla", "", driver_name.lower())).strip("-") or "gpu"
 
 

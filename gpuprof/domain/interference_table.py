@@ -1,4 +1,4 @@
-"""Interference that depends only on sums over co-located workloads: times of many workloads at once, for bounds."""
+"""Interference as a function of sums over co-located workloads, tabulated for lower bounds."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ Integers = npt.NDArray[np.int64]
 
 
 class InterferenceTable(Protocol):
-    """Times of n workloads on a device, given only the sums of their neighbours' m pressures."""
+    """Times of n workloads on a device as functions of the sums of m pressures."""
 
     @property
     def pressures(self) -> Floats:
         """Contribution of each workload to each sum, non-negative, of shape (n, m)."""
 
     def take(self, rows: Integers) -> Self:
-        """Return the table of some of the workloads, by their numbers, each as often as it is named."""
+        """Return the table of the workloads at these indexes, repetitions included."""
 
     def least_times_ms(self, count: int, totals: Floats) -> tuple[Floats, Floats]:
-        """Return a lower bound of each workload's batch time, and how much of it no other batch overlaps.
+        """Return lower bounds of each workload's batch time and of its part without overlap.
 
         Parameters
         ----------
         count : int
-            At least so many run, the workload among them.
+            Least number of running workloads, the workload itself included.
         totals : ndarray of shape (m,) or (m, n)
-            The pressures of all that run, the workload among them, come to at least so much: the same for all, or by
+            Least sums of the pressures of all running workloads, the workload itself included: the same for all, or by
             workload.
 
         Returns
         -------
         (ndarray of shape (n,), ndarray of shape (n,))
-            Never more than ``latency_ms`` and ``latency_ms - overlapped_ms`` of `Estimator.estimate` beside any such
-            neighbours; infinite for workloads of which nothing is known.
+            At most ``latency_ms`` and ``latency_ms - overlapped_ms`` of `Estimator.estimate` with any such neighbours;
+            infinite for unknown workloads.
         """
 
 
@@ -49,9 +49,9 @@ class TabulatingEstimator(Estimator, Protocol):
     """An estimator whose interference depends only on sums over the neighbours."""
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
-        """Return the table of the workloads; None where neighbours act otherwise, or might quicken one another.
+        """Return the table of the workloads; None where interference has another form, or may shorten times.
 
-        None, too, where batches of one size take now more, now less time: ``latency_cv`` of the estimates is 0.
+        With a table, ``latency_cv`` of the estimates is 0: None where the times of equal batches vary.
 
         Raises
         ------
@@ -63,9 +63,9 @@ class TabulatingEstimator(Estimator, Protocol):
 def tabulate_interference(
     estimator: Estimator, device: Device, workloads: Sequence[Workload]
 ) -> InterferenceTable | None:
-    """Return the table of the workloads, None where the estimator has none.
+    """Return the table of the workloads, None where the estimator has no table.
 
-    Raises `InputError` as the estimator does for any of the models.
+    Raises `InputError` as the estimator for any of the models.
     """
     if not isinstance(estimator, TabulatingEstimator):
         return None

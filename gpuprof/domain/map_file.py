@@ -29,7 +29,7 @@ def read_map(path: Path) -> DeploymentMap:
     Raises
     ------
     InputError
-        When it is no JSON, of another or a newer schema, or breaks a rule of the schema.
+        When the file is not JSON, has another or a newer schema, or violates the schema.
     """
     try:
         if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
@@ -43,14 +43,14 @@ def read_map(path: Path) -> DeploymentMap:
 
 
 def _require_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises `ValueError` for a repeated key, of which readers differ in the value they take."""
+    """Return a JSON object. Raises `ValueError` for a repeated key, whose value depends on the reader."""
     if (twin := find_duplicate(key for key, _ in pairs)) is not None:
         raise ValueError(f"the key {twin!r} occurs in one object twice")
     return dict(pairs)
 
 
 def parse_map(content: object, where: str) -> DeploymentMap:
-    """Return the map that decoded JSON holds; ``where`` names it in errors. Raises `InputError` as `read_map` does."""
+    """Return the map in decoded JSON; ``where`` names it in errors. Raises `InputError` as `read_map` does."""
     if not isinstance(content, dict) or not isinstance(content.get("schema"), str):
         raise InputError(f"{where} is not a deployment map: it has no schema", f'its "schema" must be "{SCHEMA}"')
     _check_schema(content["schema"], where)
@@ -59,7 +59,7 @@ def parse_map(content: object, where: str) -> DeploymentMap:
     except ValueError as error:
         raise InputError(f"{where}: {error}", _FIX) from None
     try:
-        # Strictly: true is no number, and neither is a text of digits.
+        # Strict mode: neither ``true`` nor a string of digits is accepted as a number.
         return DeploymentMap.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
@@ -94,7 +94,7 @@ def write_map(deployment: DeploymentMap, path: Path) -> None:
     Raises
     ------
     InputError
-        When the directory cannot be written to.
+        When the directory is not writable.
     """
     with refuse_unwritable(path):
         write_atomically(path, deployment.to_json().encode())

@@ -17,7 +17,7 @@ from gpuprof.domain.estimate import (
 )
 from gpuprof.domain.plural import count_of
 
-#: What a load test calls the source of its predictions → what that is.
+#: Sources of a load test's predictions → their descriptions.
 PREDICTED_BY = {
     "replay": "the same requests, replayed through the simulator on this map",
     "map": "what the map was planned to do at these rates",
@@ -36,13 +36,13 @@ class SourcePart:
 
     kind: str  #: ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"``.
     replicas: int
-    rate_rps: float  #: Requests per second that they are planned for.
+    rate_rps: float  #: Planned requests per second of these replicas.
 
 
 def split_by_source(deployment: DeploymentMap) -> tuple[SourcePart, ...]:
-    """Return the parts of a map by the source of their times, the surest first; kinds that do not occur are left out.
+    """Return the parts of a map by the source of their times, the most certain first, without empty parts.
 
-    A merged replica whose time is a sum counts as the least sure of what is summed, as its source says.
+    A merged replica with a summed time has the least certain source of its terms.
     """
     replicas: defaultdict[str, int] = defaultdict(int)
     rates: defaultdict[str, float] = defaultdict(float)
@@ -54,7 +54,7 @@ def split_by_source(deployment: DeploymentMap) -> tuple[SourcePart, ...]:
 
 
 def describe_sources(deployment: DeploymentMap) -> str:
-    """Return one line that says what part of a map is measured and what is not, empty for a map without replicas."""
+    """Return a line with the measured and predicted fractions of a map, empty for a map without replicas."""
     parts = split_by_source(deployment)
     total_rps = sum(part.rate_rps for part in parts)
     return "; ".join(
@@ -65,7 +65,7 @@ def describe_sources(deployment: DeploymentMap) -> str:
 
 
 def describe_certainty(deployment: DeploymentMap) -> str:
-    """Return in a sentence how sure the times of a map are and at which end of their intervals it is planned.
+    """Return a sentence on the certainty of a map's times and the interval end used by the plan.
 
     Empty for a map without replicas.
     """
@@ -102,10 +102,10 @@ def _describe_kind(deployment: DeploymentMap, kind: str) -> str:
 
 
 def describe_basis(deployment: DeploymentMap) -> str:
-    """Return one line that says what a map rests on where that is not measurements alone, else nothing.
+    """Return a line on the basis of a map, empty where all times are measured.
 
-    How many of its models were measured on each kind of device, and what the plan comes to at both ends of the
-    estimates' intervals where that is another map.
+    The line gives the number of measured models on each kind of device, and the plans at both ends of the estimates'
+    intervals where these differ from the map.
     """
     words = [
         f"{sum(models.values())} of {count_of(len(models), 'model')} measured on {device}"
@@ -125,9 +125,9 @@ def describe_basis(deployment: DeploymentMap) -> str:
 
 
 def describe_requirements(deployment: DeploymentMap) -> str:
-    """Return one line on compute and memory requirements that were not measured, with their intervals.
+    """Return a line on predicted compute and memory requirements, with their intervals.
 
-    Empty where the policy did not plan by them, or all were profiled.
+    Empty where the policy did not use requirements, or all were profiled.
     """
     words: dict[str, None] = {}
     metrics: dict[str, None] = {}
@@ -144,7 +144,7 @@ def describe_requirements(deployment: DeploymentMap) -> str:
 
 
 def _describe_memory(deployment: DeploymentMap) -> str:
-    """Return the memory requirement of replicas where it was not observed, with its interval."""
+    """Return the predicted memory requirements of replicas, with their intervals."""
     words: dict[str, None] = {}
     for _, gpu, _, replica in deployment.places():
         mreq, planned = replica.predicted.mreq, replica.predicted.memory_bytes
@@ -162,7 +162,7 @@ def _gib(*sizes: float) -> tuple[float, ...]:
 
 
 def is_observed(deployment: DeploymentMap) -> bool:
-    """Return whether all times of a map were measured stably, or interpolated between such measurements."""
+    """Return whether all times of a map were measured stably, or interpolated between stable measurements."""
     return all(
         classify_source(source) in (MEASURED, INTERPOLATED) and not is_unstable(source)
         for source in (replica.predicted.source for *_, replica in deployment.places())
@@ -175,10 +175,10 @@ def record_basis(deployment: DeploymentMap) -> dict[str, object]:
     Returns
     -------
     dict
-        ``"text"``: what `describe_sources` and `describe_basis` say; ``"sources"``: for each kind of source the
-        replicas, their requests per second and the part of all; ``"measured_models"``: for each kind of device how
-        many of its models were measured; ``"at_lower_ends"``, ``"at_upper_ends"``: what the plan comes to at the ends
-        of the estimates' intervals, null where that was not computed or everything was measured.
+        ``"text"``: the texts of `describe_sources` and `describe_basis`; ``"sources"``: for each kind of source, the
+        replicas, their requests per second and their fraction of all requests; ``"measured_models"``: for each kind of
+        device, the number of measured models; ``"at_lower_ends"``, ``"at_upper_ends"``: the plan at the ends of the
+        estimates' intervals, null where not computed or where everything was measured.
     """
     parts = split_by_source(deployment)
     total_rps = sum(part.rate_rps for part in parts)
@@ -197,7 +197,7 @@ def record_basis(deployment: DeploymentMap) -> dict[str, object]:
 
 
 def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
-    """Return for each kind of device which of its models have only times that rest on measurements."""
+    """Return, for each kind of device and model, whether all its times without neighbours rest on measurements."""
     known = defaultdict[str, dict[str, bool]](dict)
     for _, gpu, _, replica in deployment.places():
         is_measured = classify_source(source_without_neighbours(replica.predicted.source)) != PREDICTED

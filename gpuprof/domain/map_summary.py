@@ -1,4 +1,4 @@
-"""Summarises a map in a few sentences: devices and their cost, goodput, what is unused, bounds and moves."""
+"""Summarises a map in a few sentences: devices and cost, goodput, unused capacity, bounds and moves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuprof.domain.plural import count_of
 
 #: Relative: sums of costs and rates differ by rounding.
 _ROUNDING = 1e-6
-#: From here on rates are shown without a fraction.
+#: Least rate shown without decimals.
 _WHOLE_RPS = 1000.0
 
 
@@ -37,11 +37,11 @@ def _describe_devices(deployment: DeploymentMap) -> str:
 
 
 def _describe_bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
-    """Return whether fewer devices, or several kinds for less money, could do; bounds are of the estimates."""
+    """Return the text on the lower bound of devices or cost; bounds hold for the estimates."""
     predicted = deployment.predicted
     texts, proven = [], False
     offered = {one.device for one in deployment.planned_with.fleet or ()}
-    several = max(len(kinds), len(offered)) > 1  # one device of a dear kind may cost more than two of another
+    several = max(len(kinds), len(offered)) > 1  # an expensive device may cost more than two cheap ones
     if several and predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
         proven = predicted.cost_per_hour <= predicted.lower_bound_cost_per_hour * (1.0 + _ROUNDING)
         if not proven:
@@ -70,7 +70,7 @@ def _describe_goodput(deployment: DeploymentMap) -> str:
     goodput = min(deployment.predicted.goodput_rps, asked)
     decimals = 0 if asked >= _WHOLE_RPS or (_is_whole(asked) and _is_whole(goodput)) else 2
     wanted = f"{asked:,.{decimals}f}"
-    # What is missing must not be rounded away.
+    # Rounded down, so that missing goodput stays visible.
     within = wanted if goodput >= asked * (1.0 - _ROUNDING) else f"{_round_down(goodput, decimals):,.{decimals}f}"
     text = f"{within} of {wanted} requests/s within SLO"
     most = deployment.predicted.upper_bound_goodput_rps
@@ -90,7 +90,7 @@ def _is_whole(value: float) -> bool:
 
 
 def describe_unshared(deployment: DeploymentMap) -> str | None:
-    """Return on which GPUs no replica is held to a share, without a full stop; None where all are."""
+    """Return a sentence on the GPUs whose replicas are unshared, without a full stop; None where all have shares."""
     unshared = [any(part.unshared for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus]
     if not any(unshared):
         return None
@@ -99,7 +99,7 @@ def describe_unshared(deployment: DeploymentMap) -> str | None:
 
 
 def describe_turns(deployment: DeploymentMap) -> str | None:
-    """Return how many replicas take turns in how many shares, without a full stop; None where none does."""
+    """Return the numbers of replicas with turns and of their shares, without a full stop; None without turns."""
     replicas = [
         (node.name, gpu.index, number, replica.turns)
         for node in deployment.nodes
@@ -135,6 +135,6 @@ def _describe_moves(deployment: DeploymentMap) -> str:
 
 
 def _describe_search(deployment: DeploymentMap) -> str:
-    """Return which variant of a published policy gave the map, where it tried several."""
+    """Return the variant of a published policy that produced the map, where the policy tried several."""
     found = deployment.planned_with.found_by
     return "" if found is None or deployment.policy == "optimal" else f"Found by {found}."

@@ -1,10 +1,10 @@
-"""MIG geometry: which instances fit on one GPU together, and where the driver puts them.
+"""MIG geometry: legal sets of instances on a GPU and their start slots.
 
-A GPU with MIG has memory slices (8, on the A30 4) and compute slices (7, on the A30 4). An instance takes its
-profile's memory slices from its start slot on, and may start only at the slots that the driver lists for the
-profile; which compute slices it gets is the driver's affair, only their number is bounded. So a layout is legal
-when every start is listed, no memory slice is taken twice, the compute slices suffice and no profile occurs more
-often than the driver allows (NVIDIA MIG User Guide, "Partitioning"; ``nvidia-smi mig -lgipp``).
+A GPU with MIG has memory slices (8; 4 on the A30) and compute slices (7; 4 on the A30). An instance takes its profile's
+memory slices from its start slot on, and may start only at the slots listed by the driver for the profile. The driver
+chooses the compute slices; only their number is bounded. A layout is legal when every start is listed, no memory slice
+is taken twice, the compute slices suffice and no profile exceeds the driver's maximum count (NVIDIA MIG User Guide,
+"Partitioning"; ``nvidia-smi mig -lgipp``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuprof.domain.device import Device, MigProfile
 
 @dataclass(frozen=True, slots=True)
 class MigPlacement:
-    """An instance on a GPU: its profile and the memory slice that it starts at."""
+    """A MIG instance on a GPU: its profile and first memory slice."""
 
     profile: MigProfile
     start: int
@@ -29,12 +29,12 @@ class MigPlacement:
 
     @property
     def memory_slices(self) -> range:
-        """The memory slices that it takes."""
+        """Memory slices of the instance."""
         return range(self.start, self.start + self.profile.memory_slices)
 
     @property
     def mask(self) -> int:
-        """The memory slices that it takes, as bits."""
+        """Memory slices of the instance as a bit mask."""
         return ((1 << self.profile.memory_slices) - 1) << self.start
 
 
@@ -42,7 +42,7 @@ Layout = tuple[MigPlacement, ...]
 
 
 def make_placement(device: Device, profile: str, start: int) -> MigPlacement:
-    """Return the instance of the profile with this name at ``start``, legal or not.
+    """Return the instance of the named profile at ``start``, legal or not.
 
     Raises `InputError` when the device has no such profile.
 
@@ -56,14 +56,12 @@ def make_placement(device: Device, profile: str, start: int) -> MigPlacement:
 
 
 def compute_slices(device: Device) -> int:
-    """Return the compute slices of the whole GPU: those of its largest profile, 0 without MIG."""
+    """Return the number of compute slices of the GPU, equal to that of its largest profile; 0 without MIG."""
     return max((profile.compute_slices for profile in device.mig_profiles), default=0)
 
 
 def find_violation(device: Device, placements: Sequence[MigPlacement]) -> str | None:
-    """Return the first rule that the placements break together, with the values, or None when they are legal.
-
-    The order of ``placements`` does not matter for whether they are legal.
+    """Return the first rule violated by the placements, with the values; None when they are legal in any order.
 
     Examples
     --------
@@ -92,7 +90,7 @@ def is_legal(device: Device, placements: Sequence[MigPlacement]) -> bool:
 
 
 def legal_starts(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> tuple[int, ...]:
-    """Return every slot, ascending, at which another instance of ``profile`` can be added to the legal ``placed``.
+    """Return the slots, ascending, at which an instance of ``profile`` can be added to the legal ``placed``.
 
     Examples
     --------
@@ -108,7 +106,7 @@ def legal_starts(device: Device, profile: MigProfile, placed: Sequence[MigPlacem
 
 
 def basic_profiles(device: Device) -> tuple[MigProfile, ...]:
-    """Return the profiles without the variants that only add memory (``1g.20gb`` beside ``1g.10gb``)."""
+    """Return the profiles without variants that only add memory (``1g.20gb`` to ``1g.10gb``)."""
     least: dict[int, MigProfile] = {}
     for profile in device.mig_profiles:
         known = least.setdefault(profile.compute_slices, profile)
@@ -117,7 +115,7 @@ def basic_profiles(device: Device) -> tuple[MigProfile, ...]:
     return tuple(least.values())
 
 
-# By the geometry, not the Device, which holds mappings and so has no hash; devices of one geometry share the answer.
+# Keyed by the geometry: a Device holds mappings and has no hash. Devices of equal geometry share the result.
 @cache
 def _enumerate_maximal_layouts(device_key: tuple[int, int, tuple[MigProfile, ...]]) -> tuple[Layout, ...]:
     memory, compute, profiles = device_key
@@ -128,11 +126,11 @@ def _enumerate_maximal_layouts(device_key: tuple[int, int, tuple[MigProfile, ...
             if not any(_fits(chosen, one, start, compute) for one in profiles for start in one.start_slots):
                 layouts.append(chosen)
             return
-        # Slots are filled in ascending order, so that each layout is found once.
+        # Slots are filled in ascending order, so each layout is enumerated once.
         for profile in profiles:
             if slot in profile.start_slots and _fits(chosen, profile, slot, compute):
                 extend(slot + profile.memory_slices, (*chosen, MigPlacement(profile, slot)))
-        # A slot may stay empty in a maximal layout: no profile may start there, or the compute slices are used up.
+        # A slot may stay empty in a maximal layout: no profile starts there, or the compute slices are used up.
         extend(slot + 1, chosen)
 
     extend(0, ())
@@ -140,11 +138,10 @@ def _enumerate_maximal_layouts(device_key: tuple[int, int, tuple[MigProfile, ...
 
 
 def maximal_layouts(device: Device, profiles: Sequence[MigProfile] | None = None) -> tuple[Layout, ...]:
-    """Return every legal layout to which nothing can be added, each ordered by start.
+    """Return every legal layout to which no instance can be added, ordered by start.
 
-    ``profiles``: the profiles to build from; all of the device's by default. An A100 has 19 maximal layouts of its
-    `basic_profiles` (ParvaGPU's figure 1 lists 19 too, one of which has a 2g at a slot that the driver refuses), and 78
-    of all.
+    ``profiles``: profiles of the layouts; by default all profiles of the device. An A100 has 19 maximal layouts of its
+    `basic_profiles` (ParvaGPU's figure 1 also lists 19, including a 2g at a slot refused by the driver), and 78 of all.
 
     Examples
     --------
@@ -160,7 +157,7 @@ def maximal_layouts(device: Device, profiles: Sequence[MigProfile] | None = None
 
 
 def count_profiles(layout: Layout) -> tuple[tuple[str, int], ...]:
-    """Return how often each profile occurs in the layout, sorted by name: what ``nvidia-mig-parted`` calls a config.
+    """Return the count of each profile in the layout, sorted by name: a config of ``nvidia-mig-parted``.
 
     Examples
     --------
@@ -173,7 +170,7 @@ def count_profiles(layout: Layout) -> tuple[tuple[str, int], ...]:
 
 
 def distinct_layouts(device: Device, profiles: Sequence[MigProfile] | None = None) -> tuple[Layout, ...]:
-    """Return one maximal layout for each different `count_profiles`, the first of each in `maximal_layouts`."""
+    """Return the maximal layouts with distinct `count_profiles`, the first of each in `maximal_layouts`."""
     layouts_by_count: dict[tuple[tuple[str, int], ...], Layout] = {}
     for layout in maximal_layouts(device, profiles):
         layouts_by_count.setdefault(count_profiles(layout), layout)

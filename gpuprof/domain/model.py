@@ -29,7 +29,7 @@ class Tensor:
 
     name: str
     dtype: str  #: ONNX element type in lower case, ``"float32"``.
-    shape: tuple[int, ...]  #: With the batch bound; every dimension known.
+    shape: tuple[int, ...]  #: Sizes of all dimensions at the chosen batch.
 
     @property
     def elements(self) -> int:
@@ -46,21 +46,21 @@ class Tensor:
 class Op:
     """A node of the ONNX graph."""
 
-    name: str  #: Unique within its graph; made from type and position where the file gives none.
+    name: str  #: Unique within the graph; made from type and position where the file has no name.
     #: ``op_type``, ``domain``: ``"Conv"``, ``""`` for ONNX's own domain.
     op_type: str
     domain: str
-    #: ``inputs``, ``outputs``: Absent optional inputs are left out.
+    #: ``inputs``, ``outputs``: Tensors of the node, without absent optional inputs.
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    weights: tuple[Tensor, ...]  #: The inputs that are constants of the model.
+    weights: tuple[Tensor, ...]  #: Constant inputs.
     attributes: Mapping[str, object]  #: Plain Python values; subgraphs and tensors by the hash of their bytes.
-    flops: int | None  #: Floating-point operations, a multiply-add counting two; None where no formula is known.
-    #: ``bytes_read``, ``bytes_written``: Compulsory traffic: each input read once, each output written once; 0 for
-    #: views.
+    flops: int | None  #: Floating-point operations, a multiply-add counted as two; None without a known formula.
+    #: ``bytes_read``, ``bytes_written``: Compulsory traffic, with each input read once and each output written once; 0
+    #: for views.
     bytes_read: int
     bytes_written: int
-    launches: int = 1  #: Nodes that run one after another for it: of a Loop or a Scan those of its body, every turn.
+    launches: int = 1  #: Nodes executed in sequence: for a Loop or a Scan, its body in every iteration.
 
     @property
     def weight_bytes(self) -> int:
@@ -69,12 +69,12 @@ class Op:
 
     @property
     def signature(self) -> str:
-        """Hash of everything that decides what the op costs: type, attributes, shapes and types.
+        """Hash of all that determines the cost of the op (op type, attributes, shapes, element types), 32 hex digits.
 
-        Equal signatures are measured once, across models. 32 hexadecimal digits.
+        Ops of equal signature are measured once, across models.
         """
         constant = {weight.name for weight in self.weights}
-        # No names: equal ops of different models are to have one signature.
+        # Without names: equal ops of different models have the same signature.
         fields = [
             self.domain,
             self.op_type,
@@ -86,44 +86,44 @@ class Op:
 
 
 class HashedContent(Protocol):
-    """Content of a file whose hash may still be computed."""
+    """Content of a file with a hash that may be computed later."""
 
     @property
     def sha256(self) -> str:
-        """In hexadecimal digits. Raises `InputError` if the file can no longer be read."""
+        """SHA-256 in hexadecimal digits. Raises `InputError` if the file can no longer be read."""
 
 
-# No slots: ``cached_property`` keeps what it has computed in the instance's ``__dict__``.
+# No slots: ``cached_property`` stores its value in the instance's ``__dict__``.
 @dataclass(frozen=True)
 class ModelGraph:
-    """A model at one batch size and one size of each other dimension.
+    """A model at fixed sizes of the batch and of every other dimension.
 
     Attributes
     ----------
     name : str
-        The file's stem, or what the user called it.
+        The file's stem, or the user's name for the model.
     batch : int
     ops : tuple of Op
         In topological order.
     inputs, outputs : tuple of Tensor
-        Of the graph, without its weights.
+        Inputs and outputs of the graph, without weights.
     weights : tuple of Tensor
     opset : int
     path : str
-        The file it was read from.
+        Path of the model's file.
     content : HashedContent or str
-        What it holds (external data included), or the hash of that.
+        Content of the file (external data included), or its hash.
     sizes : tuple of (str, int)
-        Of the free dimensions of its inputs beside the batch, sorted.
+        Sizes of the inputs' free dimensions other than the batch, sorted.
     assumed : tuple of str
-        Those of them without a given size, for which a usual one is assumed.
+        Dimensions without a given size, at an assumed usual size.
     guessed : tuple of str
-        Those without a usual size: figures at the assumed one may be far from those in use.
+        Dimensions without a usual size: figures at the assumed size may be far from those in use.
     unread : str
-        Why its ops cannot be known without running it; then it has its inputs alone, and can only be measured. Empty:
-        they are known.
+        Reason why the ops are unknown without a run of the model; such a graph has only inputs and can only be
+        measured. Empty: the ops are known.
     remarks : tuple of str
-        Slips of the exporter that a runtime tolerates, such as an output declared with another shape.
+        Errors of the exporter tolerated by a runtime, such as an output declared with another shape.
     """
 
     name: str
@@ -143,7 +143,7 @@ class ModelGraph:
 
     @property
     def sha256(self) -> str:
-        """The hash of the content, which gigabytes of weights are to be waited for.
+        """Hash of the content; with gigabytes of weights, its computation takes time.
 
         Raises `InputError` if the file can no longer be read.
         """
@@ -151,12 +151,12 @@ class ModelGraph:
 
     @property
     def sized_name(self) -> str:
-        """The name with the sizes behind it: ``"bert[seq=64]"``."""
+        """Name followed by the sizes: ``"bert[seq=64]"``."""
         return sized_name(self.name, self.sizes)
 
     @cached_property
     def flops(self) -> int:
-        """FLOPs of one inference at this batch, ops without a formula counted as 0."""
+        """FLOPs of an inference at this batch, with 0 for ops without a formula."""
         return sum(op.flops or 0 for op in self.ops)
 
     @cached_property
@@ -166,11 +166,11 @@ class ModelGraph:
 
     @cached_property
     def uncounted_ops(self) -> tuple[str, ...]:
-        """Op types present for which no FLOP formula is known, sorted."""
+        """Op types in the graph without a known FLOP formula, sorted."""
         return tuple(sorted({op.op_type for op in self.ops if op.flops is None}))
 
     def edges(self) -> Iterator[tuple[int, int]]:
-        """Yield (producer, consumer) positions in ``ops`` for every tensor that flows between two ops."""
+        """Yield (producer, consumer) positions in ``ops`` for every tensor between two ops."""
         producer = {tensor.name: i for i, op in enumerate(self.ops) for tensor in op.outputs}
         for i, op in enumerate(self.ops):
             for tensor in op.inputs:

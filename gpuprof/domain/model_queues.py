@@ -1,4 +1,4 @@
-"""Queueing models under arrivals of one shape for all models, or of each model its own."""
+"""Queueing models with a common arrival shape, or a shape for each model."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpuprof.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ShapedQueue:
-    """A queueing model that replaces Poisson arrivals by arrivals of a given shape."""
+    """A queueing model with arrivals of a given shape in place of Poisson arrivals."""
 
     queueing: QueueModel
-    #: At any rate: asked for another, it is played faster or slower (`gpuprof.domain.arrival_process.scale_to_rate`).
+    #: Process of any rate, scaled to the rate in question (`gpuprof.domain.arrival_process.scale_to_rate`).
     shape: ArrivalProcess
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
-        """Return the distribution of the time in one replica: what a map is judged by."""
+        """Return the distribution of the time in a replica, the criterion for a map."""
         return self.pool(arrivals, (server,)).whole
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        """Return the distribution of the time in a system of replicas that share the stream."""
+        """Return the distribution of the time in a system of replicas with a common stream."""
         return self.queueing.pool(Arrivals.from_process(self.shape, arrivals.rate_rps), servers, coarse=coarse)
 
 
@@ -32,22 +32,22 @@ class ModelQueues:
     """A queueing model for each served model, selected by `queue_of`."""
 
     by_model: Mapping[str, QueueModel]
-    #: Answers where no model is named: how busy a replica is does not depend on how requests arrive.
+    #: Model for queries without a model's name: the utilization of a replica does not depend on the arrival process.
     unnamed: QueueModel
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
-        """Return the distribution of the time in one replica of no model in particular."""
+        """Return the distribution of the time in a replica of an unnamed model."""
         return self.unnamed.sojourn(arrivals, server)
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        """Return the distribution of the time in a system of replicas of no model in particular."""
+        """Return the distribution of the time in a system of replicas of an unnamed model."""
         return self.unnamed.pool(arrivals, servers, coarse=coarse)
 
 
 def queue_of(queueing: QueueModel, model: str) -> QueueModel:
     """Return the queueing model for the replicas of a model.
 
-    Raises `InputError` where models have their own and this one has none.
+    Raises `InputError` where queueing models are defined by model, but not for this model.
     """
     if not isinstance(queueing, ModelQueues):
         return queueing

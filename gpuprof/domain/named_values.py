@@ -1,4 +1,4 @@
-"""Values that users give by name, as in ``--rate MODEL=20``: each name once."""
+"""Collection of values given by name, as in ``--rate MODEL=20``, each name once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Value = TypeVar("Value")
 
 
 def collect_distinct(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    """Return the values by their names; ``what`` names them in errors.
+    """Return the values by name; ``what`` describes them in errors.
 
-    Raises `InputError` when a name occurs twice, since it would be unclear which value is meant.
+    Raises `InputError` when a name occurs twice, since the intended value is ambiguous.
     """
     values: dict[str, Value] = {}
     for name, value in pairs:

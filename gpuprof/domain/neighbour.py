@@ -1,4 +1,4 @@
-"""Reads which workload runs beside others, as people write it."""
+"""Parses neighbours: ``MODEL``, ``MODEL@batch``, ``MODEL@batch:share``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d{1,9})(?::(?P<share>[
 
 
 def read_neighbour(text: str, device: Device) -> tuple[str, int | None, Share | None]:
-    """Read ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``; a colon may stand for the ``@``.
+    """Parse ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``; a colon may replace the ``@``.
 
-    Raises `InputError` when there is no model, or the share is wrong.
+    Raises `InputError` when the model is missing, or the share is invalid.
 
     Returns
     -------
     tuple of str, int or None, Share or None
-        The model, its batch and its share, None where they are left out.
+        The model, its batch and its share; None for omitted parts.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How numbers are shown to people: to so many significant digits, with as many decimals in all rows of a column."""
+"""Number formats: a number of significant digits, with equal decimals in all rows of a column."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-#: Digits that the largest number of a column may have beyond those asked for, so that the smallest keeps all but one.
+#: Extra digits allowed for the largest number of a column, so that the smallest keeps all digits but the last.
 _MORE = 2
-#: Numbers that would keep fewer significant digits are shown with more decimals than the rest of their column.
+#: Least significant digits of a number; a smaller number gets more decimals than the rest of its column.
 _LEAST_DIGITS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """Shows a number to ``digits`` significant digits; None as a dash."""
+    """Formatter of numbers to ``digits`` significant digits; None as a dash."""
 
     digits: int = 3
 
     def __call__(self, value: object) -> str:
-        """Show one number by itself."""
+        """Format a single number."""
         if not _is_finite_number(value):
             return _show_other(value)
         return f"{value:,.{_decimals(value, self.digits)}f}" if value else "0"
 
     def show_column(self, values: Sequence[object]) -> list[str]:
-        """Show the values of a column with as many decimals each: none where all are whole.
+        """Format the values of a column with equal decimals: none where all are whole.
 
-        A number so much smaller than the largest that it would lose its digits has more.
+        Numbers too small for these decimals get more.
         """
         sizes = [abs(value) for value in values if _is_finite_number(value) and value]
         if not sizes:
@@ -50,7 +50,7 @@ class NumberFormat:
 
 
 def number_formatter(digits: int = 3) -> NumberFormat:
-    """Return a formatter to ``digits`` significant digits; None shows as a dash.
+    """Return a formatter to ``digits`` significant digits, with a dash for None.
 
     Examples
     --------

@@ -1,19 +1,19 @@
-"""Theoretical occupancy: how many blocks of a kernel an SM holds, what limits them, and how far a grid fills the GPU.
+"""Theoretical occupancy: resident blocks of a kernel per SM, their limiting factors, and SM utilisation of a grid.
 
-The rules are those by which NVIDIA's hardware and driver allocate (CUDA C++ Best Practices Guide, "Occupancy"; CUDA
-C++ Programming Guide, "Technical Specifications per Compute Capability"), for compute capability 3.7 to 10.x:
+The allocation rules of NVIDIA's hardware and driver (CUDA C++ Best Practices Guide, "Occupancy"; CUDA C++ Programming
+Guide, "Technical Specifications per Compute Capability"), for compute capability 3.7 to 10.x:
 
 - warps: a block takes whole warps;
-- registers: a warp takes its registers in units of 256 from one of the SM's partitions, and a block must fit the
-  register file as if its warps were spread evenly over the partitions;
-- shared memory: a block takes its bytes, from 8.0 on 1 KiB more for the driver, in units of 256 (to 7.x) or 128
-  bytes, of what the SM's carve-out leaves it;
+- registers: a warp takes its registers in units of 256 from a single partition of the SM, and a block must fit the
+  register file with its warps spread evenly over the partitions;
+- shared memory: a block takes its bytes, plus 1 KiB for the driver from 8.0 on, in units of 256 bytes (to 7.x) or 128
+  bytes, within the SM's carve-out;
 - blocks: an SM has a limited number of slots.
 
-Partitioned global caching (5.2, 6.1) and thread-block clusters (9.0) are left out: launches that use neither.
+Launches with partitioned global caching (5.2, 6.1) or thread-block clusters (9.0) are not modelled.
 
-Elvinger's thesis (2024, §5.3.2) counts the same four bounds without the units of allocation and the driver's share;
-its SM utilisation is computed here with the exact number of blocks.
+Elvinger's thesis (2024, §5.3.2) uses the same four bounds without allocation units and the driver's part; its SM
+utilisation is computed here with the exact number of blocks.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from gpuprof.errors import InputError
 WARP = 32
 MAX_THREADS_PER_BLOCK = 1024
 
-#: What can limit the blocks of an SM, in the order of the rows of `Occupancies.limits`.
+#: Factors limiting the blocks of an SM, in the order of the rows of `Occupancies.limits`.
 FACTORS = ("warps", "registers", "shared_memory", "blocks")
 
-#: Registers are given to warps in units of so many, for every compute capability here.
+#: Allocation unit of a warp's registers, for every compute capability here.
 _REGISTER_UNIT = 256
-#: What the driver takes of a block's shared memory from 8.0 on.
+#: Shared memory reserved per block by the driver from 8.0 on.
 _DRIVER_SHARED_BYTES = 1024
-#: Among the limits: this does not limit.
+#: Value of a limit without effect.
 _UNLIMITED = 2**31 - 1
 _KIB = 1024
 
-# Shared memory that an SM can be set to, in KiB; the rest of the memory is L1 cache.
+# Settings of an SM's shared memory by compute capability, in KiB; the rest of the memory is L1 cache.
 _CARVEOUTS_KIB: Mapping[tuple[int, int], tuple[int, ...]] = {
     (7, 0): (0, 8, 16, 32, 64, 96),
     (7, 2): (0, 8, 16, 32, 64, 96),
@@ -63,42 +63,43 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def cap_occupancy(sums: ArrayLike) -> Floats:
-    """Return sums of what kernels that run at once occupy, in percent, as a device has it: at most 100.
+    """Return sums of concurrent kernels' occupancies, in percent, capped at 100.
 
-    Occupancies and SM utilisations are of kernels measured alone. Where those of concurrent kernels add up to more than
-    there is, their blocks wait for one another, and together they have what there is. USHER (§3.2) and the thesis (eq.
-    5.3) add up and leave open what more than 100 means; its Table A.1 goes up to 100.00. The one rule wherever they are
-    summed: in profiles, in the GK-Estimator, and in policies, for databases of others.
+    Occupancies and SM utilisations are measured on kernels alone. Where the sum over concurrent kernels exceeds 100%,
+    blocks wait for one another, and the device is fully occupied. USHER (§3.2) and the thesis (eq. 5.3) use sums and do
+    not define values above 100; the thesis's Table A.1 goes up to 100.00. This cap applies to all sums: in profiles, in
+    the GK-Estimator, and in policies (for imported databases).
     """
     return np.minimum(np.asarray(sums, dtype=np.float64), 100.0)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """A kernel launch, as a profiler reports it."""
+    """A kernel launch, as reported by a profiler."""
 
-    blocks: int  #: Of the grid: the product of its dimensions.
+    blocks: int  #: Blocks of the grid: the product of its dimensions.
     threads_per_block: int  #: The product of the block's dimensions.
     registers_per_thread: int
-    #: ``static_shared_bytes``, ``dynamic_shared_bytes``: Of one block, without what the driver adds.
+    #: ``static_shared_bytes``, ``dynamic_shared_bytes``: Shared memory of a block, without the driver's part.
     static_shared_bytes: int = 0
     dynamic_shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How a launch fills a GPU."""
+    """Theoretical occupancy of a launch on a GPU."""
 
-    blocks_per_sm: int  #: Blocks that one SM holds at once; 0 when the launch cannot run.
-    occupancy_pct: float  #: Warps of those blocks in percent of the warps that an SM can hold.
-    limits: Mapping[str, int]  #: `FACTORS` → blocks that it alone would allow.
-    limiting: tuple[str, ...]  #: The factors that allow the fewest.
-    waves: float  #: Blocks in units of what the whole GPU holds at once; NaN when the launch cannot run.
-    #: SMs that hold all blocks at once (thesis §5.3.2, ``num_sms_needed``); 0 when the launch cannot run.
+    blocks_per_sm: int  #: Resident blocks per SM; 0 when the launch cannot run.
+    occupancy_pct: float  #: Warps of the resident blocks in percent of the SM's maximum.
+    limits: Mapping[str, int]  #: `FACTORS` → blocks per SM under this factor alone.
+    limiting: tuple[str, ...]  #: The factors with the lowest limit.
+    waves: float  #: Blocks over the resident blocks of the whole GPU; NaN when the launch cannot run.
+    #: SMs needed for all blocks at once (thesis §5.3.2, ``num_sms_needed``); 0 when the launch cannot run.
     sms_needed: int
-    sm_utilization_pct: float  #: SMs needed in percent of the GPU's, at most 100; NaN when the launch cannot run.
-    #: ``occupancy_pct``, or less where the grid has too few warps to fill all SMs so far: what can be achieved on
-    #: average over the whole GPU; NaN when the launch cannot run.
+    #: ``sms_needed`` in percent of the GPU's SMs, at most 100; NaN when the launch cannot run.
+    sm_utilization_pct: float
+    #: Highest achievable mean over all SMs: ``occupancy_pct``, or less where the grid has too few warps to fill the
+    #: SMs; NaN when the launch cannot run.
     average_occupancy_pct: float
 
 
@@ -130,7 +131,7 @@ class Occupancies:
 
 
 def occupancy(device: Device, launch: KernelLaunch, carveout_pct: int | None = None) -> Occupancy:
-    """Return how ``launch`` fills ``device``; see `occupancies`.
+    """Return the theoretical occupancy of ``launch`` on ``device``; see `occupancies`.
 
     Examples
     --------
@@ -160,21 +161,19 @@ def occupancies(
     dynamic_shared_bytes: ArrayLike = 0,
     carveout_pct: int | None = None,
 ) -> Occupancies:
-    """Return how each of n launches fills ``device``.
+    """Return the theoretical occupancy of n launches on ``device``.
 
-    Raises `InputError` when the device is no GPU, its compute capability is not known, or a number cannot be of a
-    launch.
+    Raises `InputError` when the device is not a GPU, its compute capability is unknown, or a value is out of range.
 
     Parameters
     ----------
     device : Device
         A GPU.
     blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes : array-like of int, (n,)
-        As in `KernelLaunch`; a single number stands for all launches. Above 48 KiB of shared memory a block is taken to
-        have been allowed it (``cudaFuncSetAttribute``), as one that was launched has been.
+        As in `KernelLaunch`; a scalar applies to all launches. Blocks with more than 48 KiB of shared memory are
+        assumed to have opted in (``cudaFuncSetAttribute``), as every successful launch has.
     carveout_pct : int, optional
-        Shared memory that is preferred, in percent of the most an SM has; before 7.0 without effect. By default as
-        much as possible.
+        Preferred shared memory, in percent of an SM's maximum; without effect before 7.0. By default the maximum.
     """
     sm, capability = _read_limits(device)
     columns = _to_columns(blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes)
@@ -194,7 +193,7 @@ def occupancies(
     needed = np.where(runs, -(-grid // divisor), 0)
     utilization = np.minimum(100.0, 100.0 * needed / device.compute_units)
     theoretical = 100.0 * held * warps / sm.warps
-    # A grid smaller than the GPU cannot reach the occupancy of its full SMs on average over all of them.
+    # A grid smaller than the GPU leaves SMs partly empty, which lowers the mean occupancy over all SMs.
     of_grid = 100.0 * grid * warps / (sm.warps * device.compute_units)
     return Occupancies(
         blocks_per_sm=held,
@@ -229,7 +228,7 @@ def _limit_by_registers(sm: SmLimits, capability: tuple[int, int], warps: Intege
     a_warp = -(-registers * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
     limit = _limit_by_register_partitions(sm, 2 if capability == (6, 0) else 4, warps, a_warp)
     if capability == (6, 0):
-        # A block that the other Pascals cannot run is refused here too, though it would fit.
+        # Blocks that do not fit other Pascal GPUs are refused on 6.0 too, although they would fit.
         limit = np.where(_limit_by_register_partitions(sm, 4, warps, a_warp) > 0, limit, 0)
     most_per_thread = 255 if capability[0] < 7 else 256
     return np.where(registers > most_per_thread, 0, np.where(a_warp == 0, _UNLIMITED, limit))
@@ -255,7 +254,7 @@ def _limit_by_shared_memory(
 def _choose_carveout(
     sm: SmLimits, capability: tuple[int, int], a_block: Integers, carveout_pct: int | None
 ) -> Integers:
-    """Return the shared memory that the SM is set to: the least setting that is preferred and holds one block."""
+    """Return the shared memory setting of the SM: the preferred setting, or the least larger one that holds a block."""
     if carveout_pct is None or capability[0] < 7:
         return np.full_like(a_block, sm.shared_memory_bytes)
     if not 0 <= carveout_pct <= 100:

@@ -1,4 +1,4 @@
-"""A replica of a map as the queueing models see it."""
+"""Replicas of a map as servers of the queueing models."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from gpuprof.domain.sojourn import BatchServer
 
 
 def make_planned_server(replica: Replica, overhead_ms: float) -> BatchServer:
-    """Return the replica as a queue with the times that the map predicts, as if it had the host to itself.
+    """Return the replica as a server with the map's predicted times, without contention on the host.
 
-    ``overhead_ms``: what serving adds to each request.
+    ``overhead_ms``: serving overhead of each request.
     """
     assert replica.batch_latency_ms is not None
     return BatchServer(

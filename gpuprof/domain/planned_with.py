@@ -1,6 +1,6 @@
-"""What a deployment map was planned with: settings, costs, hashes, and how the search for it ended.
+"""Record of a deployment map's planning: settings, costs, hashes, and the end of the search.
 
-Up to gpuprof 0.1 maps had ``inputs`` instead, texts by name; `planned_with_of_inputs` reads them.
+Maps up to gpuprof 0.1 have ``inputs`` instead, strings by name; `planned_with_of_inputs` reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PlannedDevices(_Record):
 
     @model_serializer(mode="wrap")
     def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave away a price that is the catalogue's."""
+        """Omit the price where equal to the catalogue's."""
         return {key: value for key, value in write(self).items() if key != "price_per_hour" or value is not None}
 
 
@@ -86,14 +86,14 @@ class PlannedWith(_Record):
 
     @model_serializer(mode="wrap")
     def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave away what is not known."""
+        """Omit unknown fields."""
         return {key: value for key, value in write(self).items() if value is not None}
 
 
 def planned_with_of_inputs(inputs: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ``inputs`` of an older map as the fields of `PlannedWith`, unchecked; other names are left out.
+    """Return the ``inputs`` of an older map as fields of `PlannedWith`, unchecked and without other names.
 
-    Raises `ValueError` when a setting that must be a number is none, or the fleet cannot be read.
+    Raises `ValueError` when a numeric setting is not a number, or the fleet cannot be parsed.
     """
     settings: dict[str, Any] = {key: inputs[key] for key in _TEXTS if key in inputs}
     settings |= {key: _parse_number(key, inputs[key]) for key in _FLOATS if key in inputs}
@@ -111,7 +111,7 @@ def planned_with_of_inputs(inputs: Mapping[str, str]) -> dict[str, Any]:
 def _parse_number(name: str, text: str) -> float:
     try:
         value = float(text)
-        # Also refuses NaN, of which every comparison is false, and infinities, which int() would not take.
+        # The comparison also refuses NaN, and infinities, on which int() fails.
         if abs(value) <= 1e300:
             return value
     except (TypeError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number and a noun, in the plural unless there is just one.
+    """Return a number and its noun, in the plural unless the number is 1.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The name and version by which clients request a model of a map."""
+"""Public names and versions of a map's models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MARK = "@"
 
 @dataclass(frozen=True, slots=True)
 class PublicName:
-    """A model as clients know it."""
+    """Name and version of a model for clients."""
 
     name: str
     version: str = "1"
@@ -20,9 +20,8 @@ class PublicName:
     def of(cls, model: str, path: str | None = None) -> PublicName:
         """Return the name and the version of a model of a map.
 
-        ``resnet50@3`` is version 3 of ``resnet50``, and so is ``resnet50`` from ``…/resnet50/3/model.onnx``, as model
-        repositories keep their files; anything else is version 1. ``model``: its name in the map; ``path``: of its
-        file.
+        Version 3 of ``resnet50`` is either ``resnet50@3``, or ``resnet50`` from ``…/resnet50/3/model.onnx``, the layout
+        of model repositories; other models have version 1. ``model``: name in the map; ``path``: path of the file.
 
         Examples
         --------
@@ -46,7 +45,7 @@ class PublicName:
 
 
 def model_address(model: str) -> str:
-    """Return where a client that has a map finds one of its models: the version that its name says, else the newest.
+    """Return the address of a map's model: of the version in its name, else of the newest version.
 
     Examples
     --------
@@ -58,7 +57,7 @@ def model_address(model: str) -> str:
 
 
 def version_order(version: str) -> tuple[int, str]:
-    """Return a key that sorts versions from the oldest to the newest.
+    """Return a sort key for versions, from the oldest to the newest.
 
     Examples
     --------
@@ -69,5 +68,5 @@ def version_order(version: str) -> tuple[int, str]:
 
 
 def _is_version(text: str) -> bool:
-    # No leading zeros: versions 3 and 03 would have two addresses and mean the same number.
+    # No leading zeros: 3 and 03 would be two addresses of the same version.
     return text.isascii() and text.isdigit() and len(text) < 10 and text == str(int(text))

@@ -1,7 +1,7 @@
-"""How a model was executed when it was measured: by which runtime, fused or op by op, and in which arithmetic.
+"""Execution variants of measurements: runtime, fused or eager execution, and precision.
 
-Times of one model by two runtimes, or in float32 and in TF32, differ by factors. They are figures of two things, and
-nothing is interpolated between them.
+Times of the same model in two runtimes, or in float32 and TF32, differ by factors, so figures of different variants are
+never interpolated.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-#: Precisions that the same float32 model can be computed in.
+#: Arithmetic precisions of a float32 model.
 _OF_FLOAT32 = frozenset({"float32", "tf32"})
-#: What `gpuprof serve` runs where it can: its figures are preferred.
+#: Preferred runtime of `gpuprof serve`, whose figures are preferred too.
 SERVED_BY = "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeVariant:
-    """A way to execute a model; None: not known.
+    """Execution variant of a model; None: unknown.
 
     Examples
     --------
@@ -32,23 +32,23 @@ class RuntimeVariant:
     runtime: str | None = None  #: ``"onnxruntime"``, ``"pytorch"``, ``"tensorrt"``, …
     #: ``"fused"``: the runtime's optimizer merges ops; ``"eager"``: each op is launched by itself.
     execution: str | None = None
-    precision: str | None = None  #: Of most of the arithmetic: ``"float32"``, ``"tf32"``, ``"float16"``, ``"int8"``, …
+    precision: str | None = None  #: Main arithmetic: ``"float32"``, ``"tf32"``, ``"float16"``, ``"int8"``, …
 
     def __str__(self) -> str:
         said = [part for part in (self.runtime, self.execution, self.precision) if part is not None]
         return " ".join(said) or "an unknown runtime"
 
     def is_comparable(self, other: RuntimeVariant) -> bool:
-        """Return whether figures of different models by both may stand in one fit.
+        """Return whether figures of two variants may enter the same fit.
 
-        Models may differ in their types, as float16 and float32, but not in how the same float32 is computed.
+        Models may differ in element type (float16, float32), but not in the precision of float32 arithmetic.
         """
         mixed = {self.precision, other.precision} == _OF_FLOAT32
         return (self.runtime, self.execution) == (other.runtime, other.execution) and not mixed
 
 
 class ExecutedRow(Protocol):
-    """A row of the kernel database that says how its model was executed."""
+    """A row of the kernel database with its execution variant."""
 
     @property
     def runtime(self) -> str | None: ...  # noqa: D102 - see `RuntimeVariant`
@@ -64,14 +64,15 @@ _Row = TypeVar("_Row", bound=ExecutedRow)
 
 
 def variant_of(row: ExecutedRow) -> RuntimeVariant:
-    """Return the variant that a row of the kernel database is of."""
+    """Return the execution variant of a row of the kernel database."""
     return RuntimeVariant(row.runtime, row.execution, row.precision)
 
 
 def rank_variants(variants: Iterable[RuntimeVariant]) -> tuple[RuntimeVariant, ...]:
-    """Return the distinct variants, the preferred one first.
+    """Return the distinct variants, the preferred variant first.
 
-    Known runtimes come before unknown ones, ONNX Runtime, which serves, before others, then those with more figures.
+    Known runtimes precede unknown ones, ONNX Runtime (used for serving) precedes others, then more figures precede
+    fewer.
     """
     counts = Counter(variants)
 
@@ -82,7 +83,7 @@ def rank_variants(variants: Iterable[RuntimeVariant]) -> tuple[RuntimeVariant, .
 
 
 def comparable_rows(rows: Sequence[_Row]) -> list[_Row]:
-    """Return those of one device's rows that may be used in one fit: of the first variant and comparable ones."""
+    """Return the rows of a device usable in the same fit: rows comparable with the preferred variant."""
     variants = [variant_of(row) for row in rows]
     ranked = rank_variants(variants)
     return [row for row, variant in zip(rows, variants, strict=True) if variant.is_comparable(ranked[0])]

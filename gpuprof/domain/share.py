@@ -1,4 +1,4 @@
-"""The part of a device that a replica may use."""
+"""Shares: the part of a device available to a replica."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MIG = re.compile(r"(?P<profile>\d+g\.\d+gb(?:[+-](?:me|gfx)(?:\.all)?)?)(?::(?P
 @check_fields
 @dataclass(frozen=True, slots=True, order=True)
 class Share:
-    """A percentage of the compute units of a device, or of one of its MIG instances.
+    """A percentage of the compute units of a device, or of a MIG instance.
 
     Attributes
     ----------
     sm_pct : float
-        Percent, in (0, 100]. On a GPU the MPS active thread percentage; on a CPU its cores.
+        Percent, in (0, 100]: on a GPU the MPS active thread percentage, on a CPU the percentage of cores.
     mig : str or None
-        MIG profile (``"3g.40gb"``) of which ``sm_pct`` is a part; None means the whole device.
+        MIG profile (``"3g.40gb"``) to which ``sm_pct`` refers; None: the whole device.
 
     Raises
     ------
@@ -51,15 +51,15 @@ class Share:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the whole device."""
+        """Whether the share is the whole device."""
         return self.mig is None and self.sm_pct == 100.0
 
 
 def parse_share(text: str, compute_units: int) -> Share:
-    """Read ``"50"``, ``"50%"``, ``"1core"``, ``"0.5cores"``, ``"3g.40gb"`` or ``"3g.40gb:50"``.
+    """Parse ``"50"``, ``"50%"``, ``"1core"``, ``"0.5cores"``, ``"3g.40gb"`` or ``"3g.40gb:50"``.
 
-    Raises `InputError` when the text has none of these forms or lies outside (0, 100] percent. ``text``: as given to
-    ``--share``; ``compute_units``: of the device; a number of cores becomes a percentage of them.
+    Raises `InputError` when the text has none of these forms or lies outside (0, 100] percent. ``text``: value of
+    ``--share``; ``compute_units``: number on the device, of which cores are a percentage.
 
     Examples
     --------

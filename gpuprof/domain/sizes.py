@@ -1,7 +1,7 @@
-"""Sizes of a model's free dimensions, as users write them, as the kernel database keeps them and as names carry them.
+"""Sizes of a model's free dimensions: options of users, the kernel database's form, and sized names.
 
 A workload is a model, a batch and the sizes of its other free dimensions. ``"bert[seq=64]"`` is the model ``bert`` with
-64 in its dimension ``seq``: wherever a model goes by its name, so does the model at these sizes.
+size 64 of its dimension ``seq``; such a sized name is valid wherever a model's name is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numbers import Integral
 
 from gpuprof.errors import InputError
 
-#: Sizes by the dimension's name, or by ``"input:axis"`` where it has none, sorted.
+#: Sizes by the dimension's name (``"input:axis"`` for an unnamed dimension), sorted.
 Sizes = tuple[tuple[str, int], ...]
 
 LARGEST_SIZE = 2**31 - 1
@@ -25,9 +25,9 @@ _SIZED = re.compile(r"(?P<model>.+)\[(?P<sizes>[^\[\]]*=[^\[\]]*)\]")
 
 @dataclass(frozen=True, slots=True)
 class SizeMix:
-    """How often requests have which sizes."""
+    """A distribution of requests over sizes."""
 
-    parts: tuple[tuple[Sizes, float], ...]  #: Sizes and which part of the requests has them; the parts add up to 1.
+    parts: tuple[tuple[Sizes, float], ...]  #: Sizes and their fraction of the requests; the fractions add up to 1.
 
     def __str__(self) -> str:
         if len(self.parts) == 1:
@@ -36,14 +36,14 @@ class SizeMix:
 
 
 def describe_sizes(sizes: Iterable[tuple[str, int]]) -> str:
-    """Return ``"height=224,width=224"``: what `parse_sizes` reads."""
+    """Return ``"height=224,width=224"``, the input of `parse_sizes`."""
     return ",".join(f"{name}={size}" for name, size in sorted(sizes))
 
 
 def parse_sizes(text: str) -> Sizes:
-    """Read ``"height=224,width=224"``, also with semicolons; nothing for an empty text.
+    """Parse ``"height=224,width=224"``, also with semicolons; an empty text has no sizes.
 
-    Raises `InputError` when a part is not NAME=SIZE, a size is no whole number from 1 to 2³¹-1, or a name stands twice.
+    Raises `InputError` when a part is not NAME=SIZE, a size is not an integer from 1 to 2³¹-1, or a name is repeated.
 
     Examples
     --------
@@ -60,10 +60,9 @@ def parse_sizes(text: str) -> Sizes:
 
 
 def parse_dims(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Read ``("seq=64,256", "height=224")``: the sizes of each dimension.
+    """Parse ``("seq=64,256", "height=224")``: the sizes of each dimension.
 
-    Raises `InputError` when one is not NAME=SIZE[,SIZE...], a size is no whole number from 1 on, or a name stands
-    twice.
+    Raises `InputError` when a text is not NAME=SIZE[,SIZE...], a size is not a positive integer, or a name is repeated.
 
     Examples
     --------
@@ -83,7 +82,7 @@ def parse_dims(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def single_sizes(dims: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the one size of each dimension. Raises `InputError` when one has several.
+    """Return the single size of each dimension. Raises `InputError` when a dimension has several sizes.
 
     Examples
     --------
@@ -98,9 +97,9 @@ def single_sizes(dims: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 
 def combine_sizes(dims: Mapping[str, int | Iterable[int]]) -> tuple[Sizes, ...]:
-    """Return every combination of sizes; of no dimensions the one without sizes.
+    """Return every combination of sizes; without dimensions, the empty combination.
 
-    Raises `InputError` when there are too many, or a size is no whole number from 1 on.
+    Raises `InputError` when there are too many combinations, or a size is not a positive integer.
 
     Examples
     --------
@@ -115,7 +114,7 @@ def combine_sizes(dims: Mapping[str, int | Iterable[int]]) -> tuple[Sizes, ...]:
 
 
 def _list_sizes(name: str, given: int | Iterable[int]) -> tuple[int, ...]:
-    """Return the sizes of a dimension, of which a caller in Python may give one or several."""
+    """Return the sizes of a dimension, given as an integer or as an iterable."""
     sizes = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else (given,)
     if not sizes:
         raise InputError(f"the dimension {name!r} has no size", f"give one or several: {{{name!r}: (64, 256)}}")
@@ -123,7 +122,7 @@ def _list_sizes(name: str, given: int | Iterable[int]) -> tuple[int, ...]:
 
 
 def check_size(name: str, size: object) -> int:
-    """Return a size given by a Python caller. Raises `InputError` unless it is an integer from 1 to 2³¹-1."""
+    """Return the size as an ``int``. Raises `InputError` unless ``size`` is an integer from 1 to 2³¹-1."""
     whole = int(size) if isinstance(size, Integral) and not isinstance(size, bool) else 0
     if not 1 <= whole <= LARGEST_SIZE:
         raise InputError(f"the size of {name!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {size!r}")
@@ -131,10 +130,10 @@ def check_size(name: str, size: object) -> int:
 
 
 def parse_mix(text: str) -> SizeMix:
-    """Read ``"seq=128"``, or a distribution ``"seq=64:0.7|seq=256:0.3"``, whose names may be left out from the second.
+    """Parse ``"seq=128"``, or a distribution ``"seq=64:0.7|seq=256:0.3"``, where a single name need not be repeated.
 
-    Parts that do not add up to 1 are taken in proportion. Raises `InputError` when sizes or parts cannot be read, a
-    part is not positive, or the same sizes stand twice.
+    Parts are normalised to a sum of 1. Raises `InputError` when sizes or parts cannot be parsed, a part is not
+    positive, or sizes are repeated.
 
     Examples
     --------
@@ -162,7 +161,7 @@ def parse_mix(text: str) -> SizeMix:
 
 
 def sized_name(model: str, sizes: Iterable[tuple[str, int]]) -> str:
-    """Return ``"bert[seq=64]"``, the name alone where there are no sizes.
+    """Return ``"bert[seq=64]"``; the model's name alone without sizes.
 
     Examples
     --------
@@ -174,7 +173,7 @@ def sized_name(model: str, sizes: Iterable[tuple[str, int]]) -> str:
 
 
 def split_name(name: str) -> tuple[str, Sizes]:
-    """Return the model and the sizes of a name by `sized_name`; no sizes where there are none, or none readable.
+    """Return the model and the sizes of a name by `sized_name`; the whole name without sizes where parsing fails.
 
     Examples
     --------
@@ -193,7 +192,7 @@ def split_name(name: str) -> tuple[str, Sizes]:
 
 
 def mixed_name(model: str, dims: str | None) -> str:
-    """Return the model's name with its sizes, or their distribution, behind it: ``"bert[seq=64:0.7|seq=256:0.3]"``."""
+    """Return the model's name followed by its sizes or their distribution: ``"bert[seq=64:0.7|seq=256:0.3]"``."""
     return model if dims is None else f"{model}[{parse_mix(dims)}]"
 
 
@@ -216,10 +215,10 @@ def name_parts(name: str) -> tuple[tuple[str, float], ...]:
 
 
 def interpolate_sizes(measured: Iterable[Sizes], wanted: Sizes) -> dict[Sizes, float] | None:
-    """Return weights of measured sizes whose mean is ``wanted``: 1 for itself, else linear in each dimension between
-    the nearest on either side; None where ``wanted`` lies outside of what was measured.
+    """Return weights of measured sizes for multilinear interpolation at ``wanted``; None outside the measured range.
 
-    Sizes of other dimensions than those of ``wanted`` do not count.
+    The weight is 1 for ``wanted`` itself, else linear in each dimension between the nearest sizes on either side. Sizes
+    of other dimensions than those of ``wanted`` are ignored.
 
     Examples
     --------
@@ -240,7 +239,7 @@ def _interpolate_weights(points: Mapping[tuple[int, ...], Sizes], wanted: Sequen
     groups: dict[int, dict[tuple[int, ...], Sizes]] = {}
     for key, sizes in points.items():
         groups.setdefault(key[0], {})[key[1:]] = sizes
-    # One dimension at a time, the others first: measured sizes need be no full grid, only bracket what is wanted.
+    # Recursion over dimensions, the last first: measured sizes need not form a full grid, only bracket ``wanted``.
     known = {size: blended for size, group in groups.items() if (blended := _interpolate_weights(group, wanted[1:]))}
     if wanted[0] in known:
         return known[wanted[0]]
@@ -269,7 +268,7 @@ def _parse_size(word: str, text: str) -> tuple[str, int]:
 
 
 def _split_part(choice: str, text: str, several: bool) -> tuple[str, float]:
-    """Return the sizes of one choice and its fraction; an axis after a colon, as in ``x:1=64``, is not a fraction."""
+    """Return the sizes of a choice and its fraction; an axis after a colon, as in ``x:1=64``, is not a fraction."""
     body, separator, part = choice.rpartition(":")
     if not separator or "=" in part:
         if several:
@@ -285,9 +284,9 @@ def _split_part(choice: str, text: str, several: bool) -> tuple[str, float]:
 
 
 def require_dimensions(asked: Iterable[str], known: Iterable[Collection[str]]) -> None:
-    """Refuse a size for a dimension that no model has; ``known`` has the free dimensions of each model.
+    """Raise `InputError`, listing the existing dimensions, for a dimension missing from all models.
 
-    Raises `InputError` with those that there are; the batch is not among them.
+    ``known``: free dimensions of each model, without the batch.
     """
     free = {name for own in known for name in own}
     for name in asked:

@@ -1,4 +1,4 @@
-"""Time that a request spends in a replica: waiting for its batch, queueing, being served."""
+"""Sojourn times of requests in a replica: batch formation, queueing and service."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol, runtime_checkable
 
 from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals, GammaArrivals, scale_to_rate
 
-#: Steps of the logarithm of 1 / (1 - load), to which queues are nearly in proportion near capacity, and the last step.
+#: Step of the load grid in log(1 / (1 - load)), to which queues are nearly proportional near capacity, and last index.
 _LOAD_STEP = 0.08
 LAST_LOAD = 80  # a load of 0.9983
 _LEAST_LOAD = 1e-3
 
 
 def grid_to_load(index: int) -> float:
-    """Return a load of the grid by its index, 0 to `LAST_LOAD`; models solve pools on this grid and interpolate.
+    """Return the load at a grid index, 0 to `LAST_LOAD`; models solve pools on this grid and interpolate.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def grid_to_load(index: int) -> float:
 
 def load_to_grid(load: float) -> float:
     """Return the fractional grid index of a load, the inverse of `grid_to_load`."""
-    # Just below the last number: whoever interpolates reads this one and the next.
+    # Just below the last index: interpolation needs a next grid point.
     return min(-math.log1p(-load) / _LOAD_STEP, LAST_LOAD - 1e-9)
 
 
@@ -38,12 +38,12 @@ class Arrivals:
 
     rate_rps: float
     scv: float = 1.0  #: Squared coefficient of variation of independent gamma gaps (Poisson: 1, constant: 0).
-    #: Where given, the arrivals at just this rate, of whatever shape; ``scv`` then says nothing.
+    #: Arrival process of any shape at this rate; where given, ``scv`` is ignored.
     process: ArrivalProcess | None = None
 
     @classmethod
     def from_process(cls, process: ArrivalProcess | None, rate_rps: float) -> Arrivals:
-        """Return the arrivals of a process of this shape at a rate; Poisson ones without a process."""
+        """Return the arrivals of a process scaled to a rate; Poisson arrivals without a process."""
         if process is None:
             return cls(rate_rps)
         if isinstance(process, DeterministicArrivals):
@@ -55,11 +55,11 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class BatchServer:
-    """One replica: a queue in front of ``processes`` identical servers that take batches.
+    """A replica as a queue in front of ``processes`` identical batch servers.
 
-    The rule, the same in the router, the simulator and here: when a process is free and requests wait, it takes
-    the oldest ``batch`` of them at once if there are so many; fewer only when the oldest has waited
-    ``max_wait_ms``. A batch of n takes ``latency_ms[n - 1]`` on average, with ``latency_cv`` around it.
+    The rule of batch formation is the same as in the router and the simulator: a free process takes the oldest
+    ``batch`` waiting requests; fewer only once the oldest has waited ``max_wait_ms``. A batch of n takes
+    ``latency_ms[n - 1]`` on average, with coefficient of variation ``latency_cv``.
     """
 
     latency_ms: tuple[float, ...]
@@ -67,9 +67,9 @@ class BatchServer:
     max_wait_ms: float
     processes: int = 1
     latency_cv: float = 0.0
-    #: A batch that finds its process at rest takes so much longer than one that follows another: caches are cold.
+    #: Ratio of batch times on an idle process, whose caches are cold, and on a busy process.
     pause_factor: float = 1.0
-    pause_cv: float | None = None  #: Coefficient of variation of its time; None: ``latency_cv``.
+    pause_cv: float | None = None  #: Coefficient of variation of batch times on an idle process; None: ``latency_cv``.
     overhead_ms: float = 0.0  #: Added to every request outside the server: network, parsing, routing.
 
     @property
@@ -82,8 +82,8 @@ class BatchServer:
 class Sojourn:
     """Distribution of the time from a request's arrival to its answer."""
 
-    #: Fraction of time that a process is busy; 1.0 or more means that the queue grows without bound and every time
-    #: below is infinite.
+    #: Fraction of time in which a process is busy; at 1.0 or more the queue grows without bound, and all times below
+    #: are infinite.
     utilization: float
     mean_batch: float  #: Mean number of requests in a batch.
     mean_ms: float
@@ -124,7 +124,7 @@ class Sojourn:
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """One replica's part of a pool: its requests per second, and the distribution of their sojourn times."""
+    """A replica's part of a pool: its requests per second, and the distribution of their sojourn times."""
 
     rate_rps: float
     sojourn: Sojourn
@@ -132,35 +132,35 @@ class ServedPart:
 
 @dataclass(frozen=True, slots=True)
 class PoolSojourn:
-    """Distribution of the sojourn time of requests that a router assigns to one of several replicas."""
+    """Distribution of sojourn times in a pool of replicas behind a router."""
 
-    whole: Sojourn  #: Over all requests; its utilization is that of all processes together.
-    #: By replica, in the order of the question; the rates add up to that of the arrivals.
+    whole: Sojourn  #: Distribution over all requests, with the utilization of all processes.
+    #: Parts by replica, in the order of the servers; the rates add up to the arrival rate.
     parts: tuple[ServedPart, ...]
 
 
 class QueueModel(Protocol):
-    """Predicts the sojourn time of a replica, or of several behind one router, under a stream of requests."""
+    """Predicts sojourn times of a replica, or of a pool behind a router, under a stream of requests."""
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system."""
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        """Return the distribution of the time in a system of replicas that share the stream.
+        """Return the distribution of the time in a system of replicas with a common stream.
 
-        The router gives each request to the replica that is expected to answer it first
-        (`gpuprof.rules.routing.FastestFirst`). Infinite times at or beyond the capacity of all together. What is
-        ``coarse`` may be off by some percent and is quick: for searches that verify what they choose.
+        The router sends each request to the replica with the earliest expected answer
+        (`gpuprof.rules.routing.FastestFirst`). Times are infinite at or beyond the capacity of the pool. ``coarse``
+        results are fast and may be off by some percent, for searches that verify their choice.
         """
 
 
 @runtime_checkable
 class QuickQueueModel(QueueModel, Protocol):
-    """A queueing model that can quickly bound the late fraction of some replicas."""
+    """A queueing model with a fast approximation of late fractions for some replicas."""
 
     def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
-        """Return about which part of Poisson requests to one replica takes longer than each of some limits, rising.
+        """Return the approximate fraction of Poisson requests to a replica above each of the ascending limits.
 
-        Within 1% of a limit `sojourn` tells the same, but for a tenth of the part. None where nothing is quicker than
-        that.
+        `sojourn` gives the same fraction, to a tenth of its value, at some time within 1% of the limit. None where no
+        method is faster than `sojourn`.
         """

@@ -1,4 +1,4 @@
-"""Replicas with independent request streams, as a router gives them that assigns requests at random."""
+"""Pools with independent request streams, as under random routing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, ServedPart, Sojourn
 
-#: Relative, of the tail that all replicas are to have.
+#: Relative precision of the common tail of all replicas.
 _PRECISION = 1e-7
-#: Milliseconds, 30 years: where no tail is long enough for the rate, the replicas cannot serve it.
+#: Milliseconds, 30 years: a rate that needs a longer tail exceeds the replicas' capacity.
 _LONGEST_MS = 1e12
 
 
 def split_stream(queueing: QueueModel, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
-    """Return the times in replicas that get independent streams, each in proportion to its capacity."""
+    """Return the times in replicas with independent streams at rates proportional to capacity."""
     capacity = math.fsum(one.capacity_rps for one in servers)
     parts = []
     for one in servers:
@@ -30,9 +30,9 @@ def balance_stream(
     servers: Sequence[BatchServer],
     largest_rps: Callable[[BatchServer, float], float],
 ) -> PoolSojourn:
-    """Return the times in replicas that get independent streams of such rates that all have the same tail.
+    """Return the times in replicas with independent streams at rates that equalise their tails.
 
-    Where some split keeps every replica's tail within a time, this one does. ``largest_rps`` tells the rate up to
+    If any split keeps every replica's tail within a time, this split does. ``largest_rps`` returns the largest rate at
     which a replica's tail is within a time in ms.
     """
     kinds = Counter(servers)
@@ -46,7 +46,7 @@ def balance_stream(
     while high - low > _PRECISION * high:
         middle = (low + high) / 2.0
         low, high = (low, middle) if served_rps(middle) >= arrivals.rate_rps else (middle, high)
-    # The upper end of the bisection serves a little more than is asked: rates are scaled so that they add up to it.
+    # The upper end of the bisection serves slightly more than the arrivals: rates are scaled to their sum.
     scale = arrivals.rate_rps / (served_rps(high) or 1.0)
     rates = {one: scale * largest_rps(one, high) for one in kinds}
     parts = {one: ServedPart(rate, queueing.sojourn(Arrivals(rate), one)) for one, rate in rates.items()}
@@ -62,7 +62,7 @@ def mix_parts(parts: Sequence[ServedPart]) -> Sojourn:
     total = math.fsum(part.rate_rps for part in parts)
     weights = [part.rate_rps / total if total else 1.0 / len(parts) for part in parts]
     times = sorted({ms for law in laws for _, ms in law.quantiles_ms if math.isfinite(ms)})
-    # Between the times of all, every distribution is linear, and so is their sum.
+    # Between adjacent times every distribution is linear, and so is the mixture.
     mixed = [
         (math.fsum(weight * law.fraction_within(ms) for weight, law in zip(weights, laws, strict=True)), ms)
         for ms in times
