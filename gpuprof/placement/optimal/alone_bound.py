@@ -1,7 +1,8 @@
-"""A fast lower bound: the devices that demands take without interference, by tables of all workloads.
+"""A fast lower bound: the devices that demands take without interference, from tables of all workloads.
 
-A demand is served by whole replicas, each of which takes its share of a device: no less than the cheapest shares whose
-replicas can serve all of its pieces together, and no less than its rate takes where a share does most for its price.
+Whole replicas serve a demand, and each takes its share of a device. Their shares cost at least as much as the cheapest
+shares whose replicas can serve all pieces of the demand together, and at least as much as the demand's rate under the
+share with the most requests per price.
 """
 
 from __future__ import annotations
@@ -31,23 +32,24 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_bound import SLACK
 from gpuprof.placement.segment import Segments
 
-#: Pieces of a demand: replicas that serve it have at least so many by `count_pieces`; two of 49% do not.
+#: Pieces of a demand: replicas that serve all of it have at least this many by `count_pieces`; two replicas of 49% do
+#: not.
 PIECES = 37
-#: Part of a piece that counts for nothing; more than the check of a map lets demands and rates be missed by.
+#: Negligible part of a piece; larger than the tolerance of the feasibility check for demands and rates.
 _NOTHING = 1e-3
-#: Relative tolerance of times beyond that of the check of a map.
+#: Relative tolerance of times beyond the tolerance of the feasibility check.
 GENEROUS = 1e-8
-#: Pools are simulated, and judged by that: for a bound a request may exceed its SLO by this factor.
+#: Factor by which a request may exceed its SLO in a bound: pools are judged by simulation.
 PATIENT = 1.05
-#: Bounds by queues, by what they were worked out from: each plan on the way to the last asks for the same.
+#: Bounds under the queueing model by segments: each plan on the way to the final map needs the same bound.
 _KNOWN: WeakKeyDictionary[Segments, _QueueBound] = WeakKeyDictionary()
 
 
 def count_pieces(fractions: Floats) -> Integers:
-    """Return how many pieces replicas count for that serve parts of a demand: those that serve all of it `PIECES`.
+    """Return the number of pieces of replicas that serve parts of a demand; replicas of the whole demand have `PIECES`.
 
-    With N = PIECES - 1, a part f counts for floor(N f) + 1, which is more than N f, so that parts that make a demand
-    count for more than N. Two that are just below a half count for N, and show that they make none.
+    With N = PIECES - 1, a part f has floor(N f) + 1 pieces. This is more than N f, so the parts of a whole demand have
+    more than N pieces. Two parts just below a half have N pieces, which shows that they do not serve the demand.
     """
     counts = np.floor((PIECES - 1) * fractions + _NOTHING) + 1.0
     return np.where(fractions > 0.0, np.minimum(counts, PIECES), 0.0).astype(np.int64)
@@ -55,30 +57,31 @@ def count_pieces(fractions: Floats) -> Integers:
 
 @dataclass(slots=True)
 class LeastCosts:
-    """What replicas cost at least by their shares of devices."""
+    """Minimum costs of replicas by their shares of devices."""
 
     classes: int
-    per_rps: Floats = field(init=False)  #: By class: of each request per second.
-    of_pieces: Floats = field(init=False)  #: By class and number of pieces: of a replica that can serve so many.
+    per_rps: Floats = field(init=False)  #: Cost of each request per second, by class.
+    #: Cost of a replica, by class and number of pieces that the replica can serve.
+    of_pieces: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         self.per_rps = np.full(self.classes, np.inf)
         self.of_pieces = np.full((self.classes, PIECES + 1), np.inf)
 
     def add(self, classes: Integers, costs: Floats, rates: Floats, asked: Floats) -> None:
-        """Take workloads in: their classes, costs, what they serve at most, what their demands ask for each."""
+        """Add workloads: their classes, costs, maximum served rates, and the rate of their demand for each."""
         able = np.flatnonzero(rates > 0.0)
         classes, costs, rates, asked = classes[able], costs[able], rates[able], asked[able]
         np.minimum.at(self.per_rps, classes, costs / rates)
         np.minimum.at(self.of_pieces, (classes, count_pieces(rates / asked)), costs)
 
     def forget(self, number: int) -> None:
-        """Take all of a class out again."""
+        """Remove the costs of a class."""
         self.per_rps[number] = self.of_pieces[number] = np.inf
 
     def bound(self, needed: Floats, demands: Floats) -> Floats:
-        """Return what each class costs at least by its rate and number of demands; 0 where nothing serves it."""
-        # A replica that serves more pieces can serve fewer.
+        """Return the minimum cost of each class by its rate and number of demands; 0 where nothing serves the class."""
+        # A replica that serves more pieces can also serve fewer.
         costs = np.minimum.accumulate(self.of_pieces[:, :0:-1], axis=1)[:, ::-1]
         whole, _ = find_cheapest_covers(costs)
         known = np.isfinite(self.per_rps)
@@ -87,7 +90,7 @@ class LeastCosts:
 
 
 def bound_alone(kinds: Sequence[KindTable], needed: Floats, demands: Floats) -> float:
-    """Return what no way to serve all demands costs less than.
+    """Return a lower bound on the cost of serving all demands.
 
     Parameters
     ----------
@@ -95,7 +98,7 @@ def bound_alone(kinds: Sequence[KindTable], needed: Floats, demands: Floats) -> 
     needed : ndarray
         Requests per second, by class.
     demands : ndarray
-        How many there are, by class.
+        Number of demands, by class.
     """
     least = LeastCosts(len(needed))
     for kind in kinds:
@@ -105,12 +108,12 @@ def bound_alone(kinds: Sequence[KindTable], needed: Floats, demands: Floats) -> 
 
 
 def bound_queues_alone(problem: Problem, segments: Segments, limit: Limit) -> float:
-    """Return what no map for these queues costs less than; 0 where estimators tell no tables.
+    """Return a lower bound on the cost of a map under the queueing model; 0 where estimators give no tables.
 
-    Of a replica that forms batches up to its own only those in time count, and it stands for no more than these over
-    the part of the requests that must be in time (`gpuprof.placement.rate_bound.most_within_rps`). Of Poisson
-    requests all replicas together must be able to serve more than come, so that few wait for too long
-    (`gpuprof.placement.optimal.waiting_bound`).
+    Only the batches in time count for a replica that forms batches up to its own size. The replica serves at most their
+    rate divided by the part of the requests that must be in time (`gpuprof.placement.rate_bound.most_within_rps`).
+    Under Poisson arrivals, the capacity of all replicas together must exceed the arrival rate so that few requests wait
+    too long (`gpuprof.placement.optimal.waiting_bound`).
 
     Parameters
     ----------
@@ -119,7 +122,7 @@ def bound_queues_alone(problem: Problem, segments: Segments, limit: Limit) -> fl
     segments : Segments
         Of the same problem.
     limit : Limit
-        What demands cost that were not looked at by then is left out; the next time they are looked at first.
+        Demands that are not evaluated by then add nothing to the bound; the next call evaluates them first.
     """
     if segments not in _KNOWN:
         _KNOWN[segments] = _QueueBound(problem, segments)
@@ -127,7 +130,7 @@ def bound_queues_alone(problem: Problem, segments: Segments, limit: Limit) -> fl
 
 
 class _QueueBound:
-    """The bound of one problem by queues, as far as demands were looked at."""
+    """The bound of one problem under the queueing model over the demands evaluated so far."""
 
     def __init__(self, problem: Problem, segments: Segments) -> None:
         self._problem, self._segments = problem, weakref.proxy(segments)
@@ -139,12 +142,12 @@ class _QueueBound:
         self._tabulated: dict[object, Floats] = {}
 
     def raise_bound(self, limit: Limit) -> float:
-        """Look at demands until the time is up, and return the bound."""
+        """Evaluate demands until the time is up, and return the bound."""
         while self._left and not limit.is_over:
             number, model = self._left.pop()
             try:
                 told = all(self._add(number, model, entry) for entry in self._problem.fleet.entries)
-            except InputError:  # of some kind of device nothing is known, which might do all
+            except InputError:  # a kind of device without data might serve all of the class
                 self._least.forget(number)
                 self._waiting.forget(number)
                 continue
@@ -159,13 +162,13 @@ class _QueueBound:
         return float(np.maximum(by_rates, by_waiting).sum())
 
     def _add(self, number: int, model: str, entry: FleetEntry) -> bool:
-        """Take in all that may run of a class on a kind of device; whether a table tells it."""
+        """Add all workloads of a class on a kind of device; return whether a table gives their times."""
         device, demand = entry.device, self._problem.demand(model)
         shares = self._problem.estimator.shares(model, device)
         if device.kind != "gpu" or any(share.mig is not None for share in shares):
             return False
         series = list(list_series(self._segments, entry, model, self._planner.steps(device, None, model)))
-        # Services of one model take the same times: that of the largest share tells whether they do.
+        # Services of a model usually have equal times: the times under the largest share show whether they do.
         name = (device.name, demand.source_model or model, tuple(series))
         last = _tabulate_latency(self._problem, entry, model, series[-1:])
         if last is None:
@@ -185,7 +188,7 @@ class _QueueBound:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """The batches that replicas may form under one share."""
+    """The batches that replicas may form under a share."""
 
     share: Share
     processes: int
@@ -202,15 +205,15 @@ def _tabulate_latency(problem: Problem, entry: FleetEntry, model: str, series: S
 
 @dataclass(frozen=True, slots=True)
 class _MostServed:
-    """What replicas of a demand cost under each share, and serve at most."""
+    """Cost and maximum served rates of a demand's replicas under each share."""
 
     costs: Floats
-    served_rps: Floats  #: Of all requests, for which those in time may stand.
-    in_time_rps: Floats  #: In batches that are in time.
+    served_rps: Floats  #: All requests, for which the requests in time may stand.
+    in_time_rps: Floats  #: Requests in batches that are in time.
 
 
 def _serve_most(demand: Demand, entry: FleetEntry, series: Sequence[_Series], latency: Floats) -> _MostServed:
-    """Return what a demand's replicas serve at most under each share, by the times of all batches."""
+    """Return the maximum rates of a demand's replicas under each share, from the times of all batches."""
     begins = np.cumsum([0, *(own.largest for own in series[:-1])])
     requests = np.concatenate([own.processes * np.arange(1, own.largest + 1) for own in series])
     served = 1000.0 * requests / latency
@@ -225,7 +228,7 @@ def _serve_most(demand: Demand, entry: FleetEntry, series: Sequence[_Series], la
 
 
 def find_least_rps(problem: Problem, demand: Demand) -> float:
-    """Return what all replicas of a demand must be able to serve at least, 0.0 where requests are not Poisson's."""
+    """Return the minimum capacity of all replicas of a demand; 0.0 where arrivals are not Poisson."""
     with suppress(InputError):
         if isinstance(queue_of(problem.queueing, demand.model), QuickQueueModel):
             late = 1.0 - demand.slo.percentile / 100.0 + SLACK
@@ -234,7 +237,7 @@ def find_least_rps(problem: Problem, demand: Demand) -> float:
 
 
 def list_series(segments: Segments, entry: FleetEntry, model: str, steps: Sequence[float]) -> Iterator[_Series]:
-    """Yield for each share and number of processes which batches a replica may form."""
+    """Yield the batches that a replica may form, for each share and number of processes."""
     for percent in steps:
         share = Share(percent)
         largest = max(segments.search_space.listed_batches(model, entry.device, share), default=0)
@@ -243,7 +246,7 @@ def list_series(segments: Segments, entry: FleetEntry, model: str, steps: Sequen
 
 
 def find_cheapest_covers(costs: Floats) -> tuple[Floats, Integers]:
-    """Return the least costs of pieces that make whole demands, and how often each number of pieces is taken.
+    """Return the least costs of pieces that make whole demands, and the multiplicity of each number of pieces.
 
     Parameters
     ----------

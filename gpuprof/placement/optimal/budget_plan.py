@@ -1,8 +1,8 @@
-"""Maps by queues from maps by half of the SLO, which are quick to make and are then evaluated by queues.
+"""Maps under the queueing model, made from maps at half the SLO, which are quick to make.
 
-A replica whose batches take less than half of the SLO mostly answers in time as long as it is not too busy. How busy it
-may be differs by demand: each is planned for more than its rate by a factor of its own, which is raised where a replica
-is too slow and lowered where none is.
+A replica whose batches take less than half the SLO mostly answers in time while its load is moderate. The acceptable
+load differs by demand: each demand is planned for its rate times a factor of its own. The factor is raised where a
+replica is too slow and lowered where no replica is.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from gpuprof.placement.segment import Segments
 
 #: Part of the SLO that a batch may take in the maps.
 _BUDGET = 0.5
-#: By which rule the maps are found.
+#: Name of the rule that finds the maps.
 FOUND_BY = "half of the SLO, judged by queues"
-#: How much more than its rate a demand is planned for at first, at least and at most.
+#: Initial, minimum and maximum factor on the rate of a demand.
 _FIRST, _LEAST, _MOST = 1.7, 1.02, 4.0
-#: By how much a factor is raised, and up to which ratio to one that is too little it is not lowered any more.
+#: Step by which a factor is raised, and the ratio to an insufficient factor below which it is not lowered.
 _STEP, _NEAR = 1.15, 1.03
 _MOST_ROUNDS = 12
 
 
 @dataclass(slots=True)
 class _RateFactor:
-    """How much more than its rate a demand is planned for: what was too little, what was enough."""
+    """The planned factor on the rate of a demand, with the largest insufficient and the smallest sufficient factor."""
 
     now: float = _FIRST
     little: float = _LEAST
@@ -60,14 +60,14 @@ class BudgetPlans:
 
     problem: Problem  #: Without a latency budget.
     segments: Segments  #: Of the same problem.
-    policy: str = "igniter"  #: Which makes the maps.
+    policy: str = "igniter"  #: Name of the policy that makes the maps.
     _factors: dict[str, _RateFactor] = field(init=False)
 
     def __post_init__(self) -> None:
         self._factors = {demand.model: _RateFactor() for demand in self.problem.demands}
 
     def find_cheapest(self, limit: Limit) -> Gpus | None:
-        """Return the cheapest map that is found in time, None where none is."""
+        """Return the cheapest map found in time, None without a map."""
         found = None
         with self.problem.limits.until(limit), suppress(TimeUpError):
             for cheaper in self.plan(limit):
@@ -94,7 +94,7 @@ class BudgetPlans:
                     factor.lower()
 
     def _find_late(self, gpus: Gpus) -> set[str]:
-        """Return the models of which some replica is too slow for its own part of the requests."""
+        """Return the models with a replica that is too slow for its own part of the requests."""
         late = set()
         for gpu in gpus:
             device = self.problem.device(gpu.device)
@@ -108,7 +108,7 @@ class BudgetPlans:
         return late
 
     def _plan_once(self) -> Gpus | None:
-        """Return a map by half of the SLO for the demands times their factors, at the demands' own rates."""
+        """Return a map at half the SLO for the demands times their factors, with the demands' own rates."""
         factors = {model: factor.now for model, factor in self._factors.items()}
         options = replace(self.problem.options, latency_budget=_BUDGET, time_limit_s=None)
         demands = tuple(replace(one, rate_rps=one.rate_rps * factors[one.model]) for one in self.problem.demands)

@@ -1,12 +1,12 @@
-"""The segments that the optimal policy chooses from, and optimistic guesses of those not yet evaluated.
+"""The segments that the optimal policy chooses from, and optimistic guesses of segments not yet evaluated.
 
-An estimator lists shares worth considering, and may answer for others too: parts of a MIG instance, and percentages
-between the listed ones. Of those, some are offered at once, and the rest as guesses: segments whose capacity is only
-bounded from above. Where a bound on the cost rests on a guess, the guess is worked out; so little is computed that
-does not matter, and the bound holds for every share that some policy might use.
+An estimator lists shares worth considering, and may give estimates for others too: parts of a MIG instance, and
+percentages between the listed ones. Some of these are offered at once, and the rest as guesses: segments with only an
+upper bound on their capacity. Where a bound on the cost rests on a guess, the guess is evaluated. Irrelevant segments
+are thus seldom computed, and the bound holds for every share that a policy might use.
 
-Of a share the segment of largest capacity is offered. Where the best segments together may hold more memory than there
-is, so are those that hold less and serve less: memory and batch are then decided with all the rest.
+The segment of largest capacity is offered for each share. Where the best segments together may exceed the memory,
+segments with less memory and less capacity are offered too: memory and batch are then decided by the program.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gpuprof.placement.rate_limit import RATE_PRECISION
 from gpuprof.placement.search_space import PARTS
 from gpuprof.placement.segment import Segment, Segments
 
-#: Of so many demands at most, parts of MIG instances are offered, and every share that was looked at on the way.
+#: Maximum number of demands for which parts of MIG instances and all shares met by bisection are offered.
 _MOST_DEMANDS = 40
-#: Guesses are made for demands of at most this many devices: to others a part of a device is next to nothing.
+#: Maximum number of devices of a demand with guesses: for larger demands a part of a device is negligible.
 _MOST_DEVICES = 100
-#: A segment that serves this part of its demand serves nothing: next to a slow batch of great variation, queues bound
-#: what is in time by rates of 1e-40 requests/s, of which no program can count how many it takes.
+#: Part of a demand below which a segment serves nothing. Beside a slow batch of great variation, the queueing model
+#: bounds the rate in time by 1e-40 requests/s, and no program can count that many segments.
 _NOTHING = 1e-15
 
 Choices = Mapping[str, tuple[Segment, ...]]
@@ -76,14 +76,15 @@ class CandidateSegments:
                     self._guesses[demand.model] |= self._make_guesses(demand, entry.device, segments, binding)
 
     def _is_guessed(self, demand: Demand, device: Device, known: Sequence[Segment]) -> bool:
-        """Whether shares that are not listed matter: not to demands that fill many devices, nor on CPUs."""
+        """Whether unlisted shares matter: they do not for demands that fill many devices, nor on CPUs."""
         most = max((one.capacity_rps for one in known), default=0.0)
         return demand.rate_rps < _MOST_DEVICES * most and device.kind == "gpu"
 
     def _offer_leaner(self) -> frozenset[PartitionKind]:
-        """Offer what holds less memory in the partitions whose memory may not suffice, and return those.
+        """Offer segments with less memory in partitions whose memory may not suffice, and return those partitions.
 
-        By queues not of many demands: their bounds then rest on the least memory of each share.
+        Under the queueing model, none are offered for many demands: their bounds then rest on the least memory of each
+        share.
         """
         by_kind: defaultdict[PartitionKind, list[Segment]] = defaultdict(list)
         for one in chain.from_iterable(self._sure.values()):
@@ -111,7 +112,7 @@ class CandidateSegments:
     def _bound_by_memory(
         self, demand: Demand, device: Device, best: Segment, leaner: Sequence[Segment]
     ) -> tuple[Segment, ...]:
-        """Return what no batch under the share of ``best`` exceeds in capacity with as little memory."""
+        """Return segments that bound the capacity of every batch under the share of ``best`` by its memory."""
         if not self.segments.search_space.is_dense(demand.model, device, best.share):
             return (*leaner, best)
         segments = []
@@ -125,11 +126,11 @@ class CandidateSegments:
         return _drop_dominated(segments)
 
     def known_segments(self) -> Choices:
-        """Return the segments that are known, by model."""
+        """Return the evaluated segments, by model."""
         return self._for_all_alike({model: _drop_dominated(found) for model, found in self._sure.items()})
 
     def _for_all_alike(self, choices: Choices) -> Choices:
-        """Return the segments of the first demands that are alike for all of them."""
+        """Return the segments of each class's first demand, for all demands of the class."""
         every = {}
         for demand in self.problem.demands:
             first = self.segments.first_alike(demand.model)
@@ -154,9 +155,9 @@ class CandidateSegments:
         return self._for_all_alike(kept)
 
     def optimistic_segments(self, demands: Sequence[Demand], *, guessing: bool = True) -> Choices:
-        """Return the segments as they could be at best: capacities as high and memories as low as is not excluded.
+        """Return the segments at their best: with the highest capacities and least memory that are not excluded.
 
-        With ``guessing`` also those that were not worked out.
+        With ``guessing`` the segments not yet evaluated are included.
         """
         rates = {demand.model: demand.rate_rps for demand in demands}
         return self._for_all_alike(
@@ -174,7 +175,7 @@ class CandidateSegments:
         )
 
     def _list_optimistic(self, model: str, *, guessing: bool) -> Iterator[Segment]:
-        """Yield the segments that no other under their shares exceeds, and the guesses."""
+        """Yield segments that bound all others under their shares, and the guesses."""
         for place in dict.fromkeys((model, one.device, one.share) for one in self._sure[model]):
             if place in self._by_memory:
                 yield from self._by_memory[place]
@@ -189,7 +190,7 @@ class CandidateSegments:
         worked = False
         for model, places in used.items():
             if model not in self._sure:
-                continue  # the first that is alike is among them
+                continue  # the first demand of its class is among them
             demand = self.problem.demand(model)
             for device, share in places:
                 if self._guesses[model].pop((device, share), None) is None:
@@ -213,7 +214,7 @@ class CandidateSegments:
         return replace(segment, capacity_rps=wider)
 
     def _least_memory(self, segment: Segment) -> int | None:
-        """Return what a replica under this share holds at the smallest batch."""
+        """Return the memory of a replica under this share at the smallest batch."""
         key = (segment.model, segment.device, segment.share)
         if segment.memory_bytes is None:
             return None
@@ -236,9 +237,9 @@ class CandidateSegments:
             yield self.segments.memory_bytes(estimate) or 0
 
     def _parts(self, demand: Demand, device: Device, listed: Sequence[Segment]) -> Iterator[Segment]:
-        """Yield the smallest part of each instance that serves all that is asked for: it can share the instance.
+        """Yield the smallest part of each instance that serves the whole demand: it can share the instance.
 
-        Only where the whole instance does: what fills instances has no use for parts of them.
+        Instances that do not serve the whole demand are skipped: demands that fill instances do not need parts of them.
         """
         known = {one.share for one in listed}
         for segment in listed:
@@ -258,7 +259,7 @@ class CandidateSegments:
                 yield smallest
 
     def _find_serving(self, demand: Demand, device: Device, share: Share) -> Segment | None:
-        """Return the segment under ``share`` if it serves all that is asked for."""
+        """Return the segment under ``share`` if it serves the whole demand."""
         if self.problem.options.latency_budget is None:
             return self.segments.serving_all(demand, device, share)
         segment = self.segments.best_of(demand, device, share)
@@ -267,10 +268,10 @@ class CandidateSegments:
     def _between(
         self, demand: Demand, device: Device, steps: Sequence[float], listed: Sequence[Segment]
     ) -> Iterator[Segment]:
-        """Yield what bisection meets on its way to the smallest share that serves what large ones leave over.
+        """Yield the segments met by bisection for the smallest share that serves the remainder of large shares.
 
-        That is all that is asked for, where one replica can serve it; else what whole replicas of the best listed
-        shares leave.
+        The remainder is the whole demand where a single replica can serve it; else the rate left by whole replicas of
+        the best listed shares.
         """
         whole = {one.share.sm_pct: one.capacity_rps for one in listed if one.share.mig is None}
         if not whole:
@@ -296,7 +297,7 @@ class CandidateSegments:
                     low = middle + 1
 
     def _evaluate_segment(self, demand: Demand, device: Device, share: Share, rest_rps: float) -> Segment | None:
-        """Return the segment under ``share``; of many demands only one that serves what is left, which is quicker."""
+        """Return the segment under ``share``; with many demands only if it serves the remainder, which is quicker."""
         if len(self.problem.demands) > _MOST_DEMANDS and self.problem.options.latency_budget is None:
             rest = replace(demand, rate_rps=rest_rps)
             workloads = self.segments.workloads(demand.model, device, share)
@@ -307,17 +308,17 @@ class CandidateSegments:
     def _make_guesses(
         self, demand: Demand, device: Device, known: Sequence[Segment], binding: frozenset[PartitionKind]
     ) -> dict[tuple[str, Share], Segment]:
-        """Return a guess for every step, of the whole device and of its instances, that is not known.
+        """Return a guess for every step of the whole device and of its instances without a known segment.
 
-        Steps above the smallest share that serves everything are of use only where memory binds: the same with smaller
-        batches.
+        Steps above the smallest share that serves everything are useful only where memory binds: the same share with
+        smaller batches.
         """
         guesses = {}
         for mig in dict.fromkeys(one.share.mig for one in known):
             whole = {one.share.sm_pct: one for one in known if one.share.mig == mig}
             enough = min((pct for pct, one in whole.items() if one.capacity_rps >= demand.rate_rps), default=100.0)
             for percent in self.segments.search_space.steps(demand.model, device, mig):
-                # A guess needs a larger known share above it: only that bounds what it could do.
+                # A guess needs a larger known share, which alone bounds its capacity.
                 larger = min((pct for pct in whole if pct > percent), default=None)
                 useless = percent >= enough and (device.name, mig) not in binding
                 if useless or percent in whole or larger is None:
@@ -330,7 +331,7 @@ class CandidateSegments:
     def _pair_with_next_batch(
         self, model: str, device: Device, share: Share, *, dense: bool
     ) -> Iterator[tuple[Workload, int]]:
-        """Yield the workloads, each with the next larger batch where those between may run too, else its own."""
+        """Yield the workloads, each with the next larger batch where the batches between may run too, else its own."""
         for workload in self.segments.workloads(model, device, share):
             sizes = self.segments.search_space.listed_batches(model, device, share)
             larger = [size for size in sizes if size > workload.batch] if dense else []
@@ -339,11 +340,11 @@ class CandidateSegments:
                 yield replace(workload, batch=1), sizes[0]
 
     def _guess(self, demand: Demand, device: Device, share: Share, larger: Segment) -> Segment | None:
-        """Return the best that a share could do: full batches within the SLO, and less than the next larger share.
+        """Return the upper bound of a share: full batches within the SLO, and less than the next larger share.
 
-        Where every batch takes k times as long as under the larger share, queues serve at most 1 / k of its rate:
-        with time measured in k-ths the arrivals would be the same and the SLO tighter. Batches between two listed ones
-        serve no more than they would if they took no longer than the smaller of the two.
+        Where every batch takes k times as long as under the larger share, queues serve at most 1 / k of its rate: with
+        time measured in k-ths, the arrivals would be the same and the SLO tighter. Batches between two listed ones
+        serve at most the rate they would have at the time of the smaller of the two.
         """
         options = self.problem.options
         limit = demand.slo.latency_ms * (options.latency_budget or 1.0)
@@ -370,7 +371,7 @@ class CandidateSegments:
 
 
 def _drop_dominated(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Leave out what does no more, and holds no less, than another of no larger share; the order stays."""
+    """Drop segments that another segment of no larger share dominates in capacity and memory; keep the order."""
     kept: list[Segment] = []
     order = sorted(segments, key=lambda one: (one.share.sm_pct, one.memory_bytes or 0, -one.capacity_rps))
     for segment in order:

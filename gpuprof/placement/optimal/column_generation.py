@@ -1,9 +1,9 @@
-"""Column generation: the patterns of partitions that are too many to be listed, found by pricing.
+"""Column generation: patterns of partitions that are too many to list are found by pricing.
 
-The relaxation's duals price a slot of every size; the pricing problem is a knapsack, over shares and where memory is
-counted over both, whose best pattern enters the program when it is worth more than its partition costs. When none does,
-the relaxation is solved over all patterns.
-Before that, and after a time limit, its duals still give a bound (Farley 1990, "A note on bounding a class of linear
+The relaxation's duals price a slot of every size. The pricing problem is a knapsack over shares, and over memory too
+where memory counts. Its best pattern enters the program when it is worth more than its partition costs. When no pattern
+does, the relaxation is solved over all patterns.
+Before that, and after a time limit, the duals still give a bound (Farley 1990, "A note on bounding a class of linear
 programming problems": dual prices scaled down until no column beats its cost are feasible in the dual).
 """
 
@@ -17,7 +17,7 @@ from gpuprof.placement.optimal.restricted_master import RestrictedMaster
 from gpuprof.placement.program import Solution
 
 _MOST_ROUNDS = 200
-#: So many patterns are fixed one after another; of larger fleets the rest is rounded well enough.
+#: Maximum number of patterns fixed one after another; in larger fleets, rounding the rest is good enough.
 _MOST_FIXED = 12
 _EPSILON = 1e-7
 
@@ -37,19 +37,19 @@ def solve_relaxation(
     Returns
     -------
     (Solution or None, float)
-        None where the program has no solution with the patterns that are there; and a bound below which no solution
-        lies, whatever patterns there are.
+        None where the program has no solution with its present patterns; and a lower bound on every solution over all
+        patterns.
     """
     best, solution = 0.0, None
     for rounds in range(_MOST_ROUNDS):
-        # The first is not stopped: without it there is no bound at all, and it is short beside what follows.
+        # The first solve is not stopped: without it there is no bound at all, and it is short beside the others.
         left = limit.left_s if rounds else None
         next_solution = master.program.solve(relaxed=True, time_limit_s=left, seed=seed)
         if next_solution is None or not next_solution.is_proven:
             return solution, best
         solution = next_solution
         values = {kind: _pattern_value(master, kind, next_solution) for kind in master.kind_rows}
-        # The bound of a round is not monotone: an earlier one may be the higher, and all of them hold.
+        # The bound of a round is not monotone: an earlier bound may be higher, and all of them hold.
         best = max(best, farley_bound(master, prices, next_solution, values))
         if limit.is_over or not _add_columns(master, next_solution, values):
             break
@@ -57,7 +57,7 @@ def solve_relaxation(
 
 
 def generate_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> None:
-    """Add the patterns that the relaxation of a program with whatever objective takes, until the time is up."""
+    """Add the patterns of the program's relaxation under its present objective, until the time is up."""
     for _ in range(_MOST_ROUNDS if master.generated else 0):
         solution = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
         if solution is None or not solution.is_proven or limit.is_over:
@@ -68,10 +68,10 @@ def generate_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> 
 
 
 def dive_for_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> None:
-    """Add the patterns that go well together: fix one after another to whole numbers, and price what fits beside them.
+    """Add patterns that fit together: fix one after another to whole numbers, and price patterns for the remainder.
 
-    Those of the relaxation alone are each the best beside fractions of the others, and may be bad in whole numbers.
-    Nothing stays fixed afterwards.
+    The relaxation's patterns are each the best beside fractions of others, and may be bad in whole numbers. All fixed
+    patterns are released at the end.
     """
     rows: list[int] = []
     generate_patterns(master, limit, seed)
@@ -93,8 +93,8 @@ def farley_bound(
 ) -> float:
     """Return the bound on the cost that a relaxed solution's duals give.
 
-    Each partition is priced at what its best pattern is worth; all duals are then scaled down by the one factor that
-    leaves no configuration of a device worth more than its price. Columns of covers cost nothing and stay feasible.
+    Each partition is priced at the worth of its best pattern. All duals are then scaled down by the factor that leaves
+    no configuration of a device worth more than its price. Columns of covers cost nothing and stay feasible.
     """
     scale = 1.0
     for configuration, dual in master.configuration_duals(solution.duals):
@@ -111,14 +111,14 @@ def farley_bound(
 
 
 def _pattern_value(master: RestrictedMaster, kind: PartitionKind, solution: Solution) -> float:
-    """Return what the best pattern of a partition is worth; where all are listed, the partition's own dual says it."""
+    """Return the worth of a partition's best pattern; 0.0 where all patterns are listed and its dual suffices."""
     if kind not in master.generated:
         return 0.0
     return master.packers[kind].best_pattern(master.slot_values(kind, solution.duals))[1]
 
 
 def _add_columns(master: RestrictedMaster, solution: Solution, values: dict[PartitionKind, float]) -> bool:
-    """Add the patterns that are worth more than their partition costs; whether there were any."""
+    """Add the patterns that are worth more than their partition costs; return whether there were any."""
     added = False
     for kind in sorted(master.generated, key=str):
         cost = solution.duals[master.kind_rows[kind]]

@@ -1,7 +1,7 @@
 """The integer program of a few devices without MIG, with a variable for each segment on each device.
 
-Without patterns nothing has to be generated, and memory is counted in bytes. Devices are interchangeable here, so that
-it is for a few of them; there it finds what patterns of a relaxation do not add up to.
+It needs no generated patterns, and counts memory in bytes. Its devices are interchangeable, so it suits only a few of
+them; there it finds maps that the patterns of a relaxation do not add up to.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, ser
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Program, Solution
 
-#: Of more devices it is not made, nor of more variables.
+#: Maximum number of devices and of variables of the program.
 _MOST_DEVICES, _MOST_COLUMNS = 4, 500
 _GIB = float(2**30)
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """How often a segment of a demand stands on a device."""
+    """Column that counts a segment of a demand on a device."""
 
     device: int
     model: str
@@ -51,7 +51,7 @@ class CompactProgram:
         rows = []
         for entry in self.entries:
             for _ in range(entry.count or 0):
-                # What stands on a device is at most what it has if it is used, and nothing if it is not.
+                # A used device holds at most its capacity, an unused device nothing.
                 shares, memory = self.program.row(high=0.0), self.program.row(high=0.0)
                 taken = {shares: -100.0, memory: -entry.device.dram_bytes / _GIB}
                 self._devices.append((entry, self.program.column(0.0, taken, 1.0)))
@@ -105,7 +105,7 @@ class CompactProgram:
 
 
 def is_compact(entries: Sequence[FleetEntry], classes: Sequence[DemandClass]) -> bool:
-    """Whether the program of a counted fleet is small enough, with no device cut into instances."""
+    """Whether the program of a counted fleet is small enough, with no device divided into instances."""
     count = sum(entry.count if entry.count is not None else _MOST_DEVICES + 1 for entry in entries)
     segments = [(one, len(group.demands)) for group in classes for one in group.segments]
     columns = count * sum(times for _, times in segments)
@@ -115,7 +115,7 @@ def is_compact(entries: Sequence[FleetEntry], classes: Sequence[DemandClass]) ->
 def find_cheaper(problem: Problem, classes: Sequence[DemandClass], below: float, limit: Limit) -> Choice | None:
     """Return the cheapest choice that serves all demands for less than ``below``; None where the program has none.
 
-    It is asked only where so few devices cost less that the program is small.
+    The program is solved only where few enough devices cost less than ``below``.
     """
     entries = [
         replace(entry, count=min(entry.count if entry.count is not None else _MOST_DEVICES + 1, affordable))

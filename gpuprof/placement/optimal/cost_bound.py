@@ -1,4 +1,4 @@
-"""A lower bound on the cost without queues: the devices that the demands take at full utilisation."""
+"""A lower bound on the cost without queueing: the devices that the demands take at full utilisation."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.search_space import PARTS
 from gpuprof.placement.segment import Segments
 
-#: Seconds that a bound may take in any case.
+#: Seconds available to a bound in any case.
 _LEAST_S = 0.5
-#: Of so many demands at most, parts of instances are looked at one by one.
+#: Maximum number of demands for which each part of an instance is evaluated.
 _MOST_DEMANDS = 40
 
 
 def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, limit: Limit) -> Placement:
-    """Return the placement with bounds for whatever serves as much of the demands.
+    """Return the placement with bounds over every map that serves as much of the demands.
 
-    By queues that tables tell, it is `bound_queues_alone`. Else no request costs less than in full batches under the
-    share that does most for its price. Of many demands, parts of instances are taken to do as much as the whole, which
-    is quick and loose. It takes no longer than the limit leaves, but half a second in any case: what demands cost that
-    were not looked at by then is left out of the bound.
+    Under a queueing model with tables, the bound is `bound_queues_alone`. Otherwise a request costs at least its part
+    of a full batch under the share with the most requests per price. With many demands, parts of instances are assumed
+    to do as much as the whole, which is quick and loose. The bound takes the time left by the limit, at least half a
+    second: demands not evaluated by then add nothing to it.
     """
     bound_limit = limit if limit.left_s is None else Limit(max(limit.left_s, _LEAST_S))
     rates, cost = placement.rates_rps(), 0.0
@@ -41,14 +41,14 @@ def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, 
         cost = _bound_full_batches(problem, segments, rates, bound_limit)
     prices = [entry.price_per_hour for entry in problem.fleet.entries]
     serves_any = any(rate > 0.0 for rate in rates.values())
-    # The most expensive kind gives the fewest devices for the cost: a bound whichever kinds a map takes.
+    # The most expensive kind gives the fewest devices for the cost: a bound for every mix of kinds.
     gpus = max(math.ceil(cost / max(prices) - 1e-6), int(serves_any))
     least = gpus * min(prices) if len(set(prices)) == 1 else max(cost, min(prices) if serves_any else 0.0)
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=least)
 
 
 def _bound_full_batches(problem: Problem, segments: Segments, rates: Mapping[str, float], limit: Limit) -> float:
-    """Return what rates cost at least in full batches, as far as models were looked at in time."""
+    """Return the minimum cost of rates in full batches, over the models evaluated in time."""
     per_rps: dict[str, float] = {}
     with problem.limits.until(limit), suppress(TimeUpError):
         for model in rates:
@@ -59,7 +59,9 @@ def _bound_full_batches(problem: Problem, segments: Segments, rates: Mapping[str
 
 
 def with_least_bound(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement with the bound of the cheapest device, where it serves anything, or a higher one it has."""
+    """Return the placement with the price of the cheapest device as its bound if it serves anything, or its own higher
+    one.
+    """
     serves_any = any(rate > 0.0 for rate in placement.rates_rps().values())
     least = min(entry.price_per_hour for entry in problem.fleet.entries) if serves_any else 0.0
     return replace(
@@ -70,7 +72,7 @@ def with_least_bound(problem: Problem, placement: Placement) -> Placement:
 
 
 def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iterator[float]:
-    """Yield what a request per second costs at least under each share of each kind of device."""
+    """Yield the minimum cost of a request per second under each share of each kind of device."""
     few = len(problem.demands) <= _MOST_DEMANDS
     for entry in problem.fleet.entries:
         device = entry.device
@@ -80,13 +82,13 @@ def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iter
         for share in (*listed, *between):
             most = max(_throughput_bounds(segments, demand, entry, share), default=0.0)
             if most > 0.0:
-                # As if the smallest part of an instance did as much as all of it: too good to be true, and so a bound.
+                # Assumes that the smallest part of an instance does as much as the whole: unattainable, and so a bound.
                 part = 1.0 if few or share.mig is None else PARTS[0] / 100.0
                 yield entry.price_per_hour * device.fraction(share) * part / most
 
 
 def _throughput_bounds(segments: Segments, demand: Demand, entry: FleetEntry, share: Share) -> Iterator[float]:
-    """Yield requests/s that no replica under ``share`` exceeds, for each batch up to the next that is listed."""
+    """Yield upper bounds of the rate of replicas under ``share``, for each batch up to the next listed batch."""
     listed = segments.search_space.listed_batches(demand.model, entry.device, share)
     dense = segments.search_space.is_dense(demand.model, entry.device, share)
     sizes = sorted({1, *listed}) if dense else listed

@@ -1,9 +1,9 @@
 """Maps for many demands of few classes: cutting stock over patterns of replicas with their neighbours.
 
-Demands that are alike are one class, in whatever number, and each is served by equal replicas: parts of it. A pattern
-is what stands on one device, every part with a share and a batch that keep its SLO beside the others. The duals of the
-relaxation price the parts, `TablePricing` finds the patterns that are worth more than their device, and the program in
-whole numbers chooses among those of least reduced cost. That is a heuristic: it proves nothing.
+Similar demands form a class of any number, and equal replicas serve each demand: its parts. A pattern is the content of
+a device, every part with a share and a batch that keep its SLO with the others as neighbours. The duals of the
+relaxation price the parts, `TablePricing` finds the patterns that are worth more than their device, and the integer
+program chooses among the patterns of least reduced cost. This is a heuristic and proves nothing.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from gpuprof.placement.segment import Segments
 
 #: Numbers of equal replicas that may serve a demand.
 _DIVISORS = (1, 2, 3, 4, 6, 8, 12, 16)
-#: Splits are left out that take more than this multiple of the least part of a device for the demand.
+#: Splits are dropped above this multiple of the least part of a device for the demand.
 _DEARER = 1.1
 _MOST_ROUNDS = 60
 #: Patterns that a round of pricing adds.
 _MOST_ADDED = 150
-#: Patterns of the program in whole numbers, first few and up to a gap so that there is a map in any case.
+#: Patterns of the integer program: at first few and up to a gap, so that a map always exists.
 _CHOSEN, _GAP = (120, 300), 6e-3
-#: Weights of the classes' duals beside those of parts, one after another: the latter vary widely with few patterns.
+#: Weights of the classes' duals beside the parts' duals, in order: the parts' duals vary widely with few patterns.
 _STABLE = (0.7, 0.4, 0.0)
 _LITTLE = 1e-6
 #: Processor time (s) of patterns, and of the first program, whatever the clock says; at most half of the limit each.
 _LEAST_S = (2.5, 1.5)
-#: The program in whole numbers is solved again without patterns that break an SLO after all, at most this often.
+#: Maximum number of repeated solves of the integer program without patterns that break an SLO.
 _MOST_REPAIRED = 5
 
 
@@ -60,7 +60,7 @@ class DevicePattern:
 def place_classes(
     problem: Problem, segments: Segments, standing: Sequence[PlacedGpu], limit: Limit
 ) -> tuple[PlacedGpu, ...] | None:
-    """Return a map that serves all demands; None without one, or where neighbours do not act through sums.
+    """Return a map that serves all demands; None without a map, or where neighbours do not act through sums.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def place_classes(
     segments : Segments
         Of the same problem.
     standing : sequence of PlacedGpu
-        A map whose devices are chosen from as well.
+        A map whose devices are candidates as well.
     limit : Limit
     """
     if not tabulate_kinds(problem, segments):
@@ -79,7 +79,7 @@ def place_classes(
 
 @dataclass(slots=True)
 class _Master:
-    """The program over the patterns that were added so far."""
+    """The program over the patterns added so far."""
 
     problem: Problem
     classes: Mapping[str, Sequence[Demand]]
@@ -105,7 +105,7 @@ class _Master:
                     self._splits[part] = self.program.column(0.0, takes)
 
     def add(self, pattern: DevicePattern) -> bool:
-        """Add the column of a pattern; False when one of the same parts is there already."""
+        """Add the column of a pattern; return False when the same parts have a column already."""
         key = pattern.entry, pattern.parts
         if key in self._met or any(part not in self.part_rows for part in pattern.parts):
             return False
@@ -118,17 +118,17 @@ class _Master:
         return True
 
     def cost(self, number: int, solution: Solution) -> float:
-        """Return what the parts of a pattern must be worth by the duals: the device's price, and its scarcity."""
+        """Return the least worth of a pattern's parts by the duals: the device's price, and its scarcity."""
         scarcity = solution.duals[self._fleet_rows[number]] if number in self._fleet_rows else 0.0
         return self.problem.fleet.entries[number].price_per_hour - scarcity
 
     def reduced_cost(self, pattern: DevicePattern, solution: Solution) -> float:
-        """Return what a device costs more than its parts are worth."""
+        """Return the cost of a device less the worth of its parts."""
         worth = math.fsum(solution.duals[self.part_rows[part]] for part in pattern.parts)
         return self.cost(pattern.entry, solution) - worth
 
     def count_splits(self, solution: Solution) -> dict[DemandPart, int]:
-        """Return how many demands are served by which parts."""
+        """Return the number of demands that each part serves."""
         return {part: round(solution.values[column]) for part, column in self._splits.items()}
 
 
@@ -165,7 +165,7 @@ class _CuttingStock:
         return None if master is None else self._choose_patterns(master, self.limit.with_least(least[1]))
 
     def _choose_parts(self) -> list[DemandPart] | None:
-        """Return the parts that demands may be split into; None where some demand cannot be served so."""
+        """Return the parts that demands may be split into; None where some demand has no feasible split."""
         numbers = number_classes(self.problem, self.segments)
         parts = [DemandPart(model, divisor) for model in self._classes for divisor in _DIVISORS]
         costs = np.full(len(parts), np.inf)
@@ -204,7 +204,7 @@ class _CuttingStock:
                 yield DevicePattern(numbers[gpu.device], parts, workloads)
 
     def _generate(self, master: _Master, limit: Limit) -> None:
-        """Add patterns that are worth more than their devices, until there are none or the time is up."""
+        """Add patterns that are worth more than their devices, until none is left or the time is up."""
         weights, centre = list(_STABLE), dict[DemandPart, float]()
         for _ in range(_MOST_ROUNDS):
             solution = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=self.problem.options.seed)
@@ -227,7 +227,7 @@ class _CuttingStock:
     def _price(
         self, master: _Master, solution: Solution, worths: Mapping[DemandPart, float], limit: Limit
     ) -> tuple[int, dict[DemandPart, float]]:
-        """Add the patterns of most worth that lower the cost; return how many, and worths that none exceeds."""
+        """Add the most valuable patterns that lower the cost; return their number, and worths that bound all patterns."""
         added, highest = 0, 1.0
         for number, pricing in enumerate(self._pricings):
             cost, new = master.cost(number, solution), 0
@@ -256,7 +256,7 @@ class _CuttingStock:
     def _solve_whole(
         self, master: _Master, chosen: Sequence[DevicePattern], gap: float, limit: Limit
     ) -> tuple[PlacedGpu, ...] | None:
-        """Return the devices that take the chosen patterns, without those that break an SLO after all."""
+        """Return the devices with the chosen patterns, without patterns that break an SLO once evaluated."""
         prices = {entry.price_per_hour for entry in self.problem.fleet.entries}
         step, seed = min(prices) if len(prices) == 1 else 0.0, self.problem.options.seed
         for _ in range(_MOST_REPAIRED):
@@ -301,7 +301,7 @@ class _CuttingStock:
         taken: Mapping[DevicePattern, int],
         splits: Mapping[DemandPart, int],
     ) -> Iterator[PlacedGpu]:
-        """Yield the devices with the names of the demands that their replicas serve, without what is left over."""
+        """Yield the devices with the names of the demands that their replicas serve, without surplus replicas."""
         left = {model: [demand.model for demand in demands] for model, demands in self._classes.items()}
         names = {
             part: [name for _ in range(count) for name in [left[part.model].pop()] * part.divisor]

@@ -1,4 +1,4 @@
-"""Demands that are alike, as the classes that searches and bounds work with."""
+"""Classes of similar demands for searches and bounds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from gpuprof.domain.demand import Demand
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Demands of more classes than this are not searched; nor those of which hardly any are alike.
+#: Maximum number of classes of a search, and minimum number of demands per class.
 _MOST_CLASSES = 60
 _FEWEST_ALIKE = 2
 
-#: The demands of each class, by the first of them.
+#: The demands of each class, by its first demand.
 DemandClasses = dict[str, list[Demand]]
 
 
 def group_alike(problem: Problem, segments: Segments) -> DemandClasses:
-    """Return the demands of each class, by the first of them, in the order of the first."""
+    """Return the demands of each class, by its first demand, in the order of the first demands."""
     classes: defaultdict[str, list[Demand]] = defaultdict(list)
     for demand in problem.demands:
         classes[segments.first_alike(demand.model)].append(demand)
@@ -30,7 +30,7 @@ def number_classes(problem: Problem, segments: Segments) -> dict[str, int]:
 
 
 def is_of_few_classes(problem: Problem, segments: Segments) -> bool:
-    """Whether there are many demands of few classes; by queues, every question would take too long."""
+    """Whether there are many demands of few classes; False under the queueing model, whose estimates take too long."""
     if problem.options.latency_budget is None:
         return False
     count = len(group_alike(problem, segments))

@@ -1,7 +1,7 @@
-"""Maps of equal replicas, one model on each device, and the search for devices that others can do without.
+"""Maps of equal replicas with one model on each device, and the search for dispensable devices.
 
-Both see neighbours and pools together: each replica is as slow as its neighbours make it, and the replicas of a model
-answer from the one queue that the router forms of them.
+Both evaluate neighbours and pools together: each replica is as slow as its neighbours make it, and the replicas of a
+model serve the queue that the router forms for all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_bound import most_within_rps
 from gpuprof.placement.segment import Segments
 
-#: Of more demands, or devices, each look at all pools takes too long.
+#: Maximum number of demands and of devices: with more, evaluating all pools takes too long.
 _MOST_DEMANDS, _MOST_DEVICES = 20, 40
 _EPSILON = 1e-9
 
@@ -36,9 +36,9 @@ class _FullDevice:
     """A device filled with equal replicas of one model."""
 
     gpu: PlacedGpu
-    server: BatchServer  #: Each replica beside the others.
+    server: BatchServer  #: Each replica with the others as neighbours.
     price_per_hour: float
-    least_replicas: int  #: Fewer do not serve the demand, however short their queue is.
+    least_replicas: int  #: Minimum number of replicas that serve the demand, however short their queue.
 
     @property
     def replicas(self) -> int:
@@ -46,7 +46,7 @@ class _FullDevice:
         return sum(1 for _ in self.gpu.replicas())
 
     def cost(self, replicas: int) -> float:
-        """Return the price per hour of the devices that so many replicas take."""
+        """Return the price per hour of the devices that ``replicas`` replicas take."""
         return self.price_per_hour * math.ceil(replicas / self.replicas)
 
 
@@ -60,9 +60,9 @@ class EqualReplicas:
     limit: Limit
 
     def place(self) -> Gpus | None:
-        """Return the cheapest map of equal replicas, one model on each device.
+        """Return the cheapest map of equal replicas, with one model on each device.
 
-        None of more than twenty demands, and where the fleet is too small.
+        None with more than twenty demands, and where the fleet is too small.
         """
         gpus: list[PlacedGpu] = []
         if len(self.problem.demands) > _MOST_DEMANDS:
@@ -79,7 +79,7 @@ class EqualReplicas:
         return tuple(gpus) if fits else None
 
     def drop_devices(self, gpus: Gpus) -> Gpus:
-        """Return the devices without those whose replicas others take over, the dearest and emptiest first."""
+        """Return the devices without those whose replicas the others can take over, the dearest and emptiest first."""
         improved: Gpus | None = gpus
         if len(gpus) > _MOST_DEVICES or len(self.problem.demands) > _MOST_DEMANDS:
             return gpus
@@ -114,7 +114,7 @@ class EqualReplicas:
         return [_keep_first(option.gpu, replicas, size) for size in sizes]
 
     def _count_replicas(self, demand: Demand, option: _FullDevice) -> int | None:
-        """Return how few replicas serve a demand; None where as many as may be planned do not."""
+        """Return the least number of replicas that serve a demand; None where the maximum number does not."""
         most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
 
         def enough(count: int) -> bool:
@@ -138,7 +138,7 @@ class EqualReplicas:
                     try:
                         made = self._fill_device(entry.device, workload)
                     except InputError:
-                        continue  # nothing is known of this batch, of a smaller one, or of it beside others
+                        continue  # no estimate of this batch, of a smaller batch, or of this batch with neighbours
                     if made is None:
                         continue
                     gpu, server = made
@@ -148,7 +148,7 @@ class EqualReplicas:
                         yield _FullDevice(gpu, server, entry.price_per_hour, least)
 
     def _fill_device(self, device: Device, workload: Workload) -> tuple[PlacedGpu, BatchServer] | None:
-        """Return a device with as many equal replicas as fit, and one of them as slow as the others make it."""
+        """Return a device with as many equal replicas as fit, and a replica as slow as the others make it."""
         memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
         if (memory or 0) > device.memory_bytes(workload.share):
             return None
@@ -172,7 +172,7 @@ class EqualReplicas:
         return -self.problem.entry(gpu.device).price_per_hour, filled
 
     def _take_over(self, gpus: list[PlacedGpu], leaving: PlacedGpu) -> Gpus | None:
-        """Return the devices with what another leaves to them, as far as it is needed; None where that is too much."""
+        """Return the devices with the needed replicas of a removed device; None where these do not fit."""
         if self._serves(gpus):
             return tuple(gpus)
         device = self.problem.device(leaving.device)
@@ -195,7 +195,7 @@ class EqualReplicas:
         return 100.0 - gpu.partitions[0].taken_pct
 
     def _host(self, gpu: PlacedGpu, replica: PlacedReplica) -> PlacedGpu | None:
-        """Return a device with one more replica under what its shares leave; None where that or the memory is short."""
+        """Return a device with another replica in its free share; None where share or memory is insufficient."""
         device, partition = self.problem.device(gpu.device), gpu.partitions[0]
         listed = self.problem.estimator.shares(replica.model, device)
         if partition.mig is not None:
@@ -216,7 +216,7 @@ class EqualReplicas:
     def _host_in_instance(
         self, device: Device, gpu: PlacedGpu, replica: PlacedReplica, listed: tuple[Share, ...]
     ) -> PlacedGpu | None:
-        """Return a device with one more instance, of the replica's profile or else the largest that fits."""
+        """Return a device with another instance, of the replica's profile or else the largest that fits."""
         standing = Bin(device, list(gpu.partitions))
         names = {share.mig for share in listed if share.mig is not None}
         profiles = [profile for profile in device.mig_profiles if profile.name in names]
@@ -229,7 +229,7 @@ class EqualReplicas:
         return None
 
     def _with_share(self, device: Device, replica: PlacedReplica, share: Share) -> PlacedReplica | None:
-        """Return the replica under another share; None where nothing is known of it there, or it holds too much."""
+        """Return the replica under another share; None where it has no estimate there, or exceeds the memory."""
         workload = replace(replica.workload, share=share)
         try:
             memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
@@ -255,7 +255,7 @@ class EqualReplicas:
 
 
 def _keep_first(gpu: PlacedGpu, replicas: list[PlacedReplica], count: int) -> PlacedGpu:
-    """Return a device with the first of its equal replicas."""
+    """Return a device with the first ``count`` of its equal replicas."""
     if gpu.partitions[0].mig is None:
         return PlacedGpu(gpu.device, (PlacedPartition(tuple(replicas[:count])),))
     pairs = zip(gpu.partitions[:count], replicas, strict=False)

@@ -1,8 +1,8 @@
-"""Prunes kinds of devices of which a single one costs as much as a known map that serves everything.
+"""Prunes kinds of devices whose price alone reaches the cost of a known map that serves everything.
 
-Of a fleet of every GPU that has a price most are of no use to a small demand: whatever map they are part of costs at
-least as much as the one that is known. Which kinds that one is made of is guessed from what their whole devices do at
-most for their price; what is left out is proven.
+In a fleet of every GPU with a price, most kinds are useless to a small demand: every map with such a device costs at
+least as much as the known map. The kinds of the known map are guessed from the maximum throughput of their whole
+devices per price; the pruning is proven.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Kinds for which a map is made.
+#: Number of kinds for which a map is made.
 _TRIED = 3
-#: Of more demands igniter asks for too many tails, and the search by classes needs the time.
+#: Maximum number of demands: with more, igniter evaluates too many tails, and the search by classes needs the time.
 _MOST_DEMANDS = 40
-#: Load that a device is guessed to bear, and the part of the SLO that a batch may take then.
+#: Likely load of a device, and the part of the SLO that a batch may then take.
 _LIKELY, _PART = 0.7, 0.4
-#: Seconds of processor time that the map of the first kind may take in any case with so many demands, less with more:
-#: the map that comes of no look at all costs several times as much. An idle machine takes a part of it.
+#: Minimum processor time (s) for the map of the first kind with this number of demands, less with more: a map without
+#: any search costs several times as much. An idle machine needs a part of this time.
 _LEAST_S, _FEW_DEMANDS = 3.0, 8
-#: Most kinds of devices of which each is guessed.
+#: Maximum number of kinds for which the cost of each is guessed.
 _FEW_KINDS = 6
-#: What networks are not computed in.
+#: Precision that networks do not use.
 _UNUSUAL = "float64"
 #: Kinds whose guessed cost is this multiple of another's are not tried.
 _FAR = 1.5
-#: Nor are those whose guessed cost is this multiple of the first map's: a guess may be off by half.
+#: Kinds whose guessed cost is this multiple of the first map's are not tried: a guess may be off by half.
 _FAR_FROM_KNOWN = 2.0
 
 
@@ -52,11 +52,11 @@ class PrunedFleet:
     """A problem with fewer kinds of devices."""
 
     problem: Problem
-    known: Placement | None = None  #: A map that serves everything, by which kinds were left out; None where none was.
-    least_price: float = math.inf  #: Of what was left out, per hour; infinite where nothing was.
+    known: Placement | None = None  #: A map that serves everything and justifies the pruning; None without pruning.
+    least_price: float = math.inf  #: Least price per hour of the pruned kinds; infinite without any.
 
     def restore(self, placement: Placement) -> Placement:
-        """Return the better of two maps, with bounds that hold with the kinds that were left out."""
+        """Return the better of two maps, with bounds that hold for the pruned kinds too."""
         if self.known is None:
             return placement
         if objective_value(self.problem, self.known) < objective_value(self.problem, placement):
@@ -71,12 +71,12 @@ class PrunedFleet:
 
 
 def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
-    """Return the problem without the kinds of devices that no map that is cheaper than a known one has.
+    """Return the problem without the kinds of devices that no map cheaper than a known map contains.
 
     Parameters
     ----------
     problem : Problem
-        Without a latency budget. Of many demands, and where something runs already, it stays as it is.
+        Without a latency budget. With many demands, and with a previous map, it stays as it is.
     """
     if problem.previous is not None or len(problem.demands) > _MOST_DEMANDS:
         return PrunedFleet(problem)
@@ -91,7 +91,7 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
         known = _replace_devices(problem, known, limit)
     cost, entries = _cost(problem, known), problem.fleet.entries
     kinds = {gpu.device for gpu in known.gpus}
-    # A map with one device of a kind costs at least its price: at the price of the known map it cannot be cheaper.
+    # A map with a device of a kind costs at least its price: at the known map's cost, the kind cannot make it cheaper.
     kept = [one for one in entries if one.device.name in kinds or one.price_per_hour < cost * (1.0 - 1e-9)]
     if len(kept) == len(entries):
         return PrunedFleet(asked, known)
@@ -100,15 +100,15 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
 
 
 def _bound_and_improve(problem: Problem, known: Placement, untried: Sequence[FleetEntry], limit: Limit) -> Placement:
-    """Return the map with a bound on the cost of every map, or a cheaper one of kinds that were not tried yet.
+    """Return the map with a bound on the cost of every map, or a cheaper map of untried kinds.
 
-    Those that the bound takes come first, then those that are guessed to be cheap. That of the first kind may be a poor
-    one, so that some are tried even where the limit is over.
+    Kinds in the bound's solution come first, then kinds that are guessed to be cheap. The map of the first kind may be
+    poor, so some kinds are tried even after the limit.
     """
     cost, entries = _cost(problem, known), problem.fleet.entries
     cheaper = tuple(one for one in entries if one.price_per_hour < cost * (1.0 - 1e-9))
     if len(entries) == 1 or not cheaper:
-        return known  # one kind has a bound of its own
+        return known  # a single kind has a bound of its own
     least_s = _LEAST_S / 2.0
     until = limit.with_least(least_s)
     bound = bound_whole_devices(_restrict(problem, problem.demands, cheaper), until)
@@ -123,9 +123,9 @@ def _bound_and_improve(problem: Problem, known: Placement, untried: Sequence[Fle
 
 
 def _find_quick_map(problem: Problem, limit: Limit) -> Placement | None:
-    """Return the cheapest map of a few kinds of devices, each alone, that serves everything; None without one.
+    """Return the cheapest map of a few kinds of devices, each alone, that serves everything; None without a map.
 
-    What stands by itself on one of its devices is moved to cheaper kinds where they serve it.
+    Models on a single device alone are moved to cheaper kinds that can serve them.
     """
     known = _try_kinds(problem, (entry for _, entry in _guess_costs(problem)), limit, None, _TRIED)
     return known if known is None else _replace_devices(problem, known, limit)
@@ -134,7 +134,9 @@ def _find_quick_map(problem: Problem, limit: Limit) -> Placement | None:
 def _try_kinds(
     problem: Problem, kinds: Iterator[FleetEntry], limit: Limit, known: Placement | None, most: int
 ) -> Placement | None:
-    """Return the cheapest of a known map and those of so many kinds, each alone; of more where nothing is known."""
+    """Return the cheapest of a known map and the maps of ``most`` kinds, each alone; of more kinds until a map is
+    found.
+    """
     for tried, entry in enumerate(kinds, 1):
         if known is None or entry.price_per_hour < _cost(problem, known):
             restricted = _restrict(problem, problem.demands, (entry,))
@@ -144,14 +146,14 @@ def _try_kinds(
                 if not settled.unplaced and (known is None or _cost(problem, settled) < _cost(problem, known)):
                     known = settled
                 if known is not None and (until.is_over or len(known.gpus) == 1):
-                    break  # nothing of this kind costs less
+                    break  # no map of this kind costs less
         if known is not None and (limit.is_over or tried >= most):
             break
     return known
 
 
 def _replace_devices(problem: Problem, known: Placement, limit: Limit) -> Placement:
-    """Return the map with devices replaced by cheaper ones that serve all that stands on them, where there are any."""
+    """Return the map with devices replaced by cheaper ones that serve all of their models, where available."""
     for gpu in known.gpus if len(known.gpus) > 1 else ():
         price, models = problem.entry(gpu.device).price_per_hour, {one.model for one in gpu.replicas()}
         others = list(known.gpus)
@@ -185,12 +187,10 @@ def _cost(problem: Problem, placement: Placement) -> float:
 
 
 def _quick_maps(problem: Problem, segments: Segments, limit: Limit, *, better_first: bool) -> Iterator[Placement]:
-    """Yield a map from a few queues for each demand, then of GPUs one from some dozens, or that one first."""
+    """Yield a map from a few queues for each demand, then on GPUs a map from dozens of queues, or the latter first."""
     if not better_first:
         yield place_first_fit(problem, segments, limit)
-    if all(
-        entry.device.kind == "gpu" for entry in problem.fleet.entries
-    ):  # igniter gives shares that were not measured
+    if all(entry.device.kind == "gpu" for entry in problem.fleet.entries):  # igniter uses shares that were not measured
         with suppress(GpuprofError, TimeUpError):
             with problem.limits.until(limit):
                 found = make_policy("igniter").place(problem)
@@ -200,9 +200,9 @@ def _quick_maps(problem: Problem, segments: Segments, limit: Limit, *, better_fi
 
 
 def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:
-    """Return what all demands likely cost on each kind alone, the cheapest first; of one kind nothing is guessed.
+    """Return the likely cost of all demands on each kind alone, the cheapest first; a single kind is not guessed.
 
-    Of many kinds those that cost more than another and by their data sheets do no more are left out.
+    With many kinds, those that another kind surpasses in price and by its data sheet are left out.
     """
     if len(problem.fleet.entries) == 1:
         return [(0.0, problem.fleet.entries[0])]
@@ -222,7 +222,7 @@ def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:
 
 
 def _is_surpassed(entry: FleetEntry, other: FleetEntry) -> bool:
-    """Whether there are as many as needed of another GPU that costs less and by the data sheet lacks nothing."""
+    """Whether another GPU of unlimited count costs less and lacks nothing by its data sheet."""
     device, cheaper = entry.device, other.device
     if (
         {device.kind, cheaper.kind} != {"gpu"}
@@ -237,7 +237,7 @@ def _is_surpassed(entry: FleetEntry, other: FleetEntry) -> bool:
 
 
 def _guess_devices(segments: Segments, demand: Demand, entry: FleetEntry) -> float:
-    """Return how many whole devices a demand likely fills, infinity where no batch is in time."""
+    """Return the number of whole devices that a demand likely fills, infinity where no batch is in time."""
     problem, sizes = segments.problem, segments.search_space.listed_batches(demand.model, entry.device, Share())
     try:
         times = batch_times(problem.estimator, demand.model, entry.device, sizes, Share(), 1)

@@ -14,14 +14,14 @@ from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, Res
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
 
-#: What a later goal may take away from an earlier one, of the rates.
+#: Part of the rates that a later goal may take away from an earlier goal.
 _GIVE = 1e-6
-#: A demand counts as served better than the worst when it gets this much more of its rate.
+#: Part of its rate by which a demand must exceed the worst-served demand to be treated as better served.
 _BETTER = 1e-3
 #: Levels of fairness that are maximised one by one; the rest is maximised together.
 _MOST_LEVELS = 8
 
-#: What a request of a priority counts beside one of the next lower, while patterns are generated.
+#: Weight of a request relative to the next lower priority while patterns are generated.
 _PER_LEVEL = 4
 
 _Served = Sequence[tuple[Demand, int]]
@@ -32,7 +32,7 @@ class PartialProgram(Protocol):
 
     @property
     def program(self) -> Program:
-        """Return what is solved."""
+        """Return the underlying program."""
 
     def served_columns(self) -> Sequence[tuple[Demand, int]]:
         """Return the columns of the served rates by demand."""
@@ -42,7 +42,7 @@ class PartialProgram(Protocol):
 
 
 def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Limit, *, fair: bool) -> Choice | None:
-    """Return the choice that serves most: of the highest priority first; then the cheapest of those.
+    """Return the choice that serves most, higher priorities first, and at the least cost.
 
     With ``fair`` the served fractions are maximised from the smallest up, before the sum and over all priorities.
     """
@@ -64,7 +64,7 @@ def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Li
 
 
 def _sum_served(program: PartialProgram, solution: Solution) -> tuple[float, ...]:
-    """Return what a solution serves, by falling priority, to a millionth of the rates."""
+    """Return the served rates of a solution, by falling priority, to a millionth of the rates."""
     served: dict[int, list[float]] = {}
     for demand, column in program.served_columns():
         served.setdefault(demand.priority, []).append(solution.values[column])
@@ -75,10 +75,10 @@ def _sum_served(program: PartialProgram, solution: Solution) -> tuple[float, ...
 def solve_for_goodput(
     problem: Problem, master: PartialProgram, limit: Limit, *, fair: bool, price: Callable[[], None] = lambda: None
 ) -> Solution | None:
-    """Return the solution that serves most, as `maximise_goodput` orders them, None where none is found in time.
+    """Return the solution that serves most, in the order of `maximise_goodput`; None if none is found in time.
 
-    ``price`` adds the columns that the relaxation takes by the objective of each priority, once the higher ones are
-    held at what they reach: those of all priorities together are seldom the best for the lower ones.
+    ``price`` adds the columns of the relaxation under the objective of each priority, once the higher priorities are
+    held at their optimum: the columns for all priorities together are seldom the best for the lower ones.
     """
     served = master.served_columns()
     if fair:
@@ -104,23 +104,24 @@ def solve_for_goodput(
 
 
 def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[DemandClass], limit: Limit) -> float:
-    """Return a rate (requests/s) that no map on the fleet serves within the SLOs, whatever is fair or has priority.
+    """Return an upper bound on the rate (requests/s) that any map on the fleet serves within the SLOs.
 
-    Where patterns are too many to be listed, shares are bounded by their sum only, which can but raise the bound.
+    The bound ignores fairness and priorities. Where patterns are too many to list, only the sum of shares is bounded,
+    which can only raise the bound.
 
     Parameters
     ----------
     demands : sequence of Demand
-        Those that something can serve.
+        Demands with a segment.
     classes : sequence of DemandClass
-        Of the same demands, with what their segments could do at best.
+        Of the same demands, with their optimistic segments.
     """
     total = math.fsum(demand.rate_rps for demand in demands)
     if not demands:
         return 0.0
     master = RestrictedMaster(problem.fleet.entries, classes, partial=True, summed=True, floors=False, relaxed=True)
     master.program.recost({column: -1.0 for _, column in master.served_columns()})
-    # Not stopped by the limit: without it there is no bound at all, and it is short.
+    # Not stopped by the limit: this short solve gives the only sure bound.
     first = master.program.solve(relaxed=True, seed=problem.options.seed)
     if first is None or not first.is_proven:
         return total

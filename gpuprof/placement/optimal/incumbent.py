@@ -1,4 +1,4 @@
-"""The incumbent: how placements are compared, and when one is proven optimal."""
+"""The incumbent: comparison of placements, and proof of optimality."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem
 
-#: What a placement may fall short of its bound and still count as the best there is.
+#: Relative gap to the bound up to which a placement is treated as optimal.
 _NEARLY = 1e-3
 
 
 def objective_value(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
-    """Return what is better when it is less: what is not served, and the cost."""
+    """Return the unserved rates and the cost: less is better."""
     return _unserved_by_priority(problem, placement), round(sum_prices(problem, placement.gpus), 9)
 
 
 def unfairness(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
-    """Return what is fairer when it is less: the parts of the demands that are missing, falling, and the cost."""
+    """Return the missing parts of the demands, in falling order, and the cost: less is fairer."""
     missing = {one.model: one.rate_rps / problem.demand(one.model).rate_rps for one in placement.unplaced}
     falling = sorted((round(missing.get(one.model, 0.0), 3) for one in problem.demands), reverse=True)
     return tuple(falling), round(sum_prices(problem, placement.gpus), 9)
 
 
 def update_incumbent(problem: Problem, best: Placement, candidate: Placement, name: str) -> Placement:
-    """Return the candidate with the bounds of the best so far if it is better, else that."""
+    """Return the candidate with the bounds of the incumbent if it is better, else the incumbent."""
     if objective_value(problem, candidate) >= objective_value(problem, best):
         return best
     return replace(best, gpus=candidate.gpus, unplaced=candidate.unplaced, found_by=name)
 
 
 def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
-    """Whether no placement is better than this one, or in large fleets by next to nothing."""
+    """Whether no placement is better than this one, up to a negligible gap in large fleets."""
     if placement.unplaced:
         served, most = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
         return most is not None and served >= most * (1.0 - _NEARLY)
@@ -46,20 +46,20 @@ def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
 
 
 def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placement:
-    """Return the placement with its lower bounds raised to what any map costs at least."""
+    """Return the placement with its lower bounds raised to a bound on the cost of every map."""
     prices = {entry.price_per_hour for entry in problem.fleet.entries}
     cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
     if cost is None or bound <= cost:
         return placement
     if len(prices) > 1 or gpus is None:
         return replace(placement, lower_bound_cost_per_hour=bound)
-    # A bound of 3.2 devices is one of four; what is subtracted is what the solver rounds.
+    # A bound of 3.2 devices means four; the subtraction allows for the solver's rounding.
     count = math.ceil(bound / min(prices) - 1e-6)
     return replace(placement, lower_bound_cost_per_hour=count * min(prices), lower_bound_gpus=count)
 
 
 def clip_bounds(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement with no bound that it contradicts itself: neighbours may even speed each other up."""
+    """Return the placement with its bounds clipped to its own cost: neighbours may even speed each other up."""
     if placement.unplaced:
         return placement
     cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
@@ -71,9 +71,9 @@ def clip_bounds(problem: Problem, placement: Placement) -> Placement:
 
 
 def raise_by_work(problem: Problem, placement: Placement) -> Placement:
-    """Return a placement of all demands with bounds no lower than what their work takes of any devices.
+    """Return a placement of all demands with bounds no lower than the work of the demands on any devices.
 
-    See `gpuprof.domain.board_work`. Work that follows from measurements bounds nothing: larger batches may do better.
+    See `gpuprof.domain.board_work`. Work derived from measurements bounds nothing: larger batches may do better.
     """
 
     def planned_work_ms(model: str, device: Device) -> float | None:
@@ -91,7 +91,9 @@ def raise_by_work(problem: Problem, placement: Placement) -> Placement:
 
 
 def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float, ...]:
-    """Return what is not served, by falling priority, to a millionth of the rates; below its floor nothing is."""
+    """Return the unserved rates, by falling priority, to a millionth of the rates; a demand below its floor is
+    unserved.
+    """
     levels = sorted({demand.priority for demand in problem.demands}, reverse=True)
     missing = dict.fromkeys(levels, 0.0)
     for unplaced in placement.unplaced:
@@ -103,12 +105,12 @@ def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float
 
 
 def sum_prices(problem: Problem, gpus: Sequence[PlacedGpu]) -> float:
-    """Return what devices cost in an hour."""
+    """Return the cost of devices per hour."""
     return sum(problem.entry(gpu.device).price_per_hour for gpu in gpus)
 
 
 def choose_better(problem: Problem, improved: Placement, first: Placement) -> Placement:
-    """Return the better of what was searched for and the quick plan, with the higher bound on the cost."""
+    """Return the better of the search's map and the quick plan, with the higher bound on the cost."""
     best = update_incumbent(problem, improved, first, str(first.found_by))
     if best.unplaced or first.unplaced or first.lower_bound_cost_per_hour is None:
         return best

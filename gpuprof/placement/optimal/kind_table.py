@@ -22,13 +22,13 @@ from gpuprof.placement.optimal.pattern import SPACE, share_units
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Units in a device where shares have no larger common one, rounded down to those.
+#: Units of a device where shares have no larger common unit; shares are rounded down.
 _MOST_UNITS = 200
 
-#: Relative tolerance of times and rates beyond that of the check of a map.
+#: Relative tolerance of times and rates beyond the tolerance of the feasibility check.
 _SLACK = 1e-8
 
-#: Tables by what they were made from: the search and the bounds need the same.
+#: Tables by segments: the search and the bounds need the same tables.
 _KNOWN: WeakKeyDictionary[Segments, Sequence[KindTable]] = WeakKeyDictionary()
 
 
@@ -44,14 +44,14 @@ class KindTable:
     table: InterferenceTable
     sizes: Integers  #: Shares in equal units, rounded down.
     space: int  #: The whole device in these units.
-    classes: Integers  #: Number of its class, by workload.
-    requests: Floats  #: In all processes' batches, by workload.
-    budgets_ms: Floats  #: What a batch must stay below.
-    rates_rps: Floats  #: What the demands of the class ask for each, which no replica exceeds.
+    classes: Integers  #: Class number of each workload.
+    requests: Floats  #: Requests in the batches of all processes, by workload.
+    budgets_ms: Floats  #: Upper limit of the time of a batch.
+    rates_rps: Floats  #: Rate of each demand of the class, which no replica exceeds.
     most: int  #: Replicas on one device.
 
     def most_rps(self, count: int, totals: Floats, rows: Integers | slice = _ALL) -> Floats:
-        """Return the most that some workloads serve each beside ``count`` replicas with at least these pressures."""
+        """Return the maximum rates of workloads beside ``count`` replicas with at least these pressures."""
         table = self.table if rows is _ALL else self.table.take(np.asarray(rows))
         latency, occupied = table.least_times_ms(count, totals)
         rates = np.minimum(self.rates_rps[rows], 1000.0 * self.requests[rows] / occupied * (1.0 + _SLACK))
@@ -72,7 +72,7 @@ class KindTable:
 
 
 def tabulate_kinds(problem: Problem, segments: Segments) -> Sequence[KindTable]:
-    """Return a table for each kind of device of the fleet; none where one of them has instances, or tells no sums.
+    """Return a table for each kind of device; no tables where a kind has instances, or its estimator gives no sums.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def tabulate_kinds(problem: Problem, segments: Segments) -> Sequence[KindTable]:
 
 
 def _list_workloads(problem: Problem, segments: Segments, entry: FleetEntry) -> Iterator[Workload]:
-    """Yield all that may run on a kind of device."""
+    """Yield all workloads that may run on a kind of device."""
     planner, search_space = PartitionPlanner(problem, segments), segments.search_space
     for model in number_classes(problem, segments):
         for percent in planner.steps(entry.device, None, model):
@@ -102,7 +102,7 @@ def _list_workloads(problem: Problem, segments: Segments, entry: FleetEntry) -> 
 
 
 def count_units(workloads: Sequence[Workload]) -> tuple[Integers, int]:
-    """Return the shares of workloads in units, rounded down to these, and how many a device has."""
+    """Return the shares of workloads in units, rounded down, and the units of a device."""
     units = [share_units(one.share) for one in workloads]
     common = max(math.gcd(SPACE, *units), SPACE // _MOST_UNITS)
     return np.array(units, dtype=np.int64) // common, SPACE // common

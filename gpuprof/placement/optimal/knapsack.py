@@ -15,21 +15,21 @@ def best_packing(
     weights: Sequence[int] | None = None,
     most_weight: int = 0,
 ) -> tuple[tuple[int, ...], float]:
-    """Return how often each size is taken in a packing of the greatest value, and the value.
+    """Return the multiplicity of each size in a packing of the greatest value, and the value.
 
-    Exact, by dynamic programming over the capacity and the weight; taking a size n times is split into taking it 1, 2,
-    4, … times at once, so that each step is one operation on arrays.
+    Exact, by dynamic programming over the capacity and the weight. Taking a size n times is split into taking it 1, 2,
+    4, … times at once, so that each step is a single array operation.
 
     Parameters
     ----------
     sizes : sequence of int, length n
         Above zero.
     values : sequence of float, length n
-        What is worth nothing is never taken.
+        Sizes of value zero or less are never taken.
     weights : sequence of int, length n, optional
-        A second size, of which a packing has no more than ``most_weight``.
+        A second size, whose sum in a packing is at most ``most_weight``.
     """
-    # In the largest unit that divides all, the tables are as small as can be and the answer is the same.
+    # In the largest unit that divides all sizes, the tables are smallest and the answer is the same.
     unit = math.gcd(capacity, *sizes)
     space = capacity // unit
     best = np.zeros((space + 1, most_weight + 1))
@@ -46,7 +46,7 @@ def best_packing(
             steps.append((index, times, taken))
             times *= 2
     counts, free, light = [0] * len(sizes), space, most_weight
-    # Backwards: whether a step was taken depends on what the steps before it had left.
+    # Backwards: whether a step was taken depends on the space left by the steps before it.
     for index, times, taken in reversed(steps):
         if taken[free, light]:
             counts[index] += times
@@ -56,7 +56,7 @@ def best_packing(
 
 
 def multisets(sizes: Sequence[int], capacity: int) -> float:
-    """Return in how many ways sizes can be taken, each any number of times, within the capacity; none at all is one."""
+    """Return the number of multisets of sizes within the capacity, the empty multiset included."""
     unit = math.gcd(capacity, *sizes)
     space = capacity // unit
     ways = np.zeros(space + 1)

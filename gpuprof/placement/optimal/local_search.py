@@ -1,9 +1,9 @@
 """Local search that makes a map cheaper, or lets it serve more, with interference counted.
 
-The integer program ignores interference. What can really run together is found here by local search over whole
-partitions (`PartitionPlanner`): a device is dropped when the partitions of the others can take over all that it does,
-with larger shares where they need them; it is exchanged for a cheaper kind that can do the same; and what is not
-served yet goes where there is still capacity for some of it.
+The integer program ignores interference. Local search over whole partitions (`PartitionPlanner`) finds feasible
+co-locations: a device is dropped when the partitions of the others can take over all its tasks, with larger shares
+where necessary; a device is exchanged for a cheaper kind that can do the same; and unserved demand goes to devices with
+spare capacity.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Questions to the estimator, all in all, by a latency budget and where every answer takes queues to be solved.
+#: Maximum number of estimator queries, with a latency budget and where every answer needs a solved queue.
 _MOST_ASKED = (40_000, 6_000)
-#: Into how many parts a task may be divided that goes nowhere whole.
+#: Maximum number of parts of a task that fits nowhere whole.
 _MOST_PARTS = 4
-#: Maps of more devices are left as they are.
+#: Maximum number of devices: larger maps are left as they are.
 _MOST_DEVICES = 200
-#: A part of a demand that is not worth a replica.
+#: Part of a demand that is not worth a replica.
 _LITTLE = 0.02
 
 _Gpus = tuple[PlacedGpu, ...]
@@ -50,7 +50,7 @@ class LocalSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether enough was tried."""
+        """Whether the time or the number of queries is used up."""
         return self.limit.is_over or self.planner.asked >= self._most
 
     def improve(self, gpus: _Gpus) -> _Gpus:
@@ -58,7 +58,7 @@ class LocalSearch:
         if len(gpus) > _MOST_DEVICES:
             return gpus
         gpus = self._serve_more(gpus)
-        # First improvement: after each the devices are ranked again, since what was full may be empty now.
+        # First improvement: the devices are ranked again after each, since full devices may have been emptied.
         better = True
         while better and not self.is_over:
             better = False
@@ -69,7 +69,7 @@ class LocalSearch:
         return gpus
 
     def _cheaper_maps(self, gpus: _Gpus) -> Iterator[_Gpus | None]:
-        """Yield the maps with one device less, the least filled first, or with one exchanged for a cheaper."""
+        """Yield the maps without a device, the least filled first, or with a device exchanged for a cheaper kind."""
         order = sorted(range(len(gpus)), key=lambda i: (self._used_fraction(gpus[i]) * self._price(gpus[i]), i))
         seen = set()
         for index in order:
@@ -88,7 +88,7 @@ class LocalSearch:
         return self.problem.entry(gpu.device).price_per_hour
 
     def _move_replicas(self, gpus: _Gpus, leaving: PlacedGpu) -> _Gpus | None:
-        """Return the devices with everything that ``leaving`` does, None where they cannot take it all."""
+        """Return the devices with all tasks of ``leaving``, None where they cannot take all."""
         device = self.problem.device(leaving.device)
         for one in sorted(leaving.replicas(), key=lambda one: -device.fraction(one.share)):
             with_task, missing_rps = self._take_task(gpus, (one.model, one.rate_rps))
@@ -98,7 +98,7 @@ class LocalSearch:
         return gpus
 
     def _take_task(self, gpus: _Gpus, task: Task) -> tuple[_Gpus, float]:
-        """Return the devices with as much of a task as they can take, and the rate that is left."""
+        """Return the devices with as much of a task as they can take, and the remaining rate."""
         model, missing_rps = task
         for parts in range(1, _MOST_PARTS + 1):
             size = task[1] / parts
@@ -111,7 +111,7 @@ class LocalSearch:
         return gpus, missing_rps if missing_rps > task[1] * 1e-9 else 0.0
 
     def _add_task(self, gpus: _Gpus, task: Task) -> _Gpus | None:
-        """Return the devices with a task on that whose shares have to grow least."""
+        """Return the devices with a task added where shares have to grow least."""
         best: tuple[float, int, PlacedGpu] | None = None
         tried: set[PlacedGpu] = set()
         for index, gpu in enumerate(gpus):
@@ -155,7 +155,7 @@ class LocalSearch:
         return None
 
     def _exchange(self, gpus: _Gpus, index: int) -> _Gpus | None:
-        """Return the devices with one of a cheaper kind in the place of one, None where none can do its work."""
+        """Return the devices with a device exchanged for a cheaper kind, None where no kind can do its work."""
         gpu = gpus[index]
         used = Counter(one.device for one in gpus)
         for entry in sorted(self.problem.fleet.entries, key=lambda entry: entry.price_per_hour):
@@ -169,7 +169,7 @@ class LocalSearch:
         return None
 
     def _move_to_device(self, device: Device, gpu: PlacedGpu) -> PlacedGpu | None:
-        """Return one device of another kind that does the same, whole or in MIG instances."""
+        """Return a device of another kind that does the same, whole or in MIG instances."""
         tasks = [(one.model, one.rate_rps) for one in gpu.replicas()]
         whole = self.planner.plan(device, None, tasks)
         if whole is not None:
@@ -183,7 +183,7 @@ class LocalSearch:
         return made if made.partitions else None
 
     def _serve_more(self, gpus: _Gpus) -> _Gpus:
-        """Return the devices with as much as they can take of what is not served, the highest priorities first."""
+        """Return the devices with as much unserved demand as they can take, the highest priorities first."""
         for demand in self.problem.by_priority():
             served = math.fsum(o.rate_rps for gpu in gpus for o in gpu.replicas() if o.model == demand.model)
             found, more = self._take_more(gpus, demand, demand.rate_rps - served)
@@ -192,7 +192,7 @@ class LocalSearch:
         return gpus
 
     def _take_more(self, gpus: _Gpus, demand: Demand, missing_rps: float) -> tuple[_Gpus, float]:
-        """Return the devices with as much of a rate as goes somewhere in halves, and how much that is."""
+        """Return the devices with as much of a rate as fits in halved steps, and the added rate."""
         size, more = missing_rps, 0.0
         least = demand.rate_rps * _LITTLE
         while missing_rps - more > least and size > least and not self.is_over:
@@ -205,7 +205,7 @@ class LocalSearch:
         return gpus, more
 
     def _on_new(self, gpus: _Gpus, task: Task) -> _Gpus | None:
-        """Return the devices and one more of the fleet that does the task."""
+        """Return the devices and another device of the fleet that does the task."""
         used = Counter(one.device for one in gpus)
         for entry in sorted(self.problem.fleet.entries, key=lambda entry: entry.price_per_hour):
             if entry.count is not None and used[entry.device.name] >= entry.count:
@@ -222,13 +222,13 @@ class LocalSearch:
         return None
 
     def _is_allowed(self, gpus: _Gpus, model: str) -> bool:
-        """Whether the model has no more replicas than it may have."""
+        """Whether the model has at most its maximum number of replicas."""
         most = self.problem.demand(model).max_replicas
         return most is None or sum(one.model == model for gpu in gpus for one in gpu.replicas()) <= most
 
 
 def _join_task(partition: PlacedPartition, task: Task) -> Iterator[list[Task]]:
-    """Yield the tasks of a partition with one more: done by a replica of the same model there, or by one of its own."""
+    """Yield the tasks of a partition with a task added: to a replica of its model there, or as a replica of its own."""
     tasks = [(one.model, one.rate_rps) for one in partition.replicas]
     same = next((i for i, one in enumerate(tasks) if one[0] == task[0]), None)
     if same is not None:

@@ -1,4 +1,4 @@
-"""Plans on measured figures alone, which come before shares that nobody measured."""
+"""Plans on measured figures alone, which take precedence over unmeasured shares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuprof.placement.segment import Segments
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOnly:
-    """An estimator that refuses what was neither measured nor lies between measurements."""
+    """An estimator that refuses figures that are neither measured nor interpolated."""
 
     estimator: Estimator
 
@@ -32,23 +32,23 @@ class MeasuredOnly:
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
     ) -> tuple[Figure, ...]:
-        """Return the times; raises `InputError` where one was extrapolated or predicted."""
+        """Return the times; raises `InputError` where any was extrapolated or predicted."""
         times = batch_times(self.estimator, model, device, batches, share, processes)
         if not all(time.is_observed for time in times):
             raise InputError(f"{model} was not measured under {share} of {device.name}")
         return times
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batches that are listed."""
+        """Return the listed batches."""
         return self.estimator.batches(model, device, share)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares that are listed."""
+        """Return the listed shares."""
         return self.estimator.shares(model, device)
 
 
 def restrict_to_measured(problem: Problem) -> Problem | None:
-    """Return the problem on measured figures alone; None where every figure, or some demand's none, was measured."""
+    """Return the problem on measured figures alone; None where all figures, or none of some demand, were measured."""
     segments, is_partial = Segments(problem), False
     for demand in problem.demands:
         if segments.first_alike(demand.model) != demand.model:
@@ -63,7 +63,7 @@ def restrict_to_measured(problem: Problem) -> Problem | None:
 
 
 def _list_observed(problem: Problem, segments: Segments, model: str, *, between: bool = True) -> Iterator[bool]:
-    """Yield for each listed share, or the least between these in each partition, whether its time was measured."""
+    """Yield whether each listed share, or the least share between them in each partition, has a measured time."""
     for entry in problem.fleet.entries:
         with suppress(InputError):
             shares = problem.estimator.shares(model, entry.device)

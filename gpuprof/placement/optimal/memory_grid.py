@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from gpuprof.placement.optimal.knapsack import best_packing
 
-#: Steps of a partition's memory where exact bytes are too many to be told apart: as few, and where shares are coarse
-#: as many as leave pricing quick.
+#: Minimum and maximum number of memory steps where exact bytes are too many: the minimum in any case, and with coarse
+#: shares as many as keep pricing quick.
 _STEPS, _MOST_STEPS = 64, 4_096
-#: Cells of shares times memory that pricing may look at, and that it is quick with.
+#: Maximum cells of shares times memory for pricing, and the number up to which pricing is quick.
 _MOST_CELLS, _QUICK_CELLS = 2_000_000, 100_000
 
 
@@ -21,7 +21,8 @@ class MemoryGrid:
 
     unit: int = 0  #: Bytes; 0 where memory does not bind and is not counted.
     capacity: int = 0  #: Units that the partition holds.
-    relaxed: bool = False  #: Round what replicas hold down, which gives bounds; else up, which gives what fits.
+    #: Round the memory of replicas down, which gives bounds; else up, which gives feasible packings.
+    relaxed: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -36,14 +37,14 @@ class MemoryGrid:
 
 
 def is_binding(units: Sequence[int], memory_bytes: Sequence[int], space: int, capacity_bytes: int) -> bool:
-    """Whether replicas whose shares fit together may hold more than there is.
+    """Whether replicas whose shares fit together may exceed the memory.
 
     Parameters
     ----------
     units : sequence of int
         The share of each, as a part of ``space``.
     memory_bytes : sequence of int
-        What each holds.
+        The memory of each.
     space, capacity_bytes : int
         Of the partition.
     """

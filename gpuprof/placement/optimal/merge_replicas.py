@@ -47,10 +47,10 @@ def _merge_in_partition(
 def _find_single(
     device: Device, choices: Choices, partition: PlacedPartition, alike: Sequence[PlacedReplica], asked_rps: float
 ) -> PlacedReplica | None:
-    """Return one replica that does what these do, None where none is known that takes no more than they."""
+    """Return a replica that does the work of these, None where no known replica takes as little."""
     rate = math.fsum(one.rate_rps for one in alike)
     if math.isclose(rate, asked_rps, rel_tol=1e-9):
-        rate = asked_rps  # all of it: what was divided must not come back as a rounded sum
+        rate = asked_rps  # the whole demand: parts must not add up to a rounded sum
     most_pct = sum(one.share.sm_pct for one in alike) * (1.0 + 1e-12)
     memory = sum(one.memory_bytes or 0 for one in alike)
     able = [

@@ -14,14 +14,14 @@ from gpuprof.machine.machine_code import compile_function
 def minimal_covers(
     rate: float, capacities: Sequence[float], most_parts: int | None = None, limit: int = 500
 ) -> list[tuple[int, ...]] | None:
-    """Return how often each capacity is taken in every cover that no segment can be left out of.
+    """Return the counts of each capacity in every minimal cover, where no segment can be left out.
 
     Parameters
     ----------
     capacities : sequence of float, length n
         Above zero, in any order.
     most_parts : int, optional
-        Covers of more segments are left out.
+        Maximum number of segments in a cover.
     limit : int
         None is returned when there are more covers than this.
 
@@ -34,7 +34,7 @@ def minimal_covers(
     sorted_capacities = np.array(capacities, dtype=np.float64)[falling]
     listed_counts = np.zeros((limit, len(capacities)), dtype=np.int64)
     parts = math.inf if most_parts is None else float(most_parts)
-    # A little less than the rate: three segments of a third each must cover it.
+    # Slightly less than the rate: three segments of a third each must cover it.
     listed = fill_covers(rate * (1.0 - 1e-9), sorted_capacities, parts, listed_counts)
     if listed < 0:
         return None
@@ -44,7 +44,7 @@ def minimal_covers(
 
 
 def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, covers: npt.NDArray[np.int64]) -> int:
-    """Write the covers into the rows of ``covers`` and return how many there are, -1 where there are too many rows.
+    """Write the covers into the rows of ``covers`` and return their number, -1 where there are too few rows.
 
     Since capacities fall, a cover is minimal when its last segment is needed.
     """
@@ -68,7 +68,7 @@ def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, co
                 return -1
             covers[listed, :depth] = counts[:depth]
             listed += 1
-        depth = min(depth, sizes - 1) - 1  # of the last size, fewer never suffice
+        depth = min(depth, sizes - 1) - 1  # fewer of the last size never suffice
         while depth >= 0 and counts[depth] == 0:
             depth -= 1
         if depth < 0:
@@ -79,5 +79,5 @@ def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, co
         depth += 1
 
 
-#: Of hundreds of thousands of combinations, tens of times for each program.
+#: Compiled: it tries hundreds of thousands of combinations, tens of times for each program.
 fill_covers = compile_function(_fill_covers, no_cfunc_wrapper=True)

@@ -17,28 +17,28 @@ from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, Res
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Solution
 
-#: Devices from which on a fleet is planned without searching for the last one.
+#: Number of devices from which a fleet is planned without searching for the last device.
 _MANY_DEVICES = 1_000
-#: How often guesses on which the bound rests are worked out.
+#: Maximum rounds of evaluating the guesses that the bound rests on.
 _MOST_ROUNDS = 3
 _MANY_DEMANDS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class CostResult:
-    """What was found."""
+    """The cheapest choice and the bounds of a search."""
 
     choice: Choice | None  #: None when the fleet is too small, or nothing was found in time.
-    choices: Choices  #: What ``choice`` counts.
-    #: ``gpus``, ``cost_per_hour``: No way to serve everything takes fewer devices, or costs less; None where it is not
-    #: known whether there is a way.
+    choices: Choices  #: Segments that ``choice`` counts.
+    #: ``gpus``, ``cost_per_hour``: lower bounds on the devices and the cost of serving everything; None where it is
+    #: unknown whether everything can be served.
     gpus: int | None
     cost_per_hour: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A bound on the cost, whether the fleet can do it at all, and the (device, share) that it rests on, by model."""
+    """A bound on the cost, the feasibility on the fleet, and the (device, share) that the bound rests on, by model."""
 
     cost: float
     feasible: bool
@@ -47,9 +47,9 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True)
 class _MasterSolution:
-    """A master's solution and the bound on its objective; ``is_large``: one device is next to nothing.
+    """A master's solution and the bound on its objective; ``is_large``: a single device is negligible.
 
-    Where memory is rounded up (not ``is_exact``) the bound is none of what could be done.
+    Where memory is rounded up (not ``is_exact``), the bound does not hold for every map.
     """
 
     choice: Choice | None
@@ -61,7 +61,7 @@ class _MasterSolution:
 
 
 def minimise_cost(problem: Problem, demands: Sequence[Demand], offers: CandidateSegments, limit: Limit) -> CostResult:
-    """Return the cheapest choice of segments for ``demands``, with bounds over everything that could be offered."""
+    """Return the cheapest choice of segments for ``demands``, with bounds over all segments that could be offered."""
     if not demands:
         return CostResult(None, offers.known_segments(), 0, 0.0)
     choices = counted = offers.known_segments()
@@ -85,7 +85,7 @@ def minimise_cost(problem: Problem, demands: Sequence[Demand], offers: Candidate
     optimistic = offers.optimistic_segments(demands, guessing=not solution.is_large)
     fewest = _bound_devices(problem, group_demands(demands, optimistic), bound.cost, limit)
     if not (_is_proven(solution, bound) or offers.segments.bounds_any_map or limit.is_over):
-        # Patterns round memory up, and those of the relaxation need not add up to whole devices.
+        # Patterns round memory up, and the relaxation's patterns need not add up to whole devices.
         choices = offers.known_segments()
         other = find_cheaper(problem, group_demands(demands, choices), solution.cost, limit)
         if other is not None:
@@ -94,7 +94,7 @@ def minimise_cost(problem: Problem, demands: Sequence[Demand], offers: Candidate
 
 
 def bound_relaxed(problem: Problem, demands: Sequence[Demand], offers: CandidateSegments, limit: Limit) -> float:
-    """Return what no way to serve ``demands`` costs less than, from the relaxation alone, which is quick."""
+    """Return a lower bound on the cost of serving ``demands``, from the relaxation alone, which is quick."""
     classes = group_demands(demands, offers.optimistic_segments(demands))
     prices = _prices(problem.fleet.entries)
     master = RestrictedMaster(problem.fleet.entries, classes, relaxed=True)
@@ -107,13 +107,13 @@ def find_cheapest(problem: Problem, classes: Sequence[DemandClass], limit: Limit
 
 
 def _rounds(problem: Problem) -> int:
-    """Return how often to work out what the bound rests on: of many demands it takes many queues to be solved."""
+    """Return the rounds of evaluating the bound's guesses: with many demands this solves many queues."""
     by_queues = problem.options.latency_budget is None
     return 1 if by_queues and len(problem.demands) > _MANY_DEMANDS else _MOST_ROUNDS
 
 
 def _resolve_guesses(problem: Problem, offers: CandidateSegments, bound: _Bound) -> bool:
-    """Work out what the bound rests on; without queues that is so quick that everything is."""
+    """Evaluate the guesses that the bound rests on; without queueing, all guesses, which is quick."""
     return (
         offers.resolve_guesses(bound.used) if problem.options.latency_budget is None else offers.resolve_all_guesses()
     )
@@ -134,7 +134,7 @@ def _solve_master(problem: Problem, classes: Sequence[DemandClass], limit: Limit
     )
     if solution is None:
         return _MasterSolution(None, math.inf, bound, True, many, master.is_exact)
-    # Where patterns are generated the integer program's bound is only over those that it has.
+    # Where patterns are generated, the integer program's bound covers only its own patterns.
     if not master.generated:
         bound = max(bound, solution.bound)
     bound = _round_up_to_step(bound, prices)
@@ -150,7 +150,7 @@ def _bound_cost(
     solution: _MasterSolution,
     limit: Limit,
 ) -> _Bound:
-    """Return a bound over everything that could be offered, and what it rests on."""
+    """Return a bound over all segments that could be offered, and the shares that it rests on."""
     optimistic = offers.optimistic_segments(demands, guessing=not solution.is_large)
     entries = problem.fleet.entries
     same = solution.is_exact and all(found == choices[model] for model, found in optimistic.items())
@@ -170,7 +170,7 @@ def _bound_cost(
 def _bound_of_whole_devices(
     problem: Problem, master: RestrictedMaster, classes: Sequence[DemandClass], limit: Limit
 ) -> float:
-    """Return a bound that knows that devices are whole; where patterns were generated, not how shares fit into them."""
+    """Return a bound that respects whole devices; with generated patterns, shares are only summed."""
     entries = problem.fleet.entries
     program = (
         RestrictedMaster(entries, classes, summed=True, relaxed=True).program if master.generated else master.program
@@ -190,13 +190,13 @@ def _prices(entries: Sequence[FleetEntry]) -> dict[str, float]:
 
 
 def _step(prices: Mapping[str, float]) -> float:
-    """Return what costs are multiples of, 0.0 where devices have different prices."""
+    """Return the unit of which costs are multiples, 0.0 where devices have different prices."""
     return min(prices.values()) if len(set(prices.values())) == 1 else 0.0
 
 
 def _round_up_to_step(bound: float, prices: Mapping[str, float]) -> float:
     step = _step(prices)
-    # Costs are whole multiples of the one price; below a rounding error of the solver nothing is rounded up.
+    # Costs are whole multiples of the single price; below a rounding error of the solver nothing is rounded up.
     return step * math.ceil(bound / step - 1e-6) if step else bound
 
 
@@ -209,7 +209,7 @@ def _used_shares(master: RestrictedMaster, solution: Solution, choices: Choices)
 
 
 def _bound_devices(problem: Problem, classes: Sequence[DemandClass], cost: float, limit: Limit) -> int | None:
-    """Return a bound on the number of devices: from the cost where all cost the same, else by counting them."""
+    """Return a bound on the number of devices: from the cost where all prices are equal, else by counting devices."""
     entries, seed = problem.fleet.entries, problem.options.seed
     if step := _step(_prices(entries)):
         return math.ceil(cost / step - 1e-6)

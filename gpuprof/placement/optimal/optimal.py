@@ -55,22 +55,22 @@ from gpuprof.placement.segment import Segments
 from gpuprof.placement.time_sharing import share_time
 from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
 
-#: So many of the quick policies' maps, the best first, are improved, beside the program's own.
+#: Number of the quick policies' maps, best first, that are improved beside the program's own.
 _IMPROVED = 3
-#: Part of a time limit that the quick policies leave to the search where each question takes a queue to be solved.
+#: Part of a time limit that the quick policies leave to the search where each query needs a solved queue.
 _FOR_SEARCH = 0.75
-#: Part that they leave where demands are few classes, of which more can be made.
+#: Part that they leave with few classes of demands, whose search gains more from the time.
 _FOR_CLASSES = 0.9
-#: Seconds for shares that nobody measured where a map of measured ones is proven, without a limit; and the part of a
-#: limit that measured ones have.
+#: Seconds for unmeasured shares once a map of measured shares is proven, without a limit; and the part of a limit for
+#: measured shares.
 _FOR_EXTRAPOLATED_S, _FOR_MEASURED = 3.0, 0.5
-#: Part of a time limit that maps of equal replicas leave.
+#: Part of a time limit left after maps of equal replicas.
 _AFTER_EQUAL = 0.5
-#: Parts of a time limit that are left once kinds of devices were left out, and once a first map has its bound.
+#: Parts of a time limit left after pruning kinds of devices, and after bounding a first map.
 _AFTER_PRUNING, _AFTER_BOUND = 0.2, 0.3
-#: Part of a time limit that is kept for the questions that are still asked once the search has stopped.
+#: Part of a time limit kept for the remaining queries after the search has stopped.
 _FOR_REST = 0.05
-#: Seconds of processor time for reasons why something is not placed, in any case.
+#: Minimum processor time (s) for the reasons of unplaced demands.
 _LEAST_REASONS_S = 0.3
 
 
@@ -78,37 +78,36 @@ _LEAST_REASONS_S = 0.3
 class Optimal:
     """Decides batch, processes, replicas, shares and places together, by the integer program `RestrictedMaster`.
 
-    Of every share the segment of largest capacity is considered, and where memory may not suffice those that hold less
-    and serve less. Demands that can all be met are met at the least cost; else as much as possible is
-    served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in what is on
-    the `SearchSpace`, which all policies obey; demands that fill over a hundred devices only use the listed shares.
-    That program ignores neighbours: interference among models that share a partition is seen when the chosen segments
-    are packed. Where the result is then above the bound and all patterns of few demands can be listed with their
-    interference (`PatternSearch`), the map is the best there is and the bound that of the program over them; elsewhere
-    it and the quick policies' maps (`run_portfolio`) are improved by local search (`LocalSearch`). Demands that are
-    alike are worked out once; where they are many of few classes, maps are cut from patterns of classes with their
-    neighbours (`place_classes`). Under pooled queues, maps of equal replicas are tried as well, and devices that the
-    others can do without are dropped (`EqualReplicas`). The best
-    becomes the incumbent; the map's ``found_by`` says which it is. What is left over goes to the least sure estimates
-    (`SpareCapacity`), and what runs already stays where an equally good map leaves it.
+    The segment of largest capacity of every share is considered, and where memory may not suffice also segments with
+    less memory and less capacity. Demands that can all be met are met at the least cost; otherwise as much as possible
+    is served, higher priorities first, at the least cost. The lower bounds hold for every placement in the
+    `SearchSpace`, which all policies obey; demands that fill over a hundred devices only use the listed shares.
+    The program ignores neighbours: interference among models in a partition is evaluated when the chosen segments are
+    packed. Where the result is then above the bound and all patterns of few demands can be listed with their
+    interference (`PatternSearch`), the map is optimal and its bound comes from the program over the patterns. Elsewhere
+    the map and the quick policies' maps (`run_portfolio`) are improved by local search (`LocalSearch`). Similar demands
+    are evaluated once; many demands of few classes get maps from patterns of classes with their neighbours
+    (`place_classes`). Under pooled queues, maps of equal replicas are tried as well, and dispensable devices are
+    dropped (`EqualReplicas`). The best map becomes the incumbent; its ``found_by`` names the method. Spare capacity
+    goes to the least certain estimates (`SpareCapacity`), and running replicas stay where an equally good map allows.
     """
 
     #: Where not everything can be served, serve the least-served demand first: maximise the smallest served fraction,
     #: then the goodput.
     fair: bool = False
-    #: Count on the router, which gives a request to whichever replica answers first; else every replica is planned with
-    #: a Poisson stream of its own, which takes more devices and bounds only such plans.
+    #: Assume a router that gives a request to the replica that answers first. Otherwise every replica is planned with a
+    #: Poisson stream of its own, which takes more devices, and the bounds hold only for such plans.
     pooled: bool = True
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`.
 
-        Quick maps of few kinds of devices come first; kinds of which one alone costs as much are left out, and where
-        one of those maps is as cheap as any can be, that is all. With a time limit the quick policies' maps of few
-        demands whose figures are predicted come then, on one kind of device before all else: they take seconds, and
-        which of them the limit ended is in the placement's ``unfinished``. With a time limit the quick policies' plans
-        are made next, of which none is lost, and a quick one; as much time as they took is kept back for what is done
-        with the plan afterwards. Under queues, the plan for streams of their own is where those of pools begin.
+        Quick maps of few kinds of devices come first. Kinds whose price alone reaches the cost of a map are left out,
+        and the search ends where a map is as cheap as possible. With a time limit and few demands with predicted
+        figures, the quick policies' maps follow, or come first on a single kind of device: they take seconds, and
+        policies that the limit ended are listed in the placement's ``unfinished``. With a time limit the quick
+        policies' plans are made next, none of which is lost, and a quick plan; as much time as they took is kept for
+        the later steps. Under the queueing model, the plan for separate streams is the start for the pools.
         """
         whole = Limit(problem.options.time_limit_s)
         measured = self._place_measured(problem)
@@ -129,9 +128,9 @@ class Optimal:
         return replace(found, stopped=True, unfinished=quick.unfinished)
 
     def _place_measured(self, problem: Problem) -> Placement | None:
-        """Return the placement on measured figures alone where it serves everything and is proven to be the best.
+        """Return the placement on measured figures alone where it serves everything and is proven optimal.
 
-        None where something runs already, or there are no other figures.
+        None with a previous map, or without other figures.
         """
         measured = None if problem.previous is not None else restrict_to_measured(problem)
         if measured is None:
@@ -144,7 +143,7 @@ class Optimal:
         return found if not found.unplaced and is_proven_optimal(measured, found) else None
 
     def _serve_missing(self, problem: Problem, placement: Placement) -> Placement:
-        """Return the placement with the replicas of demands that are not met at all that they can serve."""
+        """Return the placement with the replicas of unmet demands at their full capacity."""
         segments = Segments(problem)
         if self.pooled and problem.options.latency_budget is None:
             pools = Pools(problem, segments)
@@ -155,7 +154,9 @@ class Optimal:
         return min(placement, raised, key=partial(objective_value, problem))
 
     def _place_within(self, problem: Problem, whole: Limit, quick: QuickPolicies) -> Placement:
-        """Return the placement within a time limit, none worse than those of the quick policies that are done in it."""
+        """Return the placement within a time limit, at least as good as the quick policies' maps finished within the
+        limit.
+        """
         if not self.pooled or problem.options.latency_budget is not None:
             return self._place_split(problem, Segments(problem), None, whole, quick)
         if whole.seconds and len(problem.fleet.entries) == 1 and has_fast_late_bounds(problem):
@@ -165,7 +166,7 @@ class Optimal:
             pruned = _prune(problem, whole)
             if pruned.known is not None and is_proven_optimal(problem, pruned.known):
                 return self._place_pruned(problem, pruned, None, whole, quick)
-        # A map with a device of a kind that was left out costs no less than the one by which it was.
+        # A map with a device of a pruned kind costs at least as much as the map that justified the pruning.
         worthwhile, known = (problem, None) if pruned is None else (pruned.problem, pruned.known)
         first = quick.find_predicted(worthwhile, whole, known)
         if first is None or (self.fair and first.unplaced):  # more goodput is not fairer
@@ -176,14 +177,14 @@ class Optimal:
     def _place_pruned(
         self, problem: Problem, pruned: PrunedFleet | None, first: Placement | None, whole: Limit, quick: QuickPolicies
     ) -> Placement:
-        """Return the placement for pools on the kinds of devices that may be worth it, from a first map if it helps."""
+        """Return the placement for pools on the worthwhile kinds of devices, from a first map if it helps."""
         if pruned is None:
             late = whole.is_over and first is not None
             pruned = PrunedFleet(problem) if late else _prune(problem, whole)
         known = [one for one in (pruned.known, first) if one is not None and not one.unplaced]
         start = min(known, key=partial(objective_value, problem), default=None)
         if problem.previous is not None:
-            start = pruned.known  # what moves fewer replicas is preferred to a map that costs as much
+            start = pruned.known  # a map with fewer moved replicas is preferred to a map of equal cost
         return pruned.restore(self._place_pooled(pruned.problem, start, whole, quick))
 
     def _place_pooled(self, problem: Problem, known: Placement | None, whole: Limit, quick: QuickPolicies) -> Placement:
@@ -193,7 +194,7 @@ class Optimal:
     def _search_pooled(
         self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit, quick: QuickPolicies
     ) -> Placement:
-        """Return the placement for pools; without a search where a known map is as cheap as any."""
+        """Return the placement for pools; without a search where a known map is proven optimal."""
         limit = whole.keeping(_FOR_REST * (whole.seconds or 0.0))
         planner = PooledPlanner(problem, segments, limit, fair=self.fair)
         first = None if known is None else planner.bound(known, whole.keeping(_AFTER_BOUND * (whole.seconds or 0.0)))
@@ -224,7 +225,9 @@ class Optimal:
     def _place_split(
         self, problem: Problem, segments: Segments, known: Placement | None, whole: Limit, quick: QuickPolicies
     ) -> Placement:
-        """Return the placement of replicas with requests of their own, with a limit none worse than a known one."""
+        """Return the placement of replicas with streams of their own; with a limit at least as good as a known
+        placement.
+        """
         if whole.seconds is None:
             *_, plan = self._improving_plans(problem, segments, whole)
             return plan
@@ -245,7 +248,7 @@ class Optimal:
         return replace(choose_better(problem, plan, first), stopped=True)
 
     def _search_classes(self, problem: Problem, segments: Segments, first: Placement, limit: Limit) -> Placement:
-        """Return the better of a map and one of patterns of demands that are alike, with a bound."""
+        """Return the better of a map and a map from patterns of similar demands, with a bound."""
         gpus = place_classes(problem, segments, first.gpus, limit)
         if gpus is not None:
             first = update_incumbent(problem, first, _as_placement(problem, segments, gpus), "patterns of classes")
@@ -254,10 +257,10 @@ class Optimal:
     def _first_plan(
         self, problem: Problem, segments: Segments, known: Placement | None, limit: Limit, quick: QuickPolicies
     ) -> Placement:
-        """Return the best heuristic map, which no later one may be worse than, however short the time is.
+        """Return the best heuristic map, the fallback for every later map, however short the time is.
 
-        By queues the quick plan comes first, and what is not quick among the policies has a quarter of the time; by a
-        latency budget, where they are quicker than it, they come first.
+        Under the queueing model the quick plan comes first, and slower policies have a quarter of the time; with a
+        latency budget, where they are quicker than the quick plan, they come first.
         """
         best = known
         if best is None and problem.options.latency_budget is None:
@@ -274,7 +277,7 @@ class Optimal:
         if best is not None and alike and not best.unplaced and not self.fair:
             return best  # its bound comes with the search by classes
         if best is not None and limit.is_over:
-            few = alike or len(problem.demands) <= MOST_BOUNDED  # of many the bound takes longer than the map
+            few = alike or len(problem.demands) <= MOST_BOUNDED  # with many demands the bound takes longer than the map
             return clip_bounds(problem, with_cost_bound(problem, segments, best, limit) if few else best)
         first = make_quick_plan(problem, segments, limit)
         return clip_bounds(
@@ -282,7 +285,7 @@ class Optimal:
         )
 
     def _improving_plans(self, problem: Problem, segments: Segments, limit: Limit) -> Iterator[Placement]:
-        """Yield the plan, then with its spare capacity given away, then of these and what runs the best."""
+        """Yield the plan, then the plan with spare capacity distributed, then the best of these and the running map."""
         planned = self._plan(problem, segments, limit)
         yield planned
         spare = SpareCapacity(problem, segments, limit)
@@ -297,7 +300,7 @@ class Optimal:
         yield choose_least_risky(problem, spare, [*kept, spread])
 
     def _plan(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
-        """Return the placement as if nothing ran yet."""
+        """Return the placement without regard to a running map."""
         planned = plan_by_program(problem, segments, limit, fair=self.fair)
         choose = self._find_fairest if self.fair else self._find_best
         try:
@@ -306,7 +309,7 @@ class Optimal:
             return clip_bounds(problem, planned.placement)
 
     def _find_best(self, problem: Problem, segments: Segments, planned: ProgramPlan, limit: Limit) -> Placement:
-        """Return the best of the program's map, those made of patterns, and the quick policies' maps, improved."""
+        """Return the best of the program's map, the maps from patterns, and the quick policies' maps, improved."""
         best = planned.placement
         if planned.whole and is_proven_optimal(problem, best):
             return best
@@ -320,12 +323,12 @@ class Optimal:
         return clip_bounds(problem, best)
 
     def _bound_classes(self, problem: Problem, segments: Segments, best: Placement) -> Placement:
-        """Return a placement with the higher of its bounds and that of its classes."""
+        """Return a placement with the higher of its bounds and the bound of its classes."""
         bounded, known = bound_classes(problem, segments, best, Limit()), best.lower_bound_cost_per_hour
         return bounded if known is None else raise_bounds(problem, bounded, known)
 
     def _find_fairest(self, problem: Problem, segments: Segments, planned: ProgramPlan, limit: Limit) -> Placement:
-        """Return the cheapest map that serves all, or where none does the one that serves the least served best."""
+        """Return the cheapest map that serves everything, else the map that serves the least-served demand best."""
         placement = planned.placement
         if placement.lower_bound_cost_per_hour is not None:
             best = self._find_best(problem, segments, planned, limit)
@@ -341,7 +344,7 @@ class Optimal:
     def _improve(
         self, problem: Problem, segments: Segments, planned: ProgramPlan, best: Placement, search: PatternSearch
     ) -> Placement:
-        """Return the best of the program's map and the quick policies', improved."""
+        """Return the best of the program's map and the quick policies' maps, improved."""
         with suppress(TimeUpError):
             for name, one in self._other_maps(problem, segments, planned, search.limit):
                 best = update_incumbent(problem, best, one, name)
@@ -352,7 +355,7 @@ class Optimal:
     def _other_maps(
         self, problem: Problem, segments: Segments, planned: ProgramPlan, limit: Limit
     ) -> Iterator[tuple[str, Placement]]:
-        """Yield the maps of the program and the quick policies, as they are and improved, and one of their classes."""
+        """Yield the maps of the program and the quick policies, plain and improved, and a map of classes."""
         local_search = LocalSearch(problem, segments, limit)
         quick = sorted(run_portfolio(problem, limit), key=lambda one: objective_value(problem, one))
         if quick and is_of_few_classes(problem, segments):
@@ -369,10 +372,10 @@ class Optimal:
     def _keep_running(
         self, problem: Problem, segments: Segments, planned: Placement, limit: Limit
     ) -> Iterator[Placement]:
-        """Yield what runs and what it leaves to be placed, with as many devices replanned as make it cost no more.
+        """Yield the running map with its remainder placed, replanning as many devices as make it cost no more.
 
-        What is left may need a further device that it does not fill, while others have capacity that does not fit it.
-        How many are replanned is doubled until that is enough, and then bisected.
+        The remainder may need a further device that it does not fill, while others have capacity that does not fit it.
+        The number of replanned devices is doubled until it suffices, and then bisected.
         """
         if problem.previous is None:
             return
@@ -396,7 +399,7 @@ def _prune(problem: Problem, whole: Limit) -> PrunedFleet:
 
 
 def _search_patterns(problem: Problem, segments: Segments, best: Placement, search: PatternSearch) -> Placement:
-    """Return the best of a map and those that are assembled from patterns, with a bound if that is exact."""
+    """Return the best of a map and the maps from patterns, with a bound if the search is exact."""
     exact = search.exact() if best.lower_bound_cost_per_hour is not None else None
     if exact is not None:
         made = _as_placement(problem, segments, exact.gpus)

@@ -1,4 +1,4 @@
-"""Packs the segments that the integer program chose onto devices configured as it chose."""
+"""Packs the segments chosen by the integer program onto devices with the chosen configurations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _Queues = dict[tuple[str, PartitionSlot], list[PlacedReplica]]
 def pack_replicas(
     covers: Mapping[str, Cover], choice: Choice, segments: Segments, bins: FleetBins
 ) -> list[tuple[str, PlacedReplica]]:
-    """Fill ``bins``; return (device, replica) for what found no place.
+    """Fill ``bins``; return (device, replica) for unplaced replicas.
 
-    The program's patterns hold every segment by its share and memory; interference between the models that meet in a
-    partition is seen only here. What it cannot take goes wherever it fits, on a new device if there is one.
+    The program's patterns hold every segment by its share and memory; interference between the models of a partition is
+    evaluated only here. Rejected replicas go wherever they fit, on a new device if available.
     """
     queues = _queue_replicas(covers, choice)
     patterns = _by_kind(choice.patterns)
@@ -41,7 +41,7 @@ def pack_replicas(
 
 
 def _queue_replicas(covers: Mapping[str, Cover], choice: Choice) -> _Queues:
-    """Return the replicas by device and slot, those that need most memory first."""
+    """Return the replicas by device and slot, largest memory first."""
     queues: defaultdict[tuple[str, PartitionSlot], list[PlacedReplica]] = defaultdict(list)
     for cover in covers.values():
         for device, replica in cover.replicas():

@@ -1,8 +1,8 @@
-"""Plans partitions: the shares and batches with which replicas keep their SLOs beside one another.
+"""Plans partitions: shares and batches under which co-located replicas keep their SLOs.
 
-A partition is a whole device or one of its MIG instances. As in iGniter's Algorithm 2, shares start at the least that
-suffices alone and are raised step by step for replicas that break an SLO. Unlike there, another batch size may help,
-interference is by any estimator, and instances hold several models.
+A partition is a whole device or a MIG instance. As in iGniter's Algorithm 2, shares start at the smallest sufficient
+share without neighbours and are raised step by step for replicas that break an SLO. Unlike there, another batch size
+may help, any estimator gives the interference, and instances hold several models.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: A rate (requests/s) of a model that one replica is to serve.
+#: A model and the rate (requests/s) that a single replica is to serve.
 Task = tuple[str, float]
 
 _EPSILON = 1e-9
-#: Rounds after which shares are raised by two steps at once, after twice as many by four, and so on.
+#: Number of rounds after which shares are raised by two steps at once, after twice as many by four, and so on.
 _PATIENCE = 4
 
 
@@ -35,7 +35,7 @@ class PartitionPlanner:
 
     problem: Problem
     segments: Segments  #: Of the same problem.
-    asked: int = 0  #: Questions that were not remembered: how much was worked for so far.
+    asked: int = 0  #: Number of queries that were not cached: a measure of the work so far.
     _planned: dict[tuple[str, str | None, tuple[Task, ...]], PlacedPartition | None] = field(default_factory=dict)
     _least: dict[tuple[str, str | None, Task], int | None] = field(default_factory=dict)
     _alone: dict[tuple[str, Share, Task], Workload | None] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class PartitionPlanner:
     def plan(
         self, device: Device, mig: str | None, tasks: Sequence[Task], standing: PlacedPartition | None = None
     ) -> PlacedPartition | None:
-        """Return the partition with a replica for each task, None where no shares are found that keep all SLOs.
+        """Return the partition with a replica for each task, None where no shares keep all SLOs.
 
-        Those that do tasks in ``standing``, a plan for some of them, keep at least their shares.
+        Replicas of tasks in ``standing``, a plan for some of the tasks, keep at least their shares.
         """
         key = (device.name, mig, tuple(sorted(tasks)))
         if key not in self._planned:
@@ -54,11 +54,11 @@ class PartitionPlanner:
         return self._planned[key]
 
     def is_planned(self, device: Device, mig: str | None, tasks: Sequence[Task]) -> bool:
-        """Whether the answer for these tasks is remembered."""
+        """Return whether the plan for these tasks is cached."""
         return (device.name, mig, tuple(sorted(tasks))) in self._planned
 
     def least_pct(self, device: Device, mig: str | None, task: Task) -> float:
-        """Return the least percentage of the partition under which a task can be done alone, infinity if none."""
+        """Return the least percentage of the partition under which a task can be done alone, infinity without any."""
         index = self._find_least_step(device, mig, task)
         return math.inf if index is None else self.steps(device, mig, task[0])[index]
 
@@ -79,7 +79,7 @@ class PartitionPlanner:
         known: list[int] = []
         running: list[Workload] = []
         for shares, task in zip(steps, tasks, strict=True):
-            # Who stands there already begins with its share: beside more neighbours it needs no less.
+            # A standing replica begins with its share: with more neighbours it needs at least as much.
             same = next((one for one in there if (one.model, one.rate_rps) == task), None)
             if same is not None:
                 there.remove(same)
@@ -109,7 +109,9 @@ class PartitionPlanner:
         return None
 
     def _find_feasible_batch(self, device: Device, task: Task, running: list[Workload], index: int) -> bool:
-        """Whether a task is done beside the others, if need be in another batch, which it then gets in ``running``."""
+        """Whether a task is done beside its neighbours, if necessary with another batch, which is stored in
+        ``running``.
+        """
         beside = (*running[:index], *running[index + 1 :])
         workload = self._workload(device, running[index].share, task, beside, running[index])
         if workload is not None:
@@ -119,7 +121,7 @@ class PartitionPlanner:
     def _partition(
         self, device: Device, mig: str | None, tasks: Sequence[Task], running: Sequence[Workload]
     ) -> PlacedPartition | None:
-        """Return the partition if its memory and the clients of MPS suffice and all keep their SLOs as they now are."""
+        """Return the partition if memory and MPS clients suffice and all replicas keep their SLOs as they now are."""
         replicas = []
         for (model, rate), workload in zip(tasks, running, strict=True):
             memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
@@ -131,11 +133,11 @@ class PartitionPlanner:
         if held > device.memory_bytes(Share(100.0, mig)) or (clients > MPS_CLIENTS and len(replicas) > 1):
             return None
         partition = PlacedPartition(tuple(replicas), mig)
-        # A changed batch changes what the others stand beside.
+        # A changed batch changes the neighbours of the others.
         return partition if self.segments.holds(device, partition) else None
 
     def _find_least_step(self, device: Device, mig: str | None, task: Task) -> int | None:
-        """Return which is the least step under which the task can be done alone."""
+        """Return the index of the least step under which the task can be done alone."""
         key = (device.name, mig, task)
         if key not in self._least:
             steps = self.steps(device, mig, task[0])
@@ -146,7 +148,7 @@ class PartitionPlanner:
         return self._least[key]
 
     def _find_workload(self, device: Device, share: Share, task: Task) -> Workload | None:
-        """Return a workload under the share that does the task alone, None where there is none."""
+        """Return a workload under the share that does the task alone, None without any."""
         key = (device.name, share, task)
         if key not in self._alone:
             self._alone[key] = self._workload(device, share, task, ())
@@ -160,7 +162,7 @@ class PartitionPlanner:
         beside: Sequence[Workload],
         now: Workload | None = None,
     ) -> Workload | None:
-        """Return a workload that does the task beside others: as it is now, else the smallest batch that can."""
+        """Return a workload that does the task beside neighbours: the present one, else the smallest sufficient batch."""
         demand = self.problem.demand(task[0])
 
         def does(workload: Workload) -> bool:
@@ -170,7 +172,7 @@ class PartitionPlanner:
                 fits = held <= device.memory_bytes(share)
                 return fits and self.segments.meets(demand, device, workload, task[1], beside)
             except InputError:
-                return False  # nothing is known of this batch or number of processes
+                return False  # no estimate of this batch or number of processes
 
         if now is not None and does(now):
             return now
@@ -187,7 +189,7 @@ class PartitionPlanner:
     def _list_sufficient(
         self, device: Device, workloads: Sequence[Workload], rate_rps: float, beside: Sequence[Workload]
     ) -> Sequence[Workload]:
-        """Return the smallest whose full batches serve the rate, and by queues one that is larger: bursts fill it."""
+        """Return the smallest workload whose full batches serve the rate; with queueing also larger ones for bursts."""
 
         def enough(workload: Workload) -> bool:
             self.asked += 1

@@ -1,6 +1,6 @@
-"""How one device can be configured, and what fits into its partitions: instances, or the whole device.
+"""The configurations of a device, and the contents of its partitions: instances, or the whole device.
 
-What stands in a partition takes a share of it and, where memory binds, some of its memory: a slot is both.
+A replica in a partition takes a share of it and, where memory binds, some of its memory: a slot is both.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from gpuprof.domain.mig import Layout, distinct_layouts
 from gpuprof.domain.share import Share
 from gpuprof.placement.optimal.knapsack import best_packing, multisets
 
-#: Patterns of a partition are listed up to this many; beyond, they are generated as the program asks for them.
+#: Maximum number of listed patterns of a partition; beyond, patterns are generated during the solution.
 MOST_PACKINGS = 2_000
-#: Most patterns among which the maximal ones are found.
+#: Maximum number of patterns among which the maximal patterns are found.
 _MOST_LOOKED_AT = 50_000
-#: The same where memory counts, too, which takes longer.
+#: The same maximum where memory counts too, which takes longer.
 _MOST_LOOKED_AT_WITH_MEMORY = 15_000
-#: How often a share stands beside others in the patterns to begin with.
+#: Maximum multiplicity of a share beside others in the initial patterns.
 _MOST_ALIKE = 3
 #: Shares are counted in thousandths of a percent, rounded down: a third three times over fits a whole.
 _PER_PERCENT = 1_000
 #: A whole partition in the units of shares.
 SPACE = 100 * _PER_PERCENT
 
-#: What is shared by percentage: a device and one of its MIG profiles, None for the device as a whole.
+#: A partition shared by percentage: a device and a MIG profile, None for the device as a whole.
 PartitionKind = tuple[str, str | None]
 
 
@@ -39,10 +39,10 @@ class DeviceConfiguration:
     """A configuration of one device."""
 
     device: str
-    layout: Layout = ()  #: Where the instances stand; empty where the device is shared whole.
+    layout: Layout = ()  #: Positions of the instances; empty where the device is shared whole.
 
     def partitions(self) -> Counter[PartitionKind]:
-        """Return how often each partition is there."""
+        """Return the number of partitions of each kind."""
         return Counter((self.device, item.profile.name) for item in self.layout) or Counter([(self.device, None)])
 
 
@@ -59,15 +59,15 @@ class SharePattern:
     """Slots that one partition holds together."""
 
     kind: PartitionKind
-    slots: tuple[tuple[PartitionSlot, int], ...]  #: How often each is there.
+    slots: tuple[tuple[PartitionSlot, int], ...]  #: Slots with their multiplicities.
 
 
 def list_configurations(device: Device, shares: Collection[Share]) -> tuple[DeviceConfiguration, ...]:
-    """Return the ways to configure ``device`` for these shares: whole, and each different maximal layout."""
+    """Return the configurations of ``device`` for these shares: whole, and each different maximal layout."""
     names = {share.mig for share in shares if share.mig is not None}
     profiles = tuple(profile for profile in device.mig_profiles if profile.name in names)
     whole = [DeviceConfiguration(device.name)] if any(share.mig is None for share in shares) else []
-    # Maximal layouts suffice: an instance that nothing stands in costs nothing.
+    # Maximal layouts suffice: an empty instance costs nothing.
     layouts = distinct_layouts(device, profiles) if profiles else ()
     return (*whole, *(DeviceConfiguration(device.name, layout) for layout in layouts))
 
@@ -77,8 +77,8 @@ class PatternPacker:
     """Finds the patterns of one partition."""
 
     kind: PartitionKind
-    slots: tuple[PartitionSlot, ...]  #: That can stand there.
-    memory: int = 0  #: Of the partition, in the slots' units.
+    slots: tuple[PartitionSlot, ...]  #: Slots that may stand there.
+    memory: int = 0  #: Memory of the partition, in the slots' units.
 
     def list_maximal(self) -> tuple[SharePattern, ...] | None:
         """Return every pattern to which nothing can be added, None when there are too many to list."""
@@ -103,7 +103,7 @@ class PatternPacker:
         )
 
     def initial_patterns(self) -> tuple[SharePattern, ...]:
-        """Return the patterns to begin with: a slot a few times or as often as it fits, with the largest beside it."""
+        """Return the initial patterns: a slot a few times or as often as it fits, with the largest slots beside it."""
         order = sorted(self.slots, key=lambda slot: (share_units(slot.share), slot.memory), reverse=True)
         patterns = []
         for slot in order:
@@ -113,7 +113,7 @@ class PatternPacker:
         return tuple(dict.fromkeys(patterns))
 
     def best_pattern(self, values: Mapping[PartitionSlot, float]) -> tuple[SharePattern, float]:
-        """Return the pattern whose slots are worth most together, and what they are worth."""
+        """Return the pattern of the highest total worth, and its worth."""
         order = sorted(self.slots, key=lambda slot: (share_units(slot.share), slot.memory))
         worth = [values.get(slot, 0.0) for slot in order]
         sizes, held = [share_units(slot.share) for slot in order], [slot.memory for slot in order]
@@ -138,6 +138,6 @@ def share_units(share: Share) -> int:
 
 
 def _most_times(slot: PartitionSlot, space: int, memory: int) -> int:
-    """Return how often a slot fits into what is left."""
+    """Return the number of copies of a slot that fit into the remaining space and memory."""
     most = space // share_units(slot.share)
     return min(most, memory // slot.memory) if slot.memory else most

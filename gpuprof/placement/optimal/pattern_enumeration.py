@@ -1,8 +1,8 @@
 """Enumerates all patterns of the partitions of a fleet, where they are few enough.
 
-Where an estimator answers for a few shares and batches only (a CPU's cores, percentages that were measured), every
-combination of workloads that one partition can hold is looked at, each with what it serves beside the others. The
-program over them (`PatternProgram`) is then exact, and its bound knows of neighbours.
+Where an estimator lists only a few shares and batches (a CPU's cores, measured percentages), every combination of
+workloads in a partition is evaluated with the rates beside its neighbours. The program over these patterns
+(`PatternProgram`) is then exact, and its bound includes interference.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 
-#: Combinations that are looked at, of all partitions together; by queues, each takes many times as long.
+#: Maximum number of evaluated combinations, over all partitions; under the queueing model each takes many times as
+#: long.
 _MOST = (6_000, 1_500)
-#: Where shares alone leave so many times more than that, it is not begun.
+#: Multiple of this maximum: enumeration is not started where shares alone leave more combinations.
 _HOPELESS = 10
 _EPSILON = 1e-9
 
-#: What stands in a partition: each with what it does beside the others.
+#: Contents of a partition: each segment with its rate beside the others.
 _Standing = tuple[Segment, ...]
 
 
 @dataclass(slots=True)
 class PatternEnumeration:
-    """Lists what can stand in the partitions of a problem's fleet.
+    """Lists the possible contents of the partitions of a problem's fleet.
 
-    A replica that breaks its SLO alone breaks it beside others: neighbours are assumed never to speed one another up.
+    A replica that breaks its SLO alone breaks it with neighbours too: neighbours are assumed never to speed each other
+    up.
     """
 
     problem: Problem
-    demands: Sequence[Demand]  #: That something serves alone.
+    demands: Sequence[Demand]  #: Demands with a segment of their own.
     segments: Segments  #: Of the same problem.
     planner: PartitionPlanner
     limit: Limit  #: When to give up.
@@ -74,7 +76,9 @@ class PatternEnumeration:
         return patterns if self._left > 0 else None
 
     def _feasible_workloads(self, device: Device, mig: str | None) -> list[Workload] | None:
-        """Return the workloads that keep their SLO alone in the partition, None where they leave too many to try."""
+        """Return the workloads that keep their SLO alone in the partition, None where they leave too many
+        combinations.
+        """
         tried = [
             (demand, Workload(demand.model, batch, Share(pct, mig), processes))
             for demand in self.demands
@@ -85,7 +89,7 @@ class PatternEnumeration:
         if len(tried) > self._left:
             return None
         able: list[Workload] = []
-        # Small shares leave the most combinations, so that few of them tell that all are too many.
+        # Small shares leave the most combinations, so a few of them show early that there are too many.
         for demand, workload in sorted(tried, key=lambda pair: pair[1].share.sm_pct):
             if self.segments.make(demand, device, workload) is not None:
                 able.append(workload)
@@ -108,12 +112,14 @@ class PatternEnumeration:
             together = self._run_together(device, [*(one.workload for one in standing), workload])
             if together is not None:
                 yield together
-                # From this position on, so that each combination is met once; what cannot stand together cannot with
-                # more beside it.
+                # From this position on, so that each combination is met once; extending an infeasible combination keeps
+                # it infeasible.
                 yield from self._extend(device, together, feasible[position:])
 
     def _run_together(self, device: Device, running: Sequence[Workload]) -> _Standing | None:
-        """Return what each does beside the others, None where the partition does not hold them or one does nothing."""
+        """Return the segments of co-located workloads, None where the partition does not hold them or one serves
+        nothing.
+        """
         clients = sum(one.processes for one in running)
         crowded = clients > MPS_CLIENTS and len(running) > 1
         if crowded or math.fsum(one.share.sm_pct for one in running) > 100.0 + _EPSILON:

@@ -1,4 +1,4 @@
-"""The maximal patterns of a partition, enumerated in machine code: tens of thousands are looked at for each program."""
+"""The maximal patterns of a partition, enumerated in machine code: each program evaluates tens of thousands."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ Integers = npt.NDArray[np.int64]
 
 
 def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most: int, patterns: Integers) -> int:
-    """Write the maximal packings into the rows of ``patterns`` and return how many there are.
+    """Write the maximal packings into the rows of ``patterns`` and return their number.
 
     Parameters
     ----------
     units, held : (n,) int64
-        Space and memory that one of each size takes; no memory where that is not counted.
+        Space and memory of each size; no memory where memory is not counted.
     space, memory : int
         Of the partition.
     most : int
-        Packings to look at.
-    found : (m, n) int64
-        How often each size is taken, a packing a row; those with most of the first size come first.
+        Maximum number of packings to evaluate.
+    patterns : (m, n) int64
+        Multiplicity of each size, a packing a row; packings with most of the first size come first.
 
     Returns
     -------
     int
-        -1 where there are more than ``m``, or where ``most`` do not suffice to tell.
+        -1 where there are more than ``m``, or where ``most`` do not suffice to enumerate them.
     """
     sizes = len(units)
     counts = np.zeros(sizes, dtype=np.int64)
@@ -50,7 +50,7 @@ def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most
             listed += 1
         if looked_at > most:
             return -1
-        depth = sizes - 2  # of the last size, all that fit are taken: fewer are never maximal
+        depth = sizes - 2  # all that fit of the last size are taken: fewer are never maximal
         while depth >= 0 and counts[depth] == 0:
             depth -= 1
         if depth < 0:

@@ -1,7 +1,7 @@
 """The integer program over replica patterns, which counts interference.
 
-The program over shares (`RestrictedMaster`) ignores interference; this one chooses among patterns that were planned
-already, each replica with the rate that it can serve beside the others. A map is a number of devices of each kind,
+The program over shares (`RestrictedMaster`) ignores interference; this program chooses among patterns that are planned
+already, each replica with the rate that it can serve beside its neighbours. A map is a number of devices of each kind,
 their configurations, and a pattern in each partition; it serves a demand when the rates of its replicas add up to it.
 """
 
@@ -27,18 +27,18 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPattern:
-    """The replicas of one partition: a device as a whole, or one of its MIG instances, wherever it starts."""
+    """The replicas of a partition: a whole device, or a MIG instance at any start."""
 
     device: str
-    partition: PlacedPartition  #: Each replica with the largest rate that it is known to serve beside the others.
+    partition: PlacedPartition  #: Each replica with the largest known rate that it can serve beside its neighbours.
 
     @property
     def kind(self) -> PartitionKind:
-        """Of which kind it is."""
+        """Return the kind of the partition."""
         return self.device, self.partition.mig
 
     def rates(self) -> Mapping[str, float]:
-        """Return the rate of each model, of all its replicas together."""
+        """Return the total rate of each model over its replicas."""
         total: defaultdict[str, float] = defaultdict(float)
         for one in self.partition.replicas:
             total[one.model] += one.rate_rps
@@ -50,7 +50,7 @@ class PatternProgram:
     """The program that assembles a map from patterns."""
 
     problem: Problem
-    #: Those to be served; one that no pattern has a replica of makes the program infeasible.
+    #: Demands to serve; a demand without a replica in any pattern makes the program infeasible.
     demands: Sequence[Demand]
     patterns: Sequence[ReplicaPattern]
     partial: bool = False  #: Demands may be served in part; the objective is then set by the caller.
@@ -74,7 +74,7 @@ class PatternProgram:
             self._served.append((demand, served_column(self.program, demand, rates[demand.model])))
 
     def _rate_row(self, demand: Demand) -> int:
-        # Replicas that serve just the demand may add up to a little less by rounding.
+        # Replicas that just serve the demand may add up to a little less by rounding.
         return self.program.row(low=0.0 if self.partial else demand.rate_rps * (1.0 - _EPSILON))
 
     def _add_configurations(self) -> None:
@@ -95,7 +95,7 @@ class PatternProgram:
         return {column: prices[configuration.device] for configuration, column in self._configurations}
 
     def read_solution(self, solution: Solution) -> tuple[PlacedGpu, ...]:
-        """Return the devices of a solution, each demand shared out over its replicas as they can serve it."""
+        """Return the devices of a solution, each demand divided among its replicas in proportion to their capacity."""
         waiting: defaultdict[PartitionKind, list[PlacedPartition]] = defaultdict(list)
         for pattern, column in zip(self.patterns, self._columns, strict=True):
             waiting[pattern.kind].extend([pattern.partition] * round(solution.values[column]))
@@ -108,7 +108,7 @@ class PatternProgram:
         return tuple(self._limit_rates(gpus))
 
     def _limit_rates(self, gpus: Sequence[PlacedGpu]) -> Iterator[PlacedGpu]:
-        """Yield the devices with no more than is asked for on them."""
+        """Yield the devices with at most the demanded rates on them."""
         able: defaultdict[str, float] = defaultdict(float)
         for gpu in gpus:
             for one in gpu.replicas():
@@ -121,7 +121,7 @@ class PatternProgram:
 def fill_configuration(
     configuration: DeviceConfiguration, waiting: Mapping[PartitionKind, list[PlacedPartition]]
 ) -> Iterator[PlacedPartition]:
-    """Yield what stands in the partitions of one device, taken from what waits for such a partition."""
+    """Yield the partitions of a device, taken from the waiting partitions of the same kind."""
     if not configuration.layout and waiting.get((configuration.device, None)):
         yield waiting[configuration.device, None].pop()
     for item in configuration.layout:
@@ -135,24 +135,24 @@ def _scale_rates(partition: PlacedPartition, factors: Mapping[str, float]) -> Pl
 
 
 def drop_dominated(patterns: Sequence[ReplicaPattern], demands: Sequence[Demand]) -> tuple[ReplicaPattern, ...]:
-    """Leave out patterns that serve no more of anything than another of the same partition.
+    """Drop patterns that another pattern of the same partition dominates in every rate.
 
-    Where a demand limits the replicas, it needs no more of them either.
+    Where a demand limits its replicas, the dominating pattern also needs no more of them.
     """
     merits = {kind: _DominanceFilter() for kind in dict.fromkeys(one.kind for one in patterns)}
-    # By falling sums, so that no pattern comes before one that dominates it: one pass is enough.
+    # By falling sums, so that no pattern comes before its dominating pattern: a single pass is enough.
     ranked = sorted(((_dominance_key(one, demands), one) for one in patterns), key=lambda pair: -sum(pair[0]))
     return tuple(pattern for merit, pattern in ranked if merits[pattern.kind].adds(np.array(merit)))
 
 
 @dataclass(slots=True)
 class _DominanceFilter:
-    """What the patterns of a partition do that were kept so far."""
+    """Merits of the kept patterns of a partition."""
 
     _rows: np.ndarray[tuple[int, int], np.dtype[np.float64]] | None = None
 
     def adds(self, merit: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
-        """Keep what none of the kept ones matches in everything; whether it was kept."""
+        """Keep a merit unless a kept merit matches it in every entry; return whether it was kept."""
         if self._rows is not None and bool(np.any(np.all(self._rows >= merit * (1.0 - _EPSILON), axis=1))):
             return False
         self._rows = merit[None, :] if self._rows is None else np.vstack([self._rows, merit])
@@ -160,8 +160,8 @@ class _DominanceFilter:
 
 
 def _dominance_key(pattern: ReplicaPattern, demands: Sequence[Demand]) -> tuple[float, ...]:
-    """Return the rates of the demands, and how few replicas those have of which there may not be many."""
+    """Return the rates of the demands, and the unused replicas of demands with a limit on replicas."""
     rates, count = pattern.rates(), Counter(one.model for one in pattern.partition.replicas)
-    # Counted down from the most that a partition holds: in all entries more is better.
+    # Counted down from the maximum of a partition: more is better in all entries.
     few = (float(MPS_CLIENTS - count[one.model]) for one in demands if one.max_replicas is not None)
     return (*(rates.get(one.model, 0.0) for one in demands), *few)

@@ -1,4 +1,4 @@
-"""Maps assembled from patterns, where all that can stand together is listed: exact, neighbours regarded."""
+"""Maps from patterns, where all combinations can be listed: exact, with interference."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import RATE_PRECISION
 from gpuprof.placement.segment import Segments
 
-#: Of more demands there are too many combinations.
+#: Maximum number of demands: with more there are too many combinations.
 _MOST_DEMANDS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PatternSolution:
-    """A map, and the least that any map costs as far as it is known."""
+    """A map, and the known lower bound on the cost of every map."""
 
     gpus: tuple[PlacedGpu, ...]
     bound: float = 0.0  #: Per hour; 0.0 where nothing is proven.
@@ -33,7 +33,7 @@ class PatternSearch:
     """Assembles maps that serve all demands."""
 
     problem: Problem
-    demands: Sequence[Demand]  #: Those that something serves.
+    demands: Sequence[Demand]  #: Demands with a segment.
     segments: Segments  #: Of the same problem.
     limit: Limit
     planner: PartitionPlanner = field(init=False)
@@ -55,7 +55,7 @@ class PatternSearch:
         return self._listed[0]
 
     def exact(self) -> PatternSolution | None:
-        """Return the cheapest map of all there are, None where they are too many to be listed or none serves all."""
+        """Return the cheapest of all maps, None where they are too many to list or none serves everything."""
         patterns = self._list_all()
         if patterns is None:
             return None
@@ -66,9 +66,9 @@ class PatternSearch:
         return replace(solution, bound=0.0 if optimistic is None else optimistic.bound)
 
     def maximise_goodput_of_patterns(self, *, fair: bool) -> tuple[PlacedGpu, ...]:
-        """Return the map that serves most of the demands in part, or with ``fair`` most of the least served.
+        """Return the map that serves most of the demands in part, or with ``fair`` most of the least-served demand.
 
-        No devices where patterns are too many to be listed.
+        No devices where patterns are too many to list.
         """
         patterns = self._list_all()
         if patterns is None:
@@ -80,7 +80,8 @@ class PatternSearch:
     def _cheapest(self, patterns: Sequence[ReplicaPattern]) -> PatternSolution | None:
         program = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands))
         prices = {entry.price_per_hour for entry in self.problem.fleet.entries}
-        # At one price all costs are multiples of it: within less than one of the bound nothing cheaper is left.
+        # At a single price all costs are multiples of it: within less than one price of the bound nothing cheaper is
+        # left.
         solution = program.program.solve(
             time_limit_s=self.limit.left_s,
             seed=self.problem.options.seed,
@@ -90,7 +91,7 @@ class PatternSearch:
 
 
 def _at_best(pattern: ReplicaPattern, demands: Sequence[Demand]) -> ReplicaPattern:
-    """Return a pattern that serves as much as is not excluded by how well capacities are known."""
+    """Return a pattern at the highest rates within the precision of the capacities."""
     most = {one.model: one.rate_rps for one in demands}
     replicas = (
         replace(one, rate_rps=max(one.rate_rps, min(one.rate_rps * (1.0 + RATE_PRECISION), most[one.model])))

@@ -1,9 +1,9 @@
-"""Maps whose replicas share the requests of their model, as the router lets them.
+"""Maps whose replicas share the requests of their model through the router.
 
-The program counts on what each replica serves, as if that were its own. Here the counts are of replicas among others:
-segments with the rate of one among as many as serve a demand together, then the whole map verified by the queue that
-each model's replicas have in common, repaired where it is too slow, and freed of devices that the others do without.
-What no replica exceeds, alone or among others, gives the bounds.
+The program counts the rate of each replica as its own. Here rates are those of replicas in a pool: first segments with
+the rate of a replica among as many as serve a demand together, then the whole map verified by the queue of each model's
+pool, repaired where it is too slow, and relieved of dispensable devices. The maximum rate of a replica, alone or in a
+pool, gives the bounds.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: How often a program is solved again for demands whose replicas are together too slow.
+#: Maximum number of repeated solves for demands whose replicas are together too slow.
 _MOST_REPAIRS = 4
-#: By how much more than what is missing a demand is raised then.
+#: Factor on the missing rate by which a demand is then raised.
 _MORE = 1.01
 
 #: Solves the program of some segments for demands at these rates, and returns the devices.
@@ -45,7 +45,7 @@ class PooledPlanner:
     """Plans maps for pooled queues."""
 
     problem: Problem  #: Without a latency budget.
-    segments: Segments  #: Of the same problem, for replicas with requests of their own.
+    segments: Segments  #: Of the same problem, for replicas with streams of their own.
     limit: Limit
     fair: bool = False  #: As `gpuprof.placement.optimal.optimal.Optimal`.
     pools: Pools = field(init=False)
@@ -55,15 +55,15 @@ class PooledPlanner:
         self.pools = Pools(self.problem, self.segments)
 
     def settle(self, split: Placement) -> Placement:
-        """Return a map for split streams at what its replicas serve together, freed of what it need not have."""
+        """Return a map for split streams at the rates of its pools, without dispensable devices."""
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
             return self._settle(split, split.gpus, str(split.found_by or ""))
         return split
 
     def bound(self, split: Placement, limit: Limit) -> Placement | None:
-        """Return a map for split streams, settled, with its bounds as far as there is time; None if it leaves out any.
+        """Return a map for split streams, settled, with bounds found in time; None if it leaves demand unplaced.
 
-        What is as cheap as the cheapest device alone needs no more.
+        A map as cheap as the cheapest device alone needs no further bound.
         """
         best = replace(self.settle(split), upper_bound_goodput_rps=self._all_rps())
         if best.unplaced:
@@ -85,9 +85,9 @@ class PooledPlanner:
         )
 
     def plan_equal_replicas(self, limit: Limit) -> Placement | None:
-        """Return the map of equal replicas, freed of devices that others can do without, with a bound if there is time.
+        """Return the map of equal replicas without dispensable devices, with a bound if there is time.
 
-        None where the fleet is too small, or the time is up before there is such a map.
+        None where the fleet is too small, or the time is up before a map is found.
         """
         with self.problem.limits.until(limit), suppress(TimeUpError):
             equal = EqualReplicas(self.problem, self.segments, self.pools, limit)
@@ -99,7 +99,7 @@ class PooledPlanner:
         return None
 
     def plan(self, split: Placement, solve_program: ProgramSolver) -> Placement:
-        """Return the best of a map for split streams, freed of what it need not have, and the program's of pools."""
+        """Return the best of a map for split streams without dispensable devices, and the program's maps of pools."""
         if self.limit.is_over:
             free = self._without_bounds(split)
             return clip_bounds(
@@ -142,7 +142,7 @@ class PooledPlanner:
         return math.fsum(one.rate_rps for one in self.problem.demands) if fixed else None
 
     def _settle(self, placement: Placement, gpus: Gpus, name: str) -> Placement:
-        """Return the devices at the rates that they serve, up to those asked for, without those that can be spared."""
+        """Return the devices at their served rates, up to the demanded rates, without dispensable devices."""
         served = self.pools.served_rps(gpus)
         rated = drop_idle_replicas(self.pools.rerate(gpus, served))
         kept = self.pools.drop_spare(rated, self.limit)
@@ -152,7 +152,7 @@ class PooledPlanner:
         )
 
     def _bound(self, best: Placement) -> Placement:
-        """Return the placement with what holds for every map of this router."""
+        """Return the placement with bounds for every map of this router."""
         if self._least is not None and not best.unplaced:
             return self._raise_bounds(best, *self._least)
         bounding = BoundingSegments(self.problem)
@@ -179,7 +179,7 @@ class PooledPlanner:
         )
 
     def _of_program(self, best: Placement, solve_program: ProgramSolver) -> Iterator[Placement]:
-        """Yield the program's maps, its demands raised until what it chooses serves what is asked for."""
+        """Yield the program's maps, its demands raised until the chosen replicas serve the demanded rates."""
         known, rates = PooledSegments(self.problem), {one.model: one.rate_rps for one in self.problem.demands}
         for _ in range(_MOST_REPAIRS):
             if self.limit.is_over:

@@ -24,56 +24,56 @@ from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Policies that take time in proportion to the demands, from the least on; the last solve queues of several processes.
+#: Policies whose time is proportional to the demands, fastest first; the last solves queues of several processes.
 QUICKEST = "igniter"
 _QUICK = (QUICKEST, "gslice", "gpulet", "ffd", "parvagpu")
-#: Policies that give each model whole MIG instances; by half of the SLO the first is the quickest and the second
-#: mostly the best: these two come before the policies by queues, the others behind.
+#: Policies that give each model whole MIG instances; at half the SLO the first is the quickest and the second mostly
+#: the best: these two come before the policies under the queueing model, the others after them.
 _FOR_INSTANCES = ("parvagpu", "ffd")
 _FIRST_BY_BUDGET = 2
-#: Seconds of processor time that all of them have in any case, where few demands' figures are predicted: without a map
-#: that serves everything, and with one; and without one where they simulate the several processes of MIG instances.
+#: Minimum processor time (s) of all policies together for few demands with predicted figures: without a map that serves
+#: everything, with such a map, and without a map where they simulate the processes of MIG instances.
 _LEAST_S, _LEAST_BESIDE_S, _LEAST_FOR_INSTANCES_S = 3.0, 1.0, 4.5
-#: By a latency budget each of the quick policies takes milliseconds for so many demands, whatever the figures are.
+#: With a latency budget, each quick policy takes milliseconds up to this number of demands, whatever the figures are.
 _FEW = 20
-#: Of figures that are looked up, all of them together take 20 to 30 ms a demand by a latency budget, 0.2 s by queues.
+#: With looked-up figures, all policies together take 20 to 30 ms a demand with a latency budget, 0.2 s under queueing.
 _FEW_LOOKED_UP = 100
-#: Policies that search, and the most demands that they are run with.
+#: Policies that search, and their maximum number of demands.
 _SEARCHING = {"usher": 30, "milp": 12}
-#: Policies that ask for the tail of many shares and batches; by queues, of so many demands at most.
+#: Policies that query the tail of many shares and batches, with their maximum number of demands under queueing.
 _ASKING = {"igniter": 100, "gslice": 100}
 #: `milp` is a program over single devices.
 _MOST_DEVICES = 12
 
 
 def run_portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
-    """Yield what the built-in policies make of the problem, those that are made for it, until the time is up."""
+    """Yield the placements of the suitable built-in policies, until the time is up."""
     for name in (*_QUICK, *_SEARCHING):
         if name in BUILTIN and _is_meant_for(name, problem):
             options = replace(problem.options, time_limit_s=limit.left_s, explains=False)
             try:
                 yield make_policy(name).place(replace(problem, options=options))
             except GpuprofError:
-                continue  # not made for such a fleet, or for what is known of the models
+                continue  # unsuitable for the fleet or for the known figures of the models
 
 
 @dataclass(slots=True)
 class QuickPolicies:
-    """Runs the policies that take time in proportion to the demands, and remembers which of them a limit ended."""
+    """Runs the policies whose time is proportional to the demands, and records those that a limit ended."""
 
-    _done: set[str] = field(default_factory=set)  #: Not asked again.
+    _done: set[str] = field(default_factory=set)  #: Not run again.
     _finished: set[str] = field(default_factory=set)
     _ended: dict[str, None] = field(default_factory=dict)  #: In order.
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """The policies that a time limit ended, whose maps may be better than any that is known."""
+        """The policies that a time limit ended, whose maps may be better than every known map."""
         return tuple(self._ended)
 
     def run_quickest(self, problem: Problem) -> Placement | None:
-        """Return what the quickest policy makes of many demands by queues; None where it takes more than seconds.
+        """Return the quickest policy's map for many demands under queueing; None where it takes more than seconds.
 
-        It is not asked again where it serves everything.
+        A policy that serves everything is not run again.
         """
         if (
             problem.options.latency_budget is not None
@@ -89,12 +89,11 @@ class QuickPolicies:
         return None
 
     def find_predicted(self, problem: Problem, limit: Limit, known: Placement | None) -> Placement | None:
-        """Return the best map of few demands by queues whose figures are predicted, None of other problems.
+        """Return the best map of few demands with predicted figures under queueing, None for other problems.
 
-        There the policies take seconds, within the limit or for a while in any case, so that they come before all else.
-        Where models were measured in MIG instances alone, maps of instances are mostly the best: these come first, two
-        of them by half of the SLO, which takes a fraction of the time; others by it come last. ``known``: a map that
-        serves everything.
+        For these the policies take seconds, within the limit or for a minimum time, so they come first. Where models
+        were measured in MIG instances alone, maps of instances are mostly the best: two of these come first, at half
+        the SLO, which takes a fraction of the time; the others come last. ``known``: a map that serves everything.
         """
         many = len(problem.demands)
         if limit.seconds is None or problem.options.latency_budget is not None or many > _FEW:
@@ -109,14 +108,14 @@ class QuickPolicies:
         for made in chain(first, self.run(problem, until), others):
             best = made if best is None else min(best, made, key=partial(objective_value, problem))
             if not best.unplaced and objective_value(problem, best)[1] <= least * (1.0 + 1e-9):
-                break  # no map is cheaper than one device
+                break  # no map is cheaper than a device
         return best
 
     def run(self, problem: Problem, limit: Limit) -> Iterator[Placement]:
-        """Yield what the policies make of the problem, but for those done.
+        """Yield the placements of the policies, except for those already done.
 
-        Those that are quick are not stopped, however long that takes on a machine whose cores are taken: whoever asks
-        one of them instead would wait as long, and have the better map. The others have until the time is up.
+        Quick policies are not stopped, however long they take on a busy machine: a user who ran one of them instead
+        would wait as long, and the portfolio's map is better. The others run until the time is up.
         """
         looked_up = len(problem.demands) <= _FEW_LOOKED_UP and _are_figures_measured(problem)
         names: tuple[str, ...] = _QUICK
@@ -133,7 +132,7 @@ class QuickPolicies:
                 if name not in self._finished:
                     self._ended[name] = None
             except GpuprofError:
-                continue  # not made for such a fleet, or for what is known of the models
+                continue  # unsuitable for the fleet or for the known figures of the models
             else:
                 self._finished.add(name)
                 self._ended.pop(name, None)
@@ -141,7 +140,7 @@ class QuickPolicies:
 
 
 def _plan_instances(problem: Problem, limit: Limit, policies: Sequence[str]) -> Iterator[Placement]:
-    """Yield the maps by half of the SLO of policies for MIG instances, where models were measured in these."""
+    """Yield the maps at half the SLO of policies for MIG instances, where models were measured in instances."""
     if not _are_instances_measured(problem):
         return
     segments = Segments(problem)
@@ -155,15 +154,15 @@ def _without_limit(problem: Problem) -> Problem:
 
 
 def _is_quick(name: str, problem: Problem) -> bool:
-    """Whether a policy is done before long whatever the figures are: by a latency budget, with few demands or at all.
+    """Whether a policy is quick for all figures: with a latency budget, for few demands or the quickest policy.
 
-    Where figures are looked up, all are; where they are predicted, thousands are.
+    With looked-up figures all policies are quick; with predicted figures thousands of queries are not.
     """
     return problem.options.latency_budget is not None and (len(problem.demands) <= _FEW or name == QUICKEST)
 
 
 def _are_figures_measured(problem: Problem) -> bool:
-    """Whether the figures of every demand were measured or lie between such, on each kind that is known to run it."""
+    """Whether the figures of every demand were measured or interpolated, on each kind with an estimate."""
     for demand, entry in product(problem.demands, problem.fleet.entries):
         with suppress(InputError):
             for share in problem.estimator.shares(demand.model, entry.device)[-1:]:
@@ -191,7 +190,7 @@ def _is_instance_measured(problem: Problem, demand: Demand, device: Device) -> b
 
 
 def _is_first_batch_observed(problem: Problem, demand: Demand, device: Device, share: Share) -> bool:
-    """Whether the time of the smallest batch was measured, or lies between such."""
+    """Whether the time of the smallest batch was measured or interpolated."""
     for batch in problem.estimator.batches(demand.model, device, share)[:1]:
         with suppress(InputError):
             return problem.estimator.estimate(demand.model, device, batch, share).latency_ms.is_observed
@@ -199,7 +198,7 @@ def _is_first_batch_observed(problem: Problem, demand: Demand, device: Device, s
 
 
 def has_fast_late_bounds(problem: Problem) -> bool:
-    """Whether late replicas are found without solving queues, and interference is by sums, on every kind of device."""
+    """Whether late replicas are found without solving queues and interference is by sums, on every kind of device."""
     first = problem.demands[0]
     with suppress(InputError):
         if not all(isinstance(queue_of(problem.queueing, one.model), QuickQueueModel) for one in problem.demands):

@@ -20,13 +20,13 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Of more demands the bound takes longer than a quick map.
+#: Maximum number of demands: with more, the bound takes longer than a quick map.
 MOST_BOUNDED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
-    """The program's placement, whether all that it chose was placed, and the demands that it regarded."""
+    """The program's placement, whether all chosen segments were placed, and the program's demands."""
 
     placement: Placement
     whole: bool
@@ -76,7 +76,7 @@ def place_by_program(
     segments : Segments
         Of the same problem.
     demands : sequence of Demand
-        Of models of the problem, at whatever rates.
+        Demands of models of the problem, at any rates.
     limit : Limit
     fair : bool
     """
@@ -88,7 +88,7 @@ def place_by_program(
 
 
 def _lower_to_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
-    """Return the demand lowered to what its allowed number of replicas can serve at most."""
+    """Return the demand lowered to the maximum rate of its allowed number of replicas."""
     most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     reach = most * max(segment.capacity_rps for segment in segments)
     return demand if demand.rate_rps <= reach else replace(demand, rate_rps=reach)
@@ -97,7 +97,7 @@ def _lower_to_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
 def _build_placement(
     problem: Problem, segments: Segments, choices: Choices, covers: Mapping[str, Cover], choice: Choice | None
 ) -> tuple[tuple[PlacedGpu, ...], bool]:
-    """Return the devices that a choice takes, and whether all that it chose was placed."""
+    """Return the devices that a choice takes, and whether all chosen segments were placed."""
     bins = FleetBins(problem, segments)
     left = choice is None or pack_replicas(covers, choice, segments, bins)
     return merge_replicas(problem, segments, choices, bins.to_gpus()), not left

@@ -1,4 +1,4 @@
-"""A first-fit heuristic that needs few estimates, so that there is a feasible plan within any time limit."""
+"""A first-fit heuristic that needs few estimates and so gives a feasible plan within any time limit."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import NO_TIME, explain_unplaced, is_refused_everywhere
 
-#: The load up to which a replica is asked whether it keeps its SLO; above, a larger batch or share is asked at once.
+#: Load up to which a replica's SLO is checked; above, a larger batch or share is tried at once.
 _LIKELY = 0.7
-#: Of the SLO: what takes no longer than this for a batch likely keeps it at a high load.
+#: Part of the SLO: a batch within it likely keeps the SLO at a high load.
 _PART = 0.4
-#: Of the load of full batches: a segment that keeps its SLO up to it is taken at once, else the best of several.
+#: Part of the load of full batches: a segment that keeps its SLO up to it is taken at once, else the best of several.
 _GOOD, _MOST_TRIED = 0.65, 12
-#: Part of the time that is left when the first that keeps its SLO is taken.
+#: Part of the time left when the first segment that keeps its SLO is taken.
 _EARLY = 0.6
-#: How much that counts which may hardly keep its SLO, beside what surely does.
+#: Weight of a workload that may hardly keep its SLO, relative to a safe workload.
 _LATE = 1e-3
-#: Seconds of processor time in which models are put together in any case.
+#: Minimum processor time (s) for co-locating models.
 _LEAST_S = 0.3
 
 
 def make_quick_plan(problem: Problem, segments: Segments, limit: Limit) -> Placement:
-    """Return the placement of `place_first_fit`, if there is time with a bound that needs no queues."""
+    """Return the placement of `place_first_fit`, with a bound that needs no queues if there is time."""
     return with_cost_bound(problem, segments, place_first_fit(problem, segments, limit), limit)
 
 
 def place_first_fit(problem: Problem, segments: Segments, limit: Limit) -> Placement:
-    """Return a placement of what was looked at already, first fit.
+    """Return a first-fit placement of the segments evaluated so far.
 
-    Of every demand of which nothing is known a handful of queues is solved, whatever the limit. Whether models tolerate
-    each other is asked while there is time, for a moment in any case; then each gets a device of its own.
+    A handful of queues is solved for every demand without a segment, whatever the limit. Co-location is checked while
+    there is time, for a moment in any case; then each replica gets a device of its own.
     """
     cost, until, early = make_cost(problem), limit.with_least(_LEAST_S), limit.keeping(_EARLY * (limit.seconds or 0.0))
     bins = FleetBins(problem, segments)
@@ -64,7 +64,7 @@ def place_first_fit(problem: Problem, segments: Segments, limit: Limit) -> Place
 
 
 def _segments(segments: Segments, demand: Demand, device: Device, early: Limit) -> tuple[Segment, ...]:
-    """Return what was looked at, and a segment that is quick to find unless that serves everything."""
+    """Return the evaluated segments, and a segment that is quick to find unless they serve everything."""
     known = segments.looked_at(demand, device)
     if any(one.capacity_rps >= demand.rate_rps for one in known):
         return known
@@ -88,12 +88,14 @@ def _place_alone(segments: Segments, bins: FleetBins, device: str, replica: Plac
 
 
 def _quick_segment(segments: Segments, demand: Demand, device: Device, early: Limit) -> Segment | None:
-    """Return a segment under a share, as small as bisection finds, that serves everything, else one of the largest."""
+    """Return the segment of the smallest share, by bisection, that serves everything; else the most efficient
+    segment.
+    """
     shares = segments.problem.estimator.shares(demand.model, device)
     smallest, low, high = None, 0, len(shares)
     place, step = bisect_left(shares, True, key=lambda share: _is_likely(segments, demand, device, share)), 1
     while low < high:
-        # From where it likely suffices in steps twice as large each time: every share takes a queue or two.
+        # From the likely sufficient share in steps twice as large each time: every share takes a queue or two.
         middle = place if low <= place < high else (low + high) // 2
         able = _smallest_sufficient(segments, demand, device, shares[middle])
         if able is None:
@@ -105,7 +107,7 @@ def _quick_segment(segments: Segments, demand: Demand, device: Device, early: Li
 
 
 def _is_likely(segments: Segments, demand: Demand, device: Device, share: Share) -> bool:
-    """Whether a workload under the share likely keeps the SLO at the demand's rate, by its times alone."""
+    """Return whether a workload under the share likely keeps the SLO at the demand's rate, by its times alone."""
     return any(
         demand.rate_rps <= _LIKELY * most_rps and segments.latency_ms(device, workload) <= demand.slo.latency_ms * _PART
         for most_rps, workload in _throughputs(segments, demand, device, share)
@@ -113,11 +115,11 @@ def _is_likely(segments: Segments, demand: Demand, device: Device, share: Share)
 
 
 def _most_efficient(segments: Segments, demand: Demand, device: Device, early: Limit) -> Segment | None:
-    """Return a segment that does much for what it takes: of full batches with time to wait, the best of a few."""
+    """Return a segment that serves much for its share: the best of a few by full batches and remaining time."""
     ranked: list[tuple[float, Workload]] = []
     for share in segments.problem.estimator.shares(demand.model, device):
         for most_rps, workload in _throughputs(segments, demand, device, share):
-            # Behind another batch one takes twice its time: the nearer that is to the SLO, the less is served.
+            # A request behind another batch takes twice the batch time: the nearer to the SLO, the less is served.
             left = 1.0 - 2.0 * segments.latency_ms(device, workload) / demand.slo.latency_ms
             ranked.append((-most_rps / device.fraction(share) * (left if left > 0.0 else _LATE), workload))
     ranked.sort(key=_by_rate)
@@ -126,7 +128,7 @@ def _most_efficient(segments: Segments, demand: Demand, device: Device, early: L
         made = segments.make(demand, device, workload)
         if made is not None and (best is None or _yield(device, made) > _yield(device, best)):
             best = made
-        # What keeps its SLO at next to no load takes dozens of replicas, where the next may take one.
+        # A segment that keeps its SLO only at a negligible load takes dozens of replicas, where the next may take one.
         most_rps = segments.throughput_rps(device, workload)
         good = made is not None and made.capacity_rps >= min(demand.rate_rps, _GOOD * most_rps)
         if best is not None and (good or number >= _MOST_TRIED or early.is_over):
@@ -135,12 +137,12 @@ def _most_efficient(segments: Segments, demand: Demand, device: Device, early: L
 
 
 def _yield(device: Device, segment: Segment) -> float:
-    """Return what a segment serves for the part of the device that it takes."""
+    """Return the rate of a segment per part of the device."""
     return segment.capacity_rps / device.fraction(segment.share)
 
 
 def _by_rate(pair: tuple[float, Workload]) -> tuple[object, ...]:
-    """Return by what workloads are sorted: shares of the whole device and of instances may do as much."""
+    """Return the sorting key of workloads: shares of the whole device and of instances may serve equal rates."""
     rate, workload = pair
     return rate, workload.share.mig or "", workload.share.sm_pct, workload.batch, workload.processes
 

@@ -1,7 +1,7 @@
-"""Shares of a demand's replicas on a kind of device, and the most they serve beside any neighbours, for bounds.
+"""Shares of a demand's replicas on a kind of device, and their maximum rates beside any neighbours, for bounds.
 
-A replica that has a part of a partition shares it with others, which slow it down at least as much as the estimator
-says of any neighbours, or leaves the rest of it idle and so takes all of it.
+A replica in a part of a partition either shares it with neighbours, which slow it down at least as much as the
+estimator's minimum for any neighbours, or leaves the rest of the partition idle and so takes all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHOLE = 100.0
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Where a replica may run, at any batch of the search space."""
+    """A share and processes of a replica, at any batch of the search space."""
 
     share: Share
     processes: int
@@ -36,14 +36,14 @@ class _Candidate:
 class ReplicaOption:
     """A replica of one demand on one kind of device."""
 
-    part: float  #: Of a device, which it takes.
-    rate_rps: float  #: What it serves at most, no more than the demand asks for.
-    #: Which of them may serve the whole demand alone, as long as no queue was solved.
+    part: float  #: Part of a device that it takes.
+    rate_rps: float  #: Maximum served rate, at most the demand's rate.
+    #: Candidates that may serve the whole demand alone, until their queues are solved.
     candidates: tuple[_Candidate, ...] = ()
 
 
 def list_options(segments: BoundingSegments, demand: Demand, entry: FleetEntry) -> tuple[ReplicaOption, ...]:
-    """Return what replicas of a demand may be on a kind of device, by rising part, without what serves no more."""
+    """Return the options of a demand's replicas on a kind of device, by rising part, without dominated options."""
     device, found = entry.device, list[ReplicaOption]()
     for share in _list_shares(segments, demand, entry):
         parts = [(device.fraction(Share(mig=share.mig)), True)]
@@ -63,7 +63,7 @@ def list_options(segments: BoundingSegments, demand: Demand, entry: FleetEntry) 
 def settle_options(
     segments: BoundingSegments, demand: Demand, entry: FleetEntry, options: Sequence[ReplicaOption]
 ) -> tuple[ReplicaOption, ...]:
-    """Return the options up to the first of which a queue shows that it serves the whole demand alone."""
+    """Return the options up to the first whose queue confirms that it serves the whole demand alone."""
     settled: list[ReplicaOption] = []
     for option in options:
         one = _solve_queues(segments, demand, entry, option) if option.candidates else option
@@ -77,8 +77,8 @@ def settle_options(
 def _solve_queues(
     segments: BoundingSegments, demand: Demand, entry: FleetEntry, option: ReplicaOption
 ) -> ReplicaOption:
-    """Return the option with what it serves: a little less than the demand where all its candidates are too late."""
-    for candidate in reversed(option.candidates):  # of the same part a larger share is likelier to suffice
+    """Return the option with its served rate: a little less than the demand where all its candidates are too late."""
+    for candidate in reversed(option.candidates):  # for equal parts, a larger share is likelier to suffice
         for batch in segments.search_space.listed_batches(demand.model, entry.device, candidate.share):
             with suppress(InputError):
                 if segments.serves_alone(demand, _make_server(segments, demand, entry, candidate, batch)):
@@ -87,7 +87,7 @@ def _solve_queues(
 
 
 def _keep_undominated(options: Sequence[ReplicaOption]) -> tuple[ReplicaOption, ...]:
-    """Return the options that no smaller one matches; those that may serve all stay until their queues are solved."""
+    """Return the options that no smaller option matches; options with unsolved queues stay."""
     kept: list[ReplicaOption] = []
     for option in sorted(options, key=lambda one: (one.part, -one.rate_rps)):
         last = kept[-1] if kept else ReplicaOption(0.0, 0.0)
@@ -109,10 +109,10 @@ def _list_shares(segments: BoundingSegments, demand: Demand, entry: FleetEntry) 
 def _bound_rates(
     segments: BoundingSegments, demand: Demand, entry: FleetEntry, candidate: _Candidate
 ) -> Iterator[float]:
-    """Yield what no replica of a kind exceeds.
+    """Yield upper bounds of the rate of a kind of replica.
 
-    A replica forms smaller batches, too, so that of times that do not vary those of the largest batch in time say all;
-    measured ones vary by batch, each in its own way.
+    A replica forms smaller batches too, so predicted times are bounded by the largest batch in time alone; measured
+    times vary irregularly by batch.
     """
     slo, listed = demand.slo, segments.search_space.listed_batches(demand.model, entry.device, candidate.share)
     try:
@@ -124,7 +124,7 @@ def _bound_rates(
     late = [planned_ms(figure, segments.problem.options.confidence) > slo.latency_ms for figure in figures]
     if figures and not any(figure.is_observed for figure in figures):
         in_time = len(late) - late[::-1].index(False) if False in late else 0
-        batches = listed[in_time : in_time + 1] or listed[-1:]  # those between may be in time, too
+        batches = listed[in_time : in_time + 1] or listed[-1:]  # batches between listed sizes may be in time, too
     else:
         batches = listed
     for batch in batches:
@@ -136,7 +136,7 @@ def _bound_rates(
 def _make_server(
     segments: BoundingSegments, demand: Demand, entry: FleetEntry, candidate: _Candidate, batch: int
 ) -> BatchServer:
-    """Return how a replica takes its batches: no slower than whatever it stands beside."""
+    """Return the server of a replica: its batches are no slower than beside any neighbours."""
     device, problem = entry.device, segments.problem
     workload = Workload(demand.model, batch, candidate.share, candidate.processes)
     server = segments.undisturbed_server(device, workload)

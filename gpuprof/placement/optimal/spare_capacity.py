@@ -1,8 +1,8 @@
 """Gives spare capacity to the replicas with the least certain estimates.
 
-A replica's risk is how far the upper end of its estimate's interval moves its time, as a part of what its SLO
-leaves: at 1 the upper end just keeps the SLO. Shares and MIG instances grow, step by step, always that of the
-replica at most risk, as long as no replica on the device breaks an SLO. The devices and what stands on them stay.
+A replica's risk is the increase of its time at the upper end of its estimate's interval, as a part of the time left by
+its SLO: at 1 the upper end just keeps the SLO. Shares and MIG instances grow step by step, always for the replica at
+most risk, as long as no replica on the device breaks an SLO. The devices and their replicas stay.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplic
 from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments
 
-#: Below this risk an estimate counts as sure.
+#: Risk below which an estimate is treated as sure.
 SURE = 0.01
-#: Different devices that are looked at; equal ones are worked out once.
+#: Maximum number of different devices; equal devices are evaluated once.
 _MOST_DEVICES = 300
-_INTERVAL = 0.9  # of the estimates'
+_INTERVAL = 0.9  # of the estimates
 _EPSILON = 1e-9
 
 
@@ -48,9 +48,9 @@ class SpareCapacity:
         self._upper = Segments(replace(self.problem, options=replace(options, confidence=_INTERVAL)))
 
     def distribute(self, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
-        """Return the devices with their spare capacity given away.
+        """Return the devices with their spare capacity distributed.
 
-        On a CPU nothing is spread: the cores that are left over are those that the server itself runs on.
+        On a CPU nothing is distributed: the server itself runs on the spare cores.
         """
         done: dict[PlacedGpu, PlacedGpu] = {}
         for gpu in gpus:
@@ -86,7 +86,7 @@ class SpareCapacity:
         return (high - mean) / (limit - mean) if mean < limit else math.inf
 
     def _distribute_on(self, device: Device, gpu: PlacedGpu) -> PlacedGpu:
-        """Grow what is at most risk until nothing grows any more."""
+        """Grow the replica at most risk until no replica grows any more."""
         refused: set[tuple[int, int]] = set()
         while not self.limit.is_over:
             risks = {
@@ -106,7 +106,7 @@ class SpareCapacity:
         return gpu
 
     def _grow(self, device: Device, gpu: PlacedGpu, place: tuple[int, int], risk: float) -> PlacedGpu | None:
-        """Return the device with more for one replica: of its partition's rest, else a larger instance."""
+        """Return the device with more for a replica: from its partition's free share, else a larger instance."""
         p, r = place
         partition = gpu.partitions[p]
         for candidate in (*self._larger_shares(device, partition, r), *self._larger_instances(device, gpu, p)):
@@ -115,7 +115,7 @@ class SpareCapacity:
         return None
 
     def _larger_shares(self, device: Device, partition: PlacedPartition, r: int) -> Iterator[PlacedPartition]:
-        """Yield the partition with the next share that is known for the replica, or all that is left."""
+        """Yield the partition with the replica's next known share, or with all the free share."""
         replica = partition.replicas[r]
         free_pct = 100.0 - math.fsum(one.share.sm_pct for one in partition.replicas)
         if free_pct <= _EPSILON:
@@ -130,7 +130,7 @@ class SpareCapacity:
                 yield replace(partition, replicas=replicas)
 
     def _larger_instances(self, device: Device, gpu: PlacedGpu, p: int) -> Iterator[PlacedPartition]:
-        """Yield the partition in larger instances that fit beside the others where they are, smallest first."""
+        """Yield the partition in larger instances that fit beside the other instances in place, smallest first."""
         partition = gpu.partitions[p]
         if partition.mig is None:
             return
@@ -150,7 +150,7 @@ class SpareCapacity:
                 yield PlacedPartition(whole, profile.name, start)
 
     def _with_share(self, device: Device, replica: PlacedReplica, share: Share) -> PlacedReplica | None:
-        """Return the replica under another share, None where nothing is known of it there."""
+        """Return the replica under another share, None where it has no estimate there."""
         try:
             estimate = self.segments.estimate(device, Workload(replica.model, replica.batch, share, replica.processes))
             self.segments.server(device, estimate.workload)
@@ -171,25 +171,27 @@ class SpareCapacity:
 
 
 def _covers(instance: MigPlacement, slices: int, partition: PlacedPartition) -> bool:
-    """Whether an instance stands where the smaller one stood."""
+    """Whether an instance covers the memory slices of the smaller instance."""
     start = partition.start or 0
     return set(range(start, start + slices)) <= set(instance.memory_slices)
 
 
 def distribute_spare(problem: Problem, segments: Segments, spare: SpareCapacity, placement: Placement) -> Placement:
-    """Return the placement with what is left over given to the least sure, and rates by what replicas then can do."""
+    """Return the placement with spare capacity given to the least certain replicas, and rates by their new
+    capacities.
+    """
     gpus = spare.distribute(placement.gpus)
     return replace(placement, gpus=gpus if placement.unplaced else balance_rates(problem, segments, gpus))
 
 
 def raise_rates(problem: Problem, segments: Segments, placement: Placement) -> tuple[PlacedGpu, ...]:
-    """Return the devices with the replicas of demands that are not met at rates up to what each serves in its place.
+    """Return the devices with the replicas of unmet demands at rates up to their capacity in place.
 
     Parameters
     ----------
     problem : Problem
     segments : Segments
-        Of the same problem, for replicas with requests of their own.
+        Of the same problem, for replicas with streams of their own.
     placement : Placement
     """
     missing = {one.model: one.rate_rps for one in placement.unplaced}
@@ -214,7 +216,7 @@ def raise_rates(problem: Problem, segments: Segments, placement: Placement) -> t
 
 
 def choose_least_risky(problem: Problem, spare: SpareCapacity, placements: Sequence[Placement]) -> Placement:
-    """Return what serves most, else costs least, else has the least risk, else moves fewest replicas."""
+    """Return the placement that serves most, else costs least, else has the least risk, else moves fewest replicas."""
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
 
     def rank(placement: Placement) -> tuple[object, ...]:

@@ -1,9 +1,9 @@
 """Pricing of patterns where neighbours act through sums: thousands of combinations of parts are planned at once.
 
-What stands on a device is a row of parts, each with one of its options: a share and a batch that do its task alone.
-Options are ordered by share, then by batch. Beside others whoever is late takes a larger share, and whoever serves too
-little the next batch, until all are in time and serve their rates, or the device is full. As less pressure makes
-nothing slower, those with a part more begin with the options that they had without it.
+The content of a device is a row of parts, each with an option: a share and a batch that do its task alone. Options are
+ordered by share, then by batch. Beside neighbours, a late part takes a larger share, and a part that serves too little
+the next batch, until all are in time and serve their rates, or the device is full. As less pressure makes nothing
+slower, combinations with another part begin with the options that they had without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuprof.placement.optimal.kind_table import KindTable
 from gpuprof.placement.optimal.pattern import SPACE, share_units
 from gpuprof.placement.segment import Segments
 
-#: Combinations of each number of parts that are planned in one round of pricing, those that may be worth most.
+#: Maximum number of combinations of each number of parts in a pricing round, those of the highest possible worth.
 _MOST_PLANNED = 1_000
 _EPSILON = 1e-6
 
@@ -46,19 +46,19 @@ class PricedParts:
 
 @dataclass(slots=True)
 class TablePricing:
-    """Finds what is worth most together on one kind of device."""
+    """Finds the most valuable combinations of parts on a kind of device."""
 
     kind: KindTable
     parts: Sequence[DemandPart]
     rates_rps: Floats  #: By part.
     classes: Integers  #: Number of the part's class in ``kind``, by part.
     units: Integers  #: Shares in parts of `SPACE`, by workload of ``kind``.
-    memory_bytes: Floats  #: Of all processes, likewise.
+    memory_bytes: Floats  #: Memory of all processes, by workload of ``kind``.
     capacity_bytes: float
-    _rows: Integers = field(init=False)  #: The options of all parts, one part's after another's: numbers of workloads.
+    _rows: Integers = field(init=False)  #: The options of all parts, part by part: numbers of workloads.
     _larger: Integers = field(init=False)  #: The first option of the part with a larger share, by option.
     _starts: Integers = field(init=False)  #: The first option of each part.
-    _ends: Integers = field(init=False)  #: Behind its last one.
+    _ends: Integers = field(init=False)  #: The end of each part's options (exclusive).
 
     def __post_init__(self) -> None:
         kind = self.kind
@@ -77,22 +77,22 @@ class TablePricing:
         self._starts, self._ends = np.array(ends[:-1]), np.array(ends[1:])
 
     def least_units(self) -> Integers:
-        """Return the least share that each part takes, in parts of `SPACE`; more than that where none suffices."""
+        """Return the least share that each part takes, in parts of `SPACE`; more than `SPACE` where none suffices."""
         known = self._starts < self._ends
         first = self._rows[np.minimum(self._starts, max(len(self._rows) - 1, 0))] if len(self._rows) else 0
         return np.where(known, self.units[first], SPACE + 1)
 
     def list_alone(self) -> Iterator[PricedParts]:
-        """Yield each part that some workload serves alone, by the workload of the least share."""
+        """Yield each part that some workload serves alone, with the workload of the least share."""
         for part, start, end in zip(self.parts, self._starts, self._ends, strict=True):
             if start < end:
                 yield PricedParts(0.0, (part,), (self.kind.workloads[self._rows[start]],))
 
     def price(self, worths: Mapping[DemandPart, float], cost: float, limit: Limit) -> Iterator[PricedParts]:
-        """Yield parts that are worth more than they cost together, those worth most first.
+        """Yield combinations of parts that are worth more than their cost, most valuable first.
 
-        Breadth first: of each number of parts, those that may still be worth most are looked at. What shares are left
-        is worth no more than the part that is worth most for its share would make of them.
+        Breadth first: for each number of parts, the combinations of the highest possible worth are evaluated. The worth
+        of the free share is bounded by the part with the highest worth per share.
         """
         least = self.least_units()
         worth = np.array([max(0.0, worths.get(part, 0.0)) for part in self.parts])
@@ -100,7 +100,7 @@ class TablePricing:
         order = np.array([one for one in np.argsort(-density, kind="stable") if worth[one] > _EPSILON], dtype=np.int64)
         order = order[least[order] <= SPACE]
         goal = cost * (1.0 + _EPSILON) + _EPSILON
-        # Numbers by falling density, so that whatever is added is worth no more for its share than what stands.
+        # Ranks by falling density, so that an added part is worth no more for its share than the present parts.
         standing, options = np.zeros((1, 0), dtype=np.int64), np.zeros((1, 0), dtype=np.int64)
         found: list[tuple[float, Integers, Integers]] = []
         while len(standing) and not limit.is_over:
@@ -114,7 +114,7 @@ class TablePricing:
     def _extend(
         self, order: Integers, worth: Floats, goal: float, known: tuple[Integers, Integers]
     ) -> tuple[Integers, Integers]:
-        """Return what of the known combinations, as ranks and options, stands with one part more."""
+        """Return the feasible combinations with another part, as ranks and options."""
         standing, options = known
         least = self.least_units()[order]
         density = worth[order] / least
@@ -134,7 +134,9 @@ class TablePricing:
         return standing[kept], options[kept]
 
     def _settle(self, parts: Integers, options: Integers) -> npt.NDArray[np.bool_]:
-        """Raise the options, in place, until all parts of a combination are done; return which combinations are."""
+        """Raise the options, in place, until all parts of a combination are served; return the feasible
+        combinations.
+        """
         kind, count = self.kind, parts.shape[1]
         kept, active = np.ones(len(parts), dtype=bool), np.arange(len(parts))
         while len(active):
@@ -183,7 +185,7 @@ def make_table_pricing(
 
 
 def _list_memory(segments: Segments, device: Device, kind: KindTable) -> Floats:
-    """Return the memory of all workloads; 0 for a class of which a few have none that is known."""
+    """Return the memory of all workloads; 0 for a class whose first, middle and last workloads have no known memory."""
     memory = np.zeros(len(kind.workloads))
 
     def ask(row: int) -> float:

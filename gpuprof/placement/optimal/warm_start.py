@@ -24,21 +24,21 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """What of an older map can go on running."""
+    """The part of an older map that can go on running."""
 
     gpus: tuple[PlacedGpu, ...]
-    #: What it leaves to be placed, on the devices that it leaves; None when it serves everything.
+    #: The remaining demands on the remaining devices; None when the map serves everything.
     rest: Problem | None
 
 
 def make_warm_start(problem: Problem, segments: Segments, previous: DeploymentMap, freed: int = 0) -> WarmStart | None:
-    """Return the older map at today's rates, without the devices that they do not need; None where it is not sound.
+    """Return the older map at the present rates, without dispensable devices; None where it is not sound.
 
     Parameters
     ----------
     freed : int
-        So many devices are left out, too, the idlest first: what they serve is placed anew together with what nobody
-        serves, which may take fewer devices than both apart.
+        Number of further devices to leave out, the idlest first: their requests are placed anew together with the
+        unserved requests, which may take fewer devices than both apart.
     """
     try:
         old = list(_list_previous_gpus(problem, previous))
@@ -54,7 +54,7 @@ def make_warm_start(problem: Problem, segments: Segments, previous: DeploymentMa
 
 
 def keep_previous_gpus(problem: Problem, segments: Segments, previous: DeploymentMap) -> tuple[PlacedGpu, ...]:
-    """Return what runs and may go on running, each model's rate shared out evenly; empty where it is not sound.
+    """Return the replicas that may go on running, each model's rate divided evenly; empty where the map is not sound.
 
     SLOs are not checked.
     """
@@ -79,7 +79,7 @@ def keep_previous_gpus(problem: Problem, segments: Segments, previous: Deploymen
 
 
 def _fits_rules(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
-    """Whether a device is configured and filled as it may be, and its replicas are such as are planned."""
+    """Whether a device's configuration and contents are legal, and its replicas are within the planning options."""
     device, options = problem.device(gpu.device), problem.options
     instances = [part for part in gpu.partitions if part.mig is not None]
     planned = all(
@@ -94,11 +94,11 @@ def _fits_rules(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
 
 
 def balance_rates(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
-    """Return a map with each model's rate shared out by what its replicas can do.
+    """Return a map with each model's rate divided by the capacities of its replicas.
 
-    It stays as it is where an SLO would break, or where the replicas serve more than is known to be within reach.
+    The map stays as it is where an SLO would break, or where its rates exceed the known capacities.
     """
-    # Equal devices may be one object, and replicas are compared by identity.
+    # Equal devices may be the same object, and replicas are compared by identity.
     gpus = [_copy_replicas(gpu) for gpu in gpus]
     by_replica = {id(one): segment for gpu in gpus for one, segment in _segments(problem, segments, gpu)}
     if len(by_replica) < sum(1 for gpu in gpus for _ in gpu.replicas()):
@@ -113,7 +113,7 @@ def _total_rate_rps(gpus: Sequence[PlacedGpu]) -> float:
 
 
 def _copy_replicas(gpu: PlacedGpu) -> PlacedGpu:
-    """Return the device with replicas that are no other device's."""
+    """Return the device with replica objects of its own."""
     parts = (replace(part, replicas=tuple(replace(one) for one in part.replicas)) for part in gpu.partitions)
     return PlacedGpu(gpu.device, tuple(parts))
 
@@ -140,12 +140,12 @@ def _old_partition(partition: Partition, asked: set[str]) -> PlacedPartition:
 
 
 def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[tuple[PlacedReplica, Segment]]:
-    """Yield what each replica can do that still keeps its SLO and obeys the options."""
+    """Yield the segment of each replica that still keeps its SLO and obeys the options."""
     device, options = problem.device(gpu.device), problem.options
     for replica in gpu.replicas():
         most = segments.search_space.processes(replica.share)[-1]
         if replica.batch > options.max_batch or replica.processes > most or replica.max_wait_ms:
-            continue  # what waits for its batch to fill is not planned any more
+            continue  # replicas that wait for full batches are no longer planned
         segment = segments.make(problem.demand(replica.model), device, replica.workload)
         if segment is not None:
             yield replica, segment
@@ -154,7 +154,7 @@ def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[
 def _drop_least_used(
     problem: Problem, gpus: list[PlacedGpu], by_replica: Mapping[int, Segment], freed: int
 ) -> list[PlacedGpu]:
-    """Return the devices but for the ``freed`` of which most is paid for and not used."""
+    """Return the devices without the ``freed`` devices of the highest unused price."""
     offered = _capacity(gpus, by_replica)
     busy = {model: min(1.0, problem.demand(model).rate_rps / offered[model]) for model in offered}
     prices = {entry.device.name: entry.price_per_hour for entry in problem.fleet.entries}
@@ -206,7 +206,7 @@ def _capacity(gpus: Sequence[PlacedGpu], by_replica: Mapping[int, Segment]) -> d
 
 
 def _share_out_rates(problem: Problem, gpus: Sequence[PlacedGpu], by_replica: Mapping[int, Segment]) -> list[PlacedGpu]:
-    """Share today's rates out over the replicas; those that can do nothing any more are left out."""
+    """Divide the present rates among the replicas; leave out replicas without capacity."""
     able: defaultdict[str, list[PlacedReplica]] = defaultdict(list)
     for gpu in gpus:
         for replica in gpu.replicas():
@@ -250,7 +250,7 @@ def _fits(device: Device, partition: PlacedPartition) -> bool:
 
 
 def _remaining_problem(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem | None:
-    """Return what is still to be placed, None when nothing is."""
+    """Return the problem of the remaining demands, None when nothing remains."""
     served: defaultdict[str, float] = defaultdict(float)
     replicas = Counter(one.model for gpu in gpus for one in gpu.replicas())
     for gpu in gpus:
@@ -274,7 +274,7 @@ def _remaining_problem(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem |
 
 
 def _remaining_demand(demand: Demand, served_rps: float, replicas: int) -> Demand | None:
-    """Return what is left of a demand, None when nothing is or no more replicas are allowed."""
+    """Return the remainder of a demand, None when nothing remains or no more replicas are allowed."""
     if served_rps >= demand.rate_rps * (1.0 - _EPSILON):
         return None
     allowed = None if demand.max_replicas is None else demand.max_replicas - replicas

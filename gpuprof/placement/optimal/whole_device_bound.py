@@ -1,13 +1,13 @@
 """A lower bound for several kinds of devices with integer numbers of devices and, for few demands, of replicas.
 
-Of a kind of device a demand takes at least a certain part: its rate times the smallest part of a device per request a
-second, over all in the search space (`replica_options`), at what none of them exceeds whatever stands beside it.
-Demands may be divided among kinds at will, devices may not: an integer program with a column for each kind and one for
-each demand on each kind. Every map in the search space is a solution of it, so none costs less.
+A demand takes at least a certain part of a kind of device: its rate times the smallest part of a device per request per
+second, over the search space (`replica_options`), at the maximum rates beside any neighbours.
+Demands may be divided among kinds at will, devices may not: an integer program with a column for each kind and a column
+for each demand on each kind. Every map in the search space is a solution of the program, so none costs less.
 
-Of few demands the replicas are counted next: a column for each that a demand may have, which takes its part and serves
-no more than it can; that one of them serves the whole demand alone is verified by its queue where the program rests on
-it. No queue of several replicas is solved.
+For few demands the replicas are counted next: a column for each possible replica of a demand, with its part and its
+maximum rate. Where the program rests on a replica that serves the whole demand alone, its queue verifies this. No queue
+of several replicas is solved.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from gpuprof.placement.program import Program
 
 #: A kind of device and a model.
 _Pair = tuple[str, str]
-#: Seconds that the program may take in any case: it has a column for each demand on each kind.
+#: Minimum time (s) of the program, which has a column for each demand on each kind.
 _LEAST_S = 0.2
-#: A demand of which a kind serves less is not looked at there.
+#: Part of a demand below which the demand's use of a kind is ignored.
 _LITTLE = 1e-6
-#: Of more demands replicas are not counted.
+#: Maximum number of demands with counted replicas.
 _FEW_DEMANDS = 12
 
 
 class _KnownOptions(dict[_Pair, tuple[ReplicaOption, ...]]):
-    """What replicas of demands may be, as far as it was asked for; of demands that are alike, of the first."""
+    """The options of demands' replicas, as far as evaluated; similar demands use those of the first."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         self._problem, self._segments = problem, BoundingSegments(problem)
 
     def look_up(self, pair: _Pair) -> None:
-        """Work out what replicas of a demand take of a kind."""
+        """Evaluate the options of a demand's replicas on a kind."""
         kind, model = pair
         first = self._segments.first_alike(model)
         if (kind, first) not in self:
@@ -50,7 +50,7 @@ class _KnownOptions(dict[_Pair, tuple[ReplicaOption, ...]]):
         self[pair] = self[kind, first]
 
     def settle(self, pair: _Pair) -> None:
-        """Solve the queues of those replicas that may serve a whole demand alone."""
+        """Solve the queues of replicas that may serve a whole demand alone."""
         kind, model = pair
         demand, entry = self._problem.demand(model), self._problem.entry(kind)
         self[pair] = settle_options(self._segments, demand, entry, self[pair])
@@ -58,10 +58,10 @@ class _KnownOptions(dict[_Pair, tuple[ReplicaOption, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class WholeDeviceBound:
-    """What serving every demand takes at least; infinite where no number of these devices serves everything."""
+    """The minimum cost of serving every demand; infinite where no number of these devices serves everything."""
 
     cost_per_hour: float
-    kinds: tuple[str, ...] = ()  #: Of the cheapest solution of the program: where a map so cheap might be found.
+    kinds: tuple[str, ...] = ()  #: Kinds of the cheapest solution, which might give such a map.
 
 
 def bound_whole_devices(problem: Problem, limit: Limit) -> WholeDeviceBound:
@@ -72,7 +72,7 @@ def bound_whole_devices(problem: Problem, limit: Limit) -> WholeDeviceBound:
     problem : Problem
         Without a latency budget.
     limit : Limit
-        What a demand takes of a kind is worked out where the program rests on it; what was not in time is nothing.
+        A demand on a kind is evaluated where the program rests on it; demands not evaluated in time take nothing.
     """
     known, best = _KnownOptions(problem), WholeDeviceBound(0.0)
     with problem.limits.until(limit), suppress(TimeUpError):
@@ -87,14 +87,14 @@ def bound_whole_devices(problem: Problem, limit: Limit) -> WholeDeviceBound:
 
 @dataclass(frozen=True, slots=True)
 class _Relaxation:
-    """The program's bound, and what it rests on."""
+    """The program's bound, and the pairs that it rests on."""
 
     bound: WholeDeviceBound
-    unknown: Sequence[_Pair] = ()  #: Demands on kinds that were not looked at.
-    unsettled: Sequence[_Pair] = ()  #: Those of which one replica serves all, if its queue shows that it does.
+    unknown: Sequence[_Pair] = ()  #: Demands on kinds not yet evaluated.
+    unsettled: Sequence[_Pair] = ()  #: Pairs with a replica that serves the whole demand, if its queue confirms it.
 
     def resolve(self, known: _KnownOptions) -> bool:
-        """Look at something that the bound rests on; False where all of it is known."""
+        """Evaluate a pair that the bound rests on; return False where all are known."""
         if self.unknown:
             known.look_up(self.unknown[0])
         elif self.unsettled:
@@ -103,7 +103,7 @@ class _Relaxation:
 
 
 def _solve(problem: Problem, known: _KnownOptions, limit: Limit, *, whole: bool) -> _Relaxation:
-    """Return the program's bound, with ``whole`` replicas or not, where demands take nothing of what is not known."""
+    """Return the program's bound, with ``whole`` replicas or not; unknown pairs take nothing."""
     names = [entry.device.name for entry in problem.fleet.entries]
     for demand in problem.demands:
         if all(known.get((name, demand.model)) == () for name in names):
@@ -124,10 +124,10 @@ def _solve(problem: Problem, known: _KnownOptions, limit: Limit, *, whole: bool)
                 column = program.column(0.0, rows, math.ceil(rate_rps / one.rate_rps))
                 if one.candidates:
                     unsettled[column] = kind, model
-                    break  # larger ones serve no more
+                    break  # larger options serve no more
         elif options != ():
             part = min((one.part * rate_rps / one.rate_rps for one in options or ()), default=0.0)
-            none_without = program.row(0.0)  # nothing is served by a kind of which there is no device
+            none_without = program.row(0.0)  # a kind without devices serves nothing
             program.add(kinds[kind], none_without, 1.0)
             column = program.column(
                 0.0, {served[model]: 1.0, room[kind]: -part, none_without: -1.0}, 1.0, integer=False
@@ -135,7 +135,7 @@ def _solve(problem: Problem, known: _KnownOptions, limit: Limit, *, whole: bool)
             if options is None:
                 unknown[column] = kind, model
     solution = program.solve(time_limit_s=None if limit.left_s is None else max(limit.left_s, _LEAST_S))
-    if solution is None:  # not in time, or fewer devices than it takes
+    if solution is None:  # not in time, or too few devices
         return _Relaxation(WholeDeviceBound(0.0))
     taken = tuple(name for name, column in kinds.items() if solution.values[column] > 0.5)
     used = {column for column, value in enumerate(solution.values) if value > _LITTLE}
