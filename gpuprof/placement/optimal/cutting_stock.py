@@ -227,7 +227,7 @@ class _CuttingStock:
     def _price(
         self, master: _Master, solution: Solution, worths: Mapping[DemandPart, float], limit: Limit
     ) -> tuple[int, dict[DemandPart, float]]:
-        """Add the most valuable patterns that lower the cost; return their number, and worths that bound all patterns."""
+        """Add the most valuable patterns that lower the cost; return their number, and worths bounding all patterns."""
         added, highest = 0, 1.0
         for number, pricing in enumerate(self._pricings):
             cost, new = master.cost(number, solution), 0

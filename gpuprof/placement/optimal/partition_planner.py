@@ -162,7 +162,7 @@ class PartitionPlanner:
         beside: Sequence[Workload],
         now: Workload | None = None,
     ) -> Workload | None:
-        """Return a workload that does the task beside neighbours: the present one, else the smallest sufficient batch."""
+        """Return a workload that does the task beside neighbours: the present batch, else the smallest able."""
         demand = self.problem.demand(task[0])
 
         def does(workload: Workload) -> bool:
