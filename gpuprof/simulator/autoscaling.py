@@ -1,4 +1,4 @@
-"""Cost and benefit of autoscaling: the figures by which policies are compared (USHER, OSDI'24, section 5.4)."""
+"""Cost and benefit of autoscaling: figures for comparing policies (USHER, OSDI'24, section 5.4)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from gpuprof.simulator.reschedule import Timetable
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """The figures of one policy under one load."""
+    """The figures of a policy under a load."""
 
     policy: str
-    #: ``maps``, ``started``: Maps that followed one another, and replicas that had to be started for them.
+    #: ``maps``, ``started``: Number of successive maps, and of replicas started for them.
     maps: int
     started: int
-    mean_gpus: float  #: Devices of the maps, over time.
+    mean_gpus: float  #: Devices of the maps, averaged over time.
     most_gpus: int
-    #: ``gpu_hours``, ``held_gpu_hours``: Devices of the maps, times how long; and with the time in which old and new
-    #: replicas both stand.
+    #: ``gpu_hours``, ``held_gpu_hours``: Device hours of the maps; and including the time in which old and new replicas
+    #: coexist.
     gpu_hours: float
     held_gpu_hours: float
-    cost: float | None  #: Of the maps, in $; None where a device has no price.
+    cost: float | None  #: Cost of the maps in $; None if a device has no price.
     goodput_rps: float
-    in_time_pct: float | None  #: Of the requests; None without any.
-    #: Mean time of an answered request before its batch starts: for others to fill it and for a process.
+    in_time_pct: float | None  #: Percentage of requests; None without requests.
+    #: Mean time of an answered request before its batch starts, waiting for the batch to fill and for a process.
     wait_ms: float | None
-    worst_p99_ms: float | None  #: Of the model whose p99 is the largest part of its SLO.
+    worst_p99_ms: float | None  #: p99 of the model with the largest ratio of p99 to SLO.
 
 
 def summarize_autoscaling(policy: str, table: Timetable, outcome: SimulationOutcome) -> Autoscaling:

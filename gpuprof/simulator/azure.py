@@ -1,7 +1,7 @@
-"""Reads the traces of Azure Functions that Microsoft published: invocations a minute (2019) and one by one (2021).
+"""Reads Microsoft's published traces of Azure Functions: counts per minute (2019) and single invocations (2021).
 
-2019: ``HashOwner,HashApp,HashFunction,Trigger,1,…,1440``, a line a function and day, a column a minute
-(Shahrad et al., ATC'20). 2021: ``app,func,end_timestamp,duration`` in seconds, a line an invocation
+2019: ``HashOwner,HashApp,HashFunction,Trigger,1,…,1440``, a line per function and day, a column per minute
+(Shahrad et al., ATC'20). 2021: ``app,func,end_timestamp,duration`` in seconds, a line per invocation
 (Zhang et al., SOSP'21). Both are at github.com/Azure/AzurePublicDataset.
 """
 
@@ -25,11 +25,11 @@ _MINUTE_NS = 60 * NS_PER_S
 
 
 def read_azure(path: Path, busiest: int, seed: int = 0) -> Trace:
-    """Read either format, told by its header, and return the ``busiest`` functions, busiest first.
+    """Read either format, recognised by its header, and return the ``busiest`` functions, busiest first.
 
-    Counts of a minute are spread over it uniformly at random, as a Poisson process of that count is. In the 2021 format
-    a request comes when its invocation began, ``end_timestamp - duration``; the earliest of the file is time 0. Raises
-    `InputError` with the line: another header, minutes missing, a count or time that is none.
+    The requests of a minute are spread uniformly at random, like a Poisson process of that count. In the 2021 format a
+    request arrives at the begin of its invocation, ``end_timestamp - duration``; the earliest in the file is time 0.
+    Raises `InputError` with the line for another header, missing minutes, or an invalid count or time.
     """
     _, header = next(open_rows(path), (1, []))
     if header == _HEADER_2021:
@@ -52,7 +52,7 @@ def _read_2019(path: Path, header: Sequence[str], busiest: int, random: np.rando
     next(rows)
     for line, row in rows:
         counts = _read_counts(row, len(minutes), f"{path}:{line}")
-        entry = (int(counts.sum()), -line, "/".join(row[:3]), counts)  # of equals the first of the file is kept
+        entry = (int(counts.sum()), -line, "/".join(row[:3]), counts)  # of equal counts the first in the file is kept
         (heapq.heappush if len(kept) < busiest else heapq.heappushpop)(kept, entry)
     if not any(total for total, *_ in kept):
         raise InputError(f"{path} holds no invocations", "give a day that has some")
@@ -105,8 +105,8 @@ def _keep_busiest(starts: NDArray[np.float64], functions: Sequence[str], busiest
     order = np.argsort(starts, kind="stable")
     times = np.rint((starts[order] - starts[order[0]]) * NS_PER_S).astype(np.int64)
     names, index, totals = np.unique(np.array(functions)[order], return_inverse=True, return_counts=True)
-    # lexsort takes its last key first: by falling totals, and by name where those are equal.
+    # The last key of lexsort is the primary key: falling totals, then names.
     chosen = np.lexsort((names, -totals))[:busiest]
     kept = {str(names[i]): times[index == i] for i in chosen}
-    # A single request lasts no time, and rates are per time.
+    # A single request would have duration 0, by which rates cannot be divided.
     return Trace(kept, max(float(times[-1] / NS_PER_S), 1.0 / NS_PER_S))

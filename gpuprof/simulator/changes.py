@@ -16,7 +16,7 @@ from gpuprof.simulator.state import ClusterArrays, State, Tally
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """At ``time`` these replicas begin to take requests or cease to; those that fail do not finish what they have."""
+    """Replicas that begin or cease to take requests at ``time``; failing replicas do not finish their requests."""
 
     time: int
     alive: int
@@ -25,7 +25,7 @@ class Change:
 
 
 def changes_of(options: SimulationOptions, places: tuple[PlacedInstance, ...]) -> list[Change]:
-    """Return what the options ask for, by time; at one instant failures come before what comes back."""
+    """Return the changes in the options by time; failures come before recoveries and starts of the same instant."""
     changes = []
     for failure in options.failures:
         hit = tuple(
@@ -43,9 +43,9 @@ def changes_of(options: SimulationOptions, places: tuple[PlacedInstance, ...]) -
 
 
 def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Tally) -> list[int]:
-    """Make the change, and return the replicas that have taken over requests and are to go on with them.
+    """Apply the change, and return the replicas that have taken over requests and must be dispatched.
 
-    All replicas of the change are down before the first request of any of them is given to another.
+    All failing replicas are down before any of their requests is rerouted.
     """
     for replica in change.replicas:
         set_alive(cluster, state, replica, change.alive)
@@ -68,7 +68,7 @@ def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Ta
 
 
 def fail_all_orphans(state: State, tally: Tally) -> None:
-    """Count requests that still wait for a replica at the end as failed."""
+    """Count requests still waiting for a live replica at the end as failed."""
     displaced = np.empty(len(state.next), np.int64)
     for model in range(len(state.orphans)):
         failover.fail_orphans(state, tally, model, displaced)

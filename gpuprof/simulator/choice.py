@@ -1,4 +1,4 @@
-"""Which replica takes a request: the rules of `gpuprof.rules.routing`, compiled."""
+"""The choice of a replica for a request: the rules of `gpuprof.rules.routing`, compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MS = 1e-6  # milliseconds in a nanosecond
 
 
 def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
-    """Return the replica for the next request of a model and the ms until it would answer; -1 when none lives."""
+    """Return the replica for the next request of a model and the ms until its answer; -1 if no replica is alive."""
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
     living = state.living[model]
     if living == 0:
@@ -22,14 +22,14 @@ def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -
         state.turn[model] = position
         replica = cluster.choice[first + position]
         return replica, finish_of(cluster, state, replica, now)
-    # As `FastestFirst`, whose turn moves only where there is a choice.
+    # Like `FastestFirst`, the turn moves only if there is a choice.
     if living > 1:
         state.turn[model] += 1
     return find_fastest(cluster, state, model, now)
 
 
 def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
-    """Return the fastest replica of a model and its ms, as the rule itself finds it."""
+    """Return the fastest replica of a model and the ms until its answer, by the rule."""
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
     for position in range(first, last):
         state.finish_ms[position - first] = finish_of(cluster, state, cluster.choice[position], now)
@@ -38,9 +38,9 @@ def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> 
 
 
 def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> float:
-    """Return the ms until a request that joined this replica now would be answered."""
+    """Return the ms until the answer to a request that joins this replica now."""
     first = cluster.first_process[replica]
-    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]  # of a dead one none: never answered
+    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]  # a dead replica never answers
     for i in range(count):
         state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
     waiting = state.waiting[replica]
@@ -57,7 +57,7 @@ def expected_batch_of(cluster: ClusterArrays, state: State, replica: int) -> int
 
 
 def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now: int, allowed_ms: float) -> bool:
-    """Return whether the oldest request in the queue would miss ``allowed_ms`` for one more in its batch."""
+    """Return whether another request in its batch would make the oldest request miss ``allowed_ms``."""
     waiting = state.waiting[replica]
     if waiting == 0:
         return False
@@ -65,7 +65,7 @@ def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now
     count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
     for i in range(count):
         state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
-    # Since it was sent, from when its SLO counts; the wait for a batch, in `finish_of`, counts from when it joined.
+    # The SLO counts from sending; the batching delay in `finish_of` counts from joining the queue.
     waited = (now - state.arrived[state.queue_head[replica]]) * _MS
     latency = cluster.latency_ms[replica][: cluster.batch[replica]]
     wait_ms = state.wait_ms[replica]
@@ -75,7 +75,7 @@ def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now
 def choose_harmless(
     cluster: ClusterArrays, state: State, model: int, now: int, allowed_ms: float, waited_ms: float
 ) -> tuple[int, float]:
-    """Return the fastest replica that answers in time and makes no other request late, and its ms; -1: none does."""
+    """Return the fastest replica that answers in time without delaying others beyond their SLO, and its ms; else -1."""
     chosen, soonest = -1, allowed_ms - waited_ms
     for position in range(cluster.choice_start[model], cluster.choice_start[model + 1]):
         replica = cluster.choice[position]

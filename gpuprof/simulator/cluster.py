@@ -1,4 +1,4 @@
-"""Turns a deployment map into the arrays that the simulator works on."""
+"""Conversion of a deployment map into the simulator's arrays."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpuprof.simulator.host import core_arrays
 from gpuprof.simulator.state import ClusterArrays
 
 _NS_PER_MS = 1e6
-#: Below it times count as constant: the shape of their gamma, 1 / cv², would have no number any more.
+#: Least coefficient of variation; smaller values are treated as 0, because the gamma shape 1 / cv² would overflow.
 _LEAST_VARIATION = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """At a time some replicas begin to take requests, and others finish what they have and take none any more."""
+    """A time at which some replicas begin to take requests, and others only finish the requests they have."""
 
     at_s: float
     #: ``begin``, ``end``: Positions in `places_of` the map.
@@ -35,32 +35,32 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """How to simulate."""
+    """Settings of a simulation."""
 
-    duration_s: float  #: How long requests arrive; those in the system then are followed to their end.
+    duration_s: float  #: Duration of arrivals; requests then in the system are simulated to their end.
     warmup_s: float = 0.0  #: Requests that arrive before this are not counted.
     seed: int = 0
     routing: str = "fastest"  #: Name of a rule of `gpuprof.rules.routing`.
-    #: Whether the router refuses a request that is expected to miss its SLO where others wait already.
+    #: Whether the router refuses a request expected to miss its SLO if others wait already.
     refuse_hopeless: bool = True
-    router_ms: float = 0.0  #: Time that the router, one server for all, takes for a request.
-    #: Model → time of a request to its replica and of the answer back; 0 where it is not named.
+    router_ms: float = 0.0  #: Service time of the router, a single server, for a request.
+    #: Model → network time of a request to its replica, and of the answer back; default 0.
     legs_ms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     switches: tuple[Switch, ...] = ()
-    absent: tuple[int, ...] = ()  #: Replicas that do not take requests until a switch begins them.
-    max_in_system: int = 2**22  #: More requests at a time are turned away: the bound on memory.
-    #: Batching delay of every batch, whatever the deadline: what routers do that know no SLOs (Elvinger's
-    #: thesis, section 4.3.3). None: as long as the map says of each replica, and the deadline allows.
+    absent: tuple[int, ...] = ()  #: Replicas that take no requests until a switch starts them.
+    max_in_system: int = 2**22  #: Most requests in the system, a bound on memory; more are turned away.
+    #: Batching delay of every batch regardless of the deadline, as in routers without SLOs (Elvinger's thesis, section
+    #: 4.3.3). None: each replica's delay in the map, within the deadline.
     batch_timeout_ms: float | None = None
-    #: What serving costs the machine beside the batches; its ``handover_ms`` is in the map's batch times already.
-    #: Nothing is disturbed where replicas come and go.
+    #: Cost of serving in addition to the batches; the map's batch times already include its ``handover_ms``. Ignored if
+    #: replicas start and stop.
     host: HostWork = NO_HOST_WORK
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedInstance:
-    """A replica and where it stands."""
+    """A replica and its node, GPU and partition."""
 
     node: Node
     gpu: Gpu
@@ -69,7 +69,7 @@ class PlacedInstance:
 
     @property
     def name(self) -> str:
-        """``node0/1`` and the MIG instance, if there is one."""
+        """``node0/1``, with the MIG instance if any."""
         mig = self.partition.mig
         return f"{self.node.name}/{self.gpu.index}" + ("" if mig is None else f"/{mig.profile}@{mig.start}")
 
@@ -77,8 +77,8 @@ class PlacedInstance:
 def places_of(deployment: DeploymentMap) -> tuple[PlacedInstance, ...]:
     """Return all replicas, in the order of the file.
 
-    Raises `InputError` when there is none, when one is of a model that the map does not list, when its batch times are
-    not as many as its batch is large, or when they vary by more than any can.
+    Raises `InputError` when there is no replica, or a replica has a model that the map does not list, a number of batch
+    times different from its batch, or a coefficient of variation above `MOST_VARIATION`.
     """
     places = tuple(PlacedInstance(*where) for where in deployment.places())
     if not places:
@@ -109,8 +109,8 @@ def build_cluster(
 ) -> ClusterArrays:
     """Return the arrays.
 
-    A replica without ``batch_latency_ms`` takes its predicted latency for every batch, full or not. Raises `InputError`
-    for an unknown routing rule.
+    A replica without ``batch_latency_ms`` has its predicted latency for every batch size. Raises `InputError` for an
+    unknown routing rule.
     """
     if options.routing not in RULES:
         raise unknown_name("routing rule", options.routing, sorted(RULES))
@@ -125,7 +125,7 @@ def build_cluster(
     if options.batch_timeout_ms is not None:
         wait = np.full(len(replicas), options.batch_timeout_ms)
     host = NO_HOST_WORK if options.switches or options.absent else options.host
-    # To a map of several devices requests come in from elsewhere.
+    # Requests to a map of several devices come from other machines.
     beside = [place.replica for place in places] if len({place.name for place in places}) == 1 else []
     event, core_start, core_process = core_arrays(beside, host)
     processes = np.array([replica.processes for replica in replicas], np.int64)
@@ -135,7 +135,7 @@ def build_cluster(
         request_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[0] for model in models]),
         answer_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[1] for model in models]),
         choice_start=np.concatenate([[0], np.cumsum(np.bincount(of_model, minlength=len(models)))]).astype(np.int64),
-        # Stable: a model's replicas keep the order of the map, which breaks ties in the router and here.
+        # A stable sort keeps a model's replicas in the order of the map, which breaks ties as in the router.
         choice=np.argsort(of_model, kind="stable").astype(np.int64),
         replica_model=of_model,
         batch=np.array([replica.batch for replica in replicas], np.int64),
@@ -175,7 +175,7 @@ def _latencies(replicas: Sequence[Replica]) -> NDArray[np.float64]:
 
 
 def _number_turns(places: Sequence[PlacedInstance]) -> NDArray[np.int64]:
-    """Return the number of the group that each replica takes turns with, in the whole map; -1 where it takes none."""
+    """Return the map-wide number of each replica's group that takes turns; -1: no turns."""
     numbers: dict[tuple[str, int], int] = {}
     return np.array(
         [
@@ -187,9 +187,9 @@ def _number_turns(places: Sequence[PlacedInstance]) -> NDArray[np.int64]:
 
 
 def _turn_times(replicas: Sequence[Replica], latency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the times of batches without waits for a turn."""
+    """Return batch times without the wait for a turn."""
     waits = np.array([replica.wait_for_turn_ms for replica in replicas])
-    least = 1e-6  # a batch takes some time, whatever a map says
+    least = 1e-6  # a batch time must be above 0
     own: NDArray[np.float64] = np.maximum(latency - waits[:, None], least)
     return own
 

@@ -1,7 +1,7 @@
-"""Runs the simulator's event loop: as plain Python at first, as machine code once that is there.
+"""Runs the simulator's event loop: as plain Python at first, as machine code once available.
 
-Few requests are answered sooner than numba is imported, let alone than it has compiled for a minute. Both give the same
-outcome, bit for bit: a run that takes longer goes on in machine code from where it has come to.
+Simulations of few requests end before numba is imported, and compiling takes a minute. Both versions give the same
+outcome, bit for bit, so a longer run continues in machine code from its current state.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpuprof.runtime.module_command import module_command
 from gpuprof.simulator import kernel
 from gpuprof.simulator.state import ClusterArrays, State, Tally
 
-# Nothing that is compiled here makes an array, so that references need not be counted: with the named tuples of dozens
-# of arrays that go into every call, the counting would take four times as long as the work.
+# The compiled code creates no arrays, so reference counting is off: every call passes named tuples of dozens of arrays,
+# and counting their references would take four times as long as the work.
 _OPTIONS: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",
@@ -28,7 +28,7 @@ _OPTIONS: dict[str, Any] = {
     "forceinline": True,
     "no_cfunc_wrapper": True,
 }
-#: Time after which a run that is not over is worth machine code, and for which plain Python runs at a time.
+#: Time after which a run switches to machine code, and target time of a slice in plain Python.
 _PLAIN_S, _LOOK_S = 1.0, 0.1
 _FIRST_STEP_NS = 1 << 20
 
@@ -37,14 +37,14 @@ _child: int | None = None  # process id
 
 
 class EventLoop:
-    """The event loop of one run."""
+    """The event loop of a run."""
 
     def __init__(self) -> None:
         self._next_look = time.monotonic() + _PLAIN_S
         self._reached, self._step = 0, _FIRST_STEP_NS
 
     def run(self, cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
-        """Work through all events before ``until``; return why it stopped, as `kernel.run` does."""
+        """Process all events before ``until``; return the reason for stopping, like `kernel.run`."""
         while _compiled is None and not self._finds_machine_code():
             stop, looked = min(until, self._reached + self._step), time.monotonic()
             status = kernel.run(view(cluster), view(state), view(tally), stop)
@@ -59,7 +59,7 @@ class EventLoop:
         return int(status)
 
     def _finds_machine_code(self) -> bool:
-        """Return whether there is machine code by now, of which it is seen about once a second."""
+        """Return whether machine code is available, checked about once a second."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + _PLAIN_S
@@ -67,7 +67,7 @@ class EventLoop:
 
 
 def view(arrays: Any) -> Any:
-    """Return a named tuple with memory views of its arrays, which plain Python reads several times faster."""
+    """Return the named tuple with memory views of its arrays, which plain Python reads several times faster."""
     return type(arrays)(*(_view(name, value) for name, value in arrays._asdict().items()))
 
 
@@ -80,14 +80,14 @@ def _view(name: str, value: Any) -> Any:
 
 
 def use_machine_code() -> None:
-    """Compile the event loop now, unless it is kept from before; it is used from now on."""
+    """Load the event loop's machine code from the cache or compile it, for all further runs."""
     global _compiled
     if _compiled is None:
         _compiled = compile_with_callees(kernel.run, **_OPTIONS)
 
 
 def stop_compiling() -> None:
-    """End the process that compiles, where one does: before something is measured, or at a test's end."""
+    """End the compiling process, if any: before a measurement, or at the end of a test."""
     global _child
     if _child is not None:
         with suppress(OSError):  # over already
@@ -97,7 +97,7 @@ def stop_compiling() -> None:
 
 
 def _prepare_machine_code() -> bool:
-    """Return whether the event loop is there as machine code; if not, let another process compile it."""
+    """Return whether machine code of the event loop is available; if not, start a process that compiles it."""
     global _child
     if is_machine_code_cached(kernel.run):
         use_machine_code()
@@ -105,7 +105,7 @@ def _prepare_machine_code() -> bool:
     if _child is None:
         command = module_command("gpuprof.simulator.compile_ahead")
         silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in (0, 1, 2)]
-        # It goes on when this process is over, so that the next long run finds the machine code.
+        # The compiling process outlives this process, so that the next long run finds the machine code.
         with suppress(OSError):
             _child = os.posix_spawn(command[0], command, os.environ, file_actions=silent, setsid=True)
     return False

@@ -15,11 +15,11 @@ from gpuprof.simulator.engine import simulate_nothing
 
 
 def main() -> None:
-    """Compile for the types of a simulation; of several processes one does, the others wait for it."""
-    directory = code_directory(kernel.run)  # that of its module, whichever function is asked for
+    """Compile for the types of a simulation; a lock lets a single process compile while others wait."""
+    directory = code_directory(kernel.run)  # the directory depends on the module only
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
-        with suppress(OSError):  # such as a network's file system without locks
+        with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         use_machine_code()
         simulate_nothing()

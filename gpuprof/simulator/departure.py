@@ -1,21 +1,21 @@
-"""How requests leave the simulation: answered, refused or lost, and what is counted of them."""
+"""Departures of requests: answered, refused or lost, and their counts."""
 
 from __future__ import annotations
 
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bin_of
 from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 
-#: Positions in `gpuprof.simulator.state.CAUSES`, by which the counts are read.
+#: Positions in `gpuprof.simulator.state.CAUSES`.
 _ROUTER, _NETWORK, _BATCHING, _QUEUE, _SERVICE, REFUSED, FULL, FAILED = range(8)
 
 
 def window_of(tally: Tally, time: int) -> int:
-    """Return the part of the time line that a time belongs to."""
+    """Return the window of the time line that contains a time."""
     return min(WINDOWS - 1, max(0, int((time - tally.span[0]) * tally.windows_per_ns[0])))
 
 
 def _find_miss_cause(slo: int, router: int, network: int, batching: int, queue: int, service: int) -> int:
-    """Return the stage that made a request late: the longest wait, unless it was late without any."""
+    """Return the stage that made a request late: the longest wait, or service or network if these exceed the SLO."""
     if network + service > slo:
         return _SERVICE if service >= network else _NETWORK
     if queue >= batching and queue >= router:
@@ -24,13 +24,13 @@ def _find_miss_cause(slo: int, router: int, network: int, batching: int, queue: 
 
 
 def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: int, place: int, now: int) -> None:
-    """Count an answered request of the batch that ``process`` has finished."""
+    """Count an answered request of ``process``'s finished batch."""
     replica = cluster.process_replica[process]
     model = cluster.replica_model[replica]
     arrived, joined, started = state.arrived[place], state.joined[place], state.started_at[process]
     network = cluster.request_leg[model] + cluster.answer_leg[model]
     router = joined - arrived - cluster.request_leg[model]
-    # As long as a process was free, the request waited for others to fill its batch; before that, for a process.
+    # While a process was free, the request waited for its batch to fill; before, for a process.
     batching = started - max(joined, state.idle_before[process])
     queue, service = started - joined - batching, now - started
     latency = router + network + batching + queue + service
@@ -61,7 +61,7 @@ def free_place(state: State, place: int) -> None:
 
 
 def give_up(state: State, tally: Tally, model: int, place: int, cause: int) -> None:
-    """Count a request that gets no answer, and free its place."""
+    """Count an unanswered request, and free its place."""
     if state.arrived[place] >= tally.span[0]:
         tally.missed[model, cause] += 1
     free_place(state, place)

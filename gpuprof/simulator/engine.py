@@ -1,4 +1,4 @@
-"""Runs a deployment map under arrivals: feeds the compiled kernel, and changes the cluster where failures are asked."""
+"""Runs a deployment map under arrivals: feeds the compiled kernel, and applies failures and switches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
 from gpuprof.simulator.state import ClusterArrays, State, Tally, link_free_places, new_state, new_tally
 from gpuprof.simulator.streams import arrival_streams
 
-#: Requests in the system that there is room for at first; `_SimulationRun._enlarge_store` doubles it.
+#: Initial capacity for requests in the system; `_SimulationRun._enlarge_store` doubles it.
 _FIRST_PLACES = 2**14
-#: Arrivals, and service times, that are drawn ahead for all models or replicas together.
+#: Number of arrivals drawn ahead for all models together, and of service times for all replicas together.
 _STORED = 2**20
-#: Parts of the duration after each of which progress is reported.
+#: Number of parts of the duration after each of which progress is reported.
 _SLICES = 200
-#: Nanoseconds; after every event.
+#: A time in nanoseconds after every event.
 _FOREVER = 2**62
 
 
@@ -42,9 +42,9 @@ def simulate(
     """Simulate the map; the same arguments give the same outcome, bit for bit.
 
     Raises `InputError` for arrivals of a model that the map lacks, or a map that cannot be simulated (see `places_of`).
-    ``arrivals``: by model of the map; one that is not named gets no requests; ``progress``: told the fraction done, now
-    and then; ``interference``: how batches are slowed by what runs beside them, see `gpuprof.simulator.interference`;
-    None: as the map says, which means by all neighbours all the time.
+    ``arrivals``: by model; other models of the map get no requests; ``progress``: called with the fraction done;
+    ``interference``: slowdown of batches by running neighbours, see `gpuprof.simulator.interference`; None: the map's
+    times, which assume that all neighbours always run.
     """
     tally = simulate_to_tally(deployment, arrivals, options, progress, interference)
     return outcome_of(deployment, places_of(deployment), tally, options)
@@ -57,7 +57,7 @@ def simulate_to_tally(
     progress: Callable[[float], None] | None = None,
     interference: Interference | None = None,
 ) -> Tally:
-    """Simulate, and return the counts as they are; see `simulate`."""
+    """Simulate, and return the raw counts; see `simulate`."""
     places = places_of(deployment)
     if unknown := sorted(set(arrivals) - set(deployment.models)):
         raise InputError(f"the map has no model {unknown[0]!r}", f"it has {', '.join(sorted(deployment.models))}")
@@ -86,8 +86,7 @@ class _SimulationRun:
         self._neighbours = neighbours
         if neighbours is not None:
             self.state = self.state._replace(slowdown=neighbours.table())
-        # The first child draws the arrivals (`arrival_streams`): however service times are drawn, the requests stay the
-        # same.
+        # The first child draws the arrivals (`arrival_streams`), so that they do not depend on service times.
         _, for_factors = np.random.SeedSequence(options.seed).spawn(2)
         self._streams = arrival_streams(deployment, arrivals, options.seed)
         for replica in sorted(set(range(replicas)) - set(options.absent)):
@@ -96,8 +95,8 @@ class _SimulationRun:
         self._changes = changes_of(options, places)
         self._most_places = options.max_in_system
         self._loop = EventLoop()
-        self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as `gpuprof.rules.routing` begins
-        # As if all were used up, so that the next line draws the first ones.
+        self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # initial turn of `gpuprof.rules.routing`
+        # All factors are marked as used, so that the next line draws the first.
         self.state.factor_position[_has_variable_times(self.cluster)] = factors
         self._refill_factors()
         for model in range(models):
@@ -121,7 +120,7 @@ class _SimulationRun:
             kernel.TIME_UP,
             kernel.EMPTY,
         ):
-            # One event may have used up several stores, whichever the status names: all are looked at.
+            # An event may exhaust several stores, and the status names a single store, so all are checked.
             if status == kernel.NEEDS_PLACES:
                 self._enlarge_store()
             self._refill_factors()
@@ -136,7 +135,7 @@ class _SimulationRun:
             self._refill_factors()
 
     def _find_slowdowns(self) -> None:
-        """Ask for the slowdown that a batch could not start for want of, until it has started."""
+        """Query missing slowdowns until the batches that need them have started."""
         while self._neighbours is not None and (replica := int(self.state.slowdown.missing[0])) >= 0:
             now = int(self.state.slowdown.missing[2])
             self.state = self.state._replace(slowdown=self._neighbours.fill(self.state.slowdown))
@@ -152,7 +151,7 @@ class _SimulationRun:
             self._streams[model] = None
         state.store[model, : len(times)] = times
         state.store_position[model], state.store_size[model] = 0, len(times)
-        # The kernel has taken this model's arrival out of the calendar with the last time of its store.
+        # The kernel removed this model's arrival from the calendar when the store was exhausted.
         if len(times):
             push(state.calendar, times[0], code_of(ARRIVAL, model))
 
@@ -165,13 +164,13 @@ class _SimulationRun:
                 if cv > 0.0:
                     scv = float(cv) ** 2
                     store[replica] = scv * self._factors[replica].standard_gamma(1.0 / scv, count)
-                # One array for both where no variation differs (see `new_state`): drawing again would overwrite it.
+                # With equal variations both are the same array (see `new_state`), which is drawn once.
                 if state.rested is state.factors:
                     break
             state.factor_position[replica] = 0
 
     def _enlarge_store(self) -> None:
-        """Double the capacity for requests; at the limit, let the kernel drop requests that do not fit."""
+        """Double the capacity for requests; at the limit, let the kernel drop excess requests."""
         state = self.state
         had = len(state.next)
         have = min(2 * had, self._most_places)
@@ -187,7 +186,7 @@ class _SimulationRun:
             expected_rows=np.concatenate([state.expected_rows, more + 1]),
             losses=np.concatenate([state.losses, more.astype(np.int8)]),
         )
-        # The kernel asks only when the chain of free places is empty: nothing is lost by beginning a new one.
+        # The kernel asks only when the chain of free places is empty, so a new chain can begin.
         self.state.free[0] = had
 
 
@@ -200,7 +199,7 @@ def _share(total: int, among: int) -> int:
 
 
 def simulate_nothing() -> None:
-    """Run the event loop once over a cluster of one replica without requests, so that it is compiled."""
+    """Run the event loop once over a replica without requests, so that the loop is compiled."""
     replica = {"model": "m", "batch": 1, "rate_rps": 1.0, "batch_latency_ms": [1.0], "predicted": _PREDICTED}
     gpu = {"index": 0, "device": "cpu", "partitions": [{"replicas": [replica]}]}
     document = {

@@ -1,9 +1,9 @@
-"""Reroutes the requests of failed replicas, as the server does (`gpuprof.serving.router.served_model`).
+"""Reroutes the requests of failed replicas, like the server (`gpuprof.serving.router.served_model`).
 
-What a failed replica was running and what it held in its queue goes to the living replicas of its model, each request
-to the one that the routing rule chooses, before what waits there already and in the order it was accepted in. When none
-lives, the requests wait until one does; new ones are turned away meanwhile. A request that was lost too often goes
-alone, and in the end is given up (`gpuprof.rules.routing`).
+Running and queued requests of a failed replica go to live replicas of its model, chosen by the routing rule, ahead of
+the requests already queued there and in order of acceptance. Without a live replica they wait until a replica starts;
+new requests are turned away meanwhile. A request lost too often runs in a batch of its own, and is finally given up
+(`gpuprof.rules.routing`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally
 
 
 def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replica: int, displaced: Ints) -> int:
-    """Empty a replica that has failed; put its requests into ``displaced`` and return how many there are.
+    """Move the requests of a failed replica into ``displaced`` and return their number.
 
-    What ran comes first, process by process, then what waited.
+    Running requests come first, process by process, then queued requests.
     """
     moved, model = 0, cluster.replica_model[replica]
     for process in range(cluster.first_process[replica], cluster.first_process[replica + 1]):
@@ -47,7 +47,7 @@ def take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replic
 
 
 def reroute_requests(cluster: ClusterArrays, state: State, model: int, displaced: Ints, now: int) -> None:
-    """Give requests of a model to its living replicas; without one they wait as orphans. Nothing starts yet."""
+    """Queue requests of a model at its live replicas, or as orphans without a live replica; start no batch."""
     last = -1
     for place in displaced:
         replica, _ = choose_replica(cluster, state, model, now)
@@ -63,7 +63,7 @@ def reroute_requests(cluster: ClusterArrays, state: State, model: int, displaced
 
 
 def _take_over(state: State, replica: int, place: int) -> None:
-    """Put a request before what waits at a replica, behind those that were put there so at this instant."""
+    """Put a request at the head of a replica's queue, behind requests taken over at the same instant."""
     before = state.behind[replica]
     following = state.queue_head[replica] if before < 0 else state.next[before]
     if state.waiting[replica] == 0:
@@ -92,7 +92,7 @@ def _append_orphan(state: State, model: int, place: int) -> None:
 
 
 def take_orphans(state: State, model: int, displaced: Ints) -> int:
-    """Put the orphans of a model into ``displaced``, and return how many there were."""
+    """Move the orphans of a model into ``displaced``, and return their number."""
     count, place = 0, state.orphans[model]
     while place >= 0:
         displaced[count] = place
@@ -103,6 +103,6 @@ def take_orphans(state: State, model: int, displaced: Ints) -> int:
 
 
 def fail_orphans(state: State, tally: Tally, model: int, displaced: Ints) -> None:
-    """Count the orphans of a model that no replica took as failed."""
+    """Count the remaining orphans of a model as failed."""
     for i in range(take_orphans(state, model, displaced)):
         give_up(state, tally, model, displaced[i], FAILED)

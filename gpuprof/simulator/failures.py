@@ -19,13 +19,13 @@ class Failure:
     node: str
     gpu: int | None  #: Index of the GPU; None: the whole node.
     at_s: float
-    lasts_s: float | None = None  #: None: it does not come back.
+    lasts_s: float | None = None  #: Duration; None: no recovery.
 
 
 def parse_failure(text: str, deployment: DeploymentMap) -> Failure:
-    """Read ``node0@30s``, ``node0/1@30s`` or ``node0/1@30s+10s``: the GPU 1 of node0 is away for ten seconds.
+    """Read ``node0@30s``, ``node0/1@30s`` or ``node0/1@30s+10s``: GPU 1 of node0 fails for ten seconds.
 
-    Raises `InputError` when it has no such form, or the map has no such node or GPU.
+    Raises `InputError` for another form, or a node or GPU absent from the map.
     """
     match = _FORM.fullmatch(text.strip())
     if match is None:

@@ -1,7 +1,7 @@
 """The calendar of the simulator: a binary heap of events in the order (time, priority, id).
 
-Priority and id are one number, the *code*: of two events at the same time the smaller code comes first. There is no
-third way for events to be ordered, and so a run has only one outcome.
+Priority and id form a number, the *code*: of two events at the same time the smaller code comes first. The order is
+total, so every run has the same outcome.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-#: Bits of the id in a code; the priority stands above them, so that it is compared first.
+#: Bits of the id in a code; the priority has the higher bits and is compared first.
 _ID_BITS = 40
 
-#: Priorities. A process is free before a request of the same instant looks for one, a request that arrives as the
-#: longest wait ends still joins that batch, and what changes the cluster (see `engine`) comes before all of them.
+#: Priorities. At the same instant processes become free before requests need them, and requests join before the
+#: batching delay ends. Changes of the cluster (see `engine`) come before all events.
 COMPLETION = 1
 ARRIVAL = 2
 JOIN = 3
@@ -23,7 +23,7 @@ TIMER = 4
 
 
 class Calendar(NamedTuple):
-    """Events to come: ``times`` and ``codes`` of shape (capacity,), of which ``size[0]`` are in use."""
+    """Future events: ``times`` and ``codes`` of shape (capacity,); the first ``size[0]`` are in use."""
 
     times: NDArray[np.int64]
     codes: NDArray[np.int64]
@@ -60,7 +60,7 @@ def push(calendar: Calendar, time: int, code: int) -> None:
 
 
 def replace_first(calendar: Calendar, time: int, code: int) -> None:
-    """Take the first event out and add another: one sift-down instead of two sifts."""
+    """Replace the first event by another: a single sift-down instead of two sifts."""
     times, codes = calendar.times, calendar.codes
     size = calendar.size[0]
     position = 0
@@ -81,7 +81,7 @@ def replace_first(calendar: Calendar, time: int, code: int) -> None:
 
 
 def drop_first(calendar: Calendar) -> None:
-    """Take the first event out."""
+    """Remove the first event."""
     last = calendar.size[0] - 1
     calendar.size[0] = last
     if last > 0:

@@ -1,7 +1,7 @@
-"""Histograms of times in whole nanoseconds, fine where times are short and coarse where they are long.
+"""Histograms of times in whole nanoseconds, with bins of bounded relative width (the layout of HdrHistogram).
 
-A bin is 1/2**(bits - 1) of its value wide or less, whatever the value: percentiles stay that exact in bounded memory.
-Only whole numbers are involved, so that every machine counts alike (the layout of HdrHistogram).
+A bin is at most 1/2**(bits - 1) of its value wide, which bounds the relative error of percentiles in bounded memory.
+Integer arithmetic makes the counts equal on every machine.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-#: Longer times, beyond 19 hours, are counted as this one.
+#: Longest time of the last bin, 19 hours; longer times are counted there.
 LONGEST_NS = 2**46 - 1
-#: Bins of 1/256 of their value, for a model's latencies; of 1/32, for its stages and replicas, of which there are many.
+#: Bins of 1/256 of their value, for a model's latencies; of 1/32, for the many stages and replicas.
 FINE_BITS, COARSE_BITS = 9, 6
 
 Counts = NDArray[np.int64]
 
 
 def bin_of(value_ns: int, bits: int) -> int:
-    """Return the bin that a time belongs to, in a histogram of ``2**(bits - 1)`` bins for each doubling."""
+    """Return the bin of a time, in a histogram of ``2**(bits - 1)`` bins per doubling."""
     if value_ns < 1 << bits:
         return value_ns
     value = min(value_ns, LONGEST_NS)
@@ -47,9 +47,9 @@ def edges_ns(bits: int) -> Counts:
 
 
 def percentile_ms(counts: Counts, bits: int, percent: float) -> float | None:
-    """Return the time within which ``percent`` of the counted ones lie, in milliseconds; None of nothing.
+    """Return the percentile in milliseconds, for ``percent`` from 0 to 100; None of an empty histogram.
 
-    Within a bin the times are taken to lie evenly.
+    Times are assumed to be uniform within a bin.
     """
     total = int(counts.sum())
     if total == 0:
@@ -64,7 +64,7 @@ def percentile_ms(counts: Counts, bits: int, percent: float) -> float | None:
 
 
 def cdf_ms(counts: Counts, bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the times in ms at which bins that hold something end, and the fraction of all up to there."""
+    """Return the upper ends in ms of non-empty bins, and the cumulative fractions."""
     filled = np.flatnonzero(counts)
     if len(filled) == 0:
         return np.zeros(0), np.zeros(0)

@@ -1,9 +1,8 @@
 """CPU time that router, machine process and clients take from the batches on a machine that serves from its CPU.
 
-They work for a request as it comes and as its answer goes. On a core that runs no batch they slow none down. Where
-every core runs one, they mostly go on where they were last (`rules.host_work.STAYS`), which is the core that was idle
-last, else on some core, each as likely as another. Whatever runs there ends so much later. What it comes to on average
-is in `gpuprof.rules.host_work`.
+This host work occurs when a request arrives and when its answer leaves. On a core without a batch it slows no batch. If
+every core runs a batch, the work mostly stays on the core that was idle last (`rules.host_work.STAYS`), else moves to a
+uniformly random core, and delays the batches there by its duration. `gpuprof.rules.host_work` has the average effect.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
     from gpuprof.simulator.state import ClusterArrays, Ints, State
 
 _NS_PER_MS = 1e6
-# A linear congruential generator (Park and Miller's multiplier) says which core it is: fixed, and the same compiled.
+# Linear congruential generator (Park and Miller's multiplier) of cores, reproducible and equal in compiled code.
 _MULTIPLIER, _MODULUS = 48271, 2**31 - 1
 _STAYS = int(STAYS * _MODULUS)
 
 
 def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints, Ints]:
-    """Return the nanoseconds that an event takes, and the processes of each core: where they start, and which.
+    """Return the nanoseconds of host work per event, and each core's processes: start offsets and process numbers.
 
-    The replicas are those of the host's own CPU. The time is 0, and there are no cores, where nothing is disturbed: on
-    other devices, or where there are none. Raises `InputError` when the replicas' shares are more than the machine.
+    ``replicas``: those on the host's own CPU. Without disturbance (other devices, or no replicas) the time is 0 and
+    there are no cores. Raises `InputError` when the replicas' shares exceed the machine.
     """
     nothing = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
     if not host.can_disturb or not replicas:
@@ -45,7 +44,7 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
 
 
 def run_host_work(cluster: ClusterArrays, state: State, requests: int) -> None:
-    """Let the host do what comes up with this many requests, or their answers: on an idle core if there is one."""
+    """Do the host work of this many requests or answers, on an idle core if any."""
     cores = len(cluster.core_start) - 1
     for turn in range(cores):
         core = (state.host[2] + turn) % cores

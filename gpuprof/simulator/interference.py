@@ -1,7 +1,7 @@
-"""Interference by the neighbours that actually run: asks the estimator once for each combination, when it first occurs.
+"""Interference by running neighbours: queries the estimator once per combination, at its first occurrence.
 
-The times in a map are those beside *all* neighbours. Something more exact (an estimator, by a function that is passed
-in) says how long a batch takes beside some of them, as a multiple of the map's time.
+The times in a map assume that *all* neighbours run. A function argument (an estimator) returns the time of a batch with
+some of them running, as a multiple of the map's time.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpuprof.errors import InputError
 from gpuprof.simulator.cluster import PlacedInstance
 from gpuprof.simulator.slowdown import Ints, Slowdown, new_slowdown, with_factor
 
-#: A replica, and what runs beside it in its partition → time of its batches over the map's.
+#: (replica, running neighbours in its partition) → time of its batches over the map's.
 Interference = Callable[[PlacedInstance, Sequence[PlacedInstance]], float]
 _MOST = 2**52
 
 
 @dataclass(frozen=True, slots=True)
 class _ReplicaKind:
-    """Equal replicas of a partition: how many there are, and what a running one of them weighs in the combination."""
+    """Equal replicas of a partition: their number, and the weight of a running replica in the combination."""
 
     example: PlacedInstance
     count: int
@@ -44,7 +44,7 @@ class NeighbourSlowdowns:
     def table(self) -> Slowdown:
         """Return an empty table of slowdowns for the replicas.
 
-        Raises `InputError` when more replicas share a partition than combinations can be counted for.
+        Raises `InputError` when so many replicas share a partition that their combinations cannot be numbered.
         """
         count = len(self._places)
         partition, weight, base = (np.zeros(count, np.int64) for _ in range(3))
@@ -58,9 +58,9 @@ class NeighbourSlowdowns:
         return new_slowdown(partition, weight, base)
 
     def fill(self, table: Slowdown) -> Slowdown:
-        """Return the table with the combination that was missing.
+        """Return the table with the missing combination added.
 
-        Raises `InputError` when the answer is no positive number; and what the function raises.
+        Raises `InputError` when the factor is not above 0 and below a million, and the function's own errors.
         """
         replica, beside = int(table.missing[0]), int(table.missing[1])
         place, (_, kinds) = self._places[replica], self._pattern_of[int(table.partition[replica])]
@@ -76,12 +76,11 @@ class NeighbourSlowdowns:
     def _pattern(self, group: Ints) -> tuple[int, tuple[_ReplicaKind, ...]]:
         places = [self._places[i] for i in group]
         counts = Counter(_kind_of(place) for place in places)
-        # By repr, since a kind holds None and text, which cannot be compared.
+        # Kinds are sorted by repr, because None and text cannot be compared.
         key = tuple(sorted(((kind, n) for kind, n in counts.items()), key=repr))
         if key not in self._patterns:
             examples = {_kind_of(place): place for place in places}
-            # How many of each kind run are the digits of one number in a mixed radix; the weights are their place
-            # values.
+            # The numbers of running replicas by kind are the digits of a mixed-radix number; weights are place values.
             kinds, weight = [], 1
             for kind, n in key:
                 kinds.append(_ReplicaKind(examples[kind], n, weight))

@@ -1,7 +1,7 @@
 """The compiled event loop of the simulator.
 
-Which replica takes a request and when a batch starts is decided by the very functions that the serving runtime calls,
-`gpuprof.rules.routing` and `gpuprof.rules.batching`, compiled.
+The routing and batching decisions are compiled from the functions of the serving runtime, `gpuprof.rules.routing` and
+`gpuprof.rules.batching`.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from gpuprof.simulator.replica_queue import take_batch
 from gpuprof.simulator.slowdown import factor_now
 from gpuprof.simulator.state import ClusterArrays, State, Tally
 
-#: Why `run` came back: time is up, the calendar is empty, arrivals or service times must be drawn, no place is free,
-#: the table of slowdowns lacks one.
+#: Reasons for `run` to return: time is up, the calendar is empty, arrivals or service times must be drawn, no place is
+#: free, the table of slowdowns lacks an entry.
 TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_PLACES, NEEDS_SLOWDOWN = 0, 1, 2, 3, 4, 5
 
 _MS = 1e-6  # milliseconds in a nanosecond
 
 
 def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
-    """Work through all events before ``until``; return why it stopped."""
+    """Process all events before ``until``; return the reason for stopping."""
     calendar, last = state.calendar, state.factors.shape[1]
     while calendar.size[0] > 0:
-        # Looked at and left there: the event that follows it mostly takes its place, one way through the heap, not two.
+        # The event stays in the heap, because its successor mostly replaces it by a single sift instead of two.
         now, code = calendar.times[0], calendar.codes[0]
         if now >= until:
             return TIME_UP
@@ -74,7 +74,7 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
             drop_first(calendar)
             state.armed[ident] = 0
             replica = ident
-        # Every event ends here, and only here: what is called once is compiled once.
+        # Every event ends here, so that each function is called, and compiled inline, once.
         if place >= 0:
             replica = _join_queue(cluster, state, tally, ident, place, now)
         if replica >= 0:
@@ -82,7 +82,7 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
         if state.host[0] > 0:
             run_host_work(cluster, state, state.host[0])
             state.host[0] = 0
-        # The caller draws, and grows arrays, only between events: half an event could not be taken up again.
+        # Random numbers are drawn and arrays grown between events, because half an event cannot be resumed.
         if replica >= 0:
             if state.factor_position[replica] >= last:
                 return NEEDS_FACTORS
@@ -94,9 +94,9 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
 
 
 def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: int, now: int) -> int:
-    """A client sends a request; return its place when it is with the replicas at once, else -1."""
+    """Handle the arrival of a request; return its place if it reaches the replicas at once, else -1."""
     if cluster.host_event[0] > 0:
-        run_host_work(cluster, state, 1)  # before the request is anywhere: it cannot disturb the batch that it starts
+        run_host_work(cluster, state, 1)  # runs first, so as not to disturb the batch started by this request
     position = state.store_position[model] + 1
     state.store_position[model] = position
     if position < state.store_size[model]:
@@ -119,8 +119,8 @@ def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: i
     state.joined[place] = joins
     if joins == now:
         return place
-    # Requests of a model join in the order in which they came: the calendar need hold the first of them alone, and
-    # stays as short as there are models, however many are on their way.
+    # Requests of a model join in order of arrival, so the calendar holds only the first of them and stays as short as
+    # the number of models.
     state.next[place] = -1
     if state.pending_head[model] < 0:
         state.pending_head[model] = place
@@ -132,7 +132,7 @@ def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: i
 
 
 def _end_router_delay(state: State, model: int) -> int:
-    """A request has passed the router and the network; return its place."""
+    """Take the model's next request out of router and network; return its place."""
     place: int = state.pending_head[model]
     following = state.next[place]
     state.pending_head[model] = following
@@ -144,7 +144,7 @@ def _end_router_delay(state: State, model: int) -> int:
 
 
 def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, now: int) -> int:
-    """Put a request into a replica's queue or refuse it; return the replica that was chosen, -1 when none lives."""
+    """Put a request into a replica's queue or refuse it; return the chosen replica, -1 if no replica is alive."""
     replica, finish = choose_replica(cluster, state, model, now)
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
@@ -163,7 +163,7 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
     _count_arrival(cluster, state, replica, now, refused)
     if refused:
         give_up(state, tally, model, place, REFUSED)
-        return replica  # it may wait longer for others now
+        return replica  # its batch may now be held longer
     if cluster.refuse_hopeless:
         state.expected_ms[place], state.expected_rows[place] = (
             waited + finish,
@@ -180,7 +180,7 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
 
 
 def _count_arrival(cluster: ClusterArrays, state: State, replica: int, now: int, refused: bool) -> None:
-    """Count a request that was sent to a replica, let in or refused."""
+    """Count a request sent to a replica, admitted or refused."""
     full_ms = cluster.latency_ms[replica][cluster.batch[replica] - 1]
     elapsed_ms = (now - state.counted_at[replica]) * _MS
     state.arrival_count[replica] = 1.0 + decay_count(state.arrival_count[replica], elapsed_ms, full_ms)
@@ -202,7 +202,7 @@ def _count_arrival(cluster: ClusterArrays, state: State, replica: int, now: int,
 
 
 def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float, now: int) -> None:
-    """Forecast the next batch of a replica as one of ``mean_ms`` begins."""
+    """Forecast the next batch of a replica when a batch of ``mean_ms`` begins."""
     batch = cluster.batch[replica]
     latency = cluster.latency_ms[replica][:batch]
     processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
@@ -215,14 +215,14 @@ def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float
 
 
 def _reserve_now(state: State, model: int, now: int) -> float:
-    """Return the part of the SLO that is kept in hand."""
+    """Return the part of the SLO held in reserve."""
     elapsed_ms = (now - state.reserve_at[model]) * _MS
     reserve: float = relax_reserve(state.reserve[model], state.usual_reserve[model], elapsed_ms)
     return reserve
 
 
 def _learn_reserve(cluster: ClusterArrays, state: State, process: int, place: int, now: int) -> None:
-    """Adapt the part of the SLO that is kept in hand to an answer."""
+    """Adapt the reserved part of the SLO to an answer."""
     replica = cluster.process_replica[process]
     model, latency = cluster.replica_model[replica], cluster.latency_ms[replica][: cluster.batch[replica]]
     slo_ms, took_ms = cluster.slo[model] * _MS, (now - state.arrived[place]) * _MS
@@ -245,12 +245,12 @@ def dispatch(cluster: ClusterArrays, state: State, replica: int, now: int) -> No
             break
         slowdown = factor_now(state.slowdown, replica, state.free_processes[replica] < processes, now)
         if slowdown < 0.0:
-            break  # it is asked for, and then this is called again
+            break  # the caller adds the missing slowdown and calls again
         _start_batch(cluster, state, replica, size, slowdown, now)
 
 
 def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:
-    """Return how many requests go now; when none do, set the timer."""
+    """Return the size of the batch to start now; if 0, set the timer."""
     head = state.queue_head[replica]
     if state.solo_requests[replica] > 0 and must_be_alone(state.losses[head]):
         return 1
@@ -259,11 +259,11 @@ def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int,
     limit_ms = state.wait_ms[replica]
     limit = int(limit_ms * 1e6 + 0.5)
     if now - oldest >= limit:
-        waited = max(waited, limit_ms)  # they are the same limit, one of them rounded
+        waited = max(waited, limit_ms)  # `limit` is `limit_ms` rounded
     size = batch_size_now(state.waiting[replica], cluster.batch[replica], waited, limit_ms)
     if size == 0:
         state.held[replica] = 1
-    # One timer a replica, never moved: when it ends, the rule is asked again about who is the oldest by then.
+    # A replica has a single timer, never moved; when it ends, the rule is applied to the then oldest request.
     if size == 0 and state.armed[replica] == 0:
         state.armed[replica] = 1
         push(state.calendar, oldest + limit, code_of(TIMER, replica))
@@ -271,7 +271,7 @@ def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int,
 
 
 def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, slowdown: float, now: int) -> None:
-    """Give up to ``size`` of the oldest requests to the first free process."""
+    """Start a batch of up to ``size`` of the oldest requests on the first free process."""
     process = cluster.first_process[replica]
     while state.done_at[process] >= 0:
         process += 1
@@ -283,15 +283,15 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
     _forecast(cluster, state, replica, cluster.latency_ms[replica][size - 1], now)
     factor = slowdown * _draw_time_factor(cluster, state, replica, now > state.freed_at[process])
     takes, turns, begins = int(cluster.turn_ms[replica, size - 1] * 1e6 * factor + 0.5), cluster.turns[replica], now
-    if turns >= 0:  # behind those that were sent before
+    if turns >= 0:  # after all batches sent earlier
         begins = max(now, state.turn_until[turns])
         state.turn_until[turns] = begins + takes
     done = begins + takes
     state.idle_before[process] = state.idle_since[replica]
     state.started_at[process], state.done_at[process], state.batch_size[process] = now, done, size
-    # The router knows the mean, and not how long this very batch takes.
+    # The router expects the mean time, not this batch's.
     state.expected_at[process] = now + int(expected + 0.5)
-    # Neighbours are slowed by a replica, however many of its processes run: its first batch counts it in.
+    # A replica slows its neighbours regardless of its number of running processes, so only its first batch counts.
     if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
         state.slowdown.running[state.slowdown.partition[replica]] += state.slowdown.weight[replica]
     state.free_processes[replica] -= 1
@@ -309,20 +309,19 @@ def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: 
 
 
 def _draw_time_factor(cluster: ClusterArrays, state: State, replica: int, rested: bool) -> float:
-    """Return the time of the next batch over its mean; one that finds its process at rest finds cold caches there."""
+    """Return the time of the next batch over its mean; a process at rest has cold caches."""
     factor: float = cluster.pause_factor[replica] if rested else 1.0
     if cluster.cv[replica] > 0.0 or cluster.pause_cv[replica] > 0.0:
         position = state.factor_position[replica]
         state.factor_position[replica] = position + 1
-        # One event may start several batches, and more factors are drawn only after it: till then the oldest serve
-        # again.
+        # An event may start several batches, and factors are drawn only after events: meanwhile the oldest are reused.
         position %= state.factors.shape[1]
         factor *= state.rested[replica, position] if rested else state.factors[replica, position]
     return factor
 
 
 def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process: int, now: int) -> int:
-    """A batch is done; return its replica, -1 when it was disturbed meanwhile and ends later."""
+    """Complete a batch and return its replica; -1 if host work delayed the batch's end."""
     if state.done_at[process] > now:
         replace_first(state.calendar, state.done_at[process], code_of(COMPLETION, process))
         return -1
@@ -341,8 +340,7 @@ def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process:
         if state.arrived[place] >= begin:
             tally.replica_by_end[replica] += now <= end
             record_answer(cluster, state, tally, process, place, now)
-        # As in the router, what was sent twice teaches nothing: its time says more of the failure than of the
-        # expectation.
+        # Like the router, learn nothing from requests sent twice, whose times depend on the failure.
         if cluster.refuse_hopeless and state.losses[place] == 0:
             _learn_reserve(cluster, state, process, place, now)
         free_place(state, place)

@@ -1,4 +1,4 @@
-"""Which requests a map is simulated under: its own rates, other rates, or a trace."""
+"""The requests of a simulation: at the map's rates, at other rates, or from a trace."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def arrivals_of_rates(
     """Return an arrival process for each model of the map.
 
     Raises `InputError` for a model that the map lacks, or a form that cannot be read. ``rates``: requests per second of
-    some models, instead of the map's; ``total``: requests per second of all models together, divided as the rates are;
-    ``scale``: times the rates; ``form``: as `parse_arrivals` reads it.
+    some models, replacing the map's; ``total``: requests per second of all models together, in proportion to their
+    rates; ``scale``: factor on the rates; ``form``: see `parse_arrivals`.
     """
     for model in rates:
         if model not in deployment.models:
@@ -33,9 +33,9 @@ def arrivals_of_rates(
 
 
 def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, ArrivalProcess]:
-    """Return the requests of a trace; one that names no model is for the map's only one.
+    """Return the requests of a trace; a trace without model names is for the map's only model.
 
-    Raises `InputError` when it names a model that the map lacks, or none while the map has several.
+    Raises `InputError` when the trace names a model that the map lacks, or no model and the map has several.
     """
     arrivals = trace.arrivals()
     if list(arrivals) == [""]:
@@ -51,9 +51,9 @@ def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, Arri
 
 
 def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
-    """Read ``MODEL=100`` and ``100``; return the rates of models, and that of all together.
+    """Read ``MODEL=100`` and ``100``; return the rates by model, and the total rate.
 
-    Raises `InputError` when one has neither form, or the rate of a model, or of all, stands twice.
+    Raises `InputError` for another form, or when the rate of a model or the total is given twice.
     """
     rates: list[tuple[str, float]] = []
     for text in texts:

@@ -1,7 +1,7 @@
-"""Merged replicas in the simulator: the models that share one queue are simulated as one model.
+"""Merged replicas in the simulator: models that share a queue are simulated as a single model.
 
-A merged replica takes the oldest requests whichever of its models they are for, so a queue of all of them is what the
-server runs; what is lost is who of them a request was for, so all are held to the tightest of their objectives.
+A merged replica takes the oldest requests of all its models, so the common queue is the server's. The requests' models
+are lost, so the tightest objective applies to all requests.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpuprof.simulator.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class MergedQueues:
-    """A map in which each merge is one model."""
+    """A map with a single model in place of each merge."""
 
-    deployment: DeploymentMap  #: Without merges.
-    queue_of: Mapping[str, str]  #: Each merged model → the model that stands for it; empty for maps without merges.
+    deployment: DeploymentMap  #: The map without merges.
+    queue_of: Mapping[str, str]  #: Merged model → model in its place; empty for maps without merges.
 
     def rates(self, original: DeploymentMap, rates: Mapping[str, float]) -> dict[str, float]:
-        """Return rates by queue; merged models that have none here keep the map's."""
+        """Return rates by queue; merged models without a rate in ``rates`` keep the map's."""
         by_queue = {name: rate for name, rate in rates.items() if name not in self.queue_of}
         for queue in {self.queue_of[name] for name in rates if name in self.queue_of}:
             members = [name for name, other in self.queue_of.items() if other == queue]
@@ -41,10 +41,10 @@ class MergedQueues:
 
 
 def merged_queues(deployment: DeploymentMap) -> MergedQueues:
-    """Return the map with one model for each merge.
+    """Return the map with a single model for each merge.
 
-    Raises `InputError` when a merged model has other replicas too: its requests would be divided by who has least to
-    do, which needs to know whose they are.
+    Raises `InputError` when a merged model has other replicas too: routing between them depends on the requests'
+    models, which the common queue loses.
     """
     queue_of = {name: merge for merge, told in deployment.merges.items() for name in told.members}
     for *_, replica in deployment.places():

@@ -1,7 +1,7 @@
-"""How long a message is on its way: ``a·x**b + c`` milliseconds for ``x`` bytes, with other a, b, c in each range.
+"""Transmission time of a message: ``a·x**b + c`` milliseconds for ``x`` bytes, with a, b, c by interval of size.
 
-Elvinger's thesis, section 4.6.2 (equation and intervals); it measured up to 1 MB, to 100 MB and to 1 GB between two
-machines and prints, of what it fitted, one value: 8.7 ms for 9,633,792 bytes.
+Source: Elvinger's thesis, section 4.6.2 (equation and intervals), with measurements between two machines up to 1 MB,
+100 MB and 1 GB. The thesis prints a single fitted value: 8.7 ms for 9,633,792 bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from gpuprof.errors import InputError
 from gpuprof.simulator.trace import open_rows
 
-#: Upper ends in bytes of the thesis's first two intervals; the third has none.
+#: Upper ends in bytes of the thesis's first two intervals; the third is unbounded.
 INTERVALS = (1e6, 100e6)
 _LEAST_POINTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One interval's function: ``a·x**b + c`` milliseconds up to ``upto_bytes``."""
+    """The function of an interval: ``a·x**b + c`` milliseconds up to ``upto_bytes``."""
 
     upto_bytes: float
     a: float
@@ -38,7 +38,7 @@ class NetworkDelay:
     pieces: tuple[Piece, ...]
 
     def ms(self, payload_bytes: float) -> float:
-        """Return the milliseconds that a message of this size takes; 0 where there is no network."""
+        """Return the transmission time in milliseconds; 0 without a network."""
         for piece in self.pieces:
             if payload_bytes <= piece.upto_bytes:
                 return float(max(0.0, piece.a * payload_bytes**piece.b + piece.c))
@@ -47,15 +47,15 @@ class NetworkDelay:
 
 #: No network between the router and the replicas.
 LOCAL = NetworkDelay(())
-#: The thesis's two machines. It does not print a, b and c: here c is the round trip that it measured (0.322 ms), b is
-#: 1, and a is such that the one value it prints comes out, which is 9.2 Gbit/s.
+#: Network of the thesis's two machines. The thesis does not print a, b and c: here c is its measured round trip
+#: (0.322 ms), b is 1, and a yields its printed value, which is 9.2 Gbit/s.
 THESIS = NetworkDelay((Piece(np.inf, (8.7 - 0.322) / 9_633_792, 1.0, 0.322),))
 
 
 def fit_delay(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> NetworkDelay:
-    """Return the least-squares fit to measurements, one function for each of the thesis's intervals that has enough.
+    """Return the least-squares fit to measurements, a function for each of the thesis's intervals with enough sizes.
 
-    Raises `InputError` when no interval holds three sizes, which three parameters need.
+    Raises `InputError` when no interval has three sizes, the minimum for three parameters.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def fit_delay(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> Ne
     pieces, low = [], 0.0
     for high in (*INTERVALS, np.inf):
         inside = (x > low) & (x <= high)
-        # ``low`` moves only then: measurements of an interval that has too few sizes are fitted with those of the next.
+        # ``low`` stays otherwise, so measurements of an interval with too few sizes are fitted with the next interval.
         if len(np.unique(x[inside])) >= _LEAST_POINTS:
             pieces.append(Piece(high, *_fit_one(x[inside], y[inside])))
             low = high
@@ -76,11 +76,11 @@ def fit_delay(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> Ne
 
 
 def _fit_one(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Fit a and c for each exponent by least squares, non-negative, and the exponent by a bounded search."""
+    """Return (a, b, c): a and c by non-negative least squares for each exponent b, and b by a bounded search."""
     from scipy.optimize import minimize_scalar, nnls
 
     def solve(b: float) -> tuple[NDArray[np.float64], float]:
-        # Powers of a gigabyte beside ones would leave the least squares ill-conditioned.
+        # Unscaled powers of large sizes in a column next to ones would make the least squares ill-conditioned.
         scale = float(x.max()) ** b
         weights, residual = nnls(np.column_stack([x**b / scale, np.ones_like(x)]), y)
         return np.array([weights[0] / scale, weights[1]]), float(residual)
@@ -91,9 +91,9 @@ def _fit_one(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, flo
 
 
 def read_measurements(path: Path) -> NetworkDelay:
-    """Fit a CSV of ``payload_bytes,latency_ms``, a line a measurement.
+    """Return the fit to a CSV of ``payload_bytes,latency_ms``, a line per measurement.
 
-    Raises `InputError` with the line, when it is no such file.
+    Raises `InputError` with the line for any other file.
     """
     rows = open_rows(path)
     line, header = next(rows, (1, []))

@@ -19,41 +19,41 @@ _CDF_POINTS = 400
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcome:
-    """Results of one model, as its clients see them."""
+    """Results of a model, from its clients' view."""
 
     model: str
     slo_ms: float
     percentile: float
-    #: ``requests``, ``answered``, ``in_time``: Arrived; answered at all; answered within the SLO.
+    #: ``requests``, ``answered``, ``in_time``: Arrivals; answered requests; requests answered within the SLO.
     requests: int
     answered: int
     in_time: int
-    #: ``rate_rps``, ``goodput_rps``: Requests, and those within the SLO, per second.
+    #: ``rate_rps``, ``goodput_rps``: Requests per second; requests answered within the SLO per second.
     rate_rps: float
     goodput_rps: float
-    in_time_pct: float | None  #: Of the requests; None when there was none.
-    slo_met: bool | None  #: Whether that is at least the percentile asked for.
-    #: ``mean_ms``, ``p50_ms``, ``p95_ms``, ``p99_ms``, ``max_ms``: Of the answered requests.
+    in_time_pct: float | None  #: Percentage of requests within the SLO; None without requests.
+    slo_met: bool | None  #: Whether ``in_time_pct`` is at least the demanded percentile.
+    #: ``mean_ms``, ``p50_ms``, ``p95_ms``, ``p99_ms``, ``max_ms``: Latency of the answered requests.
     mean_ms: float | None
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
     max_ms: float | None
-    #: ``stage_mean_ms``, ``stage_p99_ms``: By stage: router, network, batching (waiting for others while a process is
-    #: free), queue (waiting for a process), service.
+    #: ``stage_mean_ms``, ``stage_p99_ms``: By stage: router, network, batching (waiting for the batch to fill while a
+    #: process is free), queue (waiting for a process), service.
     stage_mean_ms: Mapping[str, float | None]
     stage_p99_ms: Mapping[str, float | None]
-    #: Requests outside the SLO by cause: the stage that made them late, ``refused`` (hopeless), ``full`` (more in the
-    #: system than memory is allowed for) or ``failed`` (lost with a device, or nothing there to serve it).
+    #: Requests outside the SLO by cause: the stage that delayed them, ``refused`` (hopeless), ``full`` (more requests
+    #: in the system than the bound on memory) or ``failed`` (lost with a device, or no live replica).
     missed: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOutcome:
-    """Results of one replica.
+    """Results of a replica.
 
-    ``answered`` counts what is answered after the last arrival too, ``throughput_rps`` does not; ``utilization`` is the
-    part of the time that a process of it was busy.
+    ``answered`` includes answers after the end of arrivals, ``throughput_rps`` does not; ``utilization`` is the mean
+    fraction of time in which its processes were busy.
     """
 
     place: str
@@ -71,10 +71,10 @@ class ReplicaOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One model over time and its distribution."""
+    """Results of a model over time, and its distribution of latency."""
 
     model: str
-    #: ``arrived``, ``answered``, ``in_time``: By the time of arrival.
+    #: ``arrived``, ``answered``, ``in_time``: Numbers of requests by time of arrival.
     arrived: tuple[int, ...]
     answered: tuple[int, ...]
     in_time: tuple[int, ...]
@@ -97,9 +97,9 @@ class EpochOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome:
-    """All of it; ``times_s`` are the starts of the parts of the time line and the end of the last.
+    """All results; ``times_s`` holds the starts of the windows of the time line and the end of the last.
 
-    ``epochs`` are the maps that followed one another, where the map was rescheduled.
+    ``epochs`` lists the successive maps if the map was rescheduled.
     """
 
     duration_s: float
@@ -114,7 +114,7 @@ class SimulationOutcome:
 
     @property
     def requests(self) -> int:
-        """Requests counted."""
+        """Number of requests counted."""
         return sum(model.requests for model in self.models)
 
     @property
@@ -130,7 +130,7 @@ class SimulationOutcome:
 def outcome_of(
     deployment: DeploymentMap, places: Sequence[PlacedInstance], tally: Tally, options: SimulationOptions
 ) -> SimulationOutcome:
-    """Return the results in a tally."""
+    """Return the outcome from a tally."""
     seconds = float(tally.span[1] - tally.span[0]) / NS_PER_S
     names = list(deployment.models)
     return SimulationOutcome(
@@ -175,7 +175,7 @@ def _summarize_model(deployment: DeploymentMap, tally: Tally, i: int, name: str,
 
 
 def _clip_to(value: float | None, longest: float) -> float | None:
-    # Percentiles are interpolated within a bin of the histogram, and may come out above the longest time there was.
+    # Percentiles are interpolated within a bin of the histogram and may exceed the longest time.
     return None if value is None else min(value, longest)
 
 
@@ -199,7 +199,7 @@ def _summarize_replica(place: PlacedInstance, tally: Tally, i: int, seconds: flo
 def _make_series(tally: Tally, i: int, name: str) -> Series:
     answered = tally.windows[:, i, 1]
     latency, fraction = cdf_ms(tally.total[i], FINE_BITS)
-    # Points for a picture: evenly many by rank, and the tail whole.
+    # Points for a figure, evenly spaced by rank.
     keep = np.unique(np.searchsorted(fraction, np.linspace(0.0, 1.0, _CDF_POINTS)).clip(max=max(0, len(fraction) - 1)))
     keep = keep[: len(fraction)]
     return Series(

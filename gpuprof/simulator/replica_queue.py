@@ -1,4 +1,4 @@
-"""Moves the oldest requests of a replica's queue to the process that takes them."""
+"""Moves the oldest requests of a replica's queue to a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpuprof.simulator.state import State
 
 
 def take_batch(state: State, replica: int, process: int, size: int) -> int:
-    """Move a batch from the queue to its process, and return how many it holds: fewer where some go alone."""
+    """Move a batch from the queue to its process, and return its size: smaller if some requests must run alone."""
     place = state.queue_head[replica]
     state.flight[process] = place
     if state.solo_requests[replica] > 0:
@@ -21,7 +21,7 @@ def take_batch(state: State, replica: int, process: int, size: int) -> int:
 
 
 def _take_shareable(state: State, replica: int, size: int) -> int:
-    """Take the head of the queue and, unless it goes alone, others that do not; return how many."""
+    """Take the head of the queue and, unless it must run alone, other shareable requests; return their number."""
     last = state.queue_head[replica]
     place, kept, taken = state.next[last], -1, 1
     if must_be_alone(state.losses[last]):
@@ -45,7 +45,7 @@ def _take_shareable(state: State, replica: int, size: int) -> int:
 
 
 def _link_in_queue(state: State, replica: int, before: int, place: int) -> int:
-    """Let a request follow the one before it in the queue, or lead it; return it."""
+    """Link a request behind ``before`` in the queue, or as the head; return the request."""
     if before < 0:
         state.queue_head[replica] = place
     else:

@@ -1,8 +1,8 @@
 """Rescheduling: the map follows the load, and changes cost time (USHER, OSDI'24, section 5.4).
 
-At the end of each period a scheduler that is passed in sees the rates of that period and may give another map. Arrivals
-do not depend on the map, so that all maps are known before anything is simulated, and one simulation of all replicas
-that ever exist, each living in its time, is exact.
+At the end of each period a scheduler, passed as a function, receives the period's rates and may return another map.
+Arrivals do not depend on the map, so all maps are computed before the simulation. A single simulation of all replicas,
+each alive in its lifetime, is then exact.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gpuprof.simulator.cluster import SimulationOptions, Switch
 from gpuprof.simulator.outcome import EpochOutcome
 from gpuprof.simulator.streams import arrival_streams
 
-#: Rates by model → the map for them; None: leave things as they are.
+#: Rates by model → map for these rates; None: keep the current map.
 Scheduler = Callable[[Mapping[str, float]], DeploymentMap | None]
 _PIECE = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """What a change takes: loading a model into a new process, and giving a GPU another MIG layout."""
+    """Times of a change in seconds: loading a model into a new process, and changing a GPU's MIG layout."""
 
     load_s: float = 5.0
     mig_s: float = 10.0
@@ -35,7 +35,7 @@ class MoveCosts:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A map, from when on it is in force, and how many replicas were started for it."""
+    """A map, the begin of its time in force, and the number of replicas started for it."""
 
     begin_s: float
     deployment: DeploymentMap
@@ -44,7 +44,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLifetime:
-    """A replica holds its device from when it begins to load until it ends; ``end_s`` infinity: to the end."""
+    """The time in which a replica holds its device, from loading to its end; infinite ``end_s``: no end."""
 
     node: str
     gpu: int
@@ -54,7 +54,7 @@ class ReplicaLifetime:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """All replicas that ever exist, as one map, and when each lives; ``absent`` ones do not at the start."""
+    """All replicas of all maps as a single map, with their lifetimes; ``absent`` replicas are not alive at first."""
 
     deployment: DeploymentMap
     epochs: tuple[Epoch, ...]
@@ -63,7 +63,7 @@ class Timetable:
     lifetimes: tuple[ReplicaLifetime, ...] = ()
 
     def epoch_outcomes(self, duration_s: float) -> tuple[EpochOutcome, ...]:
-        """Return each map's time, devices, cost and how many replicas were started for it."""
+        """Return each map's time in force, devices, cost and number of started replicas."""
         ends = [*(epoch.begin_s for epoch in self.epochs[1:]), duration_s]
         return tuple(
             EpochOutcome(
@@ -77,7 +77,7 @@ class Timetable:
         )
 
     def gpu_hours(self, duration_s: float) -> float:
-        """Return the devices that the maps hold, times how long, in hours."""
+        """Return the device hours of the maps."""
         return (
             sum(
                 epoch_outcome.gpus * (epoch_outcome.end_s - epoch_outcome.begin_s)
@@ -87,7 +87,7 @@ class Timetable:
         )
 
     def held_gpu_hours(self, duration_s: float) -> float:
-        """Return how long devices are held, in hours: while they change hands, by the old and the new map both."""
+        """Return the hours for which devices are held by replicas, of the old and the new map during changes."""
         held: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
         for lifetime in self.lifetimes:
             held[lifetime.node, lifetime.gpu].append((lifetime.begin_s, min(lifetime.end_s, duration_s)))
@@ -97,7 +97,7 @@ class Timetable:
 def observed_rates(
     deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], options: SimulationOptions, period_s: float
 ) -> list[dict[str, float]]:
-    """Return the rates of each whole period, as the simulation with these options will see them."""
+    """Return the rates of each whole period, with the arrivals of the simulation with these options."""
     periods = int(options.duration_s / period_s)
     end = round(periods * period_s * NS_PER_S)
     counts = np.zeros((periods, len(deployment.models)), np.int64)
@@ -117,11 +117,11 @@ def make_timetable(
     scheduler: Scheduler,
     costs: MoveCosts,
 ) -> Timetable:
-    """Ask the scheduler after each period but the last, and return when each replica runs.
+    """Call the scheduler after each period except the last, and return the timetable of all replicas.
 
-    A replica that is in both maps goes on. A new one begins after its model is loaded; until then those that it
-    replaces go on, unless the MIG layout of their GPU changes: then they end at once, and the new one begins later by
-    that change too. A GPU that was not in use is cut up before its first replica loads.
+    Replicas in both maps continue. A new replica starts when its model is loaded, and until then the replaced replicas
+    continue. If the MIG layout of a GPU changes, its old replicas end at once, and new replicas start later by the time
+    of the change. An unused GPU is partitioned before its first replica loads.
     """
     table = _TimetableBuilder(deployment)
     for period, seen in enumerate(rates[:-1], start=1):
@@ -133,7 +133,7 @@ def make_timetable(
 
 @dataclass(frozen=True, slots=True)
 class _ReplicaIdentity:
-    """A replica as the simulator knows it: where it stands and what decides how it behaves."""
+    """A replica's position and all parameters of its behaviour in the simulator."""
 
     node: str
     gpu: int
@@ -145,7 +145,7 @@ class _ReplicaIdentity:
 
 
 class _TimetableBuilder:
-    """A timetable in the making: all replicas so far, and the positions of those that live."""
+    """Builder of a timetable: all replicas so far, and the positions of live replicas."""
 
     def __init__(self, deployment: DeploymentMap) -> None:
         self.deployment = deployment
@@ -167,7 +167,7 @@ class _TimetableBuilder:
         return position
 
     def change(self, at_s: float, wanted: DeploymentMap, costs: MoveCosts) -> None:
-        """Start the replicas that a new map adds, and stop those that it lacks."""
+        """Start the replicas added by a new map, and stop the replicas absent from it."""
         after = _index_by_key(wanted)
         new = [key for key in after if key not in self.alive]
         gone = [key for key in self.alive if key not in after]
@@ -186,8 +186,8 @@ class _TimetableBuilder:
         self.epochs.append(Epoch(at_s, wanted, len(new)))
 
     def close(self) -> Timetable:
-        """Return the timetable of all that was begun and ended."""
-        # One node for each replica keeps their order, which the positions in the switches count.
+        """Return the timetable of all changes."""
+        # A node for each replica keeps their order, to which the positions in the switches refer.
         nodes = tuple(
             Node(
                 name=node.name,
@@ -202,7 +202,7 @@ class _TimetableBuilder:
 
 
 def _union_length(spans: Sequence[tuple[float, float]]) -> float:
-    """Return how long at least one of the spans lasts."""
+    """Return the length of the union of spans."""
     total, until = 0.0, 0.0
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))
