@@ -71,7 +71,7 @@ class CollectorContract(ABC):
             assert (row.name, row.signature) == (ops[row.position].name, ops[row.position].signature)
 
     def test_kernels_are_tied_to_ops_of_the_model_or_to_none(self) -> None:
-        """Ops of kernels are in the graph."""
+        """Kernels are tied to ops of the graph only."""
         signatures = {op.signature for op in self.make_request().job.graph.ops}
         assert {row.op_signature for row in self.collect_distinct().kernels} <= {*signatures, None}
 

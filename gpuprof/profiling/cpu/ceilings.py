@@ -19,12 +19,12 @@ from gpuprof.profiling.child.measurement import shared_group, slices_of
 from gpuprof.profiling.child.task import Effort, PeakTask
 from gpuprof.runtime.providers import ORT_CPU
 
-#: Side of the matrices: their product takes tens of milliseconds on one core, far longer than a call.
+#: Side of the square matrices: a product takes tens of milliseconds on a core, far longer than a call.
 _MATRIX = 1024
 _VECTOR_BYTES = 256 * 2**20  # well beyond any last-level cache
-#: Bytes that are read and written again and again, from what fits a core's own cache to what fits none.
+#: Sizes of working sets, read and written repeatedly: from a core's own cache to beyond all caches.
 _SETS = tuple(2**power for power in range(18, 28))
-#: An op of next to no work: what a call of the runtime takes by itself.
+#: Size of a nearly empty op, which measures the runtime's overhead per call.
 _TINY_BYTES = 128
 _TIME_S = 0.7
 _SET_TIME_S = 0.1
@@ -38,7 +38,7 @@ SOURCE = (
 
 
 def measure_ceilings(device: Device, share: Share, run_id: str) -> DeviceRow:
-    """Return what ``share`` of this machine's CPU reaches, measured in about four seconds.
+    """Return the ceilings of ``share`` of this machine's CPU, measured in about four seconds.
 
     Raises `UnavailableError` when the share cannot be enforced here.
     """

@@ -18,14 +18,14 @@ _SKIPPED_REPEATS = 2  # of a fresh session: they allocate
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """One execution of one node."""
+    """An execution of a node."""
 
     #: ``name``, ``op_type``: Of the node in the graph that the runtime made of the model.
     name: str
     op_type: str
-    repeat: int  #: Run of the model that it belongs to, from 0; -1 outside of any run.
+    repeat: int  #: Number of the model's run, from 0; -1 outside any run.
     start_ns: int
-    duration_ns: int  #: To the microsecond where it is ONNX Runtime's own time: its profile gives no more.
+    duration_ns: int  #: In whole microseconds if timed by ONNX Runtime's own profiler.
     provider: str = ""
 
 
@@ -45,7 +45,7 @@ def read_node_events(path: Path) -> tuple[NodeEvent, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GroupTime:
-    """Time of ops that were executed together, in nanoseconds for one run of the model."""
+    """Time of ops executed together, in nanoseconds per run of the model."""
 
     group: Group
     mean_ns: float
@@ -55,19 +55,19 @@ class GroupTime:
 
 @dataclass(frozen=True, slots=True)
 class NodeTimes:
-    """Times of one model's nodes."""
+    """Times of a model's nodes."""
 
     executed: tuple[ExecutedNode, ...]
     tie: Tie
-    groups: tuple[GroupTime, ...]  #: For each group of ``tie``.
+    groups: tuple[GroupTime, ...]  #: Time of each group of ``tie``.
     events: tuple[tuple[int, NodeEvent], ...]  #: Each execution with its position in ``executed``, warm-up left out.
     repeats: int
-    #: ``total_ns``, ``untied_ns``: Mean of all nodes' time in one run, and the part of it that belongs to no op.
+    #: ``total_ns``, ``untied_ns``: Mean time of all nodes in a run, and its part not tied to any op.
     total_ns: float
     untied_ns: float
 
     def notes(self) -> tuple[str, ...]:
-        """Return in words what could not be tied."""
+        """Return a note on the nodes that could not be tied."""
         if not self.tie.untied or not self.total_ns:
             return ()
         kinds = Counter(self.executed[index].op_type for index in self.tie.untied)

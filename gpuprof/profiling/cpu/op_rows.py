@@ -11,7 +11,7 @@ from gpuprof.kernel_db.schema import KernelRow, OpRow
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.cpu.node_times import GroupTime, NodeTimes
 
-_KERNEL_REPEATS = 3  # executions of the model whose kernels are kept one by one
+_KERNEL_REPEATS = 3  # runs with individually stored kernels
 
 
 def op_rows(request: Request, times: NodeTimes) -> tuple[OpRow, ...]:
@@ -33,7 +33,7 @@ def op_rows(request: Request, times: NodeTimes) -> tuple[OpRow, ...]:
 
 
 def op_row(request: Request, position: int, op: Op, timed: GroupTime | None, repeats: int, note: str | None) -> OpRow:
-    """Return the row of one op; ``timed`` is None for one that has no time of its own."""
+    """Return the row of an op; ``timed`` is None for an op without a time of its own."""
     return OpRow(
         **request.columns(),
         position=position,
@@ -80,7 +80,7 @@ def kernel_rows(request: Request, times: NodeTimes) -> tuple[KernelRow, ...]:
 
 
 def op_facts(op: Op) -> dict[str, Any]:
-    """Return the columns of ``ops`` that an op itself decides, whatever it ran on."""
+    """Return the columns of ``ops`` determined by the op itself, independent of device and runtime."""
     return {
         "op_type": op.op_type,
         "signature": op.signature,

@@ -22,26 +22,26 @@ from gpuprof.runtime.providers import ORT_CPU
 from gpuprof.runtime.session import runtime_version, session_settings
 
 _LOAD_S = 600.0
-#: Of the pass that times nodes, apart from that of the latencies: ONNX Runtime's profiler slows a batch down.
+#: Effort of the pass that times nodes, separate from the latencies: ONNX Runtime's profiler slows a batch down.
 _NODE_PASS = Effort(time_s=1.5, min_repeats=5, max_repeats=50)
 #: Figures of a sample that rows of ``colocations`` do not have.
 _OF_MODELS_ALONE = frozenset({"latency_p50_low_ms", "latency_p50_high_ms"})
 
 
 class OrtCollector:
-    """Times batches in ONNX Runtime, and in a second pass, apart from it, each node."""
+    """Times batches in ONNX Runtime, and each node in a second, separate pass."""
 
     name = "ort"
     kinds: tuple[str, ...] = ("cpu",)
 
     def available(self) -> str | None:
-        """Return None when ONNX Runtime is installed, else what to do."""
+        """Return None when ONNX Runtime is installed, else the fix."""
         if importlib.util.find_spec("onnxruntime") is None:
             return f"onnxruntime is not installed: {install_hint('cpu')}"
         return None
 
     def version(self) -> str:
-        """Return the version of ONNX Runtime: its profiler comes with it."""
+        """Return the version of ONNX Runtime, which includes its profiler."""
         return self.runtime()[1]
 
     def runtime(self) -> tuple[str, str]:
@@ -49,12 +49,12 @@ class OrtCollector:
         return runtime_version()
 
     def collect(self, request: Request) -> Collected:
-        """Measure one request; see `gpuprof.profiling.collector.Collector`."""
+        """Measure a request; see `gpuprof.profiling.collector.Collector`."""
         timings = measure(request.job, request.beside, request.limits)
         settings = {**session_settings(timings[0].part.threads), "limits": asdict(request.limits)}
         if request.beside:
             return Collected(colocations=colocation_rows(request, timings), settings=settings)
-        if request.job.processes > 1:  # nodes are timed in the run of one process
+        if request.job.processes > 1:  # nodes are timed in a single process
             return Collected(models=(_model_row(request, timings[0], None),), settings=settings)
         times, differs = self._node_pass(request.job)
         return Collected(

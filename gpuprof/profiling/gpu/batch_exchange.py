@@ -12,7 +12,7 @@ _LOAD_S = 600.0
 
 
 def time_batch(child: Child, sampler: NvmlSampler, request: Request) -> tuple[Timing, NvmlFigures] | GpuprofError:
-    """Return what a process says of its next batch size, or why it cannot run it."""
+    """Return the timing of a process's next batch size, or the error of a batch that cannot run."""
     try:
         ready = child.expect("ready", _LOAD_S)
         sampler.begin()
@@ -27,7 +27,7 @@ def time_batch(child: Child, sampler: NvmlSampler, request: Request) -> tuple[Ti
 
 
 def record_batch(child: Child, within_s: float) -> GpuprofError | None:
-    """Wait until a process has recorded its next batch size; return why it could not."""
+    """Wait until a process has recorded its next batch size; return the error if the recording failed."""
     try:
         child.expect("recorded", within_s)
     except GpuprofError as error:

@@ -1,8 +1,8 @@
-"""The process that measures all batch sizes of a model under one share: ``python -m … gpu.batch_process``.
+"""Process that measures all batch sizes of a model under a share: ``python -m … gpu.batch_process``.
 
-Starting ONNX Runtime on CUDA takes seconds, timing a batch size two. All batch sizes are timed first, each
-in a session of its own, so that the memory of one is not another's; then each is recorded: once a profiler has begun,
-what runs in its process is slower. It speaks as `gpuprof.profiling.child.child` does. An ``error`` is of one batch
+Starting ONNX Runtime on CUDA takes seconds, timing a batch size two. All batch sizes are timed first, each in its own
+session, so that their memory figures are independent. Then each is recorded: once a profiler has started, everything in
+its process is slower. The protocol is that of `gpuprof.profiling.child.child`. An ``error`` concerns a single batch
 size; the next follows.
 """
 
@@ -31,7 +31,7 @@ def main() -> int:
     """Do the task on stdin."""
     die_with_parent()
     speech = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever libraries print must not get between our lines
+    os.dup2(2, 1)  # output printed by libraries must not mix with the protocol
     task: BatchesTask = receive_task()
     load_runtime()
     for row in task.rows:

@@ -1,7 +1,7 @@
-"""Collectors for NVIDIA GPUs: each times a model without a profiler, then records it again under one.
+"""Collectors for NVIDIA GPUs: each times a model without a profiler, then records the model under a profiler.
 
-What a profiler slows down is not timed, and what is timed is not recorded; the passes run one after another under the
-same share. NVML samples the GPU beside the timing.
+A profiler slows the model down, so timing and recording are separate passes, one after another under the same share.
+NVML samples the GPU during the timing.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ from gpuprof.runtime.session import runtime_version, session_settings
 #: Counters of a kernel are the same in each run, and ncu replays every kernel for each set of counters.
 _COUNTED_REPEATS = 1
 _BATCH_PROCESS = "gpuprof.profiling.gpu.batch_process"
-#: How long an idle GPU is sampled: for its power once, for memory that others hold before each run.
+#: Duration of sampling an idle GPU: once for its power, and before each run for memory held by others.
 _IDLE_S, _GLANCE_S = 1.0, 0.1
 
 
 class GpuCollector:
-    """Times models with NVML beside them; the classes below add what a profiler records.
+    """Times models under NVML sampling; the subclasses add recordings by profilers.
 
     Attributes
     ----------
     counters : bool
-        Whether ncu counts.
+        True if ncu counts.
     """
 
     name = "nvml"
@@ -80,7 +80,7 @@ class GpuCollector:
     counters = False
 
     def __init__(self) -> None:
-        # Without it CUDA counts the fastest GPU first, and NVML would sample another than the one that is measured.
+        # By default CUDA lists the fastest GPU first: NVML would sample another GPU than the measured GPU.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         self._idle_power_w: float | None = None
         self._outputs = SharedOutputs()
@@ -99,16 +99,16 @@ class GpuCollector:
         return next((reason for reason in reasons if reason is not None), None)
 
     def version(self) -> str:
-        """Return the versions of the tools behind it."""
+        """Return the versions of the underlying tools."""
         found = [f"{tool} {version}" for tool, version in self._tool_versions.items()]
         return ", ".join(found) or "nvml"
 
     def runtime(self) -> tuple[str, str]:
-        """Return name and version of what runs the models."""
+        """Return name and version of the runtime."""
         return runtime_version()
 
     def collect(self, request: Request) -> Collected:
-        """Measure one request; see `gpuprof.profiling.collector.Collector`."""
+        """Measure a request; see `gpuprof.profiling.collector.Collector`."""
         jobs = (request.job, *request.beside)
         idle = self._measure_idle()
         shares = [job.share for job in jobs]
@@ -128,14 +128,14 @@ class GpuCollector:
 
     @property
     def can_measure_batches_together(self) -> bool:
-        """Whether `collect_batches` measures as `collect` does: external tools need a process for each."""
+        """Return whether `collect_batches` can replace `collect`: external tools need a process per batch."""
         return not self.counters and self.timeline in (None, "cupti")
 
     def collect_batches(self, requests: Sequence[Request]) -> Iterator[Collected | GpuprofError]:
-        """Measure requests for one model under one share, alone, in one process; yield the results in order.
+        """Measure requests for a model under a share, alone, in a single process; yield the results in order.
 
-        All are timed first, then recorded (`gpuprof.profiling.gpu.batch_process`). Raises `InputError` or
-        `UnavailableError` when the share cannot be given here.
+        All batches are timed first, then recorded (`gpuprof.profiling.gpu.batch_process`). Raises `InputError` or
+        `UnavailableError` when the share is not available here.
         """
         idle = self._measure_idle()
         first = requests[0]
@@ -149,7 +149,7 @@ class GpuCollector:
             said = label(first.job)
             child = stack.enter_context(Child(task, said, environment=environment or None, module=_BATCH_PROCESS))
             timed = [time_batch(child, sampler, one) for one in requests]
-            # After the last was timed; the process waits for it (`batch_process`).
+            # After the last timing; the process waits for this line (`batch_process`).
             child.tell("record")
             for request, program, timed_batch in zip(requests, programs, timed, strict=True):
                 unrecorded = record_batch(child, request.limits.tool_s)
@@ -187,7 +187,7 @@ class GpuCollector:
     def _read_batch(
         self, request: Request, program: RecordedProgram, unrecorded: GpuprofError | None, shared: bool
     ) -> tuple[Recording, str | None]:
-        """Return what was recorded of one batch size, and how its outputs under the share differ."""
+        """Return the recording of a batch size, and the difference of its outputs under the share."""
         error = self._outputs.difference(request.job, program, program.outputs("shared")) if shared else None
         if not self.timeline:
             return join_recording(None, None, self._tool_versions, ()), error
@@ -247,7 +247,7 @@ class GpuCollector:
         return {tool: version or "unknown" for tool, version in versions.items()}
 
     def _record(self, request: Request, environment: Mapping[str, str]) -> tuple[Recording, str | None]:
-        """Return what the profilers recorded of one process, and how its outputs under the share differ."""
+        """Return the profilers' recording of a process, and the difference of its outputs under the share."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             directory = Path(name)
             program = RecordedProgram(request.job, directory, self.provider, request.limits.tool_s)
@@ -282,7 +282,7 @@ class GpuCollector:
     def _dispatch_beside(
         self, request: Request, bindings: Sequence[ShareBinding], latency_ms: float
     ) -> tuple[float | None, tuple[str, ...]]:
-        """Return the time of one batch in which the device waits for launches while the others run (iGniter, eq. 6)."""
+        """Return a batch's time in which the device waits for launches while the neighbours run (iGniter, eq. 6)."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             program = RecordedProgram(request.job, Path(name), self.provider, request.limits.tool_s)
             bound = {**program.path, **bindings[0].environment}
@@ -326,7 +326,7 @@ class GpuCollector:
         self, program: RecordedProgram, environment: Mapping[str, str]
     ) -> tuple[Counters | None, tuple[str, ...], tuple[str, ...]]:
         """Return the counters, notes, and why there are none where a timeline is there already without them."""
-        # ncu picks kernels by the range that they are in: one run, so that there is no question of which.
+        # ncu selects kernels by their range: a single run makes the selection unambiguous.
         command = program.command(replace(program.task, repeats=_COUNTED_REPEATS))
         try:
             with describe_recording_errors():

@@ -1,4 +1,4 @@
-"""Makes rows of the kernel database from what was recorded on a GPU."""
+"""Makes rows of the kernel database from recordings on a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpuprof.profiling.timeline.launch_occupancy import with_occupancy
 from gpuprof.profiling.timeline.link import link_row
 from gpuprof.profiling.timeline.timeline import Timeline, column
 
-_KERNEL_REPEATS = 3  # runs of the model whose kernels are kept one by one
+_KERNEL_REPEATS = 3  # runs with individually stored kernels
 _COLUMNS = frozenset(field.name for field in fields(KernelRow))
 _FLOATS = frozenset(name for name in _COLUMNS if name.endswith("_pct") or name == "waves_per_sm")
 _OWN = frozenset(
@@ -38,29 +38,29 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording of one workload by whatever tools."""
+    """A recording of a workload by any tools."""
 
-    kernels: pd.DataFrame  #: Of the measured runs; see `Timeline` and `gpuprof.profiling.timeline.kernel_join`.
+    kernels: pd.DataFrame  #: Kernels of the measured runs; see `Timeline` and `gpuprof.profiling.timeline.kernel_join`.
     gpus: tuple[GpuDescription, ...]  #: The GPUs that kernels ran on.
     tools: Mapping[str, str]  #: Tool → version.
     notes: tuple[str, ...] = ()
-    timeline: Timeline | None = None  #: With the copies of the same runs; None: kernels were only counted.
+    timeline: Timeline | None = None  #: Timeline of the same runs, with copies; None: kernels were only counted.
     #: ``plain``, ``plain_kernels``: The same, recorded while the runtime's own profiler was off: the source of the
     #: model's figures. None: as ``timeline``.
     plain: Timeline | None = None
     plain_kernels: pd.DataFrame | None = None
     nodes: NodeTimes | None = None  #: Kernels' times by the runtime's nodes and the model's ops.
-    executed: tuple[ExecutedNode, ...] = ()  #: The graph that the runtime made of the model, where it was recorded.
+    executed: tuple[ExecutedNode, ...] = ()  #: Graph executed by the runtime, if recorded.
     lost: tuple[str, ...] = ()  #: Why counters that were asked for are missing.
 
     @property
     def runs(self) -> int:
-        """Runs of the model in the recording, at least one."""
+        """Number of the model's runs in the recording, at least one."""
         return max(1, int(self.kernels["repeat"].nunique()))
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether ONNX Runtime ran the model on a CPU."""
+        """True if ONNX Runtime ran the model on a CPU."""
         nodes = None if self.timeline is None or self.gpus else self.timeline.nodes
         return nodes is not None and len(nodes) > 0 and bool(nodes["provider"].str.startswith("CPU").all())
 
@@ -71,7 +71,7 @@ class Recording:
         return replace(self, kernels=kernels, plain_kernels=plain, notes=(*self.notes, *notes))
 
     def requirement(self, device: Device, latency_ms: float | None = None) -> GpuRequirement | None:
-        """Return what one run of the model needs; see `gpuprof.profiling.timeline.creq.compute_requirement`."""
+        """Return the requirements of a run of the model; see `gpuprof.profiling.timeline.creq.compute_requirement`."""
         kernels = self.kernels if self.plain_kernels is None else self.plain_kernels
         return compute_requirement(kernels, self.plain or self.timeline, device if device.sm else None, latency_ms)
 
@@ -93,7 +93,7 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
         return ()
     kept = kernels[kernels["repeat"] > kernels["repeat"].max() - _KERNEL_REPEATS]
     ops = {op.name: op for op in request.job.graph.ops}
-    if len(ops) == 1:  # whatever a model of one op launches is that op's
+    if len(ops) == 1:  # all kernels of a single-op model belong to this op
         kept = kept.assign(range=next(iter(ops)))
     if "op_name" not in kept:
         names = [name if isinstance(name, str) and name else None for name in column(kept, "range").tolist()]
@@ -131,7 +131,7 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
 
 
 def op_rows(request: Request, recording: Recording) -> tuple[OpRow, ...]:
-    """Return a row for each op of the model, with the time of its kernels in one run; empty when none could be tied."""
+    """Return a row for each op of the model, with its kernels' time in a run; empty without any tied kernel."""
     ops, kernels = request.job.graph.ops, recording.kernels
     if recording.nodes is not None:
         return node_op_rows(request, recording.nodes)
@@ -151,7 +151,7 @@ def op_rows(request: Request, recording: Recording) -> tuple[OpRow, ...]:
 
 
 def device_rows(request: Request, recorded: Recording) -> tuple[DeviceRow, ...]:
-    """Return what the recording says of the device itself: what its link to the host achieved."""
+    """Return the row of the device itself: the measured bandwidth of its link to the host."""
     recorder = next(iter(recorded.tools), "a profiler")  # counters come second
     recorded_in = recorded.plain or recorded.timeline
     row = link_row(request.run_id, request.device, recorded_in.copies if recorded_in else None, recorder)
@@ -161,7 +161,7 @@ def device_rows(request: Request, recorded: Recording) -> tuple[DeviceRow, ...]:
 def model_row(
     request: Request, needed: GpuRequirement | None, nodes: NodeTimes | None = None, **measured: Any
 ) -> ModelRow:
-    """Return the model's row: the figures of its kernels and nodes, and what was ``measured`` besides."""
+    """Return the model's row: the figures of its kernels and nodes, and further ``measured`` columns."""
     job = request.job
     if nodes is not None:
         measured |= {"node_time_ms": nodes.total_ns / 1e6, "untied_time_ms": nodes.untied_ns / 1e6}
@@ -177,7 +177,7 @@ def model_row(
 
 
 def timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:
-    """Return the columns of ``models`` that timing and NVML fill; memory is what the model added to the idle GPU."""
+    """Return the columns of ``models`` from timing and NVML; memory is the increase over the idle GPU."""
     held = None
     if sampled.memory_bytes is not None and idle.memory_bytes is not None:
         held = max(sampled.memory_bytes - idle.memory_bytes, 0) or None
@@ -197,7 +197,7 @@ def timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> d
 def gpu_colocation_rows(
     request: Request, timings: Sequence[Timing], sampled: NvmlFigures, delay_ms: float | None
 ) -> tuple[ColocationRow, ...]:
-    """Return the rows of what ran together; power and clock are the whole GPU's, the delay the first one's."""
+    """Return the rows of co-located workloads; power and clock are the whole GPU's, the delay the first workload's."""
     first, *others = colocation_rows(request, timings)
     rows = (replace(first, dispatch_ms=delay_ms), *others)
     return tuple(

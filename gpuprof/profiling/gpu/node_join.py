@@ -1,8 +1,8 @@
-"""Ties kernels to the nodes of ONNX Runtime that launched them, and by these to the ops of the model.
+"""Ties kernels to the ONNX Runtime nodes that launched them, and through these to the ops of the model.
 
-ONNX Runtime runs nodes one after another on one thread, and its own profile has each one's begin and end; CUPTI has the
-begin of each launch. A launch belongs to the node in which it began. Both clocks are joined by the Unix time of their
-zeros where both files have it, else by the runs that both mark.
+ONNX Runtime runs nodes sequentially on a single thread, and its own profile has begin and end of each node; CUPTI has
+the begin of each launch. A launch belongs to the node in which it began. Both clocks are joined by the Unix time of
+their zeros if both files have it, else by the runs marked in both.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers, find_inne
 from gpuprof.profiling.timeline.timeline import OUTSIDE, RUN_RANGE, Timeline, column, find_runs
 
 _TICK_NS = 1000  # ONNX Runtime's profile is in whole microseconds
-#: Offsets that are tried within the interval that the runs leave open.
+#: Number of offsets tried within the interval allowed by the runs.
 _STEPS = 400
 _MOST_NAMES = 3
 
 
 def join_nodes(timeline: Timeline, profile: Timeline) -> Timeline:
-    """Return the timeline with ONNX Runtime's ``nodes``, and for each kernel its ``node``: a row of them, or -1.
+    """Return the timeline with ONNX Runtime's ``nodes``, and for each kernel the row of its ``node``, or -1.
 
-    ``timeline``: runs selected (`Timeline.select_runs`); ``profile``: of the same session, whose last runs they are.
+    ``timeline``: runs selected (`Timeline.select_runs`); ``profile``: profile of the same session, which ends with
+    these runs.
     Raises `InputError` when the clocks cannot be joined.
     """
     runs = find_runs(timeline.ranges)[0]
@@ -56,9 +57,9 @@ def join_nodes(timeline: Timeline, profile: Timeline) -> Timeline:
 def tie_to_ops(timeline: Timeline, graph: ModelGraph, executed: Sequence[ExecutedNode]) -> tuple[Timeline, NodeTimes]:
     """Return the timeline with the op of each kernel, and the kernels' times by node and op.
 
-    A fused node's kernels belong to its costliest op; those of a node that is no op's, as a copy or a change of layout,
-    carry the node's name and type. ``executed``: the graph that the runtime made of the model; empty: each node stands
-    for the op of its name.
+    A fused node's kernels belong to its costliest op; kernels of a node without an op, such as a copy or a change of
+    layout, carry the node's name and type. ``executed``: graph executed by the runtime; empty: each node stands for the
+    op of its name.
     """
     events = node_events(timeline)
     nodes = executed or [ExecutedNode(name, kind, (), ()) for name, kind in {e.name: e.op_type for e in events}.items()]
@@ -120,9 +121,9 @@ def _find_offset(timeline: Timeline, profile: Timeline, runs: pd.DataFrame) -> i
 
 
 def _score(nodes: pd.DataFrame, moments: Integers, ends: Integers, places: Integers) -> int:
-    """Return how many launches lie, from begin to end, in the node of most runs' launches of the same place.
+    """Return the number of launches that lie completely in the node most runs have for the same launch position.
 
-    Where the clocks are apart, launches near the borders of nodes fall now into one and now into another.
+    If the clocks differ, launches near node borders fall into different nodes in different runs.
     """
     owners = _find_owners(nodes, moments)
     names = np.array([*nodes["name"].tolist(), ""], dtype=object)[owners]
@@ -137,7 +138,7 @@ def _launch_times(kernels: pd.DataFrame, name: str = "launch_start_ns") -> Integ
 
 
 def _find_owners(nodes: pd.DataFrame, moments: Integers) -> Integers:
-    """Return the row of the node around each launch: nodes follow one another, whatever the tools call the thread."""
+    """Return the row of the node around each launch; thread ids are ignored, since nodes run sequentially."""
     zeros = np.zeros(len(nodes), dtype=np.int64)
     ends = nodes["start_ns"] + nodes["duration_ns"] + _TICK_NS
     ranges = pd.DataFrame({"start_ns": nodes["start_ns"], "end_ns": ends, "process_id": zeros, "thread_id": zeros})

@@ -21,10 +21,10 @@ _LEAST_COUNTED_S = 0.5  # the energy counter is brought up to date every tens of
 
 @dataclass(frozen=True, slots=True)
 class NvmlFigures:
-    """What was sampled; None: this GPU or driver does not say."""
+    """Sampled figures; None: not reported by this GPU or driver."""
 
-    #: ``power_w``, ``clock_mhz``: Means; the clock is that of the SMs. Power is what the energy counter says of the
-    #: time where there is one: what NVML calls the power is a mean over a past second on many GPUs.
+    #: ``power_w``, ``clock_mhz``: Means; the clock is that of the SMs. Power is taken from the energy counter if
+    #: available: NVML's power value is a mean over a past second on many GPUs.
     power_w: float | None
     clock_mhz: float | None
     temperature_c: float | None  #: Highest.
@@ -34,10 +34,10 @@ class NvmlFigures:
 
 
 class NvmlSampler:
-    """Samples one GPU in a thread, from entering it to leaving it.
+    """Samples a GPU in a thread while the context is open.
 
-    ``gpu``: index in the driver's order; by default the one that CUDA's programs get first here (`visible_gpu`);
-    ``nvml``: in place of ``pynvml``.
+    ``gpu``: index in driver order; by default the first GPU seen by CUDA programs here (`visible_gpu`); ``nvml``:
+    replaces ``pynvml``.
     """
 
     def __init__(self, gpu: int | None = None, nvml: Any = None, period_s: float = _PERIOD_S) -> None:
@@ -73,7 +73,7 @@ class NvmlSampler:
         self._energy = [self._read_energy()]
 
     def stop(self) -> None:
-        """Take no more samples until the next `begin`: what follows has pauses."""
+        """Take no more samples until the next `begin`: pauses follow."""
         self._stopped = True
         self._energy.append(self._read_energy())
 
@@ -92,7 +92,7 @@ class NvmlSampler:
         )
 
     def _counted_w(self) -> float | None:
-        """Return the mean power by the energy counter; None where there is none, or the time was too short for it."""
+        """Return the mean power by the energy counter; None without a counter, or after too short a time."""
         known = [one for one in (*self._energy, *([] if self._stopped else [self._read_energy()])) if one is not None]
         if len(known) < 2 or known[-1][0] - known[0][0] < _LEAST_COUNTED_S or known[-1][1] <= known[0][1]:
             return None
@@ -122,7 +122,7 @@ class NvmlSampler:
             clock = self._ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1))
             temperature = self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0))
             memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-            # Of all processes: NVML often does not say a process's own, as in containers.
+            # Memory of all processes: often, as in containers, NVML does not report it per process.
             used = None if memory is None else float(memory.used)
             if not self._stopped:
                 self._samples.append((None if power is None else power / 1000.0, clock, temperature, used))
@@ -135,10 +135,10 @@ class NvmlSampler:
 
 
 def visible_gpu(nvml: Any) -> int:
-    """Return the index, in the driver's order, of the GPU that CUDA's programs get first here.
+    """Return the index, in driver order, of the first GPU seen by CUDA programs here.
 
-    ``CUDA_VISIBLE_DEVICES`` names it, by an index in the order that ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` gives, which is
-    the driver's own, or by its UUID; 0 where it names none.
+    ``CUDA_VISIBLE_DEVICES`` names the GPU by its index under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, the driver's own order,
+    or by its UUID; 0 without a named GPU.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     if first.isdecimal():
@@ -157,7 +157,7 @@ def idle_figures(nvml: Any = None, seconds: float = _IDLE_S) -> NvmlFigures:
 
 
 def nvml_unavailable_reason(nvml: Any = None) -> str | None:
-    """Return None when NVML answers and has a GPU, else why not, in one line."""
+    """Return None when NVML responds and has a GPU, else the reason in a line."""
     module = nvml if nvml is not None else load_nvml()
     if module is None:
         return f"nvidia-ml-py is not installed: {install_hint('gpu')}"
@@ -169,7 +169,7 @@ def nvml_unavailable_reason(nvml: Any = None) -> str | None:
 
 
 def driver_version() -> str | None:
-    """Return the version of NVIDIA's driver; None where it does not say."""
+    """Return the version of NVIDIA's driver; None if not reported."""
     module = load_nvml()
     if module is None:
         return None

@@ -1,8 +1,8 @@
-"""The program that a profiler records: ``python -m gpuprof.profiling.gpu.recorded_run TASK.json``.
+"""Program recorded by a profiler: ``python -m gpuprof.profiling.gpu.recorded_run TASK.json``.
 
-It runs a model a few times, each time in a range of its own, so that warm-up can be told apart. With ``kineto`` in its
-task it is its own profiler. With ``nodes`` it runs the model once more in a session that ONNX Runtime profiles itself,
-which takes some microseconds a node and ties kernels to nodes.
+The program runs a model a few times, each time in a range, to separate the runs from the warm-up. With ``kineto`` in
+its task it records itself with torch.profiler. With ``nodes`` it repeats the runs in a session profiled by ONNX Runtime
+itself, which adds some microseconds a node and ties kernels to nodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpuprof.runtime.session import open_session
 
 
 def main(arguments: list[str]) -> int:
-    """Do the task in the file; what went wrong stands on stderr as one line."""
+    """Run the task in the file; an error is printed on stderr as a line."""
     try:
         record_model(read_task(Path(arguments[0]).read_text(encoding="utf-8")))
     except GpuprofError as error:
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 
 def record_model(task: RecordedTask) -> None:
-    """Run the task's model as its profiler wants it, and leave the traces and outputs that the task asks for."""
+    """Run the task's model under its profiler, and write the requested traces and outputs."""
     import numpy as np
 
     feeds = dict(np.load(task.inputs))
@@ -45,7 +45,7 @@ def record_model(task: RecordedTask) -> None:
             run()
         with _kineto(task.kineto) as marked:
             first, last = _runs(run, task.repeats, marked)
-        # Outputs that differ from run to run cannot be compared with another one's.
+        # Outputs that differ between runs cannot be compared with those of another program.
         if task.outputs and outputs_differ(first, last) is None:
             np.savez(task.outputs, allow_pickle=False, **last)
         del run  # its memory, before another session takes as much
@@ -58,7 +58,7 @@ def record_model(task: RecordedTask) -> None:
 
 
 def _record_nodes(task: RecordedTask, files: NodeFiles, feeds: Mapping[str, Any]) -> None:
-    """Record once more with ONNX Runtime's profile of its nodes, and leave that and the graph that it executes."""
+    """Record again with ONNX Runtime's profile of its nodes, and write the profile and the executed graph."""
     session = open_session(
         task.model,
         threads=task.threads,
@@ -73,7 +73,7 @@ def _record_nodes(task: RecordedTask, files: NodeFiles, feeds: Mapping[str, Any]
         _runs(run, task.repeats, marked)
     began = session.get_profiling_start_time_ns()
     unix, monotonic = time.time_ns(), time.monotonic_ns()
-    # The clock behind it differs by platform: Unix time, or one that counts from the start of the machine.
+    # The profile's clock differs by platform: Unix time, or time since the start of the machine.
     if abs(began - monotonic) < abs(began - unix):
         began += unix - monotonic
     files.index.write_text(json.dumps({"profile": session.end_profiling(), "epoch_ns": began}), encoding="utf-8")
@@ -90,7 +90,7 @@ def _runs(run: Run, repeats: int, marked: Any) -> tuple[Mapping[str, Any], Mappi
 
 @contextmanager
 def _kineto(trace: Path | None) -> Iterator[Any]:
-    """Give what marks a run: a range of torch.profiler's, whose trace goes to ``trace``, or one of NVTX's."""
+    """Yield a function that marks a run: a range of torch.profiler, with its trace in ``trace``, or an NVTX range."""
     if trace is None:
         yield _nvtx()
         return
@@ -108,7 +108,7 @@ def _kineto(trace: Path | None) -> Iterator[Any]:
 
 
 def _nvtx() -> Any:
-    """Return what opens an NVTX range by its name; nothing where the tool that would record it is not around."""
+    """Return a function that opens an NVTX range by its name; without a recording tool, a function without effect."""
     try:
         import nvtx
     except ImportError:

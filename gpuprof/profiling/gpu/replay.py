@@ -40,7 +40,7 @@ from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline, column
 
-#: nsys called its reports .qdrep until 2021.3; .qdstrm is a recording that it has not converted yet.
+#: .qdrep was nsys's format until 2021.3; .qdstrm is a recording not yet converted by nsys.
 _NSYS, _NCU = (".nsys-rep", ".qdrep", ".qdstrm"), (".ncu-rep", ".ncu-repz")
 _UNTIMED = "no latency of a run: "
 _ORT = "onnxruntime"
@@ -48,7 +48,7 @@ _ORT = "onnxruntime"
 
 @dataclass(frozen=True)
 class ReportSet:
-    """Reports of one program, at most one of each kind."""
+    """Reports of a program, at most one of each kind."""
 
     timeline: Timeline | None = None  #: Kernels in time, or ONNX Runtime's profile where that is all.
     profile: Timeline | None = None  #: ONNX Runtime's profile of the same runs.
@@ -59,8 +59,8 @@ class ReportSet:
 class ReplayCollector:
     """Returns rows from existing reports instead of running anything.
 
-    ``paths``: reports of one program; ``recording``: the part of them that counts, where they are of several GPUs or
-    models: one of `recordings_of`; ``runs``: as for `Timeline.select_runs`.
+    ``paths``: reports of a program; ``recording``: an element of `recordings_of`, for reports of several GPUs or
+    models; ``runs``: as for `Timeline.select_runs`.
     """
 
     name = "replay"
@@ -84,10 +84,10 @@ class ReplayCollector:
         return "unknown", "unknown"
 
     def recording(self) -> Recording:
-        """Return the content of the reports, reading them once.
+        """Return the content of the reports, which are read once.
 
-        Raises `InputError` when one is not readable, they do not go together, or are of several GPUs;
-        `UnavailableError` when one needs a tool to be read that is not here.
+        Raises `InputError` when a report is unreadable, the reports do not belong together, or cover several GPUs;
+        `UnavailableError` when reading a report requires a missing tool.
         """
         if self._recording is None:
             recordings = read_reports(self.paths, self._runs)
@@ -135,10 +135,10 @@ def _find_variant(recording: Recording) -> dict[str, Any]:
 
 
 def read_reports(paths: Sequence[Path], runs: str | None = None) -> tuple[Recording, ...]:
-    """Return the recordings in reports of one program: one for each GPU that kernels ran on, by their indices.
+    """Return the recordings in reports of a program: a recording for each GPU with kernels, by GPU index.
 
-    ``runs``: as for `Timeline.select_runs`. Raises `InputError` when a file is no report, or two are of the same kind;
-    `UnavailableError` when a report needs nsys or ncu to be read.
+    ``runs``: as for `Timeline.select_runs`. Raises `InputError` when a file is not a report, or two reports are of the
+    same kind; `UnavailableError` when reading a report requires nsys or ncu.
     """
     return recordings_of(read_report_set(paths), runs)
 
@@ -203,7 +203,7 @@ def split_runs(evidence: ReportSet, runs: str | None) -> dict[tuple[str | None, 
 
 
 def _take_nodes_as_kernels(timeline: Timeline) -> Timeline:
-    """Return ONNX Runtime's profile with nodes for kernels, where these ran on the CPU and it has no kernels."""
+    """Return ONNX Runtime's profile with its nodes as kernels, if the nodes ran on the CPU and there are no kernels."""
     nodes = timeline.nodes
     on_cpu = nodes["provider"].str.startswith("CPU")
     if len(timeline.kernels) or not on_cpu.all():
@@ -218,7 +218,7 @@ def _take_nodes_as_kernels(timeline: Timeline) -> Timeline:
 
 
 def _counters_of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Counters | None:
-    """Return the counters of a GPU; where both reports have one alone, its index need not be the same."""
+    """Return the counters of a GPU; if both reports have a single GPU, their indices may differ."""
     if gpus == 1 and len(counted) == 1:
         return next(iter(counted.values()))
     return counted.get(gpu)
@@ -238,9 +238,9 @@ def _join_tools(timeline: Timeline, counters: Counters | None, evidence: ReportS
 
 
 def read_report(path: Path) -> Timeline | Counters:
-    """Return a report's content; its format is told by its first bytes, not by its name.
+    """Return a report's content; the format is recognised by the first bytes, not by the name.
 
-    Raises `InputError` when it is none that gpuprof knows; `UnavailableError` when it needs nsys or ncu to be read.
+    Raises `InputError` for an unknown format; `UnavailableError` when reading requires nsys or ncu.
     """
     refuse_pipe(path)
     if path.suffix in _NCU:
@@ -265,7 +265,7 @@ def read_report(path: Path) -> Timeline | Counters:
 
 
 def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Device) -> Collected:
-    """Append one run with the reports' rows and where they came from; return the rows."""
+    """Append a run with the reports' rows and their origin; return the rows."""
     started = datetime.now(UTC)
     request = Request(new_run_id(started), started, device, job)
     collected = record_dims(collector.collect(request), (job,))
@@ -291,10 +291,10 @@ def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Dev
 
 
 def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[Path], sizes: Sizes = ()) -> Job:
-    """Return the job that reports are of: an ONNX file's, or one that is known by name only.
+    """Return the job described by reports: an ONNX file's, or a job known by name only.
 
-    ``text``: a path, ``NAME=path``, or a name; None: the first report's stem; ``sizes``: of its free dimensions in the
-    recording.
+    ``text``: a path, ``NAME=path``, or a name; None: the first report's stem; ``sizes``: sizes of the free dimensions
+    in the recording.
     """
     name, _, given = (text or reports[0].name.split(".")[0]).rpartition("=")
     path = Path(given)
@@ -307,10 +307,10 @@ def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[P
 
 
 def device_of_recording(recorded: Recording) -> Device:
-    """Return the device that reports were recorded on: of the catalogue, else as they describe it.
+    """Return the device of the reports: from the catalogue, else as described by the reports.
 
-    Raises `InputError` when they do not say, say several, or say too little of a board that the catalogue does not
-    have.
+    Raises `InputError` when the reports name no device or several, or describe a board missing from the catalogue
+    incompletely.
     """
     found = {device.name: device for gpu in recorded.gpus if (device := describe_device(gpu)) is not None}
     if len(found) == 1 and all(describe_device(gpu) is not None for gpu in recorded.gpus):

@@ -22,7 +22,7 @@ from gpuprof.profiling.timeline.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Timelines:
-    """The same program recorded without the runtime's own profiler, and with it where that was possible."""
+    """Recordings of a program without the runtime's own profiler and, if possible, with it."""
 
     plain: Timeline
     nodes: Timeline
@@ -51,9 +51,9 @@ class NodeFiles:
         return self.directory / "nodes.json"
 
     def join(self, plain: Timeline, record: Callable[[], Timeline]) -> Timelines:
-        """Return the plain timeline and that of ``record``, whose kernels are tied to nodes.
+        """Return the plain timeline and the timeline of ``record`` with kernels tied to nodes.
 
-        Where that is not possible, the plain one takes its place, with a note.
+        If that fails, the plain timeline replaces the second, with a note.
         """
         try:
             recorded = record()

@@ -1,8 +1,8 @@
-"""Reads Nsight Compute's counters of each kernel: its CSV, or its own file through the package that comes with it.
+"""Reads Nsight Compute's counters of each kernel: its CSV, or its own file through the package shipped with it.
 
-Both kinds of CSV are read, in any encoding and locale: ``--page raw``, a row for each kernel with its units in the
-second row, and the default, a row for each metric of each kernel. Columns that gpuprof does not keep are not parsed.
-Names and what they replaced: NVIDIA, Nsight Compute CLI, "nvprof Metric Comparison". Blackwell renamed DRAM's counters.
+Both kinds of CSV are read, in any encoding and locale: ``--page raw``, with a row per kernel and the units in the
+second row, and the default, with a row per metric and kernel. Other columns are skipped. For metric names and their
+predecessors see NVIDIA, Nsight Compute CLI, "nvprof Metric Comparison". Blackwell renamed DRAM's counters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.profiling.nsight.tool_process import find_tool, run_tool
 from gpuprof.profiling.timeline.timeline import column as column_or_nulls
 
-#: Column of a kernel's row → names of its metric, of which a GPU has one.
+#: Column of a kernel's row → alternative names of its metric, depending on the GPU.
 COUNTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "duration_ns": ("gpu__time_duration.sum",),
@@ -77,7 +77,7 @@ LABELS: Mapping[str, str] = MappingProxyType(
         "Waves Per SM": "waves_per_sm",
     }
 )
-#: Counters that fit one pass over a kernel on GH100, GA100, AD102 and GB100, as CUPTI's host API plans passes
+#: Counters that fit a single pass over a kernel on GH100, GA100, AD102 and GB100, according to CUPTI's host API
 #: (libcupti 13.0). The L2 hit rate needs a second pass, ``sm__throughput`` eight.
 ONE_PASS = tuple(name for name in COUNTERS if name not in ("sm_throughput_pct", "l2_hit_pct"))
 _ROUNDED = frozenset({"duration_ns", "dram_read_bytes", "dram_write_bytes", "instruction_count", *LAUNCHES}) - {
@@ -90,7 +90,7 @@ _TIME = re.compile(r"(?:n|u|m)?s(?:econd)?")
 _AMOUNT = re.compile(r"(?P<prefix>[KMGT]?)(?:byte|inst|register|block|thread|warp|cycle)?(?:/(?:block|thread))?")
 _LISTED = re.compile(r"^\s*([a-z0-9]+__[a-z0-9_]+)\b", re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?\d[\d.,]*(?:[eE][+-]?\d+)?")
-#: Characters that separate thousands in every locale that has them.
+#: Thousands separators of all locales, other than "." and ",".
 _SPACES = re.compile(r"[\s\u00a0\u202f'’]")
 _NOTHING = frozenset({"", "n/a", "nan", "no data", "(!) nan", "(!) n/a"})
 
@@ -101,7 +101,7 @@ _ID, _NAME, _PROCESS, _STREAM = "ID", "Kernel Name", "Process ID", "Stream"
 _LONG = ("Metric Name", "Metric Unit", "Metric Value")
 _DEVICE, _RULE, _ATTRIBUTE = "Device", ("Rule ", "Estimated Speedup"), "device__attribute_"
 _GPU = f"{_ATTRIBUTE}display_name"
-#: Attributes that describe a GPU; all others, some of which are words, are not parsed.
+#: Attributes that describe a GPU; all others are skipped, since some are not numeric.
 _DESCRIBING = (
     "compute_capability_major",
     "compute_capability_minor",
@@ -136,15 +136,15 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
 class Counters:
     """Counters of kernels."""
 
-    #: ``name``, ``process_id``, ``stream_id``, ``device_index``, and the columns of `COUNTERS` and `LAUNCHES` that
-    #: were counted, NaN where one kernel has none; in the order of launch.
+    #: ``name``, ``process_id``, ``stream_id``, ``device_index``, and the counted columns of `COUNTERS` and `LAUNCHES`,
+    #: NaN for a kernel without a value; in the order of launch.
     kernels: pd.DataFrame
     gpus: Mapping[int, GpuDescription] = field(default_factory=dict)  #: ``device_index`` → the report's description.
     notes: tuple[str, ...] = ()  #: Columns that could not be read, and why.
-    distinct: bool = False  #: Whether one launch of each kernel and grid was counted, for all of them.
+    distinct: bool = False  #: A single launch of each kernel and grid was counted, representing all its launches.
 
     def by_gpu(self) -> dict[int, Counters]:
-        """Return the counters of each GPU by its index; of one alone the whole."""
+        """Return the counters of each GPU by its index; a single GPU gets the whole table."""
         index = pd.to_numeric(column_or_nulls(self.kernels, "device_index"), errors="coerce").fillna(0).astype(np.int64)
         used = sorted(index.unique().tolist())
         if len(used) <= 1:
@@ -165,10 +165,9 @@ def listed_metrics(printed: str) -> frozenset[str]:
 
 
 def resolve_metrics(columns: Sequence[str], listed: frozenset[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the name of each column's metric on a GPU, and the columns of which it has none.
+    """Return the metric name of each column on a GPU, and the columns without a metric.
 
-    ``columns``: keys of `COUNTERS`; ``listed``: as `listed_metrics`; empty: not known, so that the first name is
-    taken.
+    ``columns``: keys of `COUNTERS`; ``listed``: as `listed_metrics`; empty: unknown, so the first name is used.
     """
     names: dict[str, str] = {}
     for column in columns:
@@ -179,7 +178,7 @@ def resolve_metrics(columns: Sequence[str], listed: frozenset[str]) -> tuple[dic
 
 
 def column_of(metrics: Iterable[str]) -> dict[str, str]:
-    """Return metric → column for those of ``metrics`` that gpuprof keeps; of two for one column the first listed."""
+    """Return metric → column for the supported ``metrics``; of two for the same column, the first listed."""
     there = set(metrics)
     columns_by_metric: dict[str, str] = {}
     for column, names in (*COUNTERS.items(), *LAUNCHES.items()):
@@ -193,7 +192,7 @@ def column_of(metrics: Iterable[str]) -> dict[str, str]:
 
 
 def in_column_unit(column: str, value: float, unit: str) -> float:
-    """Return ``value``, given in ``unit``, in the unit that the column's name says.
+    """Return ``value``, given in ``unit``, in the unit of the column's name.
 
     Raises `InputError` for a unit that does not fit the column.
     """
@@ -214,10 +213,10 @@ def _find_factor(column: str, unit: str) -> float:
 
 
 def find_decimal_mark(texts: Iterable[str]) -> str:
-    """Return the decimal mark of the numbers in a table, ``"."`` where none of them decides.
+    """Return the decimal mark of the numbers in a table, ``"."`` if undecidable.
 
-    A mark that occurs twice in a number, or before the other mark, separates thousands; one that is followed by other
-    than three digits is decimal. Raises `InputError` when numbers contradict one another.
+    A mark that occurs twice in a number, or before the other mark, separates thousands; a mark not followed by exactly
+    three digits is decimal. Raises `InputError` when numbers contradict each other.
     """
     decimal: set[str] = set()
     for text in texts:
@@ -253,11 +252,11 @@ def number_of(text: str, mark: str = ".") -> float | None:
 
 
 class CountersRefusedError(UnavailableError):
-    """Ncu may not count here, in whatever mode."""
+    """Counting is not permitted here, in any mode of ncu."""
 
 
 def known_failure(printed: str) -> UnavailableError | None:
-    """Return the error for ncu's complaint in ``printed``, where people can mend it."""
+    """Return the error for a known ncu failure in ``printed`` that a user can fix."""
     for words, (rule, fix) in _FAILURES.items():
         if words in printed:
             return CountersRefusedError(rule, fix)
@@ -265,9 +264,9 @@ def known_failure(printed: str) -> UnavailableError | None:
 
 
 def read_text(path: Path) -> str:
-    """Return a text file's content: UTF-8, or UTF-16 as PowerShell writes it, with or without a byte-order mark.
+    """Return a text file's content: UTF-8, or UTF-16 as written by PowerShell, with or without a byte-order mark.
 
-    Raises `InputError` when it cannot be read or is too large.
+    Raises `InputError` when the file is unreadable or too large.
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -284,16 +283,16 @@ def read_text(path: Path) -> str:
 
 
 def read_ncu_csv(path: Path) -> Counters:
-    """Return the counters in a CSV that ncu wrote, with whatever else was printed around it.
+    """Return the counters in a CSV file of ncu, which may contain other output around the table.
 
-    Raises `InputError` when it holds no such table, or is cut off in the middle of a row; `UnavailableError` when it
-    holds ncu's complaint instead.
+    Raises `InputError` when the file has no such table, or ends in the middle of a row; `UnavailableError` when the
+    file contains a failure message of ncu instead.
     """
     return parse_ncu_csv(read_text(path), str(path))
 
 
 def parse_ncu_csv(text: str, source: str) -> Counters:
-    """Return the counters in ``text``; ``source`` names it in messages.
+    """Return the counters in ``text``; ``source`` names the text in messages.
 
     Raises `InputError` or `UnavailableError` as `read_ncu_csv` does.
     """
@@ -313,7 +312,7 @@ def parse_ncu_csv(text: str, source: str) -> Counters:
 def read_ncu_rep(path: Path) -> Counters:
     """Return the counters in an ``.ncu-rep`` file, through the package ``ncu_report`` or else through ``ncu --import``.
 
-    Raises `InputError` when it is no such report; `UnavailableError` when neither is installed.
+    Raises `InputError` when the file is not such a report; `UnavailableError` when both are missing.
     """
     if not path.is_file():
         raise InputError(f"cannot read {path}: no such file")
@@ -325,7 +324,7 @@ def read_ncu_rep(path: Path) -> Counters:
         return _read_with_package(package.load_report(str(path)), package)
     except GpuprofError:
         raise
-    except Exception as error:  # the package raises whatever its C++ code does
+    except Exception as error:  # the package raises arbitrary errors of its C++ code
         raise InputError(f"{path} is not a report of Nsight Compute: {error}") from error
 
 

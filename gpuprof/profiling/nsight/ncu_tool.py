@@ -24,8 +24,8 @@ from gpuprof.profiling.timeline.timeline import RUN_RANGE
 _QUERY_S = 120.0
 #: Clocks as they are and caches warm, as when the model runs by itself; both stand in the run's settings.
 CONDITIONS = {"clock_control": "none", "cache_control": "none"}
-#: Ways to count, in order of preference: one pass in a single run of the program; each kernel replayed by itself; the
-#: same for one launch of each kernel and grid.
+#: Modes of counting, in order of preference: a single pass in a single run of the program; replay of each kernel;
+#: replay of a single launch of each kernel and grid.
 _MODES: Mapping[str, tuple[str, ...]] = {
     "application replay": ("--replay-mode", "application"),
     "kernel replay": ("--replay-mode", "kernel"),
@@ -37,7 +37,7 @@ _MODES: Mapping[str, tuple[str, ...]] = {
 
 
 def find_ncu() -> Path | None:
-    """Return the program; None where it is not installed."""
+    """Return the path of ncu; None if not installed."""
     return find_tool("ncu")
 
 
@@ -48,10 +48,10 @@ def count_events(
     time_limit_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Counters, tuple[str, ...]]:
-    """Run ``command`` under ncu and return the counters of its marked runs, and notes: the mode of counting is one.
+    """Run ``command`` under ncu and return the counters of its marked runs, and notes, including the mode of counting.
 
-    A mode that fails or hangs is followed by the next. Raises `UnavailableError` when ncu is missing, may not count, or
-    fails in all modes.
+    After a failed or hung mode the next mode is tried. Raises `UnavailableError` when ncu is missing, lacks permission
+    to count, or fails in all modes.
     """
     binary = find_ncu()
     if binary is None:
@@ -86,7 +86,7 @@ def _run_ncu(
     time_limit_s: float,
     environment: Mapping[str, str] | None,
 ) -> str:
-    """Return the table that ncu wrote, or what it printed where it wrote none."""
+    """Return the table written by ncu, or without a table ncu's output."""
     # A user's own configuration could change the columns that are parsed.
     fixed = ["--config-file", "off", "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(table)]
     fixed += ["--target-processes", "all", "--nvtx", "--nvtx-include", f"{RUN_RANGE}/"]
@@ -107,5 +107,5 @@ def _run_ncu(
 
 @cache
 def _list_metrics(binary: Path) -> frozenset[str]:
-    """Return the counters of this machine's GPU, which takes ncu seconds; empty where it will not say."""
+    """Return the names of this machine's GPU counters, which takes ncu seconds; empty if not reported."""
     return listed_metrics(ask_tool([str(binary), "--query-metrics"], _QUERY_S) or "")

@@ -1,8 +1,8 @@
 """Reads a timeline from Nsight Systems: the SQLite file of ``nsys export``, or the CSV of ``nsys stats``.
 
-SQLite tables exist only for what was recorded, and columns came and went with the versions of the export's schema:
-nothing is read by position, and a column that a version lacks is left out. A kernel is tied to the call that launched
-it by process and correlation id, the call to a range by thread and time.
+SQLite tables exist only for recorded event kinds, and columns differ between versions of the export schema: nothing is
+read by position, and missing columns are left out. A kernel is tied to its launch call by process and correlation id,
+the call to a range by thread and time.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ _GPU_COLUMNS = {
     "maxShmemPerSm": "shared_bytes_per_sm",
     "maxShmemPerBlockOptin": "shared_bytes_per_block",
 }
-#: NVTX_EVENTS.eventType (nsys's ENUM_NSYS_EVENT_TYPE): ranges of one thread, and those that another may end.
+#: NVTX_EVENTS.eventType (nsys's ENUM_NSYS_EVENT_TYPE): push/pop ranges of a thread, and start/end ranges across
+#: threads.
 _PUSH_POP, _START_END = 59, 60
 #: CUpti_ActivityMemcpyKind: 3 to 7 are of CUDA arrays, 11 to 13 are migrations of unified memory.
 _DIRECTIONS = {
@@ -106,7 +107,7 @@ _THREAD_BITS, _ID_MASK = 24, (1 << 24) - 1
 _TO_THE_END = np.iinfo(np.int64).max
 _GRAPH_FIX = "record again with --cuda-graph-trace=node"
 _EXPORT_FIX = "nsys export --type=sqlite REPORT.nsys-rep writes one"
-#: Tables that describe the report or the machine, or hold host activity that no figure depends on.
+#: Tables that describe the report or the machine, or hold host activity irrelevant to all figures.
 _DESCRIPTIVE = re.compile(
     "StringIds|ENUM_.*|META_DATA_.*|EXPORT_META_DATA|TARGET_INFO_.*|ThreadNames|ProcessStreams|PROCESSES|sqlite_.*"
     "|ANALYSIS_.*|DIAGNOSTIC_.*|PROFILER_OVERHEAD|CUDA_CALLCHAINS|NVTX_PAYLOAD_.*|NVTX_COUNTER_.*"
@@ -115,10 +116,10 @@ _DESCRIPTIVE = re.compile(
 
 
 def read_nsys(path: Path, expect_kernels: bool = True) -> Timeline:
-    """Return the timeline of a report that ``nsys export --type=sqlite`` wrote.
+    """Return the timeline of a report written by ``nsys export --type=sqlite``.
 
-    ``expect_kernels``: False for a program that uses no GPU: a report without kernels is then an empty timeline. Raises
-    `InputError` when it is no such report, is cut off, or has no kernels where there should be some, saying why.
+    ``expect_kernels``: False for a program without a GPU: a report without kernels is then an empty timeline. Raises
+    `InputError` when the file is not such a report, is truncated, or lacks the expected kernels, with the reason.
     """
     tables = _Tables(path)
     with closing(tables.connection):
@@ -130,7 +131,7 @@ def read_nsys(path: Path, expect_kernels: bool = True) -> Timeline:
 
 
 class _Tables:
-    """A SQLite file of Nsight Systems; raises `InputError` when it cannot be read or is none."""
+    """A SQLite file of Nsight Systems; raises `InputError` for an unreadable or other file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -159,16 +160,16 @@ class _Tables:
         self.version = f"{product} (schema {schema})"
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether anything of the kind was recorded, with these columns."""
+        """Return whether the table was recorded with these columns."""
         return table in self.columns and set(columns) <= set(self.columns[table])
 
     def read(
         self, table: str, wanted: Mapping[str, str], needed: Sequence[str] = (), present: Sequence[str] = ()
     ) -> pd.DataFrame:
-        """Return the columns of ``table`` that are there.
+        """Return the existing columns of ``table``.
 
-        Raises `InputError` when a needed column is missing. ``wanted``: column of the file → its name in the answer;
-        ``present``: rows in which one of these columns is null are left out.
+        Raises `InputError` when a needed column is missing. ``wanted``: column of the file → its name in the result;
+        ``present``: columns whose null rows are left out.
         """
         there = [name for name in wanted if name in self.columns[table]]
         if missing := [name for name in needed if name not in there]:
@@ -179,7 +180,7 @@ class _Tables:
         listed = ", ".join(f'"{name}"' for name in there)
         condition = " AND ".join(f'"{name}" IS NOT NULL' for name in present if name in there) or "1"
         cursor = self.connection.execute(f'SELECT {listed} FROM "{table}" WHERE {condition}')
-        # By blocks into columns: whole tables as rows of Python objects would take ten times as long.
+        # Blocks of rows are converted to columns: whole tables as Python rows would take ten times as long.
         blocks: list[list[Any]] = [[] for _ in there]
         while rows := cursor.fetchmany(_BLOCK):
             for block, values in zip(blocks, zip(*rows, strict=True), strict=True):
@@ -269,7 +270,7 @@ def _make_notes(tables: _Tables, kernels: pd.DataFrame, graphs: pd.DataFrame) ->
 
 
 def _read_epoch(tables: _Tables) -> int | None:
-    """Return the Unix time at which the report's clock began, which newer exports say."""
+    """Return the Unix time of the report clock's zero, as included in newer exports."""
     table = "TARGET_INFO_SESSION_START_TIME"
     if not tables.has(table, "utcEpochNs"):
         return None
@@ -316,7 +317,7 @@ def _name_kernels(kernels: pd.DataFrame, strings: Mapping[int, str], tables: _Ta
 
 
 def _describe_copies(copies: pd.DataFrame) -> pd.DataFrame:
-    """Add each copy's direction, and the kind of memory at the host's end where there is one."""
+    """Add each copy's direction, and the kind of host memory, if any."""
     if "kind" not in copies:
         return empty_frame("start_ns", "duration_ns", "bytes", "direction", "memory", "repeat")
     direction = copies["kind"].map(_DIRECTIONS).fillna(UNKNOWN)
@@ -382,7 +383,7 @@ _CSV_GPU = re.compile(r"(?P<name>.*?)\s*\((?P<index>\d+)\)")
 
 
 def is_nsys_csv(text: str) -> bool:
-    """Whether ``text`` holds a table that ``nsys stats`` prints."""
+    """Return whether ``text`` holds a table printed by ``nsys stats``."""
     return (
         _TRACE_HEAD.search(text) is not None
         or re.search(r'^"?Time ?\(%\)"?,"?Total Time', text, re.MULTILINE) is not None
@@ -390,10 +391,10 @@ def is_nsys_csv(text: str) -> bool:
 
 
 def parse_nsys_csv(text: str, source: str) -> Timeline:
-    """Return the timeline in the CSV of the report ``cuda_gpu_trace``; ``source`` names it in messages.
+    """Return the timeline in the CSV of the report ``cuda_gpu_trace``; ``source`` names the text in messages.
 
-    The trace has neither calls nor ranges: name runs by their number. Raises `InputError` when it is another report, or
-    a number cannot be read.
+    The trace has neither calls nor ranges: runs are selected by their number. Raises `InputError` for another report,
+    or an unreadable number.
     """
     start = _TRACE_HEAD.search(text)
     if start is None:

@@ -11,7 +11,7 @@ from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.profiling.nsight.tool_process import ToolOutput, find_tool, run_tool
 
 _EXPORT_S = 600.0
-#: What nsys 2022.4 says where, on a busy machine, the program was over before nsys had opened its semaphore.
+#: Message of nsys 2022.4 on a busy machine when the program ends before nsys has opened its semaphore.
 _START_RACE = "sem_open"
 _IMPORTER_PLACES = (
     "usr/lib/nsight-systems/host-linux-*/QdstrmImporter",
@@ -21,7 +21,7 @@ _INSTALL = "apt-get install nsight-systems (Debian: non-free) or nsight-systems-
 
 
 def find_nsys() -> Path | None:
-    """Return the program; None where it is not installed."""
+    """Return the path of nsys; None if not installed."""
     return find_tool("nsys")
 
 
@@ -33,14 +33,14 @@ def record_program(
     trace: str = "cuda,nvtx",
     environment: Mapping[str, str] | None = None,
 ) -> Path:
-    """Run ``command`` under ``nsys profile`` and return the report that it wrote.
+    """Run ``command`` under ``nsys profile`` and return the report's path.
 
-    Raises `UnavailableError` when nsys is missing, fails, takes too long or leaves no report. ``report``: without an
-    ending; the log goes beside it. ``trace``: what is recorded. CUDA graphs are recorded node by node: nsys's own
+    Raises `UnavailableError` when nsys is missing, fails, takes too long or leaves no report. ``report``: path without
+    an ending, also of the log. ``trace``: event kinds to record. CUDA graphs are recorded node by node: nsys's own
     default hides their kernels.
     """
     binary = _require_nsys()
-    # Without sampling of the CPU and of context switches, which need privileges and slow down what is recorded.
+    # Sampling of the CPU and of context switches is off: it needs privileges and slows the program down.
     options = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true", f"--trace={trace}"]
     if "cuda" in trace.split(","):
         options.append("--cuda-graph-trace=node")
@@ -61,10 +61,10 @@ def record_program(
 
 @contextmanager
 def export_report(report: Path) -> Iterator[Path]:
-    """Give the SQLite file of a report, which is removed afterwards.
+    """Yield the SQLite file of a report, removed on exit.
 
-    A raw recording (``.qdstrm``), which nsys leaves where it does not find its importer, is imported first. Raises
-    `InputError` when there is no such report, or nsys refuses it; `UnavailableError` when nsys or its importer is
+    A raw recording (``.qdstrm``), left by an nsys without its importer, is imported first. Raises `InputError` when the
+    report is missing, or refused by nsys; `UnavailableError` when nsys or its importer is
     missing or hangs.
     """
     if not report.is_file():
@@ -105,7 +105,7 @@ def _import_recording(recording: Path, binary: Path, directory: Path) -> Path:
 
 
 def _run_reader(command: Sequence[str], report: Path, log: Path) -> ToolOutput:
-    """Run what reads a report; one that it refuses is the report's fault."""
+    """Run a program that reads a report; a refused report is an input error."""
 
     def explain_refusal(printed: str) -> GpuprofError:
         lines = [line.strip() for line in printed.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Starts `gpuprof.profiling.gpu.recorded_run` for one job: as a command for profilers, or by itself."""
+"""Starts `gpuprof.profiling.gpu.recorded_run` for a job: as a command for profilers, or by itself."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _WARM_UP, _REPEATS = 3, 5
 
 
 class RecordedProgram:
-    """The program that profilers run, and the files that it reads and leaves.
+    """Program run by profilers, and its input and output files.
 
-    ``directory``: where those files are; ``provider``: what runs the model; ``time_limit_s``: for each run of it, under
-    a profiler or by itself.
+    ``directory``: directory of the files; ``provider``: execution provider; ``time_limit_s``: limit for each run of the
+    program, with or without a profiler.
 
     Attributes
     ----------
     task : RecordedTask
-        Runs in ranges, and nothing else.
+        Plain runs in ranges, without further recordings.
     """
 
     def __init__(self, job: Job, directory: Path, provider: str, time_limit_s: float = DEFAULT_LIMITS.tool_s) -> None:
@@ -43,18 +43,20 @@ class RecordedProgram:
         save_inputs(job, self.task.inputs)
 
     def command(self, task: RecordedTask) -> list[str]:
-        """Return the command line for a task: `task`, or one made from it."""
+        """Return the command line for a task: `task`, or a modified copy."""
         self._turn += 1
         path = self.directory / f"task{self._turn}.json"
         path.write_text(write_task(task), encoding="utf-8")
         return module_command("gpuprof.profiling.gpu.recorded_run", str(path))
 
     def run(self, environment: Mapping[str, str], task: RecordedTask) -> None:
-        """Run it by itself. Raises `UnavailableError` when it fails or hangs, with its last words."""
+        """Run the program without a profiler. Raises `UnavailableError`, with its last output, when it fails or
+        hangs.
+        """
         whole = {**self.path, **environment}
         log = self.directory / "run.log"
         run_tool(self.command(task), log=log, time_limit_s=self.time_limit_s, environment=whole)
 
     def outputs(self, name: str) -> Path:
-        """Return where a run leaves its outputs when it is told to, under ``name``."""
+        """Return the file for a run's requested outputs, under ``name``."""
         return self.directory / f"{name}.npz"

@@ -20,14 +20,14 @@ class SharedOutputs:
         self._alone: dict[tuple[str, str, int], dict[str, Any]] = {}
 
     def difference(self, job: Job, program: RecordedProgram, shared: Path) -> str | None:
-        """Return how the outputs in ``shared`` differ from those without a share, in one line; None: they agree.
+        """Return a line on the difference of the outputs in ``shared`` from those without a share; None: equal.
 
-        A model that answers differently from run to run leaves no outputs, and nothing can be said of it. Raises
-        `UnavailableError` when the model does not run without a share.
+        A model whose outputs differ between runs leaves no outputs and cannot be compared. Raises `UnavailableError`
+        when the model does not run without a share.
         """
         if not shared.exists():
             return None
-        # Not the share: without one the answers are the same for all of them.
+        # The share is not part of the key: outputs without a share serve the comparison with all shares.
         key = (str(job.path), job.graph.sha256, job.graph.batch)
         if key not in self._alone:
             path = program.outputs("alone")

@@ -1,4 +1,4 @@
-"""Finds a profiler, queries it, and runs it to its end, or kills it with all its child processes."""
+"""Finds a profiler, queries its version, and runs it to its end, or kills it with all its child processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GRACE_S = 5.0
 _VERSION_S = 30.0
 _KEPT_BYTES = 2**20
 _VERSION = re.compile(r"(?:^|[Vv]ersion )(\d{4}\.\d+(?:\.\d+)*)", re.MULTILINE)
-#: Where NVIDIA's packages put what is not on the PATH.
+#: Paths of NVIDIA's packages outside the PATH.
 _PLACES = {
     "ncu": ("opt/nvidia/nsight-compute/*/ncu", "usr/local/cuda*/bin/ncu"),
     "nsys": ("opt/nvidia/nsight-systems*/*/bin/nsys", "usr/local/cuda*/bin/nsys"),
@@ -31,14 +31,16 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What a tool printed."""
+    """Output of a tool."""
 
     printed: str  #: Standard output and standard error, as they came.
-    log: Path  #: The file that keeps it.
+    log: Path  #: File with the output.
 
 
 def find_tool(name: str) -> Path | None:
-    """Return a program: on the PATH, beside this Python, or where NVIDIA's packages put it; None without one."""
+    """Return a program's path: on the PATH, beside this Python, or in the paths of NVIDIA's packages; None without
+    one.
+    """
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     if found is not None:
         return Path(found)
@@ -54,7 +56,7 @@ def tool_version(binary: Path) -> str | None:
 
 
 def ask_tool(command: Sequence[str], time_limit_s: float) -> str | None:
-    """Return what a tool prints; None when it cannot be started, fails or does not end in time."""
+    """Return the output of a tool; None when the tool cannot be started, fails or does not end in time."""
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
         try:
             return run_tool(command, log=Path(directory) / "answer", time_limit_s=time_limit_s, keep_log=False).printed
@@ -71,27 +73,28 @@ def run_tool(
     explain: Callable[[str], GpuprofError | None] = lambda printed: None,
     keep_log: bool = True,
 ) -> ToolOutput:
-    """Run ``command`` in a process group of its own and return what it printed.
+    """Run ``command`` in its own process group and return its output.
 
-    It is not done before the whole group has ended; a profiler's child outlives it otherwise. That of one that hangs,
-    dies or leaves something behind is ended: asked first, then killed. Raises `UnavailableError` when it cannot be
-    started, fails or takes too long, with its last words and the log's path.
+    The call returns only after the whole group has ended; otherwise a profiler's child could outlive the profiler. The
+    group of a tool that hangs, dies or leaves processes behind is ended: SIGTERM first, then SIGKILL. Raises
+    `UnavailableError`, with the tool's last output and the log's path, when the tool cannot be started, fails or takes
+    too long.
 
     Parameters
     ----------
     log : Path
-        Where all that it prints goes.
+        File for the whole output.
     time_limit_s : float
-        When these seconds have passed, it has hung.
+        Time after which the tool is considered hung.
     environment : mapping of str to str, optional
-        Added to this process's own.
+        Variables added to this process's own.
     explain : function
-        What it printed → the error that people can mend, or None.
+        Output → an error with a fix for the user, or None.
     keep_log : bool
-        Whether the end of a failed one's log is kept where it outlives ``log``'s directory, and named.
+        Keep the end of a failed tool's log outside ``log``'s directory, and name it in the error.
     """
     tool = Path(command[0]).name
-    # In the C locale: numbers and messages are parsed.
+    # LC_ALL=C, since numbers and messages are parsed.
     code = _exit_code(command, log, time_limit_s, {**os.environ, "LC_ALL": "C", **(environment or {})})
     printed = log.read_text(encoding="utf-8", errors="replace")
     if code == 0:
@@ -106,7 +109,7 @@ def run_tool(
 
 
 def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environment: Mapping[str, str]) -> int | None:
-    """Return the exit code of a program that has ended with all its children; None: it hung."""
+    """Return the exit code of a program, after all its children have ended; None: hung."""
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(
@@ -115,7 +118,7 @@ def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environme
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                # A group of its own, to end it with all that it started.
+                # A separate group, to end all descendants.
                 start_new_session=True,
             )
         except OSError as error:
@@ -129,20 +132,20 @@ def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environme
 
 
 def _keep_log(tool: str, log: Path) -> str:
-    """Copy the end of a log to where it stays when its directory goes; return where, for the error's fix."""
+    """Copy the end of a log outside its temporary directory; return the new path for the error's fix."""
     try:
         with log.open("rb") as source:
             source.seek(max(0, log.stat().st_size - _KEPT_BYTES))
             handle, name = tempfile.mkstemp(prefix=f"gpuprof-{tool}-", suffix=".log")
             with os.fdopen(handle, "wb") as target:
                 target.write(source.read())
-    except OSError:  # a full disk must not hide what went wrong
+    except OSError:  # a full disk must not hide the original error
         return ""
     return f"log: {name}"
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the group: asked first, since profilers give the counters back when they are asked."""
+    """End the rest of the group: SIGTERM first, since profilers then release the counters, and SIGKILL later."""
     for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
         try:
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""Where single ops are run and how their times are read: on the CPU in ONNX Runtime's profile, on a GPU in CUPTI's."""
+"""Backends that run single ops and read their times: on the CPU from ONNX Runtime's profile, on a GPU from CUPTI's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.runtime.session import session_settings
 
 EFFORT = Effort(time_s=0.15, min_repeats=7, max_repeats=200)
-#: Kernels of one repeat are all that is kept, and a trace holds every one: fewer repeats than on a CPU.
+#: Fewer repeats than on a CPU: only kernels of a single repeat are kept, but a trace holds all of them.
 GPU_EFFORT = Effort(time_s=0.05, min_repeats=7, max_repeats=30)
 _SKIPPED_REPEATS = 2
 #: A task, and the environment that binds its process to the share.
@@ -40,28 +40,28 @@ _LAYOUT = {"ReorderInput", "ReorderOutput"}
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was seen of one op."""
+    """Measurement of an op."""
 
-    times_ns: tuple[int, ...] = ()  #: Of each repeat, warm-up left out; empty where nothing was executed.
-    kernels: tuple[KernelRow, ...] = ()  #: Of the last repeat.
-    note: str | None = None  #: Why there is no time, or what a reader must know of it.
+    times_ns: tuple[int, ...] = ()  #: Time of each repeat without warm-up; empty for ops not executed.
+    kernels: tuple[KernelRow, ...] = ()  #: Kernels of the last repeat.
+    note: str | None = None  #: Reason for a missing time, or a caveat for readers.
 
 
 class OpBackend(Protocol):
-    """Runs single ops under one share of one device."""
+    """Runs single ops under a share of a device."""
 
     @property
     def provider(self) -> str:
-        """What runs the ops."""
+        """Execution provider that runs the ops."""
 
     def settings(self) -> dict[str, object]:
-        """Return what decides the figures."""
+        """Return the settings that affect the figures."""
 
     def bind(self) -> AbstractContextManager[Bound]:
-        """Give, while it is open, the task for a child process, and the environment it needs."""
+        """Yield the task for a child process and its environment, valid while the context is open."""
 
     def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
-        """Return what a child's reply says of an op."""
+        """Return the observation in a child's reply about an op."""
 
 
 def op_backend(device: Device, share: Share) -> OpBackend:
@@ -132,7 +132,7 @@ class CpuOpBackend:
 
 @dataclass(frozen=True)
 class GpuOpBackend:
-    """A share of a GPU, and torch.profiler, which sees the kernels that whatever runtime launches."""
+    """A share of a GPU, with torch.profiler, which records kernels of any runtime in the process."""
 
     device: Device
     share: Share
@@ -153,7 +153,7 @@ class GpuOpBackend:
             yield KernelsTask(provider=self.provider, effort=GPU_EFFORT, range=RUN_RANGE), environments[0] or None
 
     def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
-        """Return the sums of the op's kernels: what its launches take on the CPU is not the op's time on the device."""
+        """Return the sums of the op's kernels: launch time on the CPU is not part of the op's time on the device."""
         if error := reply.get("error"):
             return Observation(note=f"not measured: {error}")
         path = Path(str(reply["trace"]))

@@ -1,4 +1,4 @@
-"""Makes a model of a single op, so that it can be measured by itself."""
+"""Makes a single-op model, so that the op can be measured alone."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from gpuprof.graph.load import load_graph, load_nodes, require_sizes
 
 Array = npt.NDArray[np.generic]
 _OLDEST_IR = 4  # from here on a weight need not be an input, too
-#: Weights are repeats of these: drawing millions for each op would take longer than measuring it. From 0.1 on, so
-#: that nothing is divided by zero or becomes denormal, which a CPU computes slowly.
+#: Weights repeat these values: drawing millions for each op would take longer than measuring the op. All are at least
+#: 0.1, to avoid divisions by zero and denormal numbers, which a CPU computes slowly.
 _BLOCK = np.random.default_rng(0).uniform(0.1, 1.0, 4096).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class OpSource:
-    """Where an op was found."""
+    """An op and its origin."""
 
     op: Op
     node: NodeProto
-    values: Mapping[str, Array]  #: Small values of its model that are known before it runs: shapes, axes, scales.
+    values: Mapping[str, Array]  #: Small values of the model known before it runs: shapes, axes, scales.
     model: str  #: Name of the model.
     path: Path
     batch: int
 
 
 def distinct_ops(path: Path, batch: int, name: str, sizes: Sizes = ()) -> dict[str, OpSource]:
-    """Return the ops of a model at one batch by their signature, the first of each.
+    """Return the ops of a model at a batch size by their signature, the first of each.
 
-    Raises `InputError` when the model cannot be read, or a dimension has neither a given size nor a usual one.
+    Raises `InputError` when the model cannot be read, or a dimension has neither a given nor a usual size.
     """
     graph = require_sizes(load_graph(path, batch, name, dict(sizes)))
     nodes, values = load_nodes(path, batch, dict(graph.sizes))
@@ -53,11 +53,10 @@ def distinct_ops(path: Path, batch: int, name: str, sizes: Sizes = ()) -> dict[s
 
 
 def write_op_model(source: OpSource, path: Path) -> dict[str, Array]:
-    """Write the op as a model of its own to ``path`` and return inputs for it.
+    """Write the op as a separate model to ``path`` and return inputs for the model.
 
-    Weights keep their values where these are small, since they may be shapes; large ones are random. What the model
-    computes of shapes alone is a constant here. Raises `InputError` when the op cannot stand alone: it holds subgraphs
-    that take values from outside.
+    Small weights keep their values, since they may be shapes; large weights are random. Values computed from shapes
+    alone become constants. Raises `InputError` when the op cannot stand alone: its subgraphs take values from outside.
     """
     op = source.op
     named = {tensor.name: tensor for tensor in op.inputs}
@@ -72,10 +71,10 @@ def write_op_model(source: OpSource, path: Path) -> dict[str, Array]:
 
 
 def _constants(source: OpSource, named: Mapping[str, Tensor]) -> dict[str, TensorProto]:
-    """Return the inputs that are weights, and those that are known shapes unless that left the op nothing to do."""
+    """Return the constant inputs: weights, and known shapes unless all inputs would then be constant."""
     weights = {tensor.name for tensor in source.op.weights}
     known = {name for name in named if name in source.values}
-    # An op whose inputs are all constant would be folded away, and nothing left to measure.
+    # An op with only constant inputs would be folded away, leaving nothing to measure.
     chosen = weights | known if set(named) - weights - known else weights
     return {name: _tensor(named[name], source.values.get(name)) for name in named if name in chosen}
 

@@ -36,13 +36,13 @@ from gpuprof.profiling.sweep.planning import NamedModel
 from gpuprof.runtime.executed_variant import executed_variant
 
 _LOAD_S = 300.0
-#: What a killed campaign loses at most; a run for each op would be thousands of directories.
+#: Most time lost by a killed campaign; a run per op would create thousands of directories.
 _KEEP_EVERY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class OpOutcome:
-    """What the database holds of an op now."""
+    """Row of an op in the database."""
 
     row: OpRow
     measured_now: bool
@@ -58,9 +58,9 @@ class _PendingRows:
 
 
 class OpProfiler:
-    """Measures ops on one device under one share into one database.
+    """Measures ops on a device under a share into a database.
 
-    ``collector``: names the versions under which ops are remembered; ``force``: measure what is there already, too.
+    ``collector``: its versions are the key of earlier results; ``force``: measure again despite earlier results.
     """
 
     def __init__(
@@ -74,20 +74,20 @@ class OpProfiler:
         self._backend = op_backend(device, share)
 
     def pending(self, models: Iterable[NamedModel], batches: Sequence[int]) -> tuple[list[OpSource], list[OpOutcome]]:
-        """Return the distinct ops that are to be measured, and what is known of the others."""
+        """Return the distinct ops still to be measured, and the known outcomes of the others."""
         wanted: dict[str, OpSource] = {}
         for model in models:
             for batch in batches:
-                # Those found before win: the first model that has an op names it.
+                # Earlier entries win: the first model with an op names it.
                 wanted = {**distinct_ops(model.path, batch, model.name, model.sizes), **wanted}
         known = {} if self.force else self._read_known()
         missing = [source for signature, source in wanted.items() if signature not in known]
         return missing, [OpOutcome(known[signature], False) for signature in wanted if signature in known]
 
     def run(self, sources: Sequence[OpSource]) -> Iterator[OpOutcome]:
-        """Measure ``sources`` and yield each; every few seconds what was measured is put on the disk.
+        """Measure ``sources`` and yield each outcome; results are stored every few seconds.
 
-        An op that cannot run alone, or that takes the child process with it, is remembered with the reason. Raises
+        An op that cannot run alone, or that crashes the child process, is stored with the reason. Raises
         `UnavailableError` when the share cannot be enforced here.
         """
         pending = self._new_pending_rows()
@@ -110,7 +110,7 @@ class OpProfiler:
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, self._backend.bind() as (task, environment):
             waiting = list(sources)
             while waiting:
-                # One process for all ops, and another only where an op ended it: starting takes longer than an op.
+                # A single process serves all ops, until an op ends it: starting a process takes longer than an op.
                 with Child(task, "ops", environment=environment) as child:
                     child.expect("ready", _LOAD_S)
                     while waiting:
@@ -121,7 +121,7 @@ class OpProfiler:
                             break
 
     def _measure_in_child(self, child: Child, source: OpSource, directory: Path) -> tuple[Mapping[str, object], bool]:
-        """Return the child's answer, and whether it is alive."""
+        """Return the child's answer, and whether the child is still alive."""
         model, inputs = directory / "op.onnx", directory / "op.npz"
         try:
             save_arrays(write_op_model(source, model), inputs)
@@ -203,5 +203,5 @@ class OpProfiler:
         runs = set(self.database.read_table("runs", ["run_id"], wanted).column("run_id").to_pylist())
         rows = read_records(self.database, OpRow, {"model": PER_OP, "device": self.device.name})
         same = [row for row in rows if row.run_id in runs and abs(row.sm_share_pct - self.share.sm_pct) < 1e-6]
-        # By time, which ids begin with: the newest of an op stays.
+        # Sorted by run id, which begins with the time: the newest row of an op wins.
         return {row.signature: row for row in sorted(same, key=lambda row: row.run_id)}
