@@ -1,4 +1,4 @@
-"""How long batches of a model take that runs alone: as measured, else between and beyond it, else predicted."""
+"""Batch times of a model alone: measured, else interpolated or extrapolated, else predicted."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:  # scikit-learn takes a second to import
 
 
 class ModelLatencies:
-    """Times of models that run alone, from the best source that there is for each.
+    """Times of models that run alone, from the best available source for each.
 
-    ``learned``: device → regressors trained for it, or None; asked before the roofline; ``cross_gpu``: what is
-    predicted for GPUs of which nothing was measured.
+    ``learned``: device → regressors trained for it, or None; preferred to the roofline; ``cross_gpu``: predictions for
+    unmeasured GPUs.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ModelLatencies:
         return self._at_sizes(device, known, workload)
 
     def _over_sizes(self, device: Device, known: MeasuredModel, workload: Workload) -> tuple[Figure, float] | None:
-        """Return the latency at sizes that were not measured: on the line between those that were, else carried over.
+        """Return the latency at unmeasured sizes: interpolated between measured sizes, else carried over.
 
         None where no size was measured on the device, or neither is possible.
         """
@@ -69,7 +69,7 @@ class ModelLatencies:
     def _carry_over_sizes(
         self, device: Device, known: MeasuredModel, workload: Workload
     ) -> tuple[Figure, float] | None:
-        """Return the latency scaled from the nearest sizes by what both take by the op costs."""
+        """Return the latency at the nearest sizes, scaled by the ratio of the op costs."""
         share = workload.share
         measured = [one for one in known.others if one.points.get(device.name)]
         if not measured:
@@ -100,7 +100,7 @@ class ModelLatencies:
         return widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
 
     def _at_sizes(self, device: Device, known: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
-        """Return the latency from what was measured at the model's own sizes, and its coefficient of variation."""
+        """Return the latency from measurements at the model's own sizes, and its coefficient of variation."""
         measured = self._list_processes(known, device)
         if not measured:
             part = part_of_one(workload.share, workload.processes)
@@ -118,7 +118,7 @@ class ModelLatencies:
         return self._with_interval(reading, point, device), point.cv
 
     def _list_processes(self, known: MeasuredModel, device: Device) -> list[int]:
-        """Return the numbers of processes that were measured on the device, rising."""
+        """Return the measured numbers of processes on the device, rising."""
         key = known.name, device.name
         if key not in self._processes:
             self._processes[key] = sorted({point.processes for point in known.points.get(device.name, [])})
@@ -127,7 +127,7 @@ class ModelLatencies:
     def _extrapolate(
         self, known: MeasuredModel, device: Device, workload: Workload, value: float, measured_error: float
     ) -> Figure:
-        """Return a figure beyond what was measured, within what the measurements leave open."""
+        """Return an extrapolated figure, clipped to the bounds from the measurements."""
         key = known.name, device.name
         if key not in self._envelopes:
             self._envelopes[key] = LatencyEnvelope(known.points[device.name], device)
@@ -143,7 +143,7 @@ class ModelLatencies:
         return figure_within(reading.value, source, error)
 
     def predict(self, known: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
-        """Return the times of batches of a model that was not measured on the device."""
+        """Return the times of batches of a model without measurements on the device."""
         work = self._known.read_work(known)
         if work is None:
             require_success(known.name, device, known.failures.get(device.name, ()))
@@ -157,7 +157,7 @@ class ModelLatencies:
             figures = [learned.latency(self._known.bind_graph(known, batch), share) for batch in batches]
         else:
             figures = self._predict_unmeasured(known, work, device, batches, share)
-        if any(one.value <= 0.0 for one in figures):  # nothing but views and constants, or strings of unknown bytes
+        if any(one.value <= 0.0 for one in figures):  # only views and constants, or strings of unknown bytes
             raise InputError(
                 f"{known.name}: none of its ops takes a time that can be predicted, so that it can only be measured",
                 "gpuprof profile MODEL",
@@ -170,7 +170,9 @@ class ModelLatencies:
     def _predict_unmeasured(
         self, known: MeasuredModel, work: WorkByBatch, device: Device, batches: Sequence[int], share: Share
     ) -> list[Figure]:
-        """Return what was learned on other GPUs, for a CPU the roofline; scaled by what other models took here."""
+        """Return predictions learned on other GPUs, or on a CPU the roofline, scaled by this device's
+        measured models.
+        """
         calibration = self._calibration(device)
         if device.kind == "gpu":
             return [*map(calibration.scale_figure, self._cross_gpu.predict_series(known, device, batches, share))]
@@ -181,7 +183,7 @@ class ModelLatencies:
         return widened
 
     def board_work(self, known: MeasuredModel, device: Device) -> Figure | None:
-        """Return the least time of a whole GPU that a request takes in ms, None where regressors were trained for it.
+        """Return the least time of a whole GPU per request in ms, None where regressors were trained for it.
 
         Raises `InputError` when the device lacks the precision.
         """
@@ -190,7 +192,7 @@ class ModelLatencies:
         return self._calibration(device).scale_figure(self._cross_gpu.board_seconds(known, device).scale_by(1e3))
 
     def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface:
-        """Return what was measured of a model with ``processes`` processes, which some of its points have."""
+        """Return the measurements of a model with ``processes`` processes; some points must have this number."""
         key = (known.name, device.name, processes)
         if key not in self._surfaces:
             points = [point for point in known.points[device.name] if point.processes == processes]
@@ -219,7 +221,7 @@ class ModelLatencies:
 
 
 def part_of_one(share: Share, processes: int) -> Share:
-    """Return the part of one process: they split the share evenly, each in its own part, and no more is known.
+    """Return the share of one process: processes are assumed to split the share evenly.
 
     Examples
     --------

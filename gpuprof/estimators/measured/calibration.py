@@ -1,4 +1,4 @@
-"""How far off interpolation and the roofline are on a device, from what was measured on it."""
+"""Errors of interpolation and of the roofline on a device, from its measurements."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from gpuprof.estimators.measured.curve import quantile
 from gpuprof.estimators.measured.surface import Shape, Surface
 
 _LEVEL = 0.9
-#: Where the database is too small to say, the errors that are assumed: of a line between two batches, per doubling
-#: beyond the last.
+#: Assumed errors where the database is too small: of linear interpolation between two batches, and per doubling beyond
+#: the last batch.
 _ASSUMED_BETWEEN = 0.05
 _ASSUMED_BEYOND = 0.25
 _LEAST = 0.01
-#: Measured over roofline, the least and the most, of published measurements of six networks under PyTorch and TensorRT
-#: on a V100 and an A100 (`bench.roofline`); and how far a model is from the middle one of its device at most.
+#: Range of measured over roofline in published measurements of six networks under PyTorch and TensorRT on a V100 and an
+#: A100 (`bench.roofline`), and the largest ratio of a model to its device's median.
 _PUBLISHED = (0.58, 9.8)
 _PUBLISHED_SPREAD = 4.8
-#: From this many models on, the spread of measured over roofline says something of the next model.
+#: Least number of models whose spread of measured over roofline generalises to the next model.
 _ENOUGH_MODELS = 4
 
 
 class Calibration:
     """Errors of the ways to fill gaps, on one device.
 
-    ``surfaces``: model's name → what was measured of it with one process. ``shape_of``: model's name → its roofline in
-    ms by batch size and share, None where its graph is not there. Asked only when a roofline is to be scaled, since it
-    reads the file.
+    ``surfaces``: model's name → its measurements with one process. ``shape_of``: model's name → its roofline in ms by
+    batch size and share, None where its graph is missing; called only to scale a roofline, since it reads the file.
     """
 
     def __init__(self, surfaces: Mapping[str, Surface], shape_of: Callable[[str], Shape | None]) -> None:
@@ -37,22 +36,26 @@ class Calibration:
         self._shape_of = shape_of
 
     def interpolation_error(self, measured_error: float) -> float:
-        """Return half of the 90% interval over the value for what lies between measurements with such an error."""
+        """Return half of the 90% interval over the value, for figures interpolated between
+        measurements of such an error.
+        """
         return max(self._between, _LEAST) + measured_error
 
     def scale_prediction(self, least_ms: float, source: str) -> Figure:
-        """Return the figure for a roofline of ``least_ms``, scaled by what models of this device took over theirs.
+        """Return the figure for a roofline of ``least_ms``, scaled by measured over roofline of the device's models.
 
-        From four models on the interval is conformal: each model's measurements against what the others have in
-        common. With fewer it is the spread of published measurements on two GPUs, and without any their range, which
-        promises nothing of a device that is like neither.
+        From four models on the interval is conformal: each model's measurements against the common factor of the
+        others. With fewer models it is the spread of published measurements on two GPUs, and without any their range,
+        which guarantees nothing on other kinds of devices.
         """
         if not self._ratios:
             return Figure(least_ms, source, least_ms * _PUBLISHED[0], least_ms * _PUBLISHED[1])
         return self._scale_by_models(least_ms, source, _PUBLISHED_SPREAD)
 
     def scale_figure(self, figure: Figure) -> Figure:
-        """Return a prediction learned on other devices, scaled like a roofline where models of this device allow it."""
+        """Return a prediction learned on other devices, scaled like a roofline where this device has
+        measured models.
+        """
         if not self._ratios or figure.value <= 0.0:
             return figure
         return self._scale_by_models(figure.value, figure.source, figure.upper() / figure.value)
@@ -69,7 +72,7 @@ class Calibration:
         return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BETWEEN  # type: ignore[return-value]
 
     def carried_error(self, doublings: float) -> float:
-        """Return half of the 90% interval over the value for what was carried over from other sizes."""
+        """Return half of the 90% interval over the value, for figures carried over from other sizes."""
         return max(self._beyond, _LEAST) * max(1.0, doublings)
 
     @cached_property
@@ -79,7 +82,7 @@ class Calibration:
 
     @cached_property
     def _ratios(self) -> dict[str, list[float]]:
-        """Measured over roofline of each model's points; a model whose ops have nothing to count says nothing."""
+        """Measured over roofline of each model's points, without models whose ops have nothing to count."""
         shapes = {name: self._shape_of(name) for name in self._surfaces}
         ratios = {
             name: [

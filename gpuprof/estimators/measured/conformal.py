@@ -1,4 +1,4 @@
-"""Intervals by conformal prediction for groups: from errors of predictions for models that were left out."""
+"""Intervals by conformal prediction for groups, from errors of predictions for held-out models."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LEVEL = 0.9
 def interval_factor(residuals: Mapping[str, Sequence[float]]) -> float | None:
     """Return the least factor f so that [value / f, value · f] holds nine of ten figures of a new architecture.
 
-    Residuals of one architecture are alike, so each architecture counts once, by the part of its residuals inside; one
-    more, the new one, counts as outside (conformal prediction for groups). With few architectures that is not to be
-    had, and the largest residual is taken. ``residuals``: architecture → log(measured / predicted) of its figures,
-    predicted without it.
+    Residuals of an architecture are similar, so each architecture counts once, by the part of its residuals inside; the
+    new architecture counts as outside (conformal prediction for groups). With few architectures this level is out of
+    reach, and the largest residual is taken. ``residuals``: architecture → log(measured / predicted) of its figures,
+    predicted without the architecture.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def interval_factor(residuals: Mapping[str, Sequence[float]]) -> float | None:
 
 
 def common_factor(ratios: Mapping[str, Sequence[float]]) -> float:
-    """Return the middle ratio of the middle architecture.
+    """Return the median over architectures of their median ratios.
 
     Examples
     --------
@@ -46,7 +46,9 @@ def common_factor(ratios: Mapping[str, Sequence[float]]) -> float:
 
 
 def left_out_residuals(ratios: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Return log(ratio / what the others have in common) of each architecture's ratios; at least two of them."""
+    """Return log(ratio / common factor of the other architectures) of each architecture's ratios; at least two
+    architectures.
+    """
     residuals = {}
     for name, values in ratios.items():
         factor = common_factor({other: theirs for other, theirs in ratios.items() if other != name})

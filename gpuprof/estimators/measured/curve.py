@@ -12,8 +12,8 @@ from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Figure
 class BatchCurve:
     """A piecewise linear function of the batch size.
 
-    Time is nearly a fixed part and a part in proportion to the batch, of which the line between two neighbours is
-    exact; monotone data stay monotone. ``values``: batch size → what was measured; at least one.
+    Time is nearly a constant plus a part in proportion to the batch, for which linear interpolation is exact; monotone
+    data stay monotone. ``values``: batch size → measured value; at least one.
 
     Examples
     --------
@@ -29,7 +29,7 @@ class BatchCurve:
         self.values = tuple(values[batch] for batch in self.batches)
 
     def at(self, batch: int) -> tuple[float, str] | None:
-        """Return the value and whether it is measured or interpolated; None outside the measured range."""
+        """Return the value with its source, measured or interpolated; None outside the measured range."""
         place = bisect_left(self.batches, batch)
         if place < len(self.batches) and self.batches[place] == batch:
             return self.values[place], MEASURED
@@ -38,7 +38,7 @@ class BatchCurve:
         return self._line(place - 1, place, batch), INTERPOLATED
 
     def beyond(self, batch: int) -> float:
-        """Return the value on the line through the nearest two points, never below what smaller batches took."""
+        """Return the value on the line through the nearest two points, never below those of smaller batches."""
         if len(self.batches) == 1:
             return self.values[0] * max(1.0, batch / self.batches[0])
         if batch > self.batches[-1]:
@@ -46,7 +46,7 @@ class BatchCurve:
         return max(self._line(0, 1, batch), self.values[0] * batch / self.batches[0])
 
     def extrapolate(self, batch: int) -> Figure:
-        """Return what lies beyond the measured batches: no less for more requests, and no more than in proportion."""
+        """Return the figure beyond the measured batches: non-decreasing in the batch, and at most in proportion."""
         nearest = 0 if batch < self.batches[0] else -1
         ends = self.values[nearest], self.values[nearest] * batch / self.batches[nearest]
         return Figure(min(self.beyond(batch), max(ends)), EXTRAPOLATED, min(ends), max(ends))
@@ -60,7 +60,7 @@ class BatchCurve:
         ]
 
     def end_errors(self) -> list[float]:
-        """Return the relative error at the largest batch, predicted from the two before, for each doubling."""
+        """Return the relative error at the largest batch, extrapolated from the two before."""
         if len(self.batches) < 3 or self.values[-1] <= 0.0:
             return []
         predicted = BatchCurve(dict(zip(self.batches[:-1], self.values[:-1], strict=True))).beyond(self.batches[-1])

@@ -1,4 +1,4 @@
-"""Bounds of times beyond the measurements that hold for most models, widened by how far they do not."""
+"""Bounds of times beyond the measurements that hold for most models, widened by their observed violations."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.measured.measured import Point
 
-#: Nine of ten times lie no further beyond the bounds, as a factor: of 27 models on an A100 (ParvaGPU, SC'24) and V100
-#: (Elvinger 2024; iGniter, TPDS'22) with the ends of batches, shares and processes left out (`bench.extrapolation`).
+#: Factor beyond the bounds that holds nine of ten times: of 27 models on an A100 (ParvaGPU, SC'24) and V100 (Elvinger
+#: 2024; iGniter, TPDS'22) with the ends of batches, shares and processes held out (`bench.extrapolation`).
 SLACK = 1.14
 
 
 class LatencyEnvelope:
-    """Bounds of a model's time on one device from what was measured of it there.
+    """Bounds of a model's time on one device from its measurements there.
 
-    A batch takes no less time with more requests, processes or fewer compute units, and no more than in proportion to
-    each of them. Of all measured points the tightest bound counts. ``points``: of one model on one device; at least
+    A batch takes no less time with more requests, more processes or fewer compute units, and at most in proportion to
+    each of them. The tightest bound over all measured points counts. ``points``: of one model on one device; at least
     one.
     """
 
@@ -31,9 +31,9 @@ class LatencyEnvelope:
         self._latencies = np.array([one.latency_ms for one in points], dtype=float)
 
     def bounds(self, batch: int, share: Share, processes: int) -> tuple[float, float]:
-        """Return the least and the most time of a batch in ms, without any widening.
+        """Return the least and the largest time of a batch in ms, without widening.
 
-        Where measurements contradict the assumptions, the least may be above the most.
+        Where measurements contradict the assumptions, the least may exceed the largest.
         """
         more = batch / self._batches, self._parts / self._device.fraction(share), processes / self._processes
         least, most = self._latencies, self._latencies

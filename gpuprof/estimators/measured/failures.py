@@ -1,4 +1,6 @@
-"""Workloads that measured failures rule out: those that need at least as much and have at most as much."""
+"""Workloads ruled out by measured failures: those with at least the demand and at most the resources
+of a failed run.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,29 @@ _LITTLE = 1e-9
 def find_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]) -> FailedRun | None:
     """Return a failure on ``device`` that ``workload`` dominates, None where there is none.
 
-    It does with a batch and a number of processes that are no smaller, in memory that is no larger; and, where memory
-    was not what it failed for, with no more of the compute units. The model's name is not looked at.
+    It dominates with a batch and a number of processes that are no smaller, in memory that is no larger; and, unless
+    memory was the cause of the failure, with no more compute units. The model's name is ignored.
     """
     return next((run for run in failed if not run.beside and _dominates(device, workload, run.workload, run)), None)
 
 
 def _dominates(device: Device, workload: Workload, tried: Workload, run: FailedRun) -> bool:
-    """Whether ``workload`` asks for no less than ``tried``, which took part in ``run``, and has no more."""
+    """Return whether ``workload`` demands at least as much as ``tried``, a workload of ``run``, with at most its
+    resources.
+    """
     if workload.batch < tried.batch or workload.processes < tried.processes:
         return False
     try:
         if device.memory_bytes(workload.share) > device.memory_bytes(tried.share):
             return False
         parts = device.fraction(workload.share), device.fraction(tried.share)
-    except InputError:  # an instance that the device has not
+    except InputError:  # an instance unknown to the device
         return False
     return run.is_memory or parts[0] <= parts[1] * (1.0 + _LITTLE)
 
 
 def require_no_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]) -> None:
-    """Do nothing where no failure rules the workload out. Raises `InputError` with the failure."""
+    """Raise `InputError` with the failure where a failure rules the workload out."""
     failure = find_failure(device, workload, failed)
     if failure is None:
         return
@@ -47,10 +51,7 @@ def require_no_failure(device: Device, workload: Workload, failed: Iterable[Fail
 
 
 def require_success(model: str, device: Device, failed: Sequence[FailedRun]) -> None:
-    """Do nothing where nothing failed on a device on which nothing was measured.
-
-    Raises `InputError` with the last failure.
-    """
+    """Raise `InputError` with the last failure where all measurements on a device failed."""
     if failed:
         raise InputError(
             f"every measurement of {model} on {device.name} failed, the last: {failed[-1]}",
@@ -59,9 +60,9 @@ def require_success(model: str, device: Device, failed: Sequence[FailedRun]) -> 
 
 
 def require_no_failed_group(device: Device, workload: Workload, beside: Sequence[Workload], tried: TriedRuns) -> None:
-    """Do nothing where no workloads that failed together are among these, each asking for no less and with no more.
+    """Raise `InputError` with the failure where these workloads dominate a group that failed together.
 
-    Raises `InputError` with the failure.
+    Each workload of the failed group must be dominated by a workload of its own.
     """
     running = (workload, *beside)
     if not beside or not tried.failed or (device.name, tuple(sorted(running))) in tried.together:
@@ -76,7 +77,7 @@ def require_no_failed_group(device: Device, workload: Workload, beside: Sequence
 
 
 def _holds(device: Device, running: Sequence[Workload], members: Sequence[Workload], run: FailedRun) -> bool:
-    """Whether each of the members has one of those that run to itself, which dominates it."""
+    """Return whether each member can be matched with a running workload of its own that dominates it."""
     if not members:
         return True
     first, *rest = members

@@ -60,7 +60,7 @@ def widen_by(figure: Figure, error: float) -> Figure:
 
 
 def widen_interval(figure: Figure, more: float) -> Figure:
-    """Return the figure with the upper end ``more`` higher; without an interval, one that reaches as far down."""
+    """Return the figure with the upper end ``more`` higher; without an interval, the lower end at the same factor."""
     if not more:
         return figure
     high = figure.upper() + more
@@ -68,7 +68,7 @@ def widen_interval(figure: Figure, more: float) -> Figure:
 
 
 def figure_of(known: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:
-    """Return another measured quantity of the same share and processes, over the batch and the sizes."""
+    """Return another measured quantity at the same share and processes, interpolated over the batch and the sizes."""
     if not known.points.get(device.name):
         each = [
             (figure_of(one, device, workload, column), weight) for one, weight in blend_measured(known, device.name)
@@ -87,7 +87,9 @@ def figure_of(known: MeasuredModel, device: Device, workload: Workload, column: 
 def estimate_bandwidth(
     known: MeasuredModel, device: Device, workload: Workload, column: str, alone_ms: float
 ) -> float | None:
-    """Return the percent of a bandwidth that a workload draws alone: measured, or as much a request as the nearest."""
+    """Return a workload's percent of a bandwidth alone: measured, or from the traffic per request of
+    the nearest point.
+    """
     exact = figure_of(known, device, workload, column)
     if exact is not None:
         return exact.value
@@ -102,7 +104,7 @@ def estimate_bandwidth(
 
 
 def behaviour_after_pause(known: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:
-    """Return factor and variation of the measured batch that is nearest, under the same share where there is one."""
+    """Return pause factor and variation of the nearest measured batch, under the same share if measured."""
     points = known.points.get(device.name) or [p for one in known.others for p in one.points.get(device.name, ())]
     near = [point for point in points if point.share == workload.share] or points
     if not near:

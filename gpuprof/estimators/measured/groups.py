@@ -1,4 +1,4 @@
-"""What the kernel database says of workloads that were run at once: which of them ran, and which failed together."""
+"""Groups of workloads run at once in the kernel database: those that ran, and those that failed together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<shar
 
 
 def parse_label(label: str) -> Workload:
-    """Read what `gpuprof.kernel_db.schema.workload_label` writes. Raises `InputError` when it is no label.
+    """Return the workload of a `gpuprof.kernel_db.schema.workload_label`. Raises `InputError` for other texts.
 
     Examples
     --------
@@ -34,7 +34,8 @@ def parse_label(label: str) -> Workload:
 
 
 def read_groups(db: KernelDb, models: Mapping[str, MeasuredModel]) -> TriedRuns:
-    """Return what ran, and what failed, together; a failure counts unless the same ran afterwards, or in the same run.
+    """Return the groups that ran and that failed together; a failure counts unless the same group ran later or in its
+    run.
 
     Runs of an older file under the name of one of ``models`` do not count.
     """
@@ -49,7 +50,7 @@ def read_groups(db: KernelDb, models: Mapping[str, MeasuredModel]) -> TriedRuns:
         own = Workload(name, row.batch, Share(row.sm_share_pct, row.mig_profile), row.processes)
         try:
             beside = tuple(parse_label(one) for one in row.beside.split(" + "))
-        except InputError:  # written by others, in words that are not ours
+        except InputError:  # labels of other tools, in another format
             continue
         key = (row.device, tuple(sorted((own, *beside))))
         if row.error is None:

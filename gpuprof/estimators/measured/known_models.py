@@ -1,4 +1,4 @@
-"""The models of the database and of given files, and what is known of each."""
+"""The models of the database and of given files, with their measurements."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from gpuprof.kernel_db.store import COPIES, KernelDb
 
 
 class KnownModels:
-    """The models of a kernel database and of files that are given.
+    """The models of a kernel database and of given files.
 
     ``graphs``: as for `gpuprof.estimators.database.DatabaseEstimator`.
 
     Attributes
     ----------
     measured : mapping of str to MeasuredModel
-        What the database holds, by name and sizes.
+        Models of the database, by name and sizes.
     groups : TriedRuns
-        What ran, and what failed, at the same time as others.
+        Groups of workloads that ran, or failed, at the same time.
     """
 
     def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
@@ -50,19 +50,19 @@ class KnownModels:
         return tuple(sorted(self.measured))
 
     def has_measured(self, model: str) -> bool:
-        """Return whether the database holds a model of this name, at whatever sizes."""
+        """Return whether the database holds a model of this name, at any sizes."""
         return split_name(model)[0] in self._sized
 
     def count_superseded(self, model: str) -> int:
-        """Return how many other files were measured before under the name of ``model``; they do not count."""
+        """Return the number of older files measured under the name of ``model``, whose figures are ignored."""
         return self.find_model(model).superseded
 
     def variants_of(self, model: str, device: str) -> tuple[RuntimeVariant, ...]:
-        """Return how ``model`` was executed when it was measured on ``device``; figures are of the first alone."""
+        """Return the execution variants of ``model`` measured on ``device``; figures are of the first alone."""
         return self.find_model(model).variants.get(device, ())
 
     def list_dims(self, model: str) -> tuple[str, ...]:
-        """Return the names of the free dimensions of ``model`` beside its batch: its file's, else those measured.
+        """Return the names of the free dimensions of ``model`` beside its batch: its file's, else the measured ones.
 
         Raises `InputError` when the model is unknown.
         """
@@ -74,23 +74,23 @@ class KnownModels:
         if path is None and not by_sizes:
             raise unknown_name("model", name, [*self._sized, *self._graphs])
         recorded = path or Path(next((one.path or "" for one in by_sizes.values()), ""))
-        if recorded.is_file() or not by_sizes:  # a file that nothing else tells of is missed by its name
+        if recorded.is_file() or not by_sizes:  # a missing file without measurements is reported by name
             try:
                 return (*(dim.name for dim in read_free_dims(recorded)), *read_turns(recorded))
             except InputError:
                 if not by_sizes:
-                    raise  # nothing else is known of it; of a measured model, what was measured is
+                    raise  # without measurements there is no other source
         return tuple(dict.fromkeys(dim for sizes in by_sizes for dim, _ in sizes))
 
     def sizes_of(self, model: str) -> Sizes:
-        """Return the sizes of the free dimensions of ``model`` that its figures are of; none where unknown.
+        """Return the sizes of the free dimensions behind the figures of ``model``; empty where unknown.
 
-        Raises `InputError` when the model is unknown, or nothing says which sizes are meant.
+        Raises `InputError` when the model is unknown, or the sizes are ambiguous.
         """
         return self.find_model(model).sizes
 
     def describe_sizes(self, model: str) -> str | None:
-        """Return a remark on sizes that ``model`` does not give, with the way to give them; None: there is none.
+        """Return a remark on sizes omitted from ``model``, with the option to set them; None: there are none.
 
         Raises `InputError` as `sizes_of` does.
         """
@@ -106,21 +106,21 @@ class KnownModels:
         return f"{name}: {describe_sizes(taken)}{places} {how}; another size: --dim {taken[0][0]}=SIZE"
 
     def devices_of(self, model: str) -> tuple[str, ...]:
-        """Return the names of the devices that ``model`` was measured on, sorted."""
+        """Return the names of the devices with measurements of ``model``, sorted."""
         known = self.find_model(model)
         return tuple(sorted({device for one in (known, *known.others) for device in one.points}))
 
     def unknown_ops(self, model: str) -> tuple[str, ...]:
-        """Return the op types of ``model`` of which nothing is known; none where its file is not there."""
+        """Return the op types of ``model`` of unknown cost; empty where its file is missing."""
         work = self.read_work(self.find_model(model))
         return () if work is None else work.smallest.unknown_ops
 
     def tried_runs(self, model: str) -> TriedRuns:
-        """Return what was measured of ``model`` and what failed, on any device."""
+        """Return the measured and the failed runs of ``model``, on any device."""
         return self.find_model(model).tried_runs(model)
 
     def find_recorded_name(self, model: str) -> str:
-        """Return what the database calls ``model`` at its sizes; a name that it lacks, as it is."""
+        """Return the database's name for ``model`` at its sizes; unchanged where the database lacks it."""
         try:
             found = self.find_model(model)
         except InputError:
@@ -131,9 +131,8 @@ class KnownModels:
     def require_no_failure(
         self, known: MeasuredModel, device: Device, workload: Workload, beside: Sequence[Workload]
     ) -> None:
-        """Do nothing where no failure rules out a workload of ``known``, alone or beside the others.
-
-        Raises `InputError` with the failure.
+        """Raise `InputError` with the failure where a failure rules out a workload of ``known``, alone or beside the
+        others.
         """
         failed = known.failed_on(device.name)
         if failed and not known.has_run(device.name, workload):
@@ -145,8 +144,7 @@ class KnownModels:
     def read_graph(self, model: str, batch: int) -> ModelGraph:
         """Return the graph of ``model`` bound to ``batch``.
 
-        Raises `InputError` when the model is unknown or its file is not there, has become another or does not take the
-        batch.
+        Raises `InputError` when the model is unknown or its file is missing, has changed or does not take the batch.
         """
         known = self.find_model(model)
         if self.read_work(known) is None:
@@ -155,7 +153,7 @@ class KnownModels:
         return self.bind_graph(known, batch)
 
     def find_model(self, model: str) -> MeasuredModel:
-        """Return what is known of a model by its name in the database, a name given with a file, or a path."""
+        """Return a model by its name in the database, the name of a given file, or a path."""
         if model not in self._files:
             name, sizes = split_name(model)
             path = self._graphs.get(name)
@@ -173,13 +171,13 @@ class KnownModels:
         return self._files[model]
 
     def list_points(self, model: str, device: Device) -> list[Point]:
-        """Return what was measured of a model on a device; at other sizes where nothing was at these."""
+        """Return the measured points of a model on a device; at other sizes where these sizes were not measured."""
         known = self.find_model(model)
         own = known.points.get(device.name)
         return own or [point for one in known.others for point in one.points.get(device.name, ())]
 
     def read_fixed_batch(self, model: str) -> int | None:
-        """Return the batch that the file of a model fixes, None where it takes any or is not there."""
+        """Return the fixed batch of a model's file, None where it takes any batch or is missing."""
         from gpuprof.graph.load import read_fixed_batch
 
         path = self.find_model(model).path
@@ -190,7 +188,7 @@ class KnownModels:
         return self._only_batches[path]
 
     def read_work(self, known: MeasuredModel) -> WorkByBatch | None:
-        """Return the work of a model by batch, None where its file is gone or has become another."""
+        """Return the work of a model by batch, None where its file is gone or has changed."""
         if known.name not in self._works:
             self._works[known.name] = _read_work(known)
         return self._works[known.name]
@@ -205,7 +203,7 @@ class KnownModels:
         return load_graph(Path(known.path or ""), batch, dims=dict(known.sizes))
 
     def select_comparable(self, device: Device) -> dict[str, MeasuredModel]:
-        """Return the models whose figures on ``device`` may stand in one fit."""
+        """Return the models whose figures on ``device`` are comparable in a fit."""
         variants = {
             name: known.variants[device.name][0]
             for name, known in self.measured.items()
@@ -219,21 +217,21 @@ class KnownModels:
         }
 
     def _of_file(self, name: str, sizes: Sizes, path: Path) -> MeasuredModel:
-        """Return what is known of a file: what was measured of its content, or of the copy that takes any batch."""
+        """Return the model of a file, with the measurements of its content, or of its copy with a free batch."""
         from gpuprof.graph.load import load_runnable, read_fixed_batch, require_sizes
         from gpuprof.runtime.free_batch import copy_with_free_batch
 
         path = (self._copies and copy_with_free_batch(path, self._copies)) or path
         graph = load_runnable(path, read_fixed_batch(path) or 1, dims=dict(sizes))
         weight_bytes = None if graph.unread else graph.weight_bytes
-        # Hashing gigabytes takes longer than all the rest, and tells only what was measured of the same content.
+        # Hashing gigabytes takes longer than all the rest, and only serves to find measurements of the same content.
         file = MeasuredModel(name, str(path), graph.sha256 if self.measured else None, weight_bytes)
         same = {one.sizes: _as_file(one, file) for one in self.measured.values() if one.sha256 == file.sha256}
         return choose_sizes(name, same, sizes) if same else unmeasured_at(file, name, require_sizes(graph).sizes)
 
 
 def _as_file(known: MeasuredModel, file: MeasuredModel) -> MeasuredModel:
-    """Return what was measured of a content under the name and at the place of the file that is given."""
+    """Return the measurements of a content under the name and path of the given file."""
     return replace(
         known,
         name=sized_name(file.name, known.sizes),
@@ -249,7 +247,7 @@ def _is_path(model: str) -> bool:
 
 
 def _read_work(known: MeasuredModel) -> WorkByBatch | None:
-    """Return the work of a model, None where its file is gone or has become another."""
+    """Return the work of a model, None where its file is gone or has changed."""
     from gpuprof.graph.load import load_graph, read_fixed_batch
 
     path = Path(known.path or "")
@@ -263,9 +261,9 @@ def _read_work(known: MeasuredModel) -> WorkByBatch | None:
 
 
 def require_readable(known: MeasuredModel) -> None:
-    """Do nothing where the file of a model is gone, has become another, or says what its ops cost.
+    """Raise `InputError` as `gpuprof.graph.load.load_graph` does: the reason why the graph gives no estimate.
 
-    Raises `InputError` as `gpuprof.graph.load.load_graph`: why nothing can be estimated from its graph.
+    Does nothing where the file of the model is gone, has changed, or can be read.
     """
     from gpuprof.graph.file import read_onnx
     from gpuprof.graph.load import load_graph, read_fixed_batch

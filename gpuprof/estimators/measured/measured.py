@@ -24,7 +24,7 @@ _FIGURES = ("memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """Columns of the table ``models`` that estimates are made from."""
+    """Columns of the table ``models`` used by estimates."""
 
     run_id: str
     model: str
@@ -60,27 +60,27 @@ class MeasuredRow:
 
     @property
     def name(self) -> str:
-        """The model's name with the sizes that it ran at."""
+        """The model's name with the measured sizes."""
         return model_at_dims(self.model, self.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured workload."""
+    """A measured workload."""
 
     batch: int
     share: Share
     processes: int
     latency_ms: float  #: Mean, or the median where no mean is known.
-    cv: float  #: Standard deviation over mean, 0 where it is not known.
+    cv: float  #: Standard deviation over mean, 0 where unknown.
     #: Half of the 90% interval of the mean over the mean, which covers the means of all runs of the workload; 0 where
-    #: nothing is known of it.
+    #: unknown.
     relative_error: float
-    #: ``pause_factor``, ``pause_cv``: Time after a pause over that of a batch that follows another at once, and its own
-    #: coefficient of variation; 1.0 and ``cv`` where they were not measured.
+    #: ``pause_factor``, ``pause_cv``: Time after a pause over that of a batch without a pause, and its own coefficient
+    #: of variation; 1.0 and ``cv`` where not measured.
     pause_factor: float
     pause_cv: float
-    figures: Mapping[str, float]  #: The other measured columns by name; what was not measured is absent.
+    figures: Mapping[str, float]  #: Other measured columns by name; unmeasured columns are absent.
     stable: bool = True  #: False where the row is marked unstable.
 
 
@@ -88,45 +88,45 @@ class Point:
 class MeasuredModel:
     """A model of the database, at one size of each free dimension beside its batch."""
 
-    name: str  #: With the sizes behind it, where the rows say them: ``"bert[seq=64]"``.
-    #: ``path``, ``sha256``, ``weight_bytes``: Of its file.
+    name: str  #: Followed by the sizes, where the rows hold them: ``"bert[seq=64]"``.
+    #: ``path``, ``sha256``, ``weight_bytes``: Properties of the model's file.
     path: str | None = None
     sha256: str | None = None
     weight_bytes: int | None = None
-    #: ``points``, ``failures``: What was measured and what failed, by device.
+    #: ``points``, ``failures``: Measured points and failed runs, by device.
     points: dict[str, list[Point]] = field(default_factory=dict)
     failures: dict[str, list[FailedRun]] = field(default_factory=dict)
-    superseded: int = 0  #: Older files of its name.
-    #: Device → how the model was executed there; the points are of the first alone.
+    superseded: int = 0  #: Number of older files of the same name.
+    #: Device → execution variants measured there; the points are of the first alone.
     variants: dict[str, tuple[RuntimeVariant, ...]] = field(default_factory=dict)
     others: tuple[MeasuredModel, ...] = ()  #: The same file at other sizes.
-    #: Batch, share and processes of the points, by device: plans ask for them tens of thousands of times.
+    #: Batch, share and processes of the points, by device, cached since plans query them tens of thousands of times.
     _runs: dict[str, frozenset[tuple[int, Share, int]]] = field(default_factory=dict, init=False, compare=False)
 
     @property
     def model(self) -> str:
-        """The name without the sizes."""
+        """Name without the sizes."""
         return split_name(self.name)[0]
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes."""
+        """Sizes in the name."""
         return split_name(self.name)[1]
 
     def has_run(self, device: str, workload: Workload) -> bool:
-        """Whether exactly this workload was measured on the device."""
+        """Return whether exactly this workload was measured on the device."""
         if device not in self._runs:
             self._runs[device] = frozenset((p.batch, p.share, p.processes) for p in self.points.get(device, ()))
         return (workload.batch, workload.share, workload.processes) in self._runs[device]
 
     def failed_on(self, device: str) -> list[FailedRun]:
-        """Return what failed on a device at these sizes, or at others none of which is larger."""
+        """Return the failed runs on a device at these sizes, or at other sizes of which none is larger."""
         own = list(self.failures.get(device, ()))
         smaller = (one for one in self.others if _is_within(one.sizes, self.sizes))
         return own + [failed for one in smaller for failed in one.failures.get(device, ())]
 
     def tried_runs(self, name: str) -> TriedRuns:
-        """Return what was tried of the model, under the name by which it is asked for."""
+        """Return the measured and the failed runs of the model, under the name ``name``."""
         failed = tuple(
             replace(one, workload=replace(one.workload, model=name))
             for device in sorted({device for one in (self, *self.others) for device in one.failures})
@@ -141,7 +141,7 @@ class MeasuredModel:
 
 
 def _is_within(sizes: Sizes, limits: Sizes) -> bool:
-    """Tell whether all sizes are of the same dimensions and no larger."""
+    """Return whether all sizes are of the same dimensions and no larger."""
     limit = dict(limits)
     return (
         bool(sizes) and {name for name, _ in sizes} == set(limit) and all(size <= limit[name] for name, size in sizes)
@@ -149,12 +149,12 @@ def _is_within(sizes: Sizes, limits: Sizes) -> bool:
 
 
 def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
-    """Return every model of the database by name, at each of the sizes that it was measured at.
+    """Return every model of the database by name, at each of its measured sizes.
 
-    Of several files under one name the one measured last counts, whatever its sizes. Of several measurements of one
-    workload the last stable one counts, or the last where none is known to be stable; none whose outputs were wrong
-    under its share. Of several ways in which a model was executed on a device one counts (`rank_variants`).
-    What failed counts as failed unless it was measured afterwards, or in the same run.
+    Among several files of one name the last measured file counts, whatever its sizes. Among several measurements of one
+    workload the last stable measurement counts, or the last where none is stable; measurements with wrong outputs under
+    their share never count. Among several execution variants of a model on a device, one counts (`rank_variants`). A
+    failed workload counts as failed unless it was measured later, or in the same run.
     """
     # Run ids begin with the time of their start (`new_run_id`): the last row of a workload is the newest.
     rows = sorted(read_records(db, MeasuredRow, table="models"), key=lambda row: row.run_id)
@@ -195,7 +195,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
 
 
 def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[MeasuredRow]) -> None:
-    """Say of each model how it was executed on each device, first the way whose figures count."""
+    """Record the execution variants of each model on each device, the variant whose figures count first."""
     by_workload: dict[tuple[str, str], list[RuntimeVariant]] = {}
     for row in rows:
         by_workload.setdefault((row.name, row.device), []).append(variant_of(row))
@@ -204,7 +204,7 @@ def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[MeasuredR
 
 
 def shares_of(points: Iterable[Point]) -> tuple[Share, ...]:
-    """Return the shares that were measured, sorted."""
+    """Return the measured shares, sorted."""
     return tuple(sorted({point.share for point in points}, key=lambda share: (share.mig or "", share.sm_pct)))
 
 
@@ -219,7 +219,7 @@ def _failure(row: MeasuredRow) -> FailedRun:
 
 
 def _point(row: MeasuredRow, latencies: Sequence[float]) -> Point:
-    """Return the point of a row; ``latencies``: means of all runs of its workload, which its interval covers."""
+    """Return the point of a row; ``latencies``: means of all runs of its workload, covered by its interval."""
     latency = _latency(row) or 0.0
     cv = row.latency_std_ms / latency if row.latency_std_ms is not None else 0.0
     # 1.645 standard errors of the mean hold 90% of a normal distribution.
@@ -246,5 +246,5 @@ def _after_pause(row: MeasuredRow, latency: float, cv: float) -> tuple[float, fl
     paused, std = row.latency_paused_mean_ms, row.latency_paused_std_ms
     if not paused or std is None:
         return 1.0, cv
-    # Quicker after a pause is noise, and queueing models take the factor to be at least 1.
+    # A shorter time after a pause is noise, and queueing models require a factor of at least 1.
     return max(1.0, paused / latency), min(std / paused, MOST_VARIATION)

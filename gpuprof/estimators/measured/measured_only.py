@@ -1,4 +1,4 @@
-"""Estimators that use measurements only: as they are, or under USHER's premise on shares."""
+"""Estimators from measurements only: unchanged, or under USHER's premise on shares."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _LITTLE = 1e-6
 
 
 class MeasuredEstimator:
-    """Implements `gpuprof.domain.estimate.Estimator`: the rows of the database, and no word beyond them.
+    """Implements `gpuprof.domain.estimate.Estimator` by the rows of the database alone.
 
-    Neighbours are regarded as none inside MIG instances of their own, and refused elsewhere: what several models do to
-    one another is another estimator's to say. ``graphs``: ONNX files; one that the database knows by its hash has its
-    figures.
+    Neighbours have no effect inside MIG instances of their own, and are refused elsewhere: interference belongs to
+    other estimators. ``graphs``: ONNX files; a file whose hash is in the database has its figures.
     """
 
     def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
@@ -36,9 +35,9 @@ class MeasuredEstimator:
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return what was measured.
+        """Return the measured estimate.
 
-        Raises `InputError` when exactly this was not measured, or something runs beside it.
+        Raises `InputError` when exactly this workload was not measured, or neighbours run beside it.
         """
         workload = Workload(model, batch, share, processes)
         point = self._require_points(model, device).get((batch, share, processes))
@@ -53,11 +52,11 @@ class MeasuredEstimator:
         return replace(said, is_padded=is_padded(self._find_model(model), device))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batch sizes that were measured under the share."""
+        """Return the batch sizes measured under the share."""
         return tuple(sorted({point.batch for point in self._points_of(model, device).values() if point.share == share}))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares that were measured."""
+        """Return the measured shares."""
         found = {point.share for point in self._points_of(model, device).values()}
         return tuple(sorted(found, key=lambda share: (device.fraction(share), share.mig or "")))
 
@@ -69,7 +68,7 @@ class MeasuredEstimator:
             )
 
     def _require_points(self, model: str, device: Device) -> dict[tuple[int, Share, int], Point]:
-        """Return what was measured. Raises `InputError` where all of it failed."""
+        """Return the measured points. Raises `InputError` where all measurements failed."""
         points = self._points_of(model, device)
         if not points:
             require_success(model, device, self._find_model(model).failures.get(device.name, ()))
@@ -98,19 +97,19 @@ class MeasuredEstimator:
 class UsherEstimator(MeasuredEstimator):
     """USHER's premise (OSDI'24 §3): under a share of at least its compute requirement a model is as quick as alone.
 
-    So what was measured on the whole device holds under every share down to the smallest of the requirements that are
-    known of the batch, whatever runs beside. Elvinger's thesis measures where that fails (§6.2). Batches that are not
-    full take times between those of the sizes measured, under the same share or on the whole device, and require what
-    the next larger one does; those below the smallest size measured take as long as it, since they could be filled up.
+    So measurements on the whole device hold under every share down to the smallest known requirement of the batch,
+    beside any neighbours. Elvinger's thesis measures where the premise fails (§6.2). Unmeasured batch sizes take times
+    interpolated between measured sizes, under the same share or on the whole device, with the requirement of the next
+    larger size; batches below the smallest measured size take its time, since they could be padded.
     """
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return what was measured under the share, or on the whole device.
+        """Return the measurement under the share, or on the whole device.
 
-        Raises `InputError` when neither it nor a larger batch was measured under the share; nor on the whole device, or
-        it requires more than the share.
+        Raises `InputError` when neither this nor a larger batch was measured under the share; nor on the whole device,
+        or its requirement exceeds the share.
         """
         workload = Workload(model, batch, share, processes)
         points = self._require_points(model, device)
@@ -132,7 +131,7 @@ class UsherEstimator(MeasuredEstimator):
     def _fill_up(
         points: Mapping[tuple[int, Share, int], Point], batch: int, share: Share, processes: int
     ) -> Point | None:
-        """Return the next larger batch measured under the share, quicker by the part that ``batch`` lacks of it."""
+        """Return the next larger batch measured under the share, with the time interpolated to ``batch``."""
         sizes = sorted(size for size, under, count in points if under == share and count == processes)
         larger = next((size for size in sizes if size > batch), None)
         if larger is None:
@@ -146,7 +145,7 @@ class UsherEstimator(MeasuredEstimator):
         return replace(whole, latency_ms=least_ms + part * (whole.latency_ms - least_ms))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batch sizes that were measured under the share, or on the whole device."""
+        """Return the batch sizes measured under the share, or on the whole device."""
         return super().batches(model, device, share) or super().batches(model, device, Share())
 
 

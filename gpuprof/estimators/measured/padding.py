@@ -1,4 +1,4 @@
-"""Whether replicas of a model fill partial batches up: of whichever file and runtime its figures are."""
+"""Decides whether replicas of a model pad partial batches, by the file and runtime behind its figures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpuprof.rules.padding import needs_padding
 
 
 def is_padded(known: MeasuredModel, device: Device) -> bool:
-    """Return whether `gpuprof serve` fills partial batches of a model up on a device.
+    """Return whether `gpuprof serve` pads partial batches of a model on a device.
 
-    It does on GPUs where ONNX Runtime runs the model, as it is taken to where nothing was measured. A model whose file
-    is not there is none that could be served, and is taken as it was measured.
+    It pads on GPUs where ONNX Runtime runs the model, the assumption without measurements. A model without its file
+    cannot be served, and its batches are taken as measured.
     """
     variants = known.variants.get(device.name)
     if device.kind != "gpu" or known.path is None or (variants and variants[0].runtime != SERVED_BY):
@@ -31,5 +31,5 @@ def is_padded(known: MeasuredModel, device: Device) -> bool:
 
 @lru_cache(maxsize=1024)
 def _needs_padding(path: str, stamp: object) -> bool:
-    """Return what holds for the file as it was at ``stamp``."""
+    """Return whether the file needs padding; ``stamp``: the file's version, a part of the cache's key."""
     return needs_padding(list_op_types(Path(path)))

@@ -1,4 +1,4 @@
-"""Finds what was measured of a model at the sizes of its free dimensions that are asked for, or around them."""
+"""Finds the measurements of a model at given sizes of its free dimensions, or around them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuprof.estimators.measured.measured import MeasuredModel
 
 
 def group_by_model(measured: Mapping[str, MeasuredModel]) -> dict[str, dict[Sizes, MeasuredModel]]:
-    """Return what was measured by the models' names without sizes, then by sizes; ``()``: the rows do not say."""
+    """Return the measurements by the models' names without sizes, then by sizes; ``()``: the rows have no sizes."""
     by_model: dict[str, dict[Sizes, MeasuredModel]] = {}
     for one in measured.values():
         by_model.setdefault(one.model, {})[one.sizes] = one
@@ -21,8 +21,8 @@ def group_by_model(measured: Mapping[str, MeasuredModel]) -> dict[str, dict[Size
 
 
 def read_at_sizes(path: str | None, sizes: Sizes, sha256: str | None = None) -> ModelGraph | None:
-    """Return the graph of the file at ``sizes``, what they leave out at usual ones; None where the file is gone or has
-    become another.
+    """Return the graph of the file at ``sizes``, omitted dimensions at usual sizes; None where the file is gone or
+    changed.
 
     Raises `InputError` when the model has no such dimension, or cannot be read at these sizes.
     """
@@ -36,12 +36,12 @@ def read_at_sizes(path: str | None, sizes: Sizes, sha256: str | None = None) -> 
 
 
 def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) -> MeasuredModel:
-    """Return what is known of a model at ``sizes``, which may leave dimensions out.
+    """Return the model at ``sizes``, which may omit dimensions.
 
-    Those are taken as they were measured, if that was at one size only; else at the usual ones. Rows that do not say
-    their sizes are of the usual ones. Raises `InputError` when several sizes were measured and nothing says which is
-    meant, or the model has no such dimension. ``name``: of the model, without sizes; ``known``: what was measured of
-    it; ``sizes``: asked for.
+    Omitted dimensions take their measured sizes if only one size was measured; else the usual sizes. Rows without sizes
+    are of the usual sizes. Raises `InputError` when several sizes were measured and the choice is ambiguous, or the
+    model has no such dimension. ``name``: of the model, without sizes; ``known``: its measurements; ``sizes``:
+    requested sizes.
     """
     with_sizes = {own: one for own, one in known.items() if own}
     if not with_sizes and not sizes:
@@ -67,7 +67,7 @@ def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) 
 
 
 def unmeasured_at(like: MeasuredModel, name: str, sizes: Sizes, others: Iterable[MeasuredModel] = ()) -> MeasuredModel:
-    """Return a model at sizes of which nothing was measured."""
+    """Return a model at unmeasured sizes."""
     others = tuple(others)
     variants = {device: one for other in others for device, one in other.variants.items()}
     return MeasuredModel(
@@ -76,7 +76,7 @@ def unmeasured_at(like: MeasuredModel, name: str, sizes: Sizes, others: Iterable
 
 
 def blend_measured(known: MeasuredModel, device: str) -> list[tuple[MeasuredModel, float]]:
-    """Return the sizes measured on a device between which ``known`` lies, and the weight of each; empty outside."""
+    """Return the measured sizes on a device around those of ``known``, with the weight of each; empty outside."""
     if not known.others:
         return []
     measured = {one.sizes: one for one in known.others if one.points.get(device)}
@@ -89,7 +89,7 @@ def _beside_others(model: MeasuredModel, others: Iterable[MeasuredModel]) -> Mea
 
 
 def _without_file(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) -> MeasuredModel:
-    """Return what is known at ``sizes`` where the file is not there to say what the model's dimensions are."""
+    """Return the model at ``sizes`` where its file, and so its dimensions, are missing."""
     with_sizes = {own: one for own, one in known.items() if own}
     if sizes in with_sizes:
         return _beside_others(with_sizes[sizes], with_sizes.values())

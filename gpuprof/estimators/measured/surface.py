@@ -1,4 +1,4 @@
-"""What was measured of one model on one device, over batch sizes and shares."""
+"""Measurements of a model on a device, over batch sizes and shares."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpuprof.domain.share import Share
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.measured import Point, shares_of
 
-#: Least time of one execution in ms by batch and share, up to a factor; what measured points are carried over with.
+#: Least time of an execution in ms by batch and share, up to a factor; scales measured points to other workloads.
 Shape = Callable[[int, Share], float]
 
-#: Of distances in doublings.
+#: Rounding error of distances in doublings.
 _ROUNDING = 1e-9
 
 
@@ -31,11 +31,11 @@ class Reading:
 
 
 class _OtherShare(NamedTuple):
-    """A measured share, seen from another."""
+    """A measured share and its distance from a requested share."""
 
     share: Share
-    doublings: float  #: Between the compute units of the two.
-    other_kind: float  #: 1 where one of them is another kind of partition.
+    doublings: float  #: Distance between the compute units of the two.
+    other_kind: float  #: 1 where the shares are of different kinds of partitions.
 
 
 class Surface:
@@ -60,7 +60,7 @@ class Surface:
         self._nearest: dict[tuple[int, Share], Point] = {}
 
     def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> Reading:
-        """Return the latency: measured, on the line between measured batches or shares, else carried over.
+        """Return the latency: measured, interpolated between measured batches or shares, else carried over.
 
         ``shape`` is called only in the last case.
         """
@@ -70,14 +70,14 @@ class Surface:
         return between or self._extrapolate_point(batch, share, shape())
 
     def nearest(self, batch: int, share: Share) -> Point:
-        """Return the measured point nearest in doublings of batch and share; of equals the larger batch."""
+        """Return the measured point nearest in doublings of batch and share; among equals, that of the larger batch."""
         asked = batch, share
         if asked not in self._nearest:
             best, nearest = math.inf, []
             for other in self._rank_shares(share):
                 if other.doublings + other.other_kind > best + _ROUNDING:
                     break
-                # Of one share none is nearer than the batches next to the one asked for.
+                # Under each share, the nearest points are those next to the requested batch.
                 for point in _list_around(self._by_share[other.share], batch):
                     distance = abs(math.log2(point.batch / batch)) + other.doublings + other.other_kind
                     nearest.append(((distance, -point.batch, self._order[point.batch, point.share]), point))
@@ -86,9 +86,9 @@ class Surface:
         return self._nearest[asked]
 
     def _rank_shares(self, share: Share) -> list[_OtherShare]:
-        """Return the measured shares by how far they are from this one, the nearest first."""
+        """Return the measured shares by their distance from ``share``, the nearest first."""
         if share not in self._nearest_shares:
-            # Another kind of partition is as far as one doubling.
+            # Another kind of partition counts as one doubling.
             others = [_OtherShare(one, self._doublings(one, share), float(one.mig != share.mig)) for one in self.curves]
             self._nearest_shares[share] = sorted(others, key=lambda one: one.doublings + one.other_kind)
         return self._nearest_shares[share]
@@ -112,7 +112,7 @@ class Surface:
 
     def _extrapolate_point(self, batch: int, share: Share, shape: Shape | None) -> Reading:
         point = self.nearest(batch, share)
-        if shape is not None and (own := shape(point.batch, point.share)) > 0.0:  # 0: its ops have nothing to count
+        if shape is not None and (own := shape(point.batch, point.share)) > 0.0:  # 0: no op has work to count
             factor = shape(batch, share) / own
             return Reading(point.latency_ms * factor, EXTRAPOLATED)
         curve = self.curves[point.share]
@@ -123,6 +123,6 @@ class Surface:
 
 
 def _list_around(points: Sequence[Point], batch: int) -> Sequence[Point]:
-    """Return the last point below a batch and the first that is not, of points by rising batch."""
+    """Return the last point below a batch and the first at or above it; ``points``: by rising batch."""
     place = bisect_left(points, batch, key=lambda point: point.batch)
     return points[max(place - 1, 0) : place + 1]

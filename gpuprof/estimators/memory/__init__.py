@@ -1,1 +1,1 @@
-"""How much memory a model holds: liveness of tensors in the arena of the runtime."""
+"""Memory of a model: liveness of tensors in the arena of the runtime."""

@@ -1,4 +1,4 @@
-"""Peak memory as a sum of what runtimes allocate, with coefficients fitted to a device's measurements."""
+"""Peak memory as a sum of runtimes' allocations, with coefficients fitted to a device's measurements."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Array = NDArray[Any]
 
 
 class AllocationModel(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Copies of the weights, what the arena holds for activations, inputs and outputs, and a part for each model.
+    """Copies of the weights, the arena for activations, inputs and outputs, and a constant per model.
 
-    Runtimes keep weights once as they were read and once as their kernels want them, convolutions' in blocks; arenas
-    hold more than what is alive: how much of each is what is fitted, with coefficients of at least 0, to relative
-    errors. Unlike trees, it goes on beyond the sizes that it has seen. Fits and predicts logarithms over the least
-    memory, as the other regressors do.
+    Runtimes keep weights once as read and once in the layout of their kernels, those of convolutions in blocks; arenas
+    exceed the live tensors. The non-negative factors of these parts are fitted to relative errors. Unlike trees, the
+    model extrapolates beyond the sizes of its training data. Fits and predicts logarithms over the least memory, as the
+    other regressors do.
     """
 
     def fit(self, X: Array, y: Array) -> Self:  # noqa: N803 - scikit-learn's name
@@ -46,7 +46,7 @@ def _parts(features: Array) -> Array:
             column["log_arena_peak"],
             column["log_arena_reserved"],
             column["log_inputs_outputs"],
-            1e5 * column["log_ops"],  # in bytes and millions, so that the coefficients are of one size
+            1e5 * column["log_ops"],  # scaled so that all coefficients are of similar size
             np.full(len(features), 1e7),
         ]
     )

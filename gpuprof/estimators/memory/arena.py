@@ -1,4 +1,4 @@
-"""What a runtime's arena holds for a model's activations: buffers used again in place and from a list of free ones."""
+"""The runtime's arena for a model's activations: buffers reused in place and from a free list."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from gpuprof.domain.model import ModelGraph, Op
 from gpuprof.estimators.memory.liveness import VIEWS
 
-#: Ops that runtimes let write over an input that is not read after them, or fuse into what made it.
+#: Ops that runtimes let overwrite an input without further readers, or fuse into the input's producer.
 _IN_PLACE = frozenset(
     {"Relu", "Clip", "Sigmoid", "Tanh", "LeakyRelu", "HardSwish", "HardSigmoid", "Elu", "Erf", "Sqrt", "Exp", "Log",
      "Add", "Mul", "Sub", "Div", "Pow", "Sum", "BatchNormalization", "Softmax", "Cast", "Neg", "Abs", "Where",
      "LayerNormalization", "Gelu", "Reciprocal"}
 )  # fmt: skip
-#: Bytes: buffers are multiples of it.
+#: Alignment in bytes: buffer sizes are multiples of it.
 _ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of the tensors that ops make, the model's inputs and weights left out."""
+    """Bytes of the ops' outputs, without the model's inputs and weights."""
 
-    peak: int  #: Most bytes in use at once.
-    #: What an arena has asked the system for in the end: a freed buffer serves again where it is large enough, and is
-    #: cut where it is twice as large.
+    peak: int  #: Largest number of bytes in use.
+    #: Bytes finally requested from the system: a freed buffer is reused where large enough, and split where twice as
+    #: large.
     reserved: int
 
 
 def arena_footprint(graph: ModelGraph) -> Footprint:
-    """Return what the graph's own order of ops takes."""
+    """Return the footprint of the ops in the graph's own order."""
     arena = _Arena()
     weights = {tensor.name for tensor in graph.weights}
     readers = _readers(graph)
@@ -48,7 +48,7 @@ def arena_footprint(graph: ModelGraph) -> Footprint:
 
 
 def _written_over(op: Op, size: int, readers: dict[str, int], buffers: dict[str, int]) -> str | None:
-    """Return the input whose buffer the op's output takes over."""
+    """Return the input whose buffer becomes the op's output."""
     if op.op_type in VIEWS:
         return op.inputs[0].name if op.inputs else None
     if op.op_type not in _IN_PLACE:
@@ -58,7 +58,7 @@ def _written_over(op: Op, size: int, readers: dict[str, int], buffers: dict[str,
 
 
 def _readers(graph: ModelGraph) -> dict[str, int]:
-    """Return how often each tensor is read; an output of the model once more, and never let go."""
+    """Return the number of reads of each tensor; outputs of the model have another read, and are never freed."""
     counts: dict[str, int] = {}
     for tensor in (*(tensor for op in graph.ops for tensor in op.inputs), *graph.outputs):
         counts[tensor.name] = counts.get(tensor.name, 0) + 1
@@ -66,7 +66,7 @@ def _readers(graph: ModelGraph) -> dict[str, int]:
 
 
 class _Arena:
-    """Buffers with the number of reads that each still waits for."""
+    """Buffers with the number of their pending reads."""
 
     def __init__(self) -> None:
         self.peak = self.reserved = self._in_use = 0
@@ -75,7 +75,7 @@ class _Arena:
         self._waiting: list[int] = []
 
     def take(self, size: int) -> int:
-        """Return a buffer of at least ``size``: the smallest free one that is large enough, or a new one."""
+        """Return a buffer of at least ``size``: the smallest sufficient free buffer, or a new buffer."""
         wanted = -(-size // _ALIGNMENT) * _ALIGNMENT
         fitting = [free for free in self._free if free >= wanted]
         if fitting:
@@ -94,7 +94,7 @@ class _Arena:
         return len(self._sizes) - 1
 
     def hold(self, buffer: int, reads: int) -> None:
-        """Keep a buffer for ``reads`` more reads; without any it is free at once."""
+        """Keep a buffer for ``reads`` more reads; free it at once without pending reads."""
         self._waiting[buffer] += reads
         if self._waiting[buffer] == 0:
             self._release_buffer(buffer)

@@ -1,18 +1,18 @@
-"""Which tensors of a graph are alive at once, and how many bytes that makes at most."""
+"""Liveness of the tensors of a graph, and the largest number of live bytes."""
 
 from __future__ import annotations
 
 from gpuprof.domain.model import ModelGraph
 
-#: Ops whose output is their first input's memory under another shape, as runtimes execute them.
+#: Ops whose output is their first input's memory under another shape, in runtimes' execution.
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
 
 
 def peak_activation_bytes(graph: ModelGraph) -> int:
-    """Return the most bytes of inputs, outputs and activations alive at any op, run in the graph's order.
+    """Return the largest number of live bytes of inputs, outputs and activations at any op, in the graph's order.
 
-    A tensor lives from the op that makes it to its last reader; inputs of the graph live from the start, outputs
-    to the end; an op that only changes a shape shares its input's memory.
+    A tensor lives from its producer to its last reader; inputs of the graph live from the start, outputs to the end; an
+    op that only changes a shape shares its input's memory.
     """
     owner = _owners(graph)
     weights = {tensor.name for tensor in graph.weights}

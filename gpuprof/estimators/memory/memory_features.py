@@ -1,4 +1,4 @@
-"""What decides how much memory a model holds while it runs."""
+"""Features that determine a running model's memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEMORY_FEATURES = (
 
 
 def memory_features(graph: ModelGraph) -> list[float]:
-    """Return the features of a graph; the first is log(1 + weights + activations alive at once)."""
+    """Return the features of a graph; the first is log(1 + weights + peak live activations)."""
     weights, activations = float(graph.weight_bytes), float(peak_activation_bytes(graph))
     largest = max((sum(t.bytes for t in (*op.inputs, *op.outputs)) - op.weight_bytes for op in graph.ops), default=0)
     matrices = _weights_of(op for op in graph.ops if op.op_type in ("Gemm", "MatMul"))
@@ -42,12 +42,12 @@ def memory_features(graph: ModelGraph) -> list[float]:
 
 
 def _weights_of(ops: Iterable[Op]) -> int:
-    """Return the bytes of the ops' weights, those that several ops share counted once."""
+    """Return the bytes of the ops' weights, with weights shared by several ops counted once."""
     return sum({weight.name: weight.bytes for op in ops for weight in op.weights}.values())
 
 
 def workspace_bytes(op: Op) -> int:
-    """Return the bytes of the unfolded input of a convolution (im2col) for one image; 0 for anything else."""
+    """Return the bytes of the unfolded input of a convolution (im2col) for one image; 0 for other ops."""
     if op.op_type != "Conv" or len(op.inputs) < 2 or not op.outputs or len(op.outputs[0].shape) < 3:
         return 0
     window = prod(op.inputs[1].shape[1:])
