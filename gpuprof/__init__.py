@@ -1,6 +1,6 @@
 """gpuprof: measure, predict, place and serve ONNX models on shared GPUs.
 
-The names below are the public API. Each is loaded when it is first used, so that ``import gpuprof`` costs nothing.
+The names below are the public API. Each name is loaded on its first use, so that ``import gpuprof`` costs nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what tools see of the lazy names
+if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.domain.demand import Demand as Demand
     from gpuprof.domain.demand import Slo as Slo
     from gpuprof.domain.demand import read_demands as read_demands
@@ -154,14 +154,14 @@ sys.modules[__name__].__class__ = _Package
 
 @functools.cache
 def _load(name: str) -> Any:
-    """Return what a public name stands for; of functions one that checks its arguments."""
+    """Return the object of a public name; functions get a wrapper that checks their arguments."""
     from gpuprof.domain.argument_types import check_arguments
 
     found = getattr(importlib.import_module(_PUBLIC[name]), name)
     if not isinstance(found, FunctionType):
         return found
     checked = check_arguments(found)
-    checked.__module__ = __name__  # where pickle finds it
+    checked.__module__ = __name__  # for pickle
     return checked
 
 

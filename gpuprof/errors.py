@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 BUG_EXIT_CODE = 99
 
-#: What the package index calls gpuprof: `gpuprof` there belongs to another project. Command and import keep that name.
+#: Name in the package index: `gpuprof` there belongs to another project. Command and import keep the name gpuprof.
 DISTRIBUTION = "gpuprof-onnx"
 
 
@@ -65,7 +65,7 @@ class PluginError(GpuprofError):
 
 @contextmanager
 def refuse_unwritable(path: str | os.PathLike[str], fix: str = "") -> Iterator[None]:
-    """Let what the system says against writing ``path`` be an error of the input.
+    """Turn the system's errors on writing ``path`` into errors of the input.
 
     Raises
     ------
@@ -85,7 +85,7 @@ class UnstableError(GpuprofError):
 
 
 class InfeasibleError(GpuprofError):
-    """What was asked cannot be met by any placement."""
+    """The request cannot be met by any placement."""
 
 
 class SloMissedError(GpuprofError):
@@ -97,7 +97,7 @@ class UnavailableError(GpuprofError):
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> InputError:
-    """Return the error for a name that is not known, naming the nearest known ones."""
+    """Return the error for an unknown name, with the nearest known names."""
     import difflib
 
     lower, known = name.lower(), list(dict.fromkeys(known))
@@ -108,7 +108,7 @@ def unknown_name(kind: str, name: str, known: list[str]) -> InputError:
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that a runtime raises for a model that it cannot load or run."""
+    """Return the exceptions of a runtime for a model that cannot be loaded or run."""
     try:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
     except ImportError:

@@ -11,7 +11,7 @@ from gpuprof.errors import InputError, unknown_name
 
 
 def load_plugin(kind: str, name: str, builtin: Mapping[str, str]) -> Any:
-    """Return the class or function that ``name`` stands for.
+    """Return the class or function called ``name``.
 
     Parameters
     ----------
@@ -20,12 +20,12 @@ def load_plugin(kind: str, name: str, builtin: Mapping[str, str]) -> Any:
     name : str
         A key of ``builtin``, the name of an entry point, or ``"package.module:Class"``.
     builtin : mapping of str to str
-        name → ``"package.module:Class"``; nothing is imported before it is asked for.
+        name → ``"package.module:Class"``; modules are imported on demand.
 
     Raises
     ------
     InputError
-        When there is no such name, or what it stands for cannot be imported.
+        When the name is unknown, or its object cannot be imported.
     """
     target = builtin.get(name)
     if target is None and ":" in name:
@@ -39,12 +39,12 @@ def load_plugin(kind: str, name: str, builtin: Mapping[str, str]) -> Any:
 
 
 def require_methods(kind: str, name: str, made: object, *methods: str) -> None:
-    """Do nothing where a plug-in that was made has the methods of its kind.
+    """Check that a plug-in has the methods of its kind.
 
     Raises
     ------
     InputError
-        When it lacks one, as what only happens to be importable does.
+        When a method is missing, as in an importable object of another kind.
     """
     for method in methods:
         if not callable(getattr(made, method, None)):
@@ -57,7 +57,7 @@ def _name_form(kind: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return in one line what a plug-in raised; the kind of error where its text does not say it."""
+    """Return a plug-in's error in one line, with its type unless it is an `ImportError`."""
     text = " ".join(str(error).split())
     return text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}".rstrip(": ")
 

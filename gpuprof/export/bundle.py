@@ -1,4 +1,4 @@
-"""An export: texts, model files to link or copy, names, and the map as the servers of an export see it."""
+"""Bundle of an export: texts, model files to link or copy, names, and the map for the servers of the export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Repli
 from gpuprof.domain.public_name import PublicName
 from gpuprof.graph.file import read_onnx
 
-#: Where the longest of the names that are made here must still fit: a label, less a number.
+#: Maximum length of a generated name, which must fit into a label with a number.
 _LONGEST_NAME = 50
 
 
@@ -38,7 +38,7 @@ def read_template(name: str) -> str:
 
 
 class UniqueNames:
-    """Gives every name once; what was given before gets a number."""
+    """Generator of unique names; a repeated name gets a number."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()
@@ -63,7 +63,7 @@ def replica_names(deployment: DeploymentMap) -> Iterator[tuple[str, Node, Gpu, P
 
 
 def public_name(deployment: DeploymentMap, model: str) -> PublicName:
-    """Return under which name and version clients know a model of the map, or one of its merges."""
+    """Return the public name and version of a model of the map, or of one of its merges."""
     known = deployment.models.get(model)
     return PublicName.of(model, None if known is None else known.path)
 
@@ -77,7 +77,7 @@ def model_file(deployment: DeploymentMap, model: str, base: Path) -> Path | None
 
 
 def model_files(path: Path) -> dict[str, Path]:
-    """Return the external data files of a model, by their name relative to the model, which must stay.
+    """Return the external data files of a model by their name relative to the model, which must be preserved.
 
     Raises `InputError` when the file is no ONNX model, or one of its data files is missing.
     """
@@ -85,7 +85,7 @@ def model_files(path: Path) -> dict[str, Path]:
 
 
 def is_cpu(gpu: Gpu) -> bool:
-    """Return whether the device is a machine's processor, whose names begin so."""
+    """Return whether the device is a machine's CPU, by its name's prefix."""
     return gpu.device.startswith("cpu")
 
 
@@ -106,15 +106,15 @@ def label(text: str) -> str:
 
 
 def folder_name(name: str) -> str:
-    """Return a model's name as that of its folder: the same, but for letters that a folder cannot have."""
+    """Return the folder name of a model: its name without letters that a folder cannot have."""
     return re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "_"
 
 
 def start_node_bundle(deployment: DeploymentMap, base: Path, root: str) -> tuple[Bundle, DeploymentMap]:
-    """Return a bundle with the models' files, and the map as its servers see it: paths below ``root``, GPUs from 0.
+    """Return a bundle with the models' files, and the map for its servers: paths below ``root``, GPUs numbered from 0.
 
-    ``base``: folder of the map: files of models are looked for there first; ``root``: where servers find the bundle's
-    ``models/``, ``"/models"`` or, beside the map, ``"models"``.
+    ``base``: folder of the map, where model files are looked for first; ``root``: servers' path of the bundle's
+    ``models/``, ``"/models"`` or, in the map's folder, ``"models"``.
     """
     bundle = Bundle()
     models = {
@@ -130,7 +130,7 @@ def start_node_bundle(deployment: DeploymentMap, base: Path, root: str) -> tuple
 
 
 def served_models(node: Node) -> list[str]:
-    """Return the models that a node answers for, those within merges too."""
+    """Return the models that a node serves, including the models within merges."""
     return sorted(
         {name for gpu in node.gpus for part in gpu.partitions for replica in part.replicas for name in replica.rates()}
     )
@@ -154,7 +154,7 @@ def _add_model(bundle: Bundle, deployment: DeploymentMap, model: str, base: Path
 
 
 def _number_gpus_from_0(node: Node) -> Node:
-    """Return the node with its GPUs numbered from 0: servers see only those that they were given."""
+    """Return the node with its GPUs numbered from 0: its servers see only the assigned GPUs."""
     used = [gpu for gpu in node.gpus if any(partition.replicas for partition in gpu.partitions)]
     numbers: Counter[bool] = Counter()
     gpus = []

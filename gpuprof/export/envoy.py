@@ -1,4 +1,4 @@
-"""The edge's configuration, for people who run an Envoy of their own in front of a server."""
+"""Envoy configuration of the edge, for a user's own Envoy in front of a server."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ _SETTINGS = EdgeSettings(
 
 
 def envoy() -> Bundle:
-    """Return one file, ``envoy.yaml``; it is the same for every map."""
+    """Return one file, ``envoy.yaml``, which is the same for every map."""
     return Bundle({"envoy.yaml": _HEAD + render_bootstrap(_SETTINGS)})

@@ -1,7 +1,8 @@
-"""A deployment map as manifests of Kubernetes and KServe: a pod for each node, which runs ``gpuprof serve`` there.
+"""A deployment map as manifests of Kubernetes and KServe: a pod for each node, which runs ``gpuprof serve``.
 
-A pod asks the device plugin for whole GPUs and MIG instances (strategy ``mixed``), and shares them by MPS daemons of
-its own. The plugin's own MPS sharing is not used: it gives all pods the same part of a GPU, and none of a MIG device.
+A pod requests whole GPUs and MIG instances (strategy ``mixed``) from the device plugin, and shares them by MPS daemons
+of its own. The plugin's own MPS sharing is not used: it gives all pods equal parts of a GPU, and does not divide MIG
+devices.
 The manifests are templates in ``templates/``.
 """
 
@@ -41,7 +42,7 @@ _LARGEST_MAP_BYTES = 1_000_000
 def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     """Return the manifests of a Deployment for each node and a Service for each model, and the models' files.
 
-    Raises `InputError` when the image is not one name, or the map is larger than Kubernetes keeps.
+    Raises `InputError` when the image is not a single name, or the map is too large for Kubernetes.
     """
 
     def make_server(values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources) -> Manifest:
@@ -59,7 +60,7 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     """
 
     def make_server(values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources) -> Manifest:
-        # KServe itself would limit a container without limits to one core and 2 GiB.
+        # KServe would limit a container without limits to one core and 2 GiB.
         limited = resources.requirements(limited=True)
         service: Manifest = _fill("inference_service.yaml", **values)
         service["spec"]["predictor"] |= _fill("pod.yaml", **pod, container="kserve-container", resources=limited)
@@ -75,9 +76,9 @@ def _write_bundle(
     name: str,
     make_server: Callable[[Mapping[str, Any], Mapping[str, Any], PodResources], Manifest],
 ) -> Bundle:
-    """Return the manifests of every node's server, of a Service a model, and of what they share.
+    """Return the manifests of every node's server, of a Service for each model, and of shared objects.
 
-    In the map, paths are those in the volume, and GPUs are numbered from 0.
+    The map's paths are those in the volume, and its GPUs are numbered from 0.
     """
     if image.split() != [image]:
         raise InputError(f"--image must name one image without spaces but got {image!r}", "as in registry/gpuprof:0.1")
@@ -112,7 +113,7 @@ def _write_bundle(
 
 
 def _fill(template: str, /, **values: object) -> Any:
-    """Return what a template says with these values, which JSON, and so YAML, writes as they are."""
+    """Return a template filled with these values in JSON, which is also valid YAML."""
     texts = {key: json.dumps(value) for key, value in values.items()}
     return yaml.safe_load(Template(read_template(template)).substitute(texts, http_port=HTTP_PORT, grpc_port=GRPC_PORT))
 
@@ -121,7 +122,7 @@ class _ReadableDumper(yaml.SafeDumper):
     """Writes texts of several lines, such as the map, as blocks that people can read and compare."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Return a text as a block where it has several lines."""
+        """Return a text as YAML, as a block if it has several lines."""
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
 
 
@@ -129,7 +130,7 @@ _ReadableDumper.add_representer(str, _ReadableDumper.represent_str)
 
 
 def _measure_files(bundle: Bundle, deployment: DeploymentMap) -> dict[str, int]:
-    """Return the bytes of each model's files, those of its external data too, where they are here."""
+    """Return the bytes of each model's files, including its external data, for existing files."""
     paths = {name: model.path for name, model in deployment.models.items()}
     paths |= {name: merge.path for name, merge in deployment.merges.items()}
     folders = {name: Path(path).parent for name, path in paths.items() if path is not None}

@@ -1,7 +1,7 @@
 """Resource requests of a node's pod: devices, CPU time and memory.
 
-A map knows how busy each worker process is and, where a model was measured on a CPU, what it holds of the host's
-memory. The rest are assumptions, which the texts say of themselves.
+A map has the utilisation of each worker process and, for models measured on a CPU, their host memory. The other
+figures are assumptions, and marked so in the texts.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from gpuprof.export.bundle import is_cpu
 _GIB = 2**30
 #: Router and machine process: an assumption.
 _SERVER_CORES = 1.0
-#: Router, machine process and what they have imported, and the tensors on their way, of which ``serve --buffer-mb``
-#: lets 1 GiB be kept: assumptions.
+#: Memory of router, machine process and their imports, and of tensors in flight, for which ``serve --buffer-mb``
+#: allows 1 GiB: assumptions.
 _SERVER_BYTES, _BUFFER_BYTES = _GIB // 4, _GIB
-#: A worker process without its model, an assumption: on a GPU it holds the runtime's libraries and CUDA's context.
+#: Memory of a worker process without its model, an assumption; on a GPU it holds the runtime's libraries and CUDA's
+#: context.
 _CPU_PROCESS_BYTES, _GPU_PROCESS_BYTES = _GIB // 16, 2 * _GIB
-#: Memory of a model of which nothing is known but its file: weights, and as much for what it computes.
+#: Memory of a model over the size of its file, where only this size is known: weights, and as much for activations.
 _FILE_FACTOR = 2
-#: Where limits must be set, so much more memory than is asked for: a limit that is a guess ends what would have run.
+#: Memory limit over the request, where limits are required: a limit that is too low would kill the process.
 _LIMIT_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PodResources:
-    """What a pod asks of its machine."""
+    """The resource requests of a pod."""
 
     cores: float
     memory_bytes: int
-    devices: Mapping[str, int]  #: Of the device plugin, by the names of their resources.
-    cpu_limit: int | None  #: Cores that the map divides; None where it divides GPUs alone.
-    most_cores: int  #: That can be busy at once.
-    cores_from: str  #: What ``cores`` rests on.
-    memory_from: str  #: What ``memory_bytes`` rests on.
+    devices: Mapping[str, int]  #: Devices of the device plugin, by their resource names.
+    cpu_limit: int | None  #: Cores that the map divides; None for a map of GPUs only.
+    most_cores: int  #: Maximum number of cores busy at once.
+    cores_from: str  #: Source of ``cores``.
+    memory_from: str  #: Source of ``memory_bytes``.
 
     def requirements(self, limited: bool = False) -> dict[str, dict[str, str]]:
         """Return the resources of a container, as texts, which Kubernetes keeps as they are.
@@ -56,17 +57,17 @@ class PodResources:
 
     @property
     def cpu(self) -> str:
-        """Processor time as Kubernetes writes it."""
+        """CPU time in the notation of Kubernetes."""
         return f"{math.ceil(10 * self.cores - 1e-9) * 100}m" if self.cores % 1 else f"{self.cores:.0f}"
 
     @property
     def memory(self) -> str:
-        """Memory as Kubernetes writes it."""
+        """Memory in the notation of Kubernetes."""
         return _format_mebibytes(self.memory_bytes)
 
 
 def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
-    """Return what the pod of a node asks for. ``file_bytes``: size of the files of each model that exists here."""
+    """Return the resource requests of a node's pod. ``file_bytes``: size of the existing files of each model."""
     cores = sum(int(found[1]) for gpu in node.gpus if (found := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
     placed = [(gpu, replica) for gpu in node.gpus for part in gpu.partitions for replica in part.replicas]
     processes = sum(one.processes for _, one in placed)
@@ -88,12 +89,12 @@ def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
 
 
 def _busy_part(replica: Replica) -> float:
-    """Return the part of the time for which the processes of a replica are busy; all of it where unknown."""
+    """Return the busy part of the time of a replica's processes; 1 where unknown."""
     return 1.0 if replica.predicted.utilization is None else replica.predicted.utilization
 
 
 def _ask_memory(placed: list[tuple[Gpu, Replica]], file_bytes: Mapping[str, int]) -> tuple[int, str]:
-    """Return the host's memory that all processes need, and what that rests on."""
+    """Return the host memory for all processes, and the source of this figure."""
     models: Counter[str] = Counter()
     processes = 0
     for gpu, replica in placed:
@@ -110,7 +111,7 @@ def _ask_memory(placed: list[tuple[Gpu, Replica]], file_bytes: Mapping[str, int]
 
 
 def _find_model_bytes(gpu: Gpu, replica: Replica, file_bytes: Mapping[str, int]) -> tuple[int, str]:
-    """Return the host's memory of a replica's model in all its processes, and where that is known from."""
+    """Return the host memory of a replica's model in all its processes, and the source of this figure."""
     known, size = replica.predicted.memory_bytes, file_bytes.get(replica.model)
     if is_cpu(gpu) and known is not None:
         return known, "predicted" if replica.memory_limit_bytes is None else "measured"

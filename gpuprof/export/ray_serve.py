@@ -13,19 +13,19 @@ from gpuprof.errors import DISTRIBUTION
 from gpuprof.export.bundle import Bundle, UniqueNames, fill_text, is_cpu, slug, start_node_bundle
 
 ROUTER = "router"
-#: The custom resource that a node's name follows, by which Ray tells machines apart, as for `serve --engine ray`.
+#: Prefix of a node's custom resource, which identifies its machine in Ray, as for `serve --engine ray`.
 NODE_RESOURCE = "gpuprof:"
 _FOLDER = "/srv/gpuprof"
 _HTTP_PORT = 8000
-#: Ray lets 5 requests at a time to a deployment unless told otherwise; gpuprof's own admission decides here.
+#: Maximum concurrent requests of a deployment: Ray's default is 5, but gpuprof's own admission control decides here.
 MAX_REQUESTS = 10_000
 _DRAIN_S = 60.0
 
 
 def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
-    """Return the configuration that ``serve deploy`` reads, the map, and the models' files.
+    """Return the configuration for ``serve deploy``, the map, and the models' files.
 
-    GPUs are numbered from 0 on each node; `gpuprof.pipeline.ray_serve` puts in the numbers of those that Ray assigns.
+    GPUs are numbered from 0 on each node; `gpuprof.pipeline.ray_serve` inserts the numbers that Ray assigns.
     """
     bundle, seen = start_node_bundle(deployment, base, "models")
     names = deployment_names(seen)
@@ -59,7 +59,7 @@ def _make_router() -> dict[str, Any]:
 
 
 def _make_node(name: str, node: Node) -> dict[str, Any]:
-    """Return the deployment of a node: one actor that holds the GPUs, or the cores, that the map uses there."""
+    """Return the deployment of a node: a single actor with the GPUs, or the cores, of the map's node."""
     cores = sum(int(found[1]) for gpu in node.gpus if (found := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
     gpus = sum(not is_cpu(gpu) and not gpu.device.startswith("sim:") for gpu in node.gpus)
     return {

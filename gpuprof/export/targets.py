@@ -14,7 +14,7 @@ from gpuprof.export.kubernetes import kserve, kubernetes
 from gpuprof.export.ray_serve import ray_serve
 from gpuprof.export.triton import triton
 
-#: Names that people give targets, and what they are called here.
+#: Aliases of the targets, and their names here.
 _ALSO_CALLED = {"kubernetes": "k8s", "ray": "ray-serve"}
 _TARGETS = ["envoy", "json", "k8s", "kserve", "mig-parted", "ray-serve", "triton"]
 
@@ -35,11 +35,11 @@ def check_target(target: str, image: str | None) -> str:
 
 
 def export(deployment: DeploymentMap, target: str, image: str | None = None, base: Path = Path()) -> Bundle:
-    """Return what another tool needs to run the map.
+    """Return the files with which another tool runs the map.
 
-    Raises `InputError` for an unknown target, a missing image, or a map that the target has no words for. ``image``:
-    container image with gpuprof, which ``k8s`` and ``kserve`` need; ``base``: folder of the map: files of models are
-    looked for there first.
+    Raises `InputError` for an unknown target, a missing image, or a map that the target cannot express. ``image``:
+    container image with gpuprof, for ``k8s`` and ``kserve``; ``base``: folder of the map, where model files are looked
+    for first.
     """
     target = check_target(target, image)
     writers: dict[str, Callable[[], Bundle]] = {
@@ -55,10 +55,10 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
 
 
 def mig_parted(deployment: DeploymentMap) -> Bundle:
-    """Return one file with a configuration for each node, as ``nvidia-mig-parted apply`` reads it.
+    """Return one file with a configuration for each node, for ``nvidia-mig-parted apply``.
 
-    It holds counts of instances and not their starts: the driver places them, in general as the map does. Processors
-    are left out. Raises `InputError` when the map has no GPU.
+    The file holds counts of instances and not their starts: the driver places them, in general like the map. CPUs are
+    left out. Raises `InputError` when the map has no GPU.
     """
     lines = ["version: v1", "mig-configs:"]
     names = UniqueNames()

@@ -22,11 +22,11 @@ from gpuprof.graph.file import read_onnx
 
 
 def triton(deployment: DeploymentMap, base: Path) -> Bundle:
-    """Return a model repository for each replica, and the environment of the server that serves it.
+    """Return a model repository for each replica, and the environment of its server.
 
-    Triton gives all models of a server the same share, so a server stands for a replica; its processes are instances of
-    the model there. Raises `InputError` when the map has merges, whose queue for several models Triton lacks, or a
-    model has inputs or outputs that are no tensors.
+    Triton gives all models of a server the same share, so each replica gets a server of its own; its processes are
+    instances of the model there. Raises `InputError` when the map has merges, whose common queue Triton lacks, or a
+    model has inputs or outputs other than tensors.
     """
     if deployment.merges:
         raise InputError(
@@ -64,7 +64,7 @@ def triton(deployment: DeploymentMap, base: Path) -> Bundle:
 
 
 def _write_readme(deployment: DeploymentMap) -> str:
-    """Return the instructions for starting the servers: which runs where, and what Triton does not support."""
+    """Return the instructions for starting the servers: their places, and features of the map that Triton lacks."""
     rows = [
         f"| {name} | {node.name} | {gpu.index} | {_format_mig(partition)} | {_format_share(gpu, partition, replica)} "
         f"| {folder_name(public_name(deployment, replica.model).name)} | {replica.rate_rps:g} |"
@@ -85,13 +85,13 @@ def _format_share(gpu: Gpu, partition: Partition, replica: Replica) -> str:
 
 
 def has_leading_batch(file: Path) -> bool:
-    """Return whether each input and output begins with a free dimension that is a batch, as Triton's batcher needs it.
+    """Return whether each input and output begins with a free batch dimension, as Triton's batcher needs.
 
     Raises `InputError` when the file is no ONNX model.
     """
     read = read_onnx(file)
     graph = read.model.graph
-    # What is read has large weights as inputs of its own.
+    # A graph lists its large weights as inputs, too.
     inputs = {value.name: _format_dims(value) for value in graph.input if value.name not in read.weights}
     outputs = [_format_dims(value) for value in graph.output]
     axes = batch_axes(inputs)
@@ -118,7 +118,7 @@ def _format_dims(value: object) -> tuple[int | str | None, ...]:
 
 
 def _write_config(name: str, replica: Replica, gpu: Gpu, batched: bool) -> str:
-    """Return the model's configuration: batches are formed where there is more than one request to a batch."""
+    """Return the model's configuration: batches are formed where a batch holds more than one request."""
     batching = (
         "dynamic_batching {\n"
         f"  preferred_batch_size: [ {replica.batch} ]\n"

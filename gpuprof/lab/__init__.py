@@ -4,5 +4,5 @@
 - ``suites``: scenarios, those of the papers and those of a folder;
 - ``cells``: one scenario by one policy, planned and simulated; resumable, in parallel;
 - ``figures``: the papers' figures as tables, with any policy in them;
-- ``laboratory``: what ``gpuprof lab`` does.
+- ``laboratory``: the functions behind ``gpuprof lab``.
 """

@@ -41,8 +41,8 @@ class LabCell:
     """A scenario by a policy."""
 
     scenario: Scenario
-    policy: str  #: ``name``, ``name+option=value`` or ``module:Class``; ``@setup`` behind it names its conditions.
-    estimator: str | None = None  #: That the policy plans with; None: the scenario's.
+    policy: str  #: ``name``, ``name+option=value`` or ``module:Class``; the suffix ``@setup`` selects its conditions.
+    estimator: str | None = None  #: Estimator of the policy; None: the scenario's.
     seed: int = 0
     limit_s: float | None = None  #: Longest search; None: the scenario's.
     repeats: int = 1  #: Simulations with other arrivals, of which the mean is taken.
@@ -80,7 +80,7 @@ def read_records(path: Path) -> dict[str, Record]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
-        except ValueError:  # a run that was killed while it wrote
+        except ValueError:  # the last line of a killed run
             continue
         records[record["key"]] = record
     return records
@@ -93,10 +93,10 @@ def run_cells(
     jobs: int = 1,
     progress: Callable[[str, int, int], None] = lambda step, done, total: None,
 ) -> list[Record]:
-    """Return the record of each cell; those that ``work/results.jsonl`` holds already are not run again.
+    """Return the record of each cell; cells already in ``work/results.jsonl`` are not run again.
 
-    Each record is appended as soon as its cell is done, so that a later call goes on. Raises `InputError` when
-    published data are not there, or for an unknown policy or estimator.
+    Each record is appended as soon as its cell is done, so that a later call can resume. Raises `InputError` for
+    missing published data, or for an unknown policy or estimator.
     """
     for cell in cells:
         parse_policy(cell.policy)
@@ -129,7 +129,7 @@ def _run_all(cells: Sequence[LabCell], work: Path, data: Path | None, jobs: int)
 
 
 def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
-    """Plan and simulate one cell; a policy that cannot is a record with a ``reason``."""
+    """Plan and simulate one cell; the record of a failed policy has a ``reason``."""
     scenario, setup = cell.scenario, cell.scenario.setup(cell.policy)
     record: Record = {
         "key": cell.key,
@@ -266,7 +266,7 @@ def _measure_fragmentation(deployment: DeploymentMap, devices: Mapping[str, Devi
 
 
 class _Activity:
-    """Activity of busy shares: the rate that a share serves over the most that any batch and processes reach in it."""
+    """Activity of busy shares: throughput of a share over the highest throughput of any batch and processes in it."""
 
     def __init__(self, estimator: Estimator, devices: Mapping[str, Device], processes: int) -> None:
         self._estimator, self._devices, self._processes = estimator, devices, processes

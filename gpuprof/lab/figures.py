@@ -22,12 +22,12 @@ _NEAR_OPTIMAL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class PrintedNumber:
-    """A number that a paper prints, with ours beside it."""
+    """A number printed in a paper, with our result."""
 
     what: str
     where: str  #: Section, figure or table.
     printed: tuple[float, float]  #: Ends of the printed range; equal for a single number.
-    ours: float | None  #: None: no policy here gives it.
+    ours: float | None  #: Our result; None: no policy here gives this number.
     digits: int  #: Digits after the point that the paper prints.
 
     @property
@@ -50,19 +50,19 @@ class PrintedNumber:
 
 @dataclass(frozen=True, slots=True)
 class DrawnFigure:
-    """A figure that was run.
+    """A figure with its results.
 
     Attributes
     ----------
     name, title : str
     header : tuple of str
     rows : tuple of tuples as long as ``header``
-        A policy each; None where it gives no number, and the remark says why.
+        A row for each policy; None where the policy gives no number, for which a remark states the reason.
     numbers : tuple of PrintedNumber
     reasons : tuple of str
-        Differences from the paper, and why.
+        Differences from the paper, with their reasons.
     remarks : tuple of str
-        Policies that could not plan, and why.
+        Policies that could not plan, with their reasons.
     chart : Chart
     """
 
@@ -113,7 +113,7 @@ class PaperFigure:
     name: str
     table: Mapping[str, Any]
     policies: Mapping[str, str]  #: Label → policy.
-    columns: Mapping[str, Scenario]  #: Label → scenario, those that printed numbers need alone at the end.
+    columns: Mapping[str, Scenario]  #: Label → scenario; scenarios for printed numbers alone come last.
 
     def cells(self, limit_s: float | None = None) -> dict[tuple[str, str], LabCell]:
         """Return the cell of each policy in each column, by their labels."""
@@ -159,7 +159,7 @@ class PaperFigure:
         )
 
     def _printed_series(self, field: str, shown: Sequence[str]) -> dict[str, list[float | None]]:
-        """Return the printed values of the drawn measure by policy: those of single cells."""
+        """Return the printed values of the drawn measure by policy, from single cells only."""
         series: dict[str, list[float | None]] = {}
         for fact in self.table["facts"]:
             column = fact.get("at")
@@ -214,10 +214,10 @@ class PaperFigure:
 
 
 def make_figure(name: str, data: Path | None, policies: Sequence[str] = ()) -> PaperFigure:
-    """Return a figure by its name, with these policies beside its own.
+    """Return a figure by its name, with these policies in addition to its own.
 
-    A baseline of the figure that is not installed, since it comes with the repository alone, is left out. Raises
-    `InputError` when there is none of the name, or its data are not there.
+    A baseline of the figure that is not installed, since only the repository contains it, is left out. Raises
+    `InputError` for an unknown name, or missing data.
     """
     tables = _read_tables()
     if name not in tables:
@@ -310,7 +310,7 @@ def _mean_of_pairs(own: _Values, other: _Values, combine: Any) -> float | None:
     return _mean([combine(a, b) for a, b in zip(own, other, strict=True) if a and b])
 
 
-#: ``how`` of a printed number → from the values of its policy, and of the one it is compared ``over``.
+#: ``how`` of a printed number → function of the values of its policy, and of the policy ``over`` which it is compared.
 _COMPARISONS: Mapping[str, Any] = {
     "mean": lambda own, other: _mean(own),
     "fewer_pct": lambda own, other: _mean_of_pairs(own, other, lambda a, b: 100.0 * (1.0 - a / b)),

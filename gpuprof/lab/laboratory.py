@@ -35,16 +35,16 @@ _VARIED = ("rate", "slo", "gpus")
 
 @dataclass(frozen=True, slots=True)
 class LabSettings:
-    """Where an experiment is kept, and how it is run.
+    """Storage and execution of an experiment.
 
     Attributes
     ----------
     work : path
-        Folder for databases and ``results.jsonl``; a later run with the same cells goes on from it.
+        Folder for databases and ``results.jsonl``; a later run with the same cells resumes there.
     data : path or None
         Folder of published data; None: ``GPUPROF_LAB_DATA``.
     jobs : int
-        Processes that run cells.
+        Number of worker processes.
     time_limit_s : float or None
         Longest search of a policy; None: the scenario's.
     """
@@ -66,7 +66,7 @@ class LabResult(Result):
     Attributes
     ----------
     records : tuple of dict
-        Everything about each cell, as ``results.jsonl`` holds it.
+        The record of each cell, as in ``results.jsonl``.
     """
 
     records: tuple[Record, ...]
@@ -85,12 +85,12 @@ class LabResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class FigureResult(Result):
-    """Figures of the papers with the policies that were asked for."""
+    """Figures of the papers with the requested policies."""
 
     figures: tuple[DrawnFigure, ...]
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a row for each printed number: printed, here, and whether it differs."""
+        """Return a row for each printed number: the printed value, our value, and the verdict."""
         return [{"figure": figure.name, **number.row()} for figure in self.figures for number in figure.numbers]
 
     def sections(self) -> list[Section]:
@@ -113,13 +113,13 @@ def run(
     Parameters
     ----------
     suites : sequence of str
-        ``parvagpu``, ``igniter``, ``thesis``, ``usher``, services N times over as ``parvagpux10``, a scenario as
+        ``parvagpu``, ``igniter``, ``thesis``, ``usher``, ``parvagpux10`` for ten times the services, a scenario such as
         ``thesis/vision``, or a folder with slo.csv files, fleets as .toml and ``gpuprof-db``.
     policies : sequence of str
         By name, with options as ``usher+creq=wao``, or ``module:Class``.
     estimators : sequence of str
-        Estimators that policies plan with, by name or ``module:Class``; empty: the scenario's own. Simulated batches
-        take the time of the scenario's own in any case.
+        Estimators of the policies, by name or ``module:Class``; empty: the scenario's own, which always gives the times
+        of simulated batches.
     vary : sequence of str
         ``rate=0.5..2`` (five values), ``slo=0.8,1,1.2``, ``gpus=1..6``: each scenario under each combination.
     seeds : int
@@ -130,7 +130,7 @@ def run(
     Raises
     ------
     InputError
-        For a suite, policy or estimator that is unknown, or published data that are not there.
+        For an unknown suite, policy or estimator, or missing published data.
 
     Examples
     --------
@@ -178,7 +178,7 @@ def draw(
 def write_page(path: PathArgument, *results: LabResult | FigureResult) -> Path:
     """Write one HTML page with the tables and charts of the results.
 
-    Raises `InputError` when it cannot be written.
+    Raises `InputError` when the page cannot be written.
     """
     target = Path(path)
     text = page("gpuprof lab", [section for result in results for section in result.sections()])
@@ -192,9 +192,9 @@ def _relay(progress: ProgressCallback) -> Callable[[str, int, int], None]:
 
 
 def parse_values(text: str) -> tuple[str, list[str]]:
-    """Return what ``rate=0.5..2`` varies, and its values: a list, or ``low..high`` with ``:count`` of them.
+    """Return the name and values of a text such as ``rate=0.5..2``: a list, or ``low..high`` with ``:count`` values.
 
-    Raises `InputError` for anything else.
+    Raises `InputError` for other texts.
 
     Examples
     --------

@@ -51,7 +51,7 @@ _TABLE_3 = {
     "vgg19": ((20, 300), (30, 400), (40, 200)),
     "ssd": ((25, 150), (40, 50), (55, 300)),
 }
-#: iGniter §2.3, whose plan Table 1 prints.
+#: Workloads of iGniter §2.3, whose plan is printed in Table 1.
 _TABLE_1 = {"alexnet": (15, 500), "resnet50": (40, 400), "vgg19": (60, 200)}
 #: USHER, Table 1: SLOs in ms of the models that the V100 table holds.
 _USHER_SLO_MS = {
@@ -69,7 +69,7 @@ _USHER_SLO_MS = {
 def find_published(data: Path | None, name: str) -> Path:
     """Return the folder of published measurements called ``name``.
 
-    Raises `InputError`, which names the source, when it is not there.
+    Raises `InputError`, which names the source, when the folder is missing.
     """
     folder = None if data is None else data / name
     if folder is None or not folder.is_dir():
@@ -132,11 +132,11 @@ def usher_demands(rate_rps: float) -> tuple[Demand, ...]:
 
 
 def build_database(name: str, work: Path, data: Path | None) -> Path:
-    """Write the database called ``name`` into ``work``, unless it is there, and return its folder.
+    """Write the database called ``name`` into ``work``, unless it exists, and return its folder.
 
     ``parvagpu``, ``igniter`` and ``thesis`` hold imported measurements; the rows of ``parvagpu-mps``,
-    ``thesis-shares``, ``usher`` and ``usher-shares`` are computed from them, and say so. Raises `InputError` when
-    published data are not there.
+    ``thesis-shares``, ``usher`` and ``usher-shares`` are computed from them, and marked so. Raises `InputError` when
+    published data are missing.
     """
     if name not in _BUILDERS:
         raise unknown_name("database", name, list(_BUILDERS))
@@ -175,9 +175,9 @@ def _compute_parvagpu_mps(database: KernelDb, data: Path | None) -> None:
 def scale_v100(database: KernelDb, kinds: Sequence[str], step_pct: float | None = None) -> None:
     """Append the V100 table for other kinds of GPU, by the ratio of float32 peaks.
 
-    ``step_pct``: shares are the multiples of this, under which a batch that keeps more SMs busy (WSM) takes longer by
-    the ratio of the two; None: only whole devices. The thesis measures worse: resnet50 (batch 4, WSM 36%) under 17.55%
-    takes four times as long (§6.2.1), where this gives two.
+    ``step_pct``: shares are multiples of this step; a batch whose SM utilisation (WSM) exceeds the share takes longer
+    by the ratio of the two; None: whole devices only. The thesis measures worse: resnet50 (batch 4, WSM 36%) under
+    17.55% takes four times as long (§6.2.1), where this rule gives two.
     """
     v100 = device(IGNITER_DEVICE)
     for kind in kinds:
@@ -226,9 +226,10 @@ def read_v100_table() -> tuple[ModelRow, ...]:
 
 
 def stretch_time_ms(model: str, batch: int, share_pct: float = 100.0) -> float:
-    """Return the time of a batch on the V100 under a share: longer where a batch keeps more SMs busy than it has.
+    """Return the milliseconds of a batch on the V100 under a share.
 
-    Raises `InputError` for a model or a batch beyond the table.
+    The time is stretched where the batch keeps more SMs busy than the share has. Raises `InputError` for a model or a
+    batch beyond the table.
     """
     rows = [row for row in read_v100_table() if row.model == model and row.wavg_sm_util_pct is not None]
     times = {row.batch: _stretch(row, share_pct).latency_mean_ms or 0.0 for row in rows if row.latency_mean_ms}
@@ -294,7 +295,7 @@ def _parvagpu_models(folder: Path) -> list[str]:
 
 
 def read_parvagpu_latencies(folder: Path) -> dict[Workload, float]:
-    """Return ms of a batch in one process of ParvaGPU's profiles: batch over the throughput of one process.
+    """Return the milliseconds of a batch in one process: its size over the throughput in ParvaGPU's profiles.
 
     The throughput has more digits than the latency, which the files round to 1 ms.
     """
@@ -309,10 +310,10 @@ def read_parvagpu_latencies(folder: Path) -> dict[Workload, float]:
 
 
 def read_mps_latencies(folder: Path) -> dict[Workload, float]:
-    """Return ms of a batch of one process under each multiple of 2.5% by MPS, from ParvaGPU's MIG instances.
+    """Return ms of a batch in one process under each multiple of 2.5% by MPS, from ParvaGPU's MIG instances.
 
-    The throughput is linear in the slices between the measured instances, and from 0. Only batches that the largest
-    instance holds are computed.
+    The throughput is interpolated linearly in the slices between the measured instances, and from 0. Only batches that
+    fit the largest instance are computed.
     """
     slices_of: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     for workload, time in read_parvagpu_latencies(folder).items():

@@ -28,11 +28,11 @@ from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.network import THESIS
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
-#: How a map is served and its batches are timed:
+#: Serving of a map and times of its batches:
 #:
-#: - ``server``: gpuprof's own rules, the times that the map was planned with;
-#: - ``batches``: even arrivals, no refusals, measured times between which batches are interpolated (ParvaGPU);
-#: - ``neighbours``: even arrivals, times beside all neighbours by the scenario's estimator (iGniter);
+#: - ``server``: gpuprof's own rules, the map's planned times;
+#: - ``batches``: even arrivals, no refusals, interpolated measured times (ParvaGPU);
+#: - ``neighbours``: even arrivals, times with all neighbours by the scenario's estimator (iGniter);
 #: - ``cluster``: the router of Elvinger's thesis, times stretched under shares of a V100;
 #: - ``stretched``: gpuprof's own rules on that cluster, with the same times.
 Manner = Literal["server", "batches", "neighbours", "cluster", "stretched"]
@@ -194,7 +194,7 @@ def _serve_in_cluster(
 ) -> SimulationOutcome:
     """Simulate the thesis's cluster; each replica is a model of its own, ``model@0``, ``model@1`` …
 
-    So a replica gets just the requests that the thesis's router sends it.
+    Each replica gets exactly the requests that the thesis's router sends to it.
     """
     models: dict[str, DeployedModel] = {}
     batches: defaultdict[str, list[int]] = defaultdict(list)
@@ -249,10 +249,10 @@ def _stretch(replica: Replica) -> Replica:
 
 
 def split_over_replicas(times: Times, batches: Sequence[int]) -> list[Times]:
-    """Split a model's requests over its replicas as the thesis's router does (§4.3.3, listing 4.3).
+    """Split a model's requests over its replicas by the rule of the thesis's router (§4.3.3, listing 4.3).
 
-    The router builds one batch at a time: when it is full, or its first request has waited 100 ms, the batch is sent
-    and the next one is built for the next replica.
+    The router builds one batch at a time: a full batch, or a batch whose first request has waited 100 ms, is sent, and
+    the next batch is built for the next replica.
 
     Parameters
     ----------

@@ -36,8 +36,9 @@ class Scenario:
     suite: str
     name: str
     demands: tuple[Demand, ...]
-    gpus: str  #: As ``--gpus`` reads them: ``"v100:4"``, ``"a100-80"``; or a fleet.toml.
-    #: By policy, with its options or without; ``""``: any other; ``"@name"``: of a policy written ``policy@name``.
+    gpus: str  #: Devices in the form of ``--gpus``: ``"v100:4"``, ``"a100-80"``; or a fleet.toml.
+    #: Conditions by policy, with its options or without; ``""``: all other policies; ``"@name"``: a policy written
+    #: ``policy@name``.
     setups: Mapping[str, Setup]
     traffic: Traffic | None  #: None: the map is not simulated.
 
@@ -72,7 +73,7 @@ class Scenario:
 
 #: Policies that share a GPU by MPS alone, in ParvaGPU's comparison.
 _BY_MPS = ("gpulet", "igniter", "gslice")
-#: ParvaGPU's published code tests latency < 0.45 × SLO where the paper says one half, and takes up to five processes.
+#: ParvaGPU's published code tests latency < 0.45 × SLO where the paper states one half, and uses up to five processes.
 _PARVAGPU = Setup("parvagpu", "measured", "batches", latency_budget=0.45, max_processes=5, limit_s=20.0)
 _PARVAGPU_MPS = Setup("parvagpu-mps", "usher", "batches", latency_budget=0.45)
 #: iGniter leaves half of the SLO to batching (§3.1, equation 12).
@@ -83,7 +84,7 @@ _USHER_WHOLE = Setup("usher", "usher", "server", latency_budget=1.0)
 _USHER_SHARES = Setup("usher-shares", "usher", "server", latency_budget=1.0)
 #: Policies that plan by requirements, not by times under shares.
 _BY_REQUIREMENTS = ("usher", "milp")
-#: Batch whose transfer the queueing plans of the thesis's cluster allow for.
+#: Batch whose transfer time is planned for in the queueing plans of the thesis's cluster.
 _PLANNED_BATCH = 16
 _VISION = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")
 #: Models, requests/s of each, SLO in ms, V100s, part of the rate that clients reach (thesis §5.4, §6.2, §6.3, §A.2).
@@ -117,10 +118,10 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def list_scenarios(suite: str, data: Path | None) -> list[Scenario]:
-    """Return the scenarios of a suite, of one scenario's title, or of a folder.
+    """Return the scenarios of a suite or a folder, or the scenario with a title.
 
-    ``suite``: ``"parvagpu"``, all its scenarios ten times over as ``"parvagpux10"``, one as ``"parvagpu/S5x3"``, or a
-    folder (`read_folder`). Raises `InputError` for a name that stands for nothing.
+    ``suite``: ``"parvagpu"``; ``"parvagpux10"`` for ten times the services of all its scenarios; ``"parvagpu/S5x3"``
+    for a single scenario; or a folder (`read_folder`). Raises `InputError` for an unknown name.
     """
     if Path(suite).is_dir() and suite not in SUITES:
         return read_folder(Path(suite))
@@ -157,7 +158,7 @@ def find_scenario(suite: str, name: str, data: Path | None) -> Scenario:
         return Scenario(suite, name, usher_demands(_USHER_RPS / USHER_SCALE), gpus, setups, None)
     models, rate_rps, slo_ms, gpus_count, arrived = _THESIS[base]
     demands = tuple(Demand(one, rate_rps * _weight(base, one), Slo(slo_ms)) for one in models)
-    # Only batches of one model travel together: the plan allows for the longest way.
+    # Batches hold requests of a single model: the plan allows for the longest transfer among the models.
     queueing = Setup(
         "thesis-shares", "usher", "stretched", overhead_ms=max(leg_ms(model, _PLANNED_BATCH) for model in models)
     )

@@ -34,9 +34,9 @@ class MapReplanner:
 
     base: Path  #: Directory of the first map, in which the files of its models are looked for.
     db: Path | None  #: Kernel database.
-    #: Whether a fleet without a count may grow; else the devices of the first map are all there are.
+    #: Whether a fleet without a count may grow; otherwise the devices of the first map are the limit.
     more_devices: bool
-    first: DeploymentMap  #: Has the machines that there are: a map that shrank grows again onto them, by their names.
+    first: DeploymentMap  #: Its machines are the available ones: a shrunk map grows onto them again, by their names.
     estimator: str | None = None  #: Name of another estimator than the map was planned with.
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
@@ -157,7 +157,7 @@ def _exceeds_plan(deployment: DeploymentMap, rates: Mapping[str, float], load: L
 
 @dataclass(frozen=True, slots=True)
 class CorrectedEstimator:
-    """Another estimator whose latencies of some models are multiplied by a factor."""
+    """An estimator that multiplies another estimator's latencies of some models by a factor."""
 
     estimator: Estimator
     factors: Mapping[str, float]  #: By model: measured over estimated time of a batch.

@@ -18,7 +18,7 @@ PathArgument: TypeAlias = str | os.PathLike[str]
 MapArgument: TypeAlias = DeploymentMap | PathArgument
 #: Demands, or the slo.csv that holds them.
 DemandsArgument: TypeAlias = Sequence[Demand] | PathArgument
-#: Devices: a fleet, the path of a fleet.toml, or text as ``--gpus`` takes it: ``"a100-80:8,v100"``.
+#: Devices: a fleet, the path of a fleet.toml, or text in the form of ``--gpus``: ``"a100-80:8,v100"``.
 FleetArgument: TypeAlias = Fleet | os.PathLike[str] | str
 
 

@@ -1,4 +1,4 @@
-"""Fits how workloads slow each other down on a device, iGniter's coefficients of a GPU among it."""
+"""Calibration of interference on a device, including iGniter's coefficients of a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HARDWARE_UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class IgniterCoefficients:
-    """iGniter's coefficients of a device and of the workloads that were measured on it."""
+    """iGniter's coefficients of a device and of its measured workloads."""
 
     device: str
     hardware: HardwareCoefficients
@@ -119,7 +119,7 @@ def calibrate(
     db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
     settings : ProfileSettings, optional
-        By default the timing of one row takes 5 s at most.
+        By default each row is timed for 5 s at most.
     progress : callable, optional
 
     Raises
@@ -152,7 +152,7 @@ def calibrate(
         database = KernelDb(path)
         if target.kind != "gpu":
             return CalibrateResult(notes=notes.all(), device=target.name, ranking=_rank(database, target, progress))
-        # With co-locations the interference models can be fitted, whether iGniter's coefficients can or not.
+        # Co-located measurements suffice for the interference models, with or without iGniter's coefficients.
         colocated = database.read_table("colocations", ["device"], {"device": target.name}).num_rows
         fitted = _fit_measured_igniter(database, target, output, notes, required=not colocated)
         ranking = _rank(database, target, progress) if colocated else ()

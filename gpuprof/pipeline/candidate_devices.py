@@ -53,9 +53,9 @@ def find_fleet(
 
 
 def require_precision(fleet: Fleet, execution: Execution, is_measured: Callable[[str], bool]) -> None:
-    """Refuse GPUs that lack the precision that models of which nothing was measured are to run in.
+    """Refuse GPUs that lack the requested precision of unmeasured models.
 
-    Raises `InputError` for the first of them.
+    Raises `InputError` for the first such GPU.
     """
     for entry in fleet.entries:
         device = entry.device
@@ -84,7 +84,7 @@ def _priced_devices(
 
 
 def _note_unpriced(fleet: Fleet, note: NoteCallback) -> None:
-    """Note devices that count 1 $/h beside others that have a price."""
+    """Note devices without a price, which are planned at 1 $/h, in a fleet with prices."""
     unpriced = [entry.device.name for entry in fleet.entries if entry.device.price_per_hour is None]
     if unpriced and len(unpriced) < len(fleet.entries):
         note(f"without a price, counted as 1 $/h: {', '.join(unpriced)}; a fleet.toml can give one")

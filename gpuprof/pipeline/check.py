@@ -46,12 +46,12 @@ class CheckResult(Result):
         return [asdict(violation) for violation in self.violations]
 
     def raise_if_broken(self) -> None:
-        """Do nothing where the map is sound.
+        """Check that the map is sound.
 
         Raises
         ------
         InfeasibleError
-            When it breaks a rule.
+            When the map breaks a rule.
         """
         if self.violations:
             count = len(self.violations)
@@ -141,7 +141,7 @@ def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:
     from gpuprof.placement.policies import policy_names
 
     policy, estimator = deployment.policy, deployment.planned_with.estimator
-    # By its beginning: policies write their options behind their name.
+    # A prefix match: policies append their options to their name.
     if not any(policy.startswith(name) for name in policy_names()) and ":" not in policy:
         yield f"the map names {policy!r} as its policy, which gpuprof does not have"
     if estimator not in estimator_names() and ":" not in estimator:

@@ -21,7 +21,7 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import Policy, make_policy, policy_names
 from gpuprof.placement.problem import Problem
 
-#: Maps beside one another in a picture.
+#: Maps in a row of a picture.
 _ABREAST = 3
 #: Figures of a map in its row, in addition to cost and goodput.
 _FIGURES = ("internal_slack", "external_fragmentation", "compute_utilization", "memory_utilization", "fairness")
@@ -31,7 +31,7 @@ _TIME_LIMIT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult(Result):
-    """Each policy's solution of the same problem; a policy without one has a ``reason``."""
+    """Each policy's solution of the same problem; a failed policy has a ``reason``."""
 
     outcomes: tuple[Outcome, ...]
     problem: Problem

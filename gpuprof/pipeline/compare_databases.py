@@ -1,4 +1,4 @@
-"""``compare A B``: two databases, or two selections of the runs of one, cell by cell."""
+"""``compare A B``: two databases, or two selections of runs of a database, cell by cell."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.policies import DEFAULT, make_policy
 from gpuprof.placement.problem import MEANS, Problem
 
-#: Seconds for the search of one kind's map, unless the options give another limit: kinds are many.
+#: Default search time of one kind's map, in seconds: there are many kinds.
 _TIME_LIMIT_S = 5.0
 
 
@@ -92,7 +92,7 @@ def compare_gpus(
     {'device': ['t4', 'a100-40'], 'gpus': [1, 1], 'cost_per_hour': [0.526, 2.7447]}
     """
     notes = NoteList(note)
-    make_policy(policy)  # an unknown one is an error of the input
+    make_policy(policy)  # reject an unknown policy as an input error
     limited = options.replace(time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
     outcomes: list[GpuOutcome] = []

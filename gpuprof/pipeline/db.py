@@ -72,7 +72,7 @@ class CompactResult(Result):
     compaction: Compaction
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return one row."""
+        """Return a single row."""
         return [asdict(self.compaction)]
 
 
@@ -102,7 +102,7 @@ class ExportResult(Result):
 
 
 def list_measured_models(db: PathArgument | None = None) -> TableResult:
-    """Return the models that were measured, on which devices, at which batch sizes and shares.
+    """Return the measured models, with their devices, batch sizes and shares.
 
     Raises `InputError` when there is no database.
     """
@@ -278,7 +278,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _plain_value(value: Any) -> object:
-    """Return a value that JSON knows: times and decimals as text or number."""
+    """Return a JSON value: other types, such as times and decimals, as text."""
     if isinstance(value, Mapping):
         return {str(key): _plain_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -48,7 +48,7 @@ def resolve_device(
     from gpuprof.machine.cpu import local_cpu
     from gpuprof.machine.gpu import local_gpus
 
-    if name is not None and not name.strip():  # as an empty variable of a shell gives it
+    if name is not None and not name.strip():  # an empty shell variable gives such a name
         raise InputError("the name of the device is empty", "leave --device out for the default, or name one")
     profiled = profiled_devices(db) if db is not None else ()
     wanted = (name or (profiled[0] if profiled else "cpu")).lower()
@@ -76,7 +76,7 @@ def resolve_device(
 
 
 def _board_meant(name: str, note: NoteCallback) -> Device | None:
-    """Return the board of the catalogue that a name means; of several the catalogue's first, which is noted."""
+    """Return the board of the catalogue with this name; of several boards the first, with a note."""
     from gpuprof.domain.catalogue import device_of_driver, devices
     from gpuprof.domain.device_names import matching_names
 
@@ -133,7 +133,7 @@ def open_existing(path: Path) -> KernelDb:
 
 
 def describe_empty(given: PathArgument | None, database: KernelDb | None) -> list[str]:
-    """Return a remark where a database was named in which nothing stands: another may be meant."""
+    """Return a remark on a named but empty database: the user may mean another."""
     if given is None or database is None or database.segments():
         return []
     return [f"the kernel database {database.path} is empty: nothing in it was measured (is another meant with --db?)"]
@@ -207,7 +207,7 @@ def describe_variants(estimator: object, models: Iterable[str], devices: Iterabl
 
 
 def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = say_nothing) -> LearnedModel | None:
-    """Return the regressors trained for ``device``; None where there are none or they no longer fit, which is noted."""
+    """Return the regressors trained for ``device``; None where absent or, with a note, out of date."""
     if db is None or not (db.path / ".trained" / device.name).is_dir():
         return None
     from gpuprof.estimators.learned.store import load_model

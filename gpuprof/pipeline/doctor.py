@@ -36,7 +36,7 @@ class DoctorResult(Result):
     findings: tuple[Finding, ...]
 
     def verdict(self) -> str:
-        """Return in a sentence the verbs that work on this machine, and on which devices."""
+        """Return a sentence on the verbs that work on this machine, and their devices."""
         works = {finding.name for finding in self.findings if finding.status is Status.OK}
         gpus = sum(finding.name.startswith("GPU ") for finding in self.findings if finding.status is Status.OK)
         runs_gpu, runs_cpu = gpus > 0 and "extra gpu" in works, "ONNX Runtime" in works

@@ -185,7 +185,7 @@ def _describe_distances(estimates: Sequence[Estimate], device: Device) -> list[s
 
 
 def describe_full_occupancy(estimates: Sequence[Estimate]) -> list[str]:
-    """Return a note where the maximum occupancy of several measured workloads is 100% each: it tells none apart."""
+    """Return a note where several measured workloads have a maximum occupancy of 100%, which cannot rank them."""
     figures = [figure for estimate in estimates if (figure := estimate.creq("max_occupancy")) is not None]
     if len(figures) < 2 or not all(f.source == MEASURED and round(f.value, 1) >= 100.0 for f in figures):
         return []
@@ -206,7 +206,7 @@ def _size_models(
 ) -> tuple[list[str], list[str]]:
     """Return the models at every combination of their sizes, and remarks on assumed sizes.
 
-    Raises `InputError` when no model has a dimension that is given, or the estimator knows no sizes.
+    Raises `InputError` when no model has a given dimension, or the estimator has no sizes.
     """
     from gpuprof.estimators.database import DatabaseEstimator
 

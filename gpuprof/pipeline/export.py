@@ -59,13 +59,13 @@ class MapExportResult(Result):
             for name, source in self.models.items():
                 path = Path(folder) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # Removed first: writing through an old hard link would change the file that it was made from.
+                # The old file is removed first: writing through a hard link would change the link's source.
                 path.unlink(missing_ok=True)
                 _link_or_copy(source.resolve(), path, copy)
 
 
 def _link_or_copy(source: Path, path: Path, copy: bool) -> None:
-    """Make a hard link, or a copy where that is wanted or the folder is on another file system."""
+    """Make a hard link, or a copy on request or for a folder on another file system."""
     if not copy:
         with suppress(OSError):
             path.hardlink_to(source)

@@ -29,7 +29,7 @@ from gpuprof.profiling.sweep import planning
 
 
 def _find_device(recording: Recording, notes: list[str]) -> Device:
-    """Return the device that reports were recorded on; a CPU, which none describes, is taken for this machine's."""
+    """Return the device of the recorded reports; for a CPU, which no report describes, this machine's."""
     if not recording.is_on_cpu:
         return device_of_recording(recording)
     here = resolve_device("cpu", None, None, notes.append)
@@ -61,7 +61,7 @@ def ingest_reports(
     db: PathArgument | None = None,
     dims: Mapping[str, int | Sequence[int]] | None = None,
 ) -> IngestResult:
-    """Append the content of ``reports``: a run for each model, batch size and GPU that kernels ran on.
+    """Append the content of ``reports``: a run for each model, batch size and GPU with kernels.
 
     Raises `InputError` when a report cannot be read, or more than one workload was named.
 
@@ -72,7 +72,9 @@ def ingest_reports(
         executed (``.onnx``).
     models : sequence of str
         Empty (the first report's name is used), or a single ONNX file, ``"NAME=FILE"``, or name.
-    batches : sequence of int The recorded batch size. runs : str, optional
+    batches : sequence of int
+        The recorded batch size.
+    runs : str, optional
         Regular expression for the names of the ranges of runs, whose groups ``model`` and ``batch`` identify workloads;
         or the number of equal runs. By default gpuprof's own ranges, else the whole report is a single run.
     share : str, optional

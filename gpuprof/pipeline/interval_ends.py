@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Each end may take this part of the time that the plan took, and at least so long.
 _PART = 0.25
 _LEAST_S = 1.0
-#: Of less than this neither end would have anything.
+#: Minimum seconds left for planning at the ends; with less time both are left out.
 _TOO_LATE_S = 0.3
 
 

@@ -42,7 +42,7 @@ def list_left_out_batches(problem: Problem, estimator: str) -> Iterator[str]:
 
 
 def _list_batches(problem: Problem, model: str, device: Device) -> list[Sequence[int]]:
-    """Return the batches measured under each share, up to the largest that is asked for."""
+    """Return the batches measured under each share, up to the options' ``max_batch``."""
     found: list[Sequence[int]] = []
     with suppress(InputError):
         for share in problem.estimator.shares(model, device):

@@ -108,12 +108,12 @@ class LoadResult(Result):
         ]
 
     def require_stable(self) -> None:
-        """Do nothing where the last windows agree, or none were asked for.
+        """Check that the last windows agree, where windows were requested.
 
         Raises
         ------
         UnstableError
-            When they do not.
+            When the windows differ.
         """
         if self.outcome.is_stable is False:
             raise UnstableError(

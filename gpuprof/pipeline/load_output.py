@@ -1,4 +1,4 @@
-"""Writes the results of ``gpuprof load`` into a file: JSON, CSV or Parquet, told by its name."""
+"""Output file of ``gpuprof load``: JSON, CSV or Parquet, by its ending."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_output(path: Path) -> None:
 
 
 def write_results(rows: Sequence[Row], path: Path) -> None:
-    """Write one row a model; in CSV and Parquet the stages are columns of their own.
+    """Write one row for each model; in CSV and Parquet the stages are separate columns.
 
     Raises `InputError` when the file cannot be written.
     """

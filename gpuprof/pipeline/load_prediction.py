@@ -145,7 +145,7 @@ def _simulate(
     try:
         return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
     finally:
-        stop_compiling()  # it would take cores from the workers while they are measured
+        stop_compiling()  # compilation would take cores from the workers during the measurement
 
 
 def _predict_model(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from gpuprof.simulator.trace import Trace
 
 _NS_PER_S = 1e9
-#: A trace ends with its last request, which is a part of it.
+#: Extra time after a trace's last request, so that the trace includes this request.
 _AFTER_THE_LAST_S = 1e-6
 _DURATION_S = 20.0
-#: One connection each; systems often allow a process 1024 open files.
+#: Each concurrent request needs a connection, and systems often allow a process 1024 open files.
 _MOST_CONCURRENT = 800
-#: Rates that no machine sends, and the shortest time that is measured.
+#: Highest rate, above the capability of any machine, and shortest measured time.
 _MOST_RPS, _LEAST_S = 1e7, 0.1
 
 

@@ -82,7 +82,7 @@ def _merge_at_spot(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A merge worth trying: the models of the map that are in it, and their graph."""
+    """A candidate merge: its models in the map, and their graph."""
 
     members: tuple[str, ...]
     proposal: MergeProposal

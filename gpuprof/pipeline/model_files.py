@@ -37,7 +37,7 @@ def relate_files(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
 
 
 def model_paths(deployment: DeploymentMap) -> dict[str, Path]:
-    """Return the files of a map's models by their names in the kernel database, those that are there."""
+    """Return the existing files of a map's models by their names in the kernel database."""
     return {
         model.source_model or name: Path(model.path)
         for name, model in deployment.models.items()

@@ -29,10 +29,10 @@ class _OpTime:
 def read_op_seconds(
     db: KernelDb | None, device: Device, models: Sequence[Path]
 ) -> dict[tuple[str, str], dict[int, float]]:
-    """Return the seconds of each op by its rows, by the sha256 of a model's file and the op's name there.
+    """Return the seconds of each op by its rows, for each pair of a model file's sha256 and the op's name there.
 
-    Of several shares of the device the largest speaks; of several runs the last. An op that the runtime did within
-    another takes nothing by itself. Empty where nothing was measured, or nothing is left of the files.
+    Of several shares of the device the largest is used; of several runs the last. An op that the runtime fused into
+    another takes no time itself. Empty where no op was measured, or the files are missing or changed.
     """
     if db is None:
         return {}
@@ -48,4 +48,4 @@ def read_op_seconds(
             key = (row.model_sha256 or "", row.name)
             places.setdefault(key, set()).add(row.position)
             curves.setdefault(key, {})[row.batch] = (row.duration_p50_ns or 0) * 1e-9
-    return {key: curve for key, curve in curves.items() if len(places[key]) == 1}  # names that say which op is meant
+    return {key: curve for key, curve in curves.items() if len(places[key]) == 1}  # names with an unambiguous op

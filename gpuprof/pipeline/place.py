@@ -72,14 +72,14 @@ class PlaceResult(Result):
         return replica_rows(self.deployment)
 
     def write(self, path: PathArgument | None = None) -> Path:
-        """Write the map to ``path``, by default to ``output.path``; return where.
+        """Write the map to ``path``, by default to ``output.path``; return the path.
 
         Raises
         ------
         InfeasibleError
-            When a demand is not met, whether the map was written or, without ``best_effort``, not.
+            When a demand is not met; the map is written only with ``best_effort``.
         InputError
-            When it cannot be written there.
+            When the map cannot be written.
         """
         target = optional_path(path) or self.output.path
         if self.is_complete or self.output.best_effort:
@@ -195,7 +195,7 @@ def place(
 
 
 def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> PlanningOptions:
-    """Return the options with a time limit where every kind of GPU is asked for: their combinations have no end."""
+    """Return the options, with a time limit for a fleet of every kind of GPU: such a search has no natural end."""
     named = fleet.lower().split(",") if isinstance(fleet, str) else []
     is_open = any(one.strip() == ANY for one in named) and options.time_limit_s is None
     return options.replace(time_limit_s=_ANY_LIMIT_S) if is_open else options

@@ -48,7 +48,7 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
 
 
 def _read_shapes(text: str) -> Mapping[str, ArrivalProcess]:
-    """Return the shape of each model's arrivals, or one for all."""
+    """Return the shape of each model's arrivals, or a single shape for all models."""
     from gpuprof.domain.arrival_text import FORMS, parse_arrivals
     from gpuprof.simulator.trace import read_trace
 

@@ -1,4 +1,4 @@
-"""From a problem and a policy to a checked map."""
+"""Planning: a checked map from a problem and a policy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> De
 
 
 def _read_source_date() -> str | None:
-    """Return the time that reproducible builds agree on, None where none is set."""
+    """Return the time of the variable for reproducible builds; None where it is unset."""
     text = os.environ.get("SOURCE_DATE_EPOCH")
     if not text:
         return None

@@ -90,12 +90,12 @@ class PlanningOptions(Settings):
         return parse_execution(self.precision, self.runtime)
 
     def problem_options(self) -> Options:
-        """Return them as policies take them; without a given overhead it is 0 there.
+        """Return the options in the form of policies, with an overhead of 0 unless given.
 
         Raises
         ------
         InputError
-            When a number is out of its range.
+            When a number is out of range.
         """
         from gpuprof.placement.problem import Options
 
@@ -112,7 +112,7 @@ class PlanningOptions(Settings):
 
 
 class MapOutput(Settings):
-    """File of the map, and the maps that may be written to it."""
+    """The output of a plan: the file, and conditions for writing the map."""
 
     title: ClassVar[str] = _OUTPUT
 

@@ -104,7 +104,7 @@ def build_problem(
         overheads_ms = (serving_overhead_ms(database, entry.device.name, used) for entry in devices.entries)
         options = replace(options, overhead_ms=max(overheads_ms))
     for demand, entry in product(named, devices.entries):
-        estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
+        estimator.shares(demand.model, entry.device)  # report an unknown model at once, as an input error
     if default:
         require_precision(devices, execution, lambda name: all(name in known.devices_of(model) for model in names))
         _judge_doubts(measured, names, devices, planning.strict, note)
@@ -274,16 +274,16 @@ def _list_graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
 
 
 def name_demand(demand: Demand) -> Demand:
-    """Return a demand with names in the place of paths; ``source_model`` only where it is another than the service."""
+    """Return a demand with names in place of paths; ``source_model`` only where the service has another name."""
     name = demand.model if demand.source_model else model_name(demand.model)
     source = model_name(demand.source_model or demand.model)
     return replace(demand, model=name, source_model=None if source == name else source)
 
 
 def _find_any_batch(path: Path, database: KernelDb | None) -> Path:
-    """Return the file, or the copy that was profiled in its place because the file fixes its batch.
+    """Return the file, or its profiled copy with a free batch where the file's batch is fixed.
 
-    Raises `InputError` when it fixes its batch and was never profiled.
+    Raises `InputError` when the batch is fixed and the file was never profiled.
     """
     from gpuprof.graph.load import read_fixed_batch
     from gpuprof.kernel_db.store import COPIES
@@ -333,7 +333,7 @@ def _record_settings(
     """Return hashes of the map's inputs, and the settings that a check of the map needs."""
     database_sha256 = None
     if database is not None:
-        # Of the runs' ids and not of the files: compaction changes files and no figure.
+        # Hash of the runs' ids and not of the files: compaction changes files but no figure.
         runs = sorted(set(database.read_table("models", ["run_id"])["run_id"].to_pylist()))
         database_sha256 = hashlib.sha256("\n".join(runs).encode()).hexdigest()
     return PlannedWith(
@@ -350,7 +350,7 @@ def _record_settings(
 
 
 def _record_devices(entry: FleetEntry) -> PlannedDevices:
-    """Return devices of a fleet as a map records them: with their price where it is not the catalogue's."""
+    """Return devices of a fleet as a map records them, with a price that differs from the catalogue's."""
     from gpuprof.domain.catalogue import devices
 
     listed, price = devices().get(entry.device.name), entry.device.price_per_hour

@@ -244,7 +244,7 @@ def _free_models(
 
 
 def _read_models(models: Sequence[PathArgument] | PathArgument, settings: ProfileSettings) -> list[NamedModel]:
-    """Return the models that were named, each at every size and with the inputs that were given."""
+    """Return the named models, each at every size and with its given inputs."""
     if not models:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     parsed = planning.parse_models(name_models(models))
@@ -253,7 +253,7 @@ def _read_models(models: Sequence[PathArgument] | PathArgument, settings: Profil
 
 
 def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
-    """Return remarks on assumed sizes, on models that can only be measured whole, and on those in training."""
+    """Return remarks on assumed sizes, on models without op measurements, and on models in training mode."""
     from gpuprof.graph.load import describe_reading, read_fixed_batch
     from gpuprof.graph.training_mode import describe_training
 

@@ -55,7 +55,7 @@ class ProfileResult(Result):
     lost: tuple[str, ...] = ()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a row for each workload and for each that ran beside it."""
+        """Return a row for each workload and for each of its neighbours."""
         return self.measured
 
     def require_trusted(self) -> None:

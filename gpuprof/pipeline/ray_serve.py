@@ -34,10 +34,10 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def build_application(arguments: Mapping[str, str]) -> Any:
-    """Return the application of Ray Serve that serves a map.
+    """Return the Ray Serve application of a map.
 
     Raises `InputError` when there is no such map. ``arguments``: ``map``: path of the map, which every machine must
-    have; ``simulate``: ``"true"`` computes nothing.
+    have; ``simulate``: ``"true"`` does not run the models.
     """
     from ray import serve as ray_serve
 
@@ -57,7 +57,7 @@ def build_application(arguments: Mapping[str, str]) -> Any:
 
 
 def weigh_nodes(deployment: DeploymentMap) -> dict[str, dict[str, float]]:
-    """Return for each name that clients know the requests per second that the map plans on each node."""
+    """Return, for each public model name, the planned requests per second of each node."""
     weights: dict[str, dict[str, float]] = {}
     for node, _, _, replica in deployment.places():
         for model, rate_rps in replica.rates().items():
@@ -88,7 +88,7 @@ def assign_gpus(node: Node, given: list[str]) -> Node:
 
 
 class RayServeNode:
-    """The actor of a node: a server of its part of the map in child processes, to which it forwards requests."""
+    """The actor of a node: runs a server for its part of the map in child processes, and forwards requests to it."""
 
     def __init__(self, map_file: str, node: str, simulate: bool) -> None:
         import ray
@@ -125,7 +125,7 @@ class RayServeNode:
             raise UnavailableError(f"the server of process {self._server.pid} has gone")
 
     def __del__(self) -> None:
-        """End the server: Ray Serve calls this when it stops the actor in order."""
+        """End the server, when Ray Serve stops the actor in order."""
         self._until_end.close()
 
 
@@ -159,7 +159,7 @@ class RayServeRouter:
     def pick_node(self, path: str) -> str | None:
         """Return the node for a path below ``/v2/models/``; None where no node has the model.
 
-        Nodes take turns by smooth weighted round-robin: no node gets two requests running where another is due.
+        Smooth weighted round-robin: no node gets two successive requests while another is due.
         """
         parts = [unquote(part) for part in path.strip("/").split("/")]
         if parts[:2] != ["v2", "models"] or len(parts) < 3:

@@ -148,7 +148,7 @@ def restore_policy(deployment: DeploymentMap) -> Policy:
     """Return the policy of a map, with its default options; the default policy where the map's is unknown."""
     from gpuprof.placement.policies import DEFAULT, make_policy, policy_names
 
-    # A map has the policy's name with its options behind it; of several that begin so, the longest is meant.
+    # A map appends the options to the policy's name; of several matching prefixes the longest is right.
     known = [name for name in policy_names() if deployment.policy.startswith(name)]
     return make_policy(max(known, key=len) if known else DEFAULT)
 

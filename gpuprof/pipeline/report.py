@@ -1,4 +1,4 @@
-"""Draws measurements, predictions, maps, simulations and load tests: one HTML page, or pictures."""
+"""Reports: measurements, predictions, maps, simulations and load tests as one HTML page, or pictures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def report(
         A database, maps, and JSON output of ``gpuprof compare``, ``simulate``, ``load`` and ``evaluate``.
     output : path
         The page.
-    title : str Title of the page. figures : path, optional
+    title : str
+        Title of the page.
+    figures : path, optional
         Directory for separate files of the figures.
     picture_format : str
         Format of these figures: ``"svg"`` or ``"png"``.
@@ -223,7 +225,7 @@ def _make_model_section(
 
 
 def _find_largest_with_ops(database: KernelDb, rows_of_model: Sequence[ModelRow]) -> tuple[ModelRow, list[OpRow]]:
-    """Return the largest batch whose ops were measured, with them in their order; without any the largest batch."""
+    """Return the largest batch with measured ops, and these ops in order; else the largest batch without ops."""
     ordered = sorted(rows_of_model, key=lambda row: (row.batch, row.run_id), reverse=True)
     by_run = {row.run_id: row for row in reversed(ordered)}
     for row in ordered:

@@ -36,9 +36,9 @@ def plan_timetable(
     scheduler: Scheduler,
     costs: MoveCosts,
 ) -> Timetable:
-    """Return when each replica runs if ``scheduler`` is asked every ``period_s``.
+    """Return the run times of each replica when ``scheduler`` plans every ``period_s``.
 
-    Raises `InputError` when the duration is not longer than a period, or devices are to fail as well.
+    Raises `InputError` when the duration is not longer than a period, or device failures are simulated as well.
     """
     from gpuprof.simulator.reschedule import make_timetable, observed_rates
 
@@ -52,7 +52,7 @@ def plan_timetable(
 
 
 def check_policies(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, each of a policy. Raises `InputError` when one is unknown or stands twice."""
+    """Return the names of policies. Raises `InputError` for an unknown or repeated name."""
     from gpuprof.placement.policies import make_policy
 
     if len(set(names)) < len(names):
@@ -72,7 +72,7 @@ def follow_load(
     simulate: Callable[[DeploymentMap, SimulationOptions], SimulationOutcome],
     note: NoteCallback = say_nothing,
 ) -> ScheduledRun:
-    """Simulate the map as it follows the load under ``policy``; None: the map's own.
+    """Simulate the map with rescheduling by ``policy``; None: the map's own.
 
     ``simulate`` simulates a map with options, ``db`` is the kernel database of the policy's estimator.
     """

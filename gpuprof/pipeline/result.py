@@ -31,7 +31,7 @@ class Progress:
 
 #: Called after each step of long work, in the thread that does the work.
 ProgressCallback = Callable[[Progress], None]
-#: Called with a remark on the result as soon as it is known; a verb's result has all of them in its ``notes``.
+#: Callback for a remark, called immediately; a verb's result has all remarks in its ``notes``.
 NoteCallback = Callable[[str], None]
 
 
@@ -76,7 +76,7 @@ class Result(ABC):
     Attributes
     ----------
     notes : tuple of str
-        Remarks on the result, each a sentence: what was assumed, what was left out, what to do next.
+        Remarks on the result, each a sentence: assumptions, omissions, next steps.
     """
 
     notes: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Result(ABC):
 
 
 def _shorten(value: object) -> object:
-    """Return a number with a fraction as text of four digits; anything else as it is."""
+    """Return a fraction as text with four digits; other values unchanged."""
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     decimals = 3 - math.floor(math.log10(abs(value))) if value else 0

@@ -1,4 +1,4 @@
-"""How many routers the requests of a plan need."""
+"""Number of routers for the requests of a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuprof.rules.host_work import host_work_of_plan
 
 @cache
 def _read_assumed_rps() -> float:
-    """Return the requests per second of one router as shipped."""
+    """Return the requests per second of a router from the package's data."""
     content = tomllib.loads((datasets() / "router.toml").read_text(encoding="utf-8"))
     return float(content["requests_per_s"])
 

@@ -45,13 +45,18 @@ class MapServer:
 
     Attributes
     ----------
-    url : str HTTP address, ``http://127.0.0.1:8000``. grpc_url : str or None
+    url : str
+        HTTP address, ``http://127.0.0.1:8000``.
+    grpc_url : str or None
         gRPC address; None without gRPC.
-    port : int HTTP port. map : DeploymentMap
+    port : int
+        HTTP port.
+    map : DeploymentMap
         The map at its start.
     models, workers : int
         Numbers of models and of workers.
-    pid : int Process id of its first process.
+    pid : int
+        Process id of its first process.
     """
 
     url: str
@@ -126,7 +131,7 @@ def run_map_server(
 
 
 def _note_fault(deployment: DeploymentMap, base: Path, settings: ServeSettings, label: str, note: NoteCallback) -> None:
-    """Note the first reason why no machine can be set up as a map says that is only simulated: no worker finds out."""
+    """Note the first reason why no machine can be configured as a simulated map requires: no worker would detect it."""
     if not settings.simulate:
         return
     from gpuprof.pipeline.devices import open_database
@@ -182,7 +187,7 @@ def serve(
 
     Notes
     -----
-    The server logs to this process's stderr. It ends with this process, however that ends.
+    The server logs to this process's stderr. It ends with this process, even after a crash.
 
     Examples
     --------
@@ -219,7 +224,7 @@ def serve(
 
 def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[bytes], int]:
     """Start the server; return its process and the descriptor of its message, either readiness or an error."""
-    # A pipe of its own and not stdout, on which libraries print.
+    # A separate pipe, since libraries print on stdout.
     answers, answer_writer = os.pipe()
     try:
         process = subprocess.Popen(
@@ -227,7 +232,7 @@ def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[by
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(answer_writer,),
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the server in order
+            start_new_session=True,  # keeps Ctrl-C for this process, which then ends the server in order
             env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
         )
     except OSError:
@@ -239,7 +244,7 @@ def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[by
     assert process.stdin is not None
     order = {"map_file": str(map_file.absolute()), "settings": settings.to_message()}
     process.stdin.write(json.dumps(order).encode() + b"\n")
-    process.stdin.flush()  # it stays open: the server ends when this end is gone
+    process.stdin.flush()  # stdin stays open: the server ends when this end closes
     return process, answers
 
 
@@ -270,7 +275,7 @@ def _end(process: subprocess.Popen[bytes], limit_s: float) -> None:
     """End the server and wait for its exit; kill it after ``limit_s`` seconds."""
     assert process.stdin is not None
     with process:
-        process.stdin.close()  # which tells it
+        process.stdin.close()  # the end of stdin ends the server
         try:
             process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:

@@ -22,7 +22,7 @@ from gpuprof.pipeline.serve_settings import ServeSettings
 def main(arguments: list[str]) -> int:
     """Serve until stdin ends; return the exit code."""
     descriptor = int(arguments[0])
-    os.set_inheritable(descriptor, False)  # a worker that outlived this process would hold it open
+    os.set_inheritable(descriptor, False)  # a worker that outlives this process would keep it open
     order = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_await_end, daemon=True).start()
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 def _await_end() -> None:
     """Wait for the end of stdin, then send SIGTERM to this process: its parent has ended, or ends the server."""
-    while os.read(sys.stdin.fileno(), 4096):  # not through the buffer, whose lock a daemon thread must not hold at exit
+    while os.read(sys.stdin.fileno(), 4096):  # not through the buffer: a daemon thread must not hold its lock at exit
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

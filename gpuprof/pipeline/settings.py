@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
 
-#: Thirty years in seconds, whose nanoseconds an int64 still holds.
+#: Thirty years in seconds, whose nanoseconds fit an int64.
 _LARGEST = 1e9
 
 Positive: TypeAlias = Annotated[float, Field(gt=0.0, le=_LARGEST)]
@@ -75,7 +75,7 @@ def command_line(field: FieldInfo) -> CommandLine:
 
 
 class SettingError(InputError):
-    """A setting of a wrong type or out of its range; ``field`` names it, ``rule`` holds the rule and the value."""
+    """A setting of a wrong type or out of range; ``field`` is its name, ``rule`` holds the rule and the value."""
 
     def __init__(self, owner: str, field: str, rule: str) -> None:
         super().__init__(f"{field} of {owner} {rule}")
@@ -108,7 +108,7 @@ class Settings(BaseModel):
 
 
 def _describe(owner: str, error: ValidationError) -> Exception:
-    """Return the first error of a validation as gpuprof reports it."""
+    """Return the first error of a validation in gpuprof's wording."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":

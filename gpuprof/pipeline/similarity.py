@@ -21,7 +21,7 @@ from gpuprof.reporting.picture import check_picture, write_picture
 
 @dataclass(frozen=True, kw_only=True)
 class SimilarityResult(Result):
-    """How alike the weights of each two models are."""
+    """The similarity of the weights of each pair of models."""
 
     pairs: tuple[ModelSimilarity, ...]
 
@@ -40,7 +40,7 @@ class SimilarityResult(Result):
         ]
 
     def layer_rows(self, most: int = 0) -> Sequence[Mapping[str, object]]:
-        """Return a row for each pair of layers, of each pair of models those that share ``most``; 0: all."""
+        """Return a row for each pair of layers, in each pair of models for the ``most`` largest matches; 0: all."""
         return [row for one in self.pairs for row in _layer_rows(one, most)]
 
 

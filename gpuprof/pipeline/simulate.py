@@ -84,7 +84,7 @@ class SimulateResult(Result):
         )
 
     def verdicts(self) -> tuple[SloVerdict, ...]:
-        """Return whether each model kept its SLO, and the most frequent reason why requests missed it."""
+        """Return the verdict on each model's SLO, with the most frequent cause of missed requests."""
         return tuple(
             SloVerdict(
                 model.model,
@@ -142,7 +142,7 @@ class SimulateResult(Result):
 
 
 def _explain_misses(model: ModelOutcome) -> str:
-    """Return the most frequent cause of requests outside their SLO where it was missed; empty otherwise."""
+    """Return the most frequent cause of requests outside a missed SLO; empty otherwise."""
     if model.slo_met is not False:
         return ""
     cause, count = max(model.missed.items(), key=lambda item: item[1])

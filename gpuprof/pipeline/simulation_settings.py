@@ -28,7 +28,7 @@ _DURATION_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SimulatedArrivals:
-    """How the requests of each model arrive."""
+    """The arrivals of each model's requests."""
 
     processes: Mapping[str, ArrivalProcess]
     trace_s: float | None = None  #: Duration of the trace up to its last request; None without a trace.
@@ -39,7 +39,7 @@ def _read_timeout(given: object) -> object:
 
 
 def _read_names(given: object) -> object:
-    """Return names that commas separate; anything else as it is. Raises `InputError` when a text has none."""
+    """Return names separated by commas; other values unchanged. Raises `InputError` for a text without names."""
     if not isinstance(given, str):
         return given
     names = tuple(name.strip() for name in given.split(",") if name.strip())

@@ -20,7 +20,7 @@ _BINS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TraceResult(Result):
-    """A trace, and the number of equal parts of it in which requests are counted."""
+    """A trace, and the number of equal intervals for counting its requests."""
 
     trace: Trace
     bins: int = _BINS
@@ -37,7 +37,7 @@ class TraceResult(Result):
         Raises
         ------
         InputError
-            When it cannot be written.
+            When the file cannot be written.
         """
         write_trace(self.trace, Path(path))
 
@@ -47,7 +47,7 @@ class TraceResult(Result):
         Raises
         ------
         InputError
-            When it cannot be written.
+            When the file cannot be written.
         """
         from gpuprof.reporting.figures import rate_figure
         from gpuprof.reporting.picture import write_picture
@@ -67,7 +67,7 @@ def record_trace(
     Parameters
     ----------
     rates_rps : mapping of str to float
-        Requests per second by model; the name ``""``, alone, for a trace that names no model.
+        Requests per second by model; the single name ``""`` for a trace without model names.
     arrivals : str
         ``"constant"``, ``"poisson"``, ``"gamma:SCV"``, ``"bursts:RATIO,BURST,CALM"``, ``"diurnal:PEAK,PERIOD"``: as
         `gpuprof.domain.arrival_text.parse_arrivals` reads it.

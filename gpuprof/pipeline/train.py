@@ -1,4 +1,4 @@
-"""Fits the regressors that estimate models which were never profiled."""
+"""Training of the regressors that estimate unprofiled models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class TrainResult(Result):
         Networks, distinct ops, and models at a batch size, in the training set.
     latency_factor, memory_factor : float or None
         90% of left-out figures are within this factor of the prediction; None: too few architectures to say.
-    data_hash : str Hash of the training set. folder : Path
+    data_hash : str
+        Hash of the training set.
+    folder : Path
         Folder of the regressors.
     """
 
@@ -44,7 +46,7 @@ class TrainResult(Result):
     folder: Path
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return one row."""
+        """Return a single row."""
         names = ("device", "architectures", "ops", "points", "latency_factor", "memory_factor", "data_hash")
         return [{name: getattr(self, name) for name in names}]
 
@@ -95,7 +97,7 @@ def train(
     from gpuprof.estimators.measured.conformal import interval_factor
 
     names = [regressors] if isinstance(regressors, str) else list(regressors)
-    make_constituents(names)  # an unknown one is refused before anything is read
+    make_constituents(names)  # reject an unknown name before any data is read
     progress(Progress("reading what was measured", 0, 1))
     data = load_training_data(db, device)
     what = f"fitting to {len(data.ops.times_ns):,} ops of {count_of(len(data.architectures), 'architecture')}"

@@ -85,7 +85,7 @@ def write_verdicts(verdicts: Sequence[SloVerdict], path: Path, verb: str) -> boo
     return True
 
 
-#: The endings of file names that `write_verdicts` knows.
+#: File name endings that `write_verdicts` accepts.
 VERDICT_SUFFIXES = (".md", ".xml")
 
 

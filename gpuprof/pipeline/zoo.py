@@ -38,7 +38,7 @@ class RebatchResult(Result):
     was_free: bool  #: Whether the model took any batch before.
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return one row."""
+        """Return a single row."""
         return [{"path": str(self.path), "nodes_changed": self.nodes_changed, "was_free": self.was_free}]
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import shade_of
 
-#: Of the axis, for the bars of a group where there are few groups, and at least for each of its bars.
+#: Maximum part of the axis for the bars of a group, which binds with few groups, and minimum part for each bar.
 _MOST_OF_AXIS, _LEAST_OF_AXIS = 0.25, 0.08
-#: Of a name that stands aslant below its bars; of a row of bars that lie, and of each bar in it.
+#: Pixels of a slanted name below its bars, of a row of horizontal bars, and of each bar in a row.
 _NAME_PIXELS, _ROW_PIXELS, _BAR_PIXELS = 24, 16, 6
 
 
@@ -18,14 +18,14 @@ _NAME_PIXELS, _ROW_PIXELS, _BAR_PIXELS = 24, 16, 6
 class Axis:
     """An axis."""
 
-    label: str  #: What it shows, with its unit.
+    label: str  #: Quantity, with its unit.
     log: bool = False
     #: ``low``, ``high``: Ends; None: from the marks.
     low: float | None = None
     high: float | None = None
-    names: tuple[str, ...] = ()  #: Of the whole numbers 0, 1, …, for an axis of things instead of numbers.
+    names: tuple[str, ...] = ()  #: Names of the whole numbers 0, 1, …, for a categorical axis.
     marks: tuple[float, ...] = ()  #: The values that are labelled; empty: round ones.
-    is_downwards: bool = False  #: Whether a vertical axis begins at the top.
+    is_downwards: bool = False  #: Whether a vertical axis starts at the top.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Line:
     x: tuple[float, ...]
     y: tuple[float, ...]
     color: int  #: Counts the series: beyond the palette, dashes and marks tell them apart.
-    is_dashed: bool = False  #: Whether it is a bound or an objective instead of a series.
-    series: str = ""  #: Name in the legend of the series that it belongs to; empty: its own.
+    is_dashed: bool = False  #: Whether the line is a bound or an objective instead of a series.
+    series: str = ""  #: Name of its series in the legend; empty: its own name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle in the units of the axes, with a text in it and one when it is pointed at."""
+    """A rectangle in the units of the axes, with a label and a tooltip."""
 
     name: str
     x0: float
@@ -64,16 +64,16 @@ class Box:
     tip: str
     color: int
     label: str = ""
-    shade: float = 1.0  #: Of its colour, from 0, that of the ground, to 1.
-    has_frame: bool = False  #: An edge around nothing instead of a filled rectangle.
-    strip: bool = False  #: Pale, with an edge and a label: names what stands below it.
+    shade: float = 1.0  #: Strength of its colour, from 0, the background, to 1.
+    has_frame: bool = False  #: Whether the box is an empty frame instead of a filled rectangle.
+    strip: bool = False  #: Pale, with an edge and a label: a heading for the boxes below.
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
     """A picture."""
 
-    #: ``title``, ``note``: What is seen; and what must be known to read it.
+    #: ``title``, ``note``: Subject of the chart, and an explanation for its reader.
     title: str
     x: Axis
     y: Axis
@@ -81,8 +81,8 @@ class Chart:
     points: tuple[Points, ...] = ()
     boxes: tuple[Box, ...] = field(default=())
     note: str = ""
-    height: int = 260  #: Of the drawing area, in pixels.
-    width: int = 580  #: Of the whole, in pixels.
+    height: int = 260  #: Height of the drawing area, in pixels.
+    width: int = 580  #: Width of the whole picture, in pixels.
 
     def legend(self) -> dict[str, Line | Points | Box]:
         """Return a mark of each series, the first."""
@@ -101,14 +101,14 @@ class Chart:
 
 
 def series_of(mark: Line | Points | Box) -> str:
-    """Return the name in the legend of what a mark belongs to, empty for none."""
+    """Return the legend name of a mark's series; empty for none."""
     return mark.name if isinstance(mark, Box) else mark.series or mark.name
 
 
 def stack_bars(
     groups: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, colors: Sequence[int]
 ) -> tuple[Box, ...]:
-    """Return bars at 0, 1, …, one a group, of the parts on top of one another, the lowest part of all bars first."""
+    """Return stacked bars at 0, 1, …, a bar for each group; the boxes of the lowest part come first."""
     half = min(0.36, _MOST_OF_AXIS * len(groups) / 2)
     below = [0.0] * len(groups)
     boxes = []
@@ -124,7 +124,7 @@ def stack_bars(
 
 
 def group_bars(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]], unit: str) -> tuple[Box, ...]:
-    """Return bars at 0, 1, …, for each group those of its parts beside one another; a part that is None is left out."""
+    """Return bars at 0, 1, …, with the parts of each group side by side; a part that is None is left out."""
     whole = min(0.8, max(_MOST_OF_AXIS, _LEAST_OF_AXIS * len(parts)) * len(groups))
     width = whole / max(1, len(parts))
     return tuple(
@@ -145,7 +145,7 @@ def group_bars(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]
 
 
 def fit_bars(chart: Chart) -> Chart:
-    """Return a chart whose upright bars have room for their names below them, or lie below one another instead."""
+    """Return a chart whose vertical bars have room for their names, or are turned into horizontal bars."""
     names, upright = chart.x.names, chart.boxes and not (chart.lines or chart.points or chart.y.names)
     if not upright or len(names) * _NAME_PIXELS <= chart.width or all(name.isdigit() for name in names):
         return chart

@@ -1,4 +1,4 @@
-"""Input of a report: files that the commands wrote, whose kind is told by their content."""
+"""Input of a report: output files of the commands, whose kind is detected from their content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_FILE_BYTES = 512 * 1024 * 1024
 _TAKEN = "give a database, a map, or the --json output of compare, simulate, load or evaluate"
 #: Parts for single models are folded where there are more.
 _UNFOLDED = 6
-_BESIDE = 5  # models whose bars stand beside one another
+_BESIDE = 5  # models with bars side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,19 @@ class Table:
 class Section:
     """A part of a report."""
 
-    #: ``title``, ``text``: Its heading, and a sentence on what it is.
+    #: ``title``, ``text``: Heading, and a sentence on the content.
     title: str
     text: str
     charts: tuple[Chart, ...]
     table: Table | None = None
-    source: str = ""  #: Where its figures come from: ``"measured"``, ``"predicted"``, ``"simulated"`` …
-    is_folded: bool = False  #: Whether a page shows its heading alone until it is opened.
+    source: str = ""  #: Source of its figures: ``"measured"``, ``"predicted"``, ``"simulated"`` …
+    is_folded: bool = False  #: Whether a page shows only its heading at first.
 
 
 def read_result(path: Path) -> Any:
-    """Return what a file of results holds: JSON, or the Parquet that a load test wrote.
+    """Return the content of a file of results: JSON, or the Parquet of a load test.
 
-    Raises `InputError` as `read_json`, or when it is no Parquet.
+    Raises `InputError` like `read_json`, or for an invalid Parquet file.
     """
     if path.suffix != ".parquet":
         return read_json(path)
@@ -81,7 +81,7 @@ def read_result(path: Path) -> Any:
 
 
 def _with_stages(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row as JSON has it, where the stages are a part of their own."""
+    """Return the row in its JSON form, with the stages in a mapping of their own."""
     prefix = "stage_"
     stages = {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
     stages["batches"] = {batch["size"]: batch["count"] for batch in row.get("batches") or ()}
@@ -91,9 +91,9 @@ def _with_stages(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
-    Raises `InputError` when it cannot be read, is no JSON or larger than any result.
+    Raises `InputError` when the file cannot be read, is no JSON or is larger than any result.
     """
     try:
         if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
@@ -106,9 +106,9 @@ def read_json(path: Path) -> Any:
 
 
 def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap | None]:
-    """Return the sections of what a command wrote; and the map, if it is one.
+    """Return the sections for the output of a command; and the map, if the output is a map.
 
-    Raises `InputError` when it is none of them, or a part of it is missing.
+    Raises `InputError` for other files, or a missing part.
     """
     try:
         if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.deployment/"):
@@ -179,8 +179,8 @@ def _make_map_section(deployment: DeploymentMap, where: str) -> Section:
         "predicted p99 ms",
         "batch times from",
     )
-    if len(rows) > 1 and len(common := {row[-1] for row in rows}) == 1:  # said once, not in every row
-        told = common.pop()  # nothing, or what was said above
+    if len(rows) > 1 and len(common := {row[-1] for row in rows}) == 1:  # print a common value once, not in every row
+        told = common.pop()  # empty, or printed above
         text += "" if told == "–" or sources.endswith(f" {told}") else f" Batch times: {told}."
         headings, rows = headings[:-1], tuple(row[:-1] for row in rows)
     source = "predicted from measurements" if is_observed(deployment) else "predicted"
@@ -244,7 +244,7 @@ def _make_evaluation_section(rows: Sequence[Mapping[str, Any]], where: str) -> S
 
 
 def _make_comparison_section(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> Section:
-    """Return what was compared: policies on one fleet, or kinds of GPUs by one policy."""
+    """Return the section of a comparison: policies on one fleet, or kinds of GPUs under one policy."""
     _require_names(rows, subject)
     keys = [subject, "gpus", "cost_per_hour", "goodput_rps", "missing_rps", "lower_bound_gpus", "seconds", "sources"]
     shown = [key for key in keys if any(row.get(key) is not None for row in rows)]
@@ -282,7 +282,7 @@ def _make_table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Table
 
 
 def _format_column(key: str, values: Sequence[object]) -> list[str]:
-    """Return numbers with as many decimals in each row, percentages with one, and all else as it is."""
+    """Return numbers with equal decimals in all rows, percentages with one decimal, and other values unchanged."""
     if key.endswith("_pct"):
         return [f"{value:,.1f}" if isinstance(value, int | float) else "–" for value in values]
     if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
@@ -296,13 +296,13 @@ def _format_number(value: object) -> str:
     return show_number(value) if isinstance(value, float) else str(value)
 
 
-#: Stages of a served request, in the order in which it passes them, in the colours of those that are simulated.
+#: Stages of a served request in their order, with the colours of the simulated stages.
 _STAGES = {"router": 6, "queue": 1, "gather": 4, "infer": 0, "scatter": 5}
 _LABELS = {"router": "network and router", "infer": "model"}
 
 
 def _load_stage_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """Return where the time of a mean request went, by model; None where the server kept no statistics."""
+    """Return the mean time of requests by stage and model; None where the server kept no statistics."""
     known = [row for row in rows if (row.get("stages") or {}).get("infer_ms") is not None]
     if not known:
         return None
@@ -316,9 +316,9 @@ def _load_stage_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
 
 
 def _batch_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """Return what part of the batches had which size, by model; None where the server kept no statistics.
+    """Return the distribution of batch sizes by model; None where the server kept no statistics.
 
-    A few models stand beside one another at each size, of more each has a bar of its sizes.
+    A few models have bars side by side at each size; more models have a stacked bar each.
     """
     counted = {row["model"]: _parse_sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
     known = {model: own for model, own in counted.items() if sum(own.values())}

@@ -36,7 +36,7 @@ def cdf_figure(series: Sequence[Row], slos_ms: Mapping[str, float]) -> Chart:
     for i, row in enumerate(series):
         if row["latency_ms"]:
             percent = tuple(100.0 * fraction for fraction in row["fraction"])
-            # From nothing upwards: where many requests take the least time, the first point is far above it.
+            # The curve starts at 0%: where many requests take the least time, its first point is far above 0%.
             times = (row["latency_ms"][0], *row["latency_ms"])
             lines.append(Line(row["model"], times, (0.0, *percent), i))
             models_by_slo[slos_ms[row["model"]]][row["model"]] = i
@@ -53,9 +53,9 @@ def cdf_figure(series: Sequence[Row], slos_ms: Mapping[str, float]) -> Chart:
 
 
 def _slo_line(slo_ms: float, models: Mapping[str, int]) -> Line:
-    """Return the upright line of an SLO, part of its model's series or, where several have it, of one of its own.
+    """Return the vertical line of an SLO, in its model's series or, for several models, in a series of its own.
 
-    ``models``: the models that have it, with the numbers of their series.
+    ``models``: the models with this SLO, with the numbers of their series.
     """
     ends = (slo_ms, slo_ms), (0.0, 100.0)
     if len(models) == 1:
@@ -102,7 +102,7 @@ def stages_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
 
 
 def goodput_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
-    """Return requests and those answered within the SLO over time."""
+    """Return the requests, and the requests answered within their SLO, over time."""
     widths = [end - begin for begin, end in pairwise(times_s)]
     middle = tuple((begin + end) / 2 for begin, end in pairwise(times_s))
     lines = tuple(
@@ -170,7 +170,7 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
 
 
 def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float, float]]) -> Chart | None:
-    """Return predicted against measured. ``pairs``: those that are not above 0 are left out."""
+    """Return predicted against measured figures; ``pairs`` that are not above 0 are left out."""
     kept = [pair for pair in pairs if pair[2] > 0 and pair[3] > 0]
     if not kept:
         return None
@@ -199,7 +199,7 @@ def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, flo
 
 
 def load_figures(rows: Sequence[Row]) -> list[Chart]:
-    """Return the figures of a load test: goodput, latency, and both beside what was predicted."""
+    """Return the figures of a load test: goodput and latency, measured and predicted."""
     names = tuple(row["model"] for row in rows)
     latency: dict[str, Sequence[float | None]] = {
         f"{name}{said}": [row.get(f"{key}{name}_ms") for row in rows]
@@ -222,13 +222,13 @@ def load_figures(rows: Sequence[Row]) -> list[Chart]:
 
 
 def _color_percentile(box: Box) -> Box:
-    """Return a bar in the colour of its percentile, paler where it was predicted."""
+    """Return a bar in the colour of its percentile, paler for predicted figures."""
     color = _PERCENTILES.index(box.name.removesuffix(_PREDICTED))
     return replace(box, color=color, shade=_PREDICTED_SHADE if box.name.endswith(_PREDICTED) else 1.0)
 
 
 def evaluation_figure(rows: Sequence[Row]) -> Chart:
-    """Return the median error of estimates, by what was left out and what was predicted."""
+    """Return the median error of estimates, by left-out part and predicted quantity."""
     groups = tuple(dict.fromkeys(f"{row['setting']}: {row['quantity']}" for row in rows))
     predictors = list(dict.fromkeys(row["predictor"] for row in rows))
     errors = {(f"{row['setting']}: {row['quantity']}", row["predictor"]): row["median_pct"] for row in rows}
@@ -245,9 +245,9 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
 
 
 def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Chart, ...]:
-    """Return devices, cost and unused capacity by policy or kind of GPU; those without a map are left out.
+    """Return devices, cost and unused capacity by policy or kind of GPU; rows without a map are left out.
 
-    ``rows``: what ``compare --json`` prints; ``subject``: key of what was compared; ``noun``: what it is called.
+    ``rows``: output of ``compare --json``; ``subject``: key of the compared policies or GPUs; ``noun``: their name.
     """
     placed = [row for row in rows if row["gpus"] is not None]
     names = tuple(str(row[subject]) for row in placed)

@@ -1,4 +1,4 @@
-"""Heat maps: a cell for each pair, whose colour is stronger the larger the value."""
+"""Heat maps: a cell for each pair, whose colour grows stronger with the value."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ LETTER = 7.0  # mean width of a letter at 12 pixels
 _LINE = 18
 _SWATCH = 26
 _LEFT = 12.0
-_MOST_ROWS = 1.4  # of columns, times those that the keys take one after the other
+_MOST_ROWS = 1.4  # of columns, relative to rows of consecutive keys
 
 
 def draw_legend(chart: Chart, top: float) -> tuple[str, float]:
-    """Return the keys of a chart from ``top`` on, and their height; nothing for a chart of one series."""
+    """Return the keys of a chart, drawn from ``top`` down, and their height; empty for a chart of one series."""
     marks = chart.legend()
     if len(marks) < 2:
         return "", 0.0
@@ -41,7 +41,7 @@ def draw_legend(chart: Chart, top: float) -> tuple[str, float]:
 
 
 def _place_keys(widths: Sequence[float], available: float) -> list[tuple[float, int]]:
-    """Return where each key begins and in which row: one after the other or, where there are many, in columns."""
+    """Return the position and row of each key: consecutive keys or, for many keys, columns."""
     places: list[tuple[float, int]] = []
     x, row = _LEFT, 0
     for width in widths:
@@ -51,13 +51,13 @@ def _place_keys(widths: Sequence[float], available: float) -> list[tuple[float, 
         x += width
     columns = max(1, int(available / max(widths)))
     rows = math.ceil(len(widths) / columns)
-    if row < 2 or rows > (row + 1) * _MOST_ROWS:  # of which one long name would make too many
+    if row < 2 or rows > (row + 1) * _MOST_ROWS:  # a single long name would make too many rows
         return places
     return [(_LEFT + i % columns * max(widths), i // columns) for i in range(len(widths))]
 
 
 def group_series(chart: Chart, marks: Sequence[tuple[Line | Points | Box, Callable[[], str]]]) -> str:
-    """Return the marks in their order, those of one series that follow one another in a group with its number."""
+    """Return the marks in their order, with successive marks of a series in a group with its number."""
     numbers = {name: number for number, name in enumerate(chart.legend())}
     parts: list[str] = []
     open_group: int | None = None

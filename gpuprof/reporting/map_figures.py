@@ -1,4 +1,4 @@
-"""Figures of deployment maps: which replica stands where, and what each policy's map costs."""
+"""Figures of deployment maps: placement of the replicas, and cost of each policy's map."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def map_figure(
 ) -> Chart:
     """Return the map as a picture: a bar for each GPU, its partitions and replicas as wide as their shares.
 
-    ``devices``: by name; what it lacks is looked up in the catalogue; ``title``: by default the policy's name;
-    ``models``: in the order of their colours, where several maps are to agree; by default the map's own.
+    ``devices``: devices by name, otherwise taken from the catalogue; ``title``: by default the policy's name;
+    ``models``: models in the order of their colours, common to several maps; by default the map's own.
 
     Returns
     -------
     Chart
-        A MIG instance stands at its memory slices. Where the slices of a device are unknown, the note says so and
-        its instances are drawn equally wide.
+        A MIG instance stands at its memory slices. Where the slices of a device are unknown, a note says so and all its
+        instances have the same width.
     """
     colors = list(models if models is not None else [*deployment.models, *deployment.merges])
     has_instances = any(partition.mig is not None for _, _, partition, _ in deployment.places())
@@ -94,13 +94,13 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
 
 
 def _name_members(replica: Replica) -> str:
-    """Return which models a merged replica serves, with their rates; nothing for one that serves a single model."""
+    """Return the models of a merged replica, with their rates; empty for a replica of a single model."""
     rates = (f"{member.model} at {show_number(member.rate_rps)} requests/s" for member in replica.merged)
     return f" of {' and '.join(rates)}" if replica.merged else ""
 
 
 def _slots(partition: Partition, gpu: Gpu, devices: Mapping[str, Device]) -> tuple[float, float] | None:
-    """Return where a partition begins and how wide it is, in percent; None where the device's slices are not known."""
+    """Return the start and the width of a partition, in percent; None where the device's slices are unknown."""
     if partition.mig is None:
         return 0.0, 100.0
     device = devices.get(gpu.device)

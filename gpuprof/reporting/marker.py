@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuprof.reporting.palette import COLORS
 
-#: Of lines: with the eight colours, 32 series differ; neighbours in the legend differ in colour and mark as well.
+#: Dash patterns: with the eight colours, 32 series differ; neighbours in the legend differ in colour and mark as well.
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 #: Paths around the origin, of about the same area at size 1.
 _SHAPES = (
@@ -19,7 +19,7 @@ _SHAPES = (
 
 
 def dash_of(series: int) -> str:
-    """Return the dashes of the line of a series, empty for a solid one."""
+    """Return the dashes of a series' line; empty for a solid line."""
     return DASHES[series // COLORS % len(DASHES)]
 
 

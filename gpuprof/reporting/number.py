@@ -7,5 +7,5 @@ _WHOLE = 9_999.5
 
 
 def show_number(value: float) -> str:
-    """Return a number to four digits at least, without an exponent where it is large."""
+    """Return a number with at least four digits, and without an exponent for large numbers."""
     return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:,.4g}"

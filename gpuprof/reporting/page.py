@@ -1,4 +1,4 @@
-"""One self-contained HTML page, whose content security policy forbids it to load anything."""
+"""One self-contained HTML page, whose content security policy forbids it to load other resources."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpuprof.reporting.document import Section, Table
 from gpuprof.reporting.palette import declarations, style, variables
 from gpuprof.reporting.svg import inline
 
-#: A report can be mailed and opened from a disk: nothing in it can send anything, whatever a model is called.
+#: Reports are mailed and opened from a disk: no content, whatever a model's name, may send data.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
-#: Pixels of a drawing in a window of 400, and of one that needs the width of the page.
+#: Pixels of a drawing in a window of 400 pixels, and of a drawing of the page's full width.
 _NARROW, _BROAD = 370, 760
 
 _HINT = (
@@ -30,8 +30,8 @@ def page(title: str, sections: Sequence[Section]) -> str:
     anchors = {section.title: f"s{i}" for i, section in enumerate(sections)}
     body = "".join(_render_section(i, section, anchors) for i, section in enumerate(sections))
     hint = _HINT if any(len(chart.legend()) > 1 for section in sections for chart in section.charts) else ""
-    # Without the script the page shows everything all the same: tips are <title> elements, which the script takes out
-    # so that the browser's own do not stand beside its.
+    # The page is complete without its script. Tooltips are <title> elements; the script removes them, so that the
+    # browser's own tooltips do not appear twice.
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -74,9 +74,9 @@ def _render_figure(chart: Chart) -> str:
 
 
 def _draw_twice(chart: Chart) -> str:
-    """Return a chart for wide windows and one for telephones, of which a page shows the one that fits.
+    """Return a chart for wide windows and a chart for telephones; a page shows the fitting one.
 
-    Shrunk to a telephone, letters of the wide one could not be read.
+    The letters of the wide chart would be illegible on a telephone.
     """
     if chart.width <= _NARROW:
         return inline(chart)
@@ -84,9 +84,9 @@ def _draw_twice(chart: Chart) -> str:
 
 
 def _render_table(table: Table, anchors: Mapping[str, str]) -> str:
-    """Return a table whose first cells lead to the parts of the page that are called so.
+    """Return a table whose first cells link to the sections of the same name.
 
-    Each cell carries its heading: a narrow window shows a row as a block of its own, cells below one another.
+    Each cell carries its heading: a narrow window shows each row as a block, with its cells below one another.
     """
     sides = ["" if _has_numbers(cells) else ' class="text"' for cells in zip(*table.rows, strict=True)]
     sides = sides or [""] * len(table.headings)
@@ -104,7 +104,7 @@ def _render_table(table: Table, anchors: Mapping[str, str]) -> str:
 
 
 def _has_numbers(cells: Sequence[str]) -> bool:
-    """Return whether a column holds numbers, which stand below one another by their last digit."""
+    """Return whether a column holds numbers, which are aligned at their last digit."""
     return all(cell == "–" or (cell.lstrip("-–")[:1].isdigit() and " " not in cell) for cell in cells)
 
 

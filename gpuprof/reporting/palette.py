@@ -50,7 +50,7 @@ def declarations(theme: str) -> str:
     return "".join(f"--{name}:{color};" for name, color in THEMES[theme].items())
 
 
-#: Beyond the colours of the palette they come again, each time paler.
+#: Series beyond the palette reuse its colours, paler in each round.
 _SHADES = (1.0, 0.75, 0.55, 0.4)
 
 

@@ -14,7 +14,10 @@ _ZOOM = 2.0  # of PNGs, so that they are sharp in print
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture before it is drawn. Raises `InputError` for another ending than .svg and .png, or no folder."""
+    """Check the file name of a picture before drawing.
+
+    Raises `InputError` for an ending other than .svg and .png, or a missing folder.
+    """
     if path.suffix not in (".svg", ".png"):
         raise InputError(f"a picture is .svg or .png but got {path.name!r}", "name it so")
     if not path.parent.is_dir():
@@ -22,9 +25,9 @@ def check_picture(path: Path) -> None:
 
 
 def write_picture(charts: Chart | Sequence[Chart], path: Path, columns: int = 1) -> None:
-    """Write a chart, or several in so many columns, in the format that the name ends in, ``.svg`` or ``.png``.
+    """Write a chart, or several charts in ``columns``, in the format of the file's ending, ``.svg`` or ``.png``.
 
-    Raises `InputError` as `check_picture` does, and for a file that cannot be written; `UnavailableError` for a PNG
+    Raises `InputError` like `check_picture`, and for a file that cannot be written; `UnavailableError` for a PNG
     without resvg-py.
     """
     check_picture(path)

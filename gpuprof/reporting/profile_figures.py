@@ -13,19 +13,19 @@ from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
 from gpuprof.reporting.number import show_number
 
-_TYPES = 6  # op types with a colour of their own, those that take the most time; the others share one
+_TYPES = 6  # op types with a colour of their own, the longest first; the others share a colour
 _OTHER = 6
 _REST = "other"
-_ABOVE = 1.02  # times the roof: less is within what measurements are off by
-#: Series of one figure; with more, each model has one, and figures follow one another.
+_ABOVE = 1.02  # times the roof: smaller excesses are within measurement errors
+#: Maximum series of a figure; with more, each model has a single series, and further figures follow.
 MOST_SERIES = 24
-_MOST_MARKS = 10  # labels of an axis that stand at what was measured
+_MOST_MARKS = 10  # axis labels at measured values
 
 
 def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) -> Chart | None:
-    """Return arithmetic intensity and rate of each op, under what the device can do; None when no op has both.
+    """Return arithmetic intensity and rate of each op, below the device's roofline; None when no op has both.
 
-    ``device``: whose roofs are drawn.
+    ``device``: the device of the roofline.
     """
     timed = [one for op in ops if (one := _time_op(op)) is not None]
     if not timed:
@@ -85,7 +85,7 @@ def _roofs(device: DeviceRow | None, low: float, high: float) -> tuple[Line, ...
 
 
 def _explain_above(timed: Sequence[_TimedOp], device: DeviceRow | None) -> str:
-    """Return how many ops lie above the roof, and why that can be; empty where none does or no roof is known."""
+    """Return the number of ops above the roof, and the reasons; empty for no such op or an unknown roof."""
     if device is None or not device.float32_flops_per_s or not device.dram_bytes_per_s:
         return ""
     peak, bandwidth = device.float32_flops_per_s / 1e9, device.dram_bytes_per_s / 1e9
@@ -104,10 +104,10 @@ def _explain_above(timed: Sequence[_TimedOp], device: DeviceRow | None) -> str:
 
 
 def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRow] = ()) -> Chart | None:
-    """Return when what runs in one inference, a row an op type; None when nothing was timed.
+    """Return the timeline of one inference, a row for each op type; None without times.
 
-    ``ops``: where the start of nothing is known, they stand one after the other in the order of the graph; ``kernels``:
-    where starts were measured, the repetition of median length is shown as it ran.
+    ``ops``: drawn consecutively in the order of the graph, where no start is known; ``kernels``: with measured starts,
+    the repetition of median length is drawn.
     """
     measured = _median_repeat(kernels)
     spans = measured or _in_order(ops)
@@ -150,7 +150,7 @@ def _in_order(ops: Sequence[OpRow]) -> list[_Span]:
 
 
 def _median_repeat(kernels: Sequence[KernelRow]) -> list[_Span]:
-    """Return the kernels of the repetition whose time from its first start to its last end is the median of all."""
+    """Return the kernels of the median repetition, by the time from its first start to its last end."""
     repeats: dict[int, list[_Span]] = defaultdict(list)
     for kernel in kernels:
         if kernel.start_ns is not None and kernel.duration_ns:
@@ -174,12 +174,11 @@ def _type_colors(times: Iterable[tuple[str, float]]) -> dict[str, int]:
 
 
 def batch_and_share_figures(models: Sequence[ModelRow], model: str = "") -> list[Chart]:
-    """Return latency and throughput over the batch, and latency over the share, of what was measured.
+    """Return latency and throughput over the batch, and latency over the share, from measured rows.
 
-    Where all rows are of one ``model``, its name stands in the titles instead of in every key.
+    With rows of a single ``model``, its name is in the titles instead of in every key.
 
-    With more series than can be told apart, each model has the one that was measured most, and further figures show
-    further models.
+    With too many series, each model is shown with its most measured series, and further figures show further models.
     """
     places = {name: place for place, name in enumerate(dict.fromkeys(row.model for row in models))}
     ordered = sorted(
@@ -199,7 +198,7 @@ def batch_and_share_figures(models: Sequence[ModelRow], model: str = "") -> list
 
 
 def _collect_series(rows: Sequence[ModelRow], along: str, key: str) -> tuple[dict[str, dict[float, float]], str]:
-    """Return the points of each series that has several, and what was left out."""
+    """Return the points of each series of several points, and a note on omitted series."""
     others = [name for name in ("batch", "sm_share_pct", "mig_profile", "processes") if name != along]
     series: dict[tuple[str, str], dict[float, float]] = defaultdict(dict)
     first: dict[tuple[str, str], ModelRow] = {}

@@ -10,7 +10,7 @@ from gpuprof.reporting.chart import Axis
 
 _LEAST = 1e-30  # of a logarithmic axis
 _LEAST_TICKS = 3  # fewer do not show that an axis is logarithmic
-#: Where its ticks may stand within a decade, the second where the first are too few.
+#: Candidate ticks within a decade; the second set serves where the first gives too few.
 _LOG_FACTORS = ((1, 2, 5), (1, 1.5, 2, 3, 5, 7))
 
 
@@ -25,7 +25,7 @@ class Scale:
     log: bool
 
     def __call__(self, value: float) -> float:
-        """Return the pixel of a value; what lies outside is put at the nearer end."""
+        """Return the pixel of a value; values outside are moved to the nearer end."""
         low, high, at = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
             low, high, at = math.log10(low), math.log10(high), math.log10(at)
@@ -37,7 +37,7 @@ class Scale:
 
 
 def scale_of(axis: Axis, values: Sequence[float], begin: float, end: float) -> Scale:
-    """Return the scale of an axis for these values, from the axis's own ends where it has them."""
+    """Return the scale of an axis for these values; ends given by the axis take precedence."""
     finite = [value for value in values if math.isfinite(value) and (value > _LEAST or not axis.log)]
     low = axis.low if axis.low is not None else min(finite, default=1.0 if axis.log else 0.0)
     high = axis.high if axis.high is not None else max(finite, default=low + 1.0)
@@ -57,7 +57,7 @@ def scale_of(axis: Axis, values: Sequence[float], begin: float, end: float) -> S
 def _linear_ticks(low: float, high: float) -> list[float]:
     raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
-    # A little less than the step, so that rounding does not skip to the next one.
+    # A tolerance below the step, so that rounding does not skip to the next factor.
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [round((first + i) * step, 12) for i in range(int((high - first * step) / step + 1e-9) + 1)]

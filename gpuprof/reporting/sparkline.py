@@ -1,4 +1,4 @@
-"""A sparkline: a series as one line of text."""
+"""Sparkline: a series as one line of text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return one character a value, from zero (lowest bar) to the largest; nothing at all shows as a blank."""
+    """Return one character for each value, from zero (lowest bar) to the largest; a zero shows as a blank."""
     top = max(values, default=0.0)
     if top <= 0:
         return " " * len(values)

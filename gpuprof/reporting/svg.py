@@ -16,7 +16,7 @@ from gpuprof.reporting.palette import COLORS, THEMES, style
 from gpuprof.reporting.scale import Scale, scale_of, tick_text
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 24, 36, 50
-_MOST_LETTERS = 34  # of a name beside the drawing or, aslant, below it
+_MOST_LETTERS = 34  # of a name at the side of the drawing or, slanted, below it
 _LEAST_LETTERS = 7  # of a name that is shortened
 _LABEL_LETTER = 6.2  # mean width of a letter of an axis' label
 _MOST_BESIDE = 0.45  # of the width, for names beside the drawing
@@ -27,7 +27,7 @@ _WIDE_LETTER = 7.6  # of names that must not be cut
 _SLANT = 40.0  # degrees, of names below the drawing that have no room side by side
 _UNTOUCHED = 'pointer-events="none"'
 _SEE_THROUGH = 'opacity="0.85"'
-_MARKS = 8  # of a long line, that tell it apart
+_MARKS = 8  # on a long line, which distinguish the series
 _PALE, _PALE_INK = 0.6, 0.5  # on paler boxes than this, the second of the colour of text, text has its own colour
 _TARGETS = 240  # of a line, that can be pointed at
 
@@ -51,7 +51,7 @@ def standalone(charts: Sequence[Chart], theme: str = "light", columns: int = 1) 
 
 
 def inline(chart: Chart, kind: str = "") -> str:
-    """Return the chart for a page that has the style, of class ``kind``; it is as wide as its place on the page."""
+    """Return the chart for a page that has the style, in the class ``kind``; its width follows the page."""
     body, height = _draw(chart)
     named = f' class="{kind}"' if kind else ""
     return (
@@ -82,18 +82,18 @@ def _draw(chart: Chart) -> tuple[str, int]:
 
 
 def _left_margin(chart: Chart) -> float:
-    """Return where the drawing begins: names beside it, and those that end aslant below its left, need room."""
+    """Return the left margin of the drawing, with room for names at its side and for slanted names below it."""
     letters = min(_letters_beside(chart), max(map(len, chart.y.names), default=0))
     return max(min(_LEFT, _MOST_MARGIN * chart.width), 14 + _WIDE_LETTER * letters, _slant_margin(chart))
 
 
 def _letters_beside(chart: Chart) -> int:
-    """Return how many letters of a name beside the drawing are shown: it must not take the room of the drawing."""
+    """Return the maximum letters of a name at the side of the drawing, which must keep its room."""
     return min(_MOST_LETTERS, int(_MOST_BESIDE * chart.width / _WIDE_LETTER))
 
 
 def _slant_margin(chart: Chart) -> float:
-    """Return what names that end aslant below the drawing take to its left; a longer one is shortened."""
+    """Return the room to the left for slanted names below the drawing; longer names are shortened."""
     across = Scale(0.0, 1.0, min(_LEFT, _MOST_MARGIN * chart.width), chart.width - _RIGHT, False)
     if not _is_slanted(chart.x, across):
         return 0.0
@@ -158,7 +158,7 @@ def _draw_grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
         f'<text class="ink" text-anchor="middle" x="{center:.1f}" y="{bottom + below - 12:.1f}">'
         f"{escape(chart.x.label)}</text>"
     )
-    if not chart.y.names:  # names say themselves what they are, and need the space
+    if not chart.y.names:  # names need no label, but the space
         parts.append(
             f'<text class="ink" text-anchor="middle" transform="translate(16 {middle:.1f}) rotate(-90)">'
             f"{escape(chart.y.label)}</text>"
@@ -167,7 +167,7 @@ def _draw_grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
 
 
 def _place_labels(axis: Axis, scale: Scale, across: bool, letters: int) -> list[tuple[float, str]]:
-    """Return what stands at an axis; a row of names needs their width, a column their height."""
+    """Return the labels of an axis; names in a row need their width, names in a column their height."""
     if not axis.names:
         return [(value, tick_text(value)) for value in axis.marks or scale.ticks()]
     each = abs(scale.end - scale.begin) / len(axis.names)
@@ -206,14 +206,14 @@ def _draw_line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
 
 
 def _describe_point(line: Line, x: float, y: float, axes: str) -> str:
-    """Return what a point of a line says: its values, but on an upright line, whose name says its own."""
+    """Return the tooltip of a point on a line: its values or, on a vertical line, the line's name."""
     if len(set(line.x)) == 1 < len(line.x):
         return line.name
     return f"{line.name}: {show_number(y)} at {show_number(x)} ({axes})"
 
 
 def _draw_line_marks(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
-    """Return some marks along a line where there are several; each begins elsewhere, so that they stand apart."""
+    """Return some marks along a line of several; each line starts at another point, so that marks stay apart."""
     if chart.points or not chart.is_marked(line):
         return ""
     every = max(1, len(line.x) // _MARKS)
@@ -257,6 +257,6 @@ def _opacity(mark: Line | Points | Box) -> str:
 
 
 def _end_with_tip(element: str, tip: str) -> str:
-    """Return the end of an element that says something when it is pointed at, with and without the page's script."""
+    """Return the end of an element with a tooltip, for a page with and without its script."""
     text = escape(tip)
     return f' data-tip="{text}"><title>{text}</title></{element}>'
