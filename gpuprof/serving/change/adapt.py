@@ -1,9 +1,9 @@
 """Adapts the map to the load: replans when the measured load leaves the plan's bounds.
 
-Changing maps costs, and what is measured is noisy. So a model must be out of bounds for several periods, longer when
-it has too much than when it has too little; after a move nothing is judged until the new workers have settled; the
-placer plans with headroom, so that the new bounds lie around what was measured; and a load that it found no better map
-for is not put to it again until it has changed or a while, longer each time, has passed.
+Changing maps is expensive, and measurements are noisy. So a model must be out of bounds for several periods, longer
+with excess than with lack of capacity. After a move, nothing is judged until the new workers have settled. The placer
+plans with headroom, so that the new bounds lie around the measured load. A load without a better map is not planned
+again until it has changed or a while, longer each time, has passed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Load:
     """The load for which a map is planned."""
 
     rates_rps: Mapping[str, float]  #: Measured where the plan was left, else as planned.
-    #: By model: time of its batches over what the estimator said; models left out are as it said.
+    #: By model: batch time relative to the estimate; models left out have the estimated time.
     slowdowns: Mapping[str, float]
-    #: By model and a neighbour on its device: likewise, for batches beside that neighbour alone.
+    #: By model and a neighbour on its device: likewise, for batches run beside this neighbour alone.
     beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
@@ -54,7 +54,7 @@ class Replanner(Protocol):
     """Plans a map; picklable, since it is called in another process."""
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
-        """Return a map for ``load`` that can follow ``deployment``, None when no better one is found."""
+        """Return a map for ``load`` that can follow ``deployment``; None without a better map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class AdaptSettings:
     """When maps are changed."""
 
     replan: Replanner
-    output: Path  #: Where each new map is written.
+    output: Path  #: Path to which each new map is written.
     period_s: float = 5.0  #: Time over which the load is measured.
     #: Periods in a row for which a model must have too little (True), or too much (False).
     patience: Mapping[bool, int] = field(default_factory=lambda: {True: 2, False: 6})
@@ -156,7 +156,7 @@ class Adapter:
         for model, how in out.items():
             observed = seen[model]
             measured = self._settings.headroom * observed.window.rate_rps
-            # A model that nobody asks for keeps the smallest replica, for who asks next.
+            # A model without requests keeps the smallest replica for later requests.
             rates[model] = max(measured, 0.01 * rates[model])
             if observed.slowdown is None or how not in (Departure.LATENCY, Departure.QUICK, Departure.SLO):
                 continue
@@ -169,10 +169,11 @@ class Adapter:
         return Load(rates, slowdowns, beside)
 
     def _own_slowdown(self, model: str, observed: ObservedLoad, how: Departure) -> float | None:
-        """Return by how much a model by itself is slower than was said; None: its neighbours are the cause.
+        """Return a model's own slow-down relative to the estimate; None: its neighbours are the cause.
 
-        They are where its times alone were measured or it has replicas without neighbours to compare with. That it is
-        quicker than predicted says nothing of them: they may have had less to do than the map allows.
+        Neighbours are the cause where the model's times were measured alone, or where replicas without neighbours
+        allow a comparison. Batches quicker than predicted say nothing about neighbours: their load may be below the
+        map's.
         """
         seen = observed.neighbours
         if seen is None or not seen.beside or how is Departure.QUICK:
@@ -223,7 +224,7 @@ class Adapter:
         LOGGER.warning("another map is served for the load", extra=log_fields)
         if move["started"] or move["stopped"]:
             self._waits = 1
-        # New workers are slower at first, and old ones still answer what they had: that is not judged.
+        # This period is not judged: new workers are slower at first, and old workers still answer accepted requests.
         await asyncio.sleep(self._settings.settle_periods * self._settings.period_s)
         self._meter.take()
         self._back_off()
@@ -267,7 +268,7 @@ class LoadMeter:
         }
 
     def _slowdown(self, model: ServedModel) -> float | None:
-        """Return the time of the batches of a model since the last time over what was predicted for them."""
+        """Return the measured over the predicted time of a model's batches since the last call."""
         sums = [sum_times(replica, self._batches.get(replica.plan.name, {})) for replica in model.replicas]
         took_ns, predicted_ns = (sum(column) for column in zip(*sums, strict=True)) if sums else (0.0, 0.0)
         return took_ns / predicted_ns if predicted_ns > 0.0 else None

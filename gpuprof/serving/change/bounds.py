@@ -1,4 +1,4 @@
-"""Whether a model's load is what its map was planned for."""
+"""Compares a model's load with the planned load of its map."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.serving.change.window import ServiceWindow
 from gpuprof.serving.router.neighbour_times import NeighbourCost
 
-#: How many standard deviations of the count of a Poisson process are taken for chance.
+#: Standard deviations of the count of a Poisson process up to which a deviation is attributed to chance.
 _SURE = 2.0
 
 
 class Departure(StrEnum):
-    """In which way a model leaves the bounds of its plan."""
+    """The kinds of departure of a model from the bounds of its plan."""
 
     RATE = "more requests than planned"
     LATENCY = "batches take longer than planned"
@@ -25,7 +25,7 @@ class Departure(StrEnum):
 
     @property
     def is_short(self) -> bool:
-        """Whether the plan gives too little, rather than too much."""
+        """Return whether the plan gives too little capacity, rather than too much."""
         return self in (Departure.RATE, Departure.LATENCY, Departure.SLO)
 
 
@@ -54,9 +54,11 @@ class ObservedLoad:
     """The measured load of a model in a window."""
 
     window: ServiceWindow
-    #: Time of its batches over what was predicted for batches of their sizes; None without batches.
+    #: Measured over predicted time of batches of the same sizes; None without batches.
     slowdown: float | None
-    neighbours: NeighbourCost | None = None  #: What of it its neighbours cause; None: not looked at, or no batches.
+    neighbours: NeighbourCost | None = (
+        None  #: Part of the slow-down caused by the neighbours; None: not analysed, or no batches.
+    )
 
 
 def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:

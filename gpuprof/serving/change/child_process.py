@@ -1,4 +1,4 @@
-"""Runs a function in a child process, so that requests do not wait while it computes."""
+"""Runs a function in a child process, so that its computation does not delay requests."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typing import Any, TypeVar
 from gpuprof.errors import GpuprofError, UnavailableError
 
 _Result = TypeVar("_Result")
-#: Niceness: on a CPU, planning shares the cores with what is served.
+#: Niceness: on a CPU, planning shares the cores with the workers.
 _NICE = 5
 
 
 async def run_in_process(function: Callable[..., _Result], *arguments: object) -> _Result:
-    """Return what ``function``, which must be picklable as its arguments and its result are, returns for ``arguments``.
+    """Return the result of ``function`` for ``arguments``; function, arguments and result must be picklable.
 
-    Raises `GpuprofError`: what the function raised; of any other error, and of a process that died, an
-    `UnavailableError`.
+    Raises the function's `GpuprofError`, and `UnavailableError` for any other error or the death of the process.
     """
     # Spawned: a fork would have the router's sockets, and its threads' locks as they were.
     context = get_context("spawn")
@@ -54,7 +53,7 @@ def _call_and_send(pipe: Connection, function: Callable[..., Any], arguments: tu
         answer = function(*arguments), None
     except GpuprofError as error:
         answer = None, error
-    except Exception as error:  # whatever is wrong with it must not be the server's end
+    except Exception as error:  # no error here may end the server
         answer = None, UnavailableError(f"{type(error).__name__}: {error}")
     with suppress(BrokenPipeError):
         pipe.send(answer)

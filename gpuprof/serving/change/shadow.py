@@ -1,8 +1,8 @@
 """Monitors the models' SLOs, and activates the standbys of replicas that miss them.
 
-iGniter (section 4.2) looks at p99 every second; when it passes the SLO it looks half a second longer, and if it still
-does, the process with the larger share takes over. Here the replica of the model that was late most often is replaced;
-it answers what it has, so that no request is lost.
+iGniter (section 4.2) checks p99 every second; when it exceeds the SLO, iGniter checks again for half a second, and
+then the process with the larger share takes over. Here the model's replica with the most late answers is replaced;
+this replica answers its accepted requests, so that no request is lost.
 """
 
 from __future__ import annotations
@@ -110,6 +110,6 @@ class StandbyController:
 def _window_since(
     before: Mapping[str, ServiceCounts], name: str, after: Iterable[ModelStatistics], at: float
 ) -> ServiceWindow | None:
-    """Return the window since a snapshot; None for a model or replica that was not in it."""
+    """Return the window since a snapshot; None for a model or replica missing from the snapshot."""
     then = before.get(name)
     return None if then is None else then.until(ServiceCounts.of(after), time.monotonic() - at)

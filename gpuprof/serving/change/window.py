@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 
-#: How many standard deviations of chance are not taken for a sign.
+#: Standard deviations up to which a deviation is attributed to chance.
 _SURE = 3.0
 
 
@@ -37,8 +37,9 @@ class ServiceWindow:
     def breaks_slo(self, percentile: float) -> bool:
         """Return whether the latency at ``percentile`` exceeds the SLO significantly.
 
-        The percentile passes it exactly when more than the rest are late. A refusal is as bad as a late answer: only
-        what would have been late is refused. Of few requests one is soon too many by chance, which is taken off.
+        The percentile exceeds the SLO exactly when more than the remaining fraction of the requests is late. A
+        refusal counts as a late answer, since only requests that would be late are refused. The chance variation of
+        small counts is subtracted.
         """
         total = self.answered + self.refused
         allowed = total * (1.0 - percentile / 100.0)
@@ -61,7 +62,7 @@ class ServiceCounts:
 
     @classmethod
     def of(cls, parts: Iterable[ModelStatistics]) -> ServiceCounts:
-        """Return the sum of one or more counts."""
+        """Return the sum of several counts."""
         each = list(parts)
         return cls(
             arrived=sum(part.arrived for part in each),

@@ -42,7 +42,7 @@ class PlanChange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RunningReplica:
-    """A replica that has its workers, and each model that it serves as that model sees it."""
+    """A running replica, and the view of it by each model that it serves."""
 
     planned: PlannedReplica
     replica: ServedReplica
@@ -83,15 +83,16 @@ class WorkerFleet:
         return frozenset(core for worker in self.workers if not worker.order.node for core in worker.order.cores)
 
     async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> PlanChange:
-        """Serve ``plan`` from now on; replicas that are in it already go on, the others answer what they have.
+        """Serve ``plan`` from now on: common replicas stay, the others answer their accepted requests and end.
 
-        Raises `GpuprofError` when a new worker cannot hold its share or load its model; nothing has changed then.
+        Raises `GpuprofError` when a new worker cannot have its share or load its model; the running map is then
+        unchanged.
         """
         async with self._moving:
             kept, fresh, obsolete = self._compare(plan)
             models = {name: self._model(deployment, name) for name in dict.fromkeys(n for p in plan for n in p.models)}
             started = [await self._start_workers(models, planned) for planned in self._make_names_unique(fresh, kept)]
-            # All of them, before anything of the running map is touched: what fails until here changes nothing.
+            # All workers, before the running map is touched: a failure up to here changes nothing.
             await self._wait_until_ready(started)
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
@@ -99,13 +100,13 @@ class WorkerFleet:
             for running in started:
                 _join(running)
             self._running = kept + started
-            self._claimed.clear()  # what took over is part of the plan now, or goes
+            self._claimed.clear()  # standbys that took over are part of the plan now, or end
             await self._end_standbys()
             for model in models.values():
                 model.spec = _find_largest_spec(
                     member for s in self._running for served, member in s.members if served is model
                 )
-            # Before old replicas are retired: no request meets a model without one.
+            # Before old replicas are retired: no request may find its model without a replica.
             self._router.publish(models.values())
             await asyncio.gather(*(self._retire(running) for running in obsolete))
             await self._start_standbys()
@@ -117,7 +118,7 @@ class WorkerFleet:
         return None if standby is None else standby.planned.plan
 
     async def take_over(self, replica: str) -> ReplicaPlan | None:
-        """Let the standby of a replica take over, which answers what it has; return its plan, None if it has gone."""
+        """Replace a replica, once drained, by its standby; return the standby's plan, None if the standby has gone."""
         async with self._moving:
             ready = self._standbys.get(replica)
             if ready is None or not ready.replica.is_alive:
@@ -139,7 +140,7 @@ class WorkerFleet:
     def _compare(
         self, plan: Sequence[PlannedReplica]
     ) -> tuple[list[_RunningReplica], list[PlannedReplica], list[_RunningReplica]]:
-        """Return what goes on, what is new, and what is no longer wanted."""
+        """Return the replicas to keep, to start and to retire."""
         unmatched = list(self._running)
         kept, fresh = [], []
         for planned in plan:
@@ -178,7 +179,7 @@ class WorkerFleet:
         )
 
     async def _start_standby(self, running: _RunningReplica, wanted: Standby) -> None:
-        """Start the standby of a replica; one that cannot start is done without."""
+        """Start the standby of a replica; a standby that cannot start is left out."""
         planned, name = running.planned, running.planned.plan.name
         group = f"{planned.orders[0].group}-shadow"
         plan = replace(wanted.plan, name=f"{name}-shadow")
@@ -193,7 +194,7 @@ class WorkerFleet:
         self._standbys[name] = standby
 
     async def _end_standbys(self) -> None:
-        """End standbys whose replica has gone or wants another, and those for which there is no longer room."""
+        """End standbys that no replica wants any more, or for which no capacity is left."""
         wanted = {running.planned.plan.name: running.planned.standby for running in self._running}
         for name, standby in list(self._standbys.items()):
             plan = wanted.get(name)
@@ -204,7 +205,7 @@ class WorkerFleet:
             LOGGER.info("standby ended", extra={"replica": name})
 
     def _fits(self, standby: Standby) -> bool:
-        """Whether what a standby would take has not been taken by others that took over."""
+        """Return whether the resources of a standby are still free of standbys that took over."""
         return all(self._claimed.get(c.resource, 0.0) + c.amount <= c.spare + _EPSILON for c in standby.claims)
 
     def _model(self, deployment: DeploymentMap, name: str) -> ServedModel:
@@ -232,7 +233,7 @@ class WorkerFleet:
         return _RunningReplica(planned, replica, ((model, replica),))
 
     async def _wait_until_ready(self, started: Sequence[_RunningReplica]) -> None:
-        """Start the workers, a few at a time; when one refuses or the wait is cancelled, end them all."""
+        """Start the workers, a few at a time; when a start fails or the wait is cancelled, end them all."""
 
         async def start(worker: WorkerHandle) -> None:
             async with self._start_limit:
@@ -242,7 +243,7 @@ class WorkerFleet:
         tasks = [asyncio.ensure_future(start(worker)) for worker in workers]
         try:
             await asyncio.gather(*tasks)
-        except BaseException:  # a cancelled start, too, must end the workers that it began
+        except BaseException:  # also when cancelled: the workers begun so far must end
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -250,7 +251,7 @@ class WorkerFleet:
             raise
 
     async def _retire(self, running: _RunningReplica) -> None:
-        """Take no more requests for a replica, hand on or answer what it has, and end its workers."""
+        """Stop sending requests to a replica, reassign or answer its requests, and end its workers."""
         replica = running.replica
         for model, member in running.members:
             model.retire_replica(member)
@@ -280,13 +281,13 @@ def _join(running: _RunningReplica) -> None:
 
 
 def _find_largest_spec(replicas: Iterable[AnyReplica]) -> ModelSpec:
-    """Return what the replica with the largest batch takes."""
+    """Return the specification of the replica with the largest batch."""
     specs = [spec for replica in replicas for spec in replica.specs]
     return max(specs, key=lambda spec: spec.max_batch)
 
 
 def _identity(planned: PlannedReplica) -> tuple[object, ...]:
-    """Return what makes two replicas the same: all but their names and the rate that is planned for them."""
+    """Return the identity of a replica: all its properties but its name and its planned rate."""
     return planned.model, planned.members, replace(planned.plan, name="", rate_rps=0.0), _orders(planned.orders)
 
 

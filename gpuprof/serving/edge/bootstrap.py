@@ -16,11 +16,11 @@ _REMOVED = object()
 class EdgeSettings:
     """The values of ``envoy.yaml``."""
 
-    router_address: dict[str, Any]  #: Of the router, as Envoy writes addresses: ``{"pipe": {"path": …}}``.
+    router_address: dict[str, Any]  #: Address of the router in Envoy's format: ``{"pipe": {"path": …}}``.
     host: str = "127.0.0.1"  #: Address to listen on.
     http_port: int | None = None
     grpc_port: int | None = None
-    streams_socket: str | None = None  #: Of the server of gRPC streams; None: there is none.
+    streams_socket: str | None = None  #: Socket of the gRPC stream server; None: no such server.
     admin_socket: str | None = None
     #: ``certificate``, ``private_key``: Paths of PEM files; None: no TLS.
     certificate: str | None = None

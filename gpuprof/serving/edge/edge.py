@@ -22,7 +22,7 @@ from gpuprof.errors import InputError, UnavailableError, install_hint
 from gpuprof.serving.edge.bootstrap import EdgeSettings, render_bootstrap
 from gpuprof.serving.watch.logs import LOGGER
 
-#: The oldest Envoy whose settings ``envoy.yaml`` has.
+#: The oldest Envoy version that supports all settings of ``envoy.yaml``.
 LEAST_VERSION = (1, 36)
 _THREADS = 2
 _START_S, _END_S = 60.0, 5.0
@@ -39,9 +39,9 @@ _VERSION = re.compile(r"/(\d+)\.(\d+)\.\d+")
 
 
 def find_envoy(path: Path | None = None) -> Path:
-    """Return the Envoy binary: ``path``, that of the extra ``edge``, or the one on the PATH.
+    """Return the Envoy binary: ``path``, the binary of the extra ``edge``, or the binary on the PATH.
 
-    Raises `UnavailableError` where there is none or it is too old.
+    Raises `UnavailableError` where there is none, or its version is too old.
     """
     binary = path or _find_packaged()
     if binary is None or not os.access(binary, os.X_OK):
@@ -72,7 +72,7 @@ def _find_packaged() -> Path | None:
 
 
 class Edge:
-    """Envoy in front of one server.
+    """Envoy in front of a server.
 
     Parameters
     ----------
@@ -85,11 +85,11 @@ class Edge:
     Attributes
     ----------
     directory : Path
-        Private to the user; sockets and configuration lie there.
+        Sockets and configuration, private to the user.
     http_port, grpc_port : int or None
-        The ports themselves; they are reserved for as long as the edge exists.
+        The actual ports, which are reserved as long as the edge exists.
     restarts : int
-        How often Envoy ended by itself and was started again.
+        Number of restarts after an unexpected end of Envoy.
     """
 
     def __init__(self, binary: Path, host: str, http_port: int | None, grpc_port: int | None) -> None:
@@ -116,7 +116,7 @@ class Edge:
         Raises
         ------
         UnavailableError
-            Where it ends or does not listen in time.
+            When Envoy ends or does not listen in time.
         """
         settings = replace(
             settings,

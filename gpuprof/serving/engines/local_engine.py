@@ -32,7 +32,7 @@ Layouts = Mapping[str, Sequence[tuple[str, int]]]
 
 
 async def find_machine_parts(machine: MachineLink, layouts: Layouts) -> MachineParts:
-    """Return what a machine has, when the GPUs for which there are layouts are cut so."""
+    """Return the parts of a machine, after its GPUs were partitioned according to ``layouts``."""
     return await machine.apply_layouts(layouts) if layouts else await machine.wait()
 
 
@@ -42,12 +42,12 @@ class Engine(Protocol):
     on_moved: Callable[[], None]  #: Told when a machine has been replaced by another, which may have other parts.
 
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
-        """Return what the machines of these nodes have, when the GPUs for which there are layouts are cut so.
+        """Return the parts of the machines of these nodes, after their GPUs were partitioned.
 
         Raises
         ------
         GpuprofError
-            When a node has no machine, or a GPU cannot be cut.
+            When a node has no machine, or a GPU cannot be partitioned.
         """
 
     async def machine(self, node: str) -> MachineLink:
@@ -61,10 +61,10 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """The engine of one machine: every node is this one.
+    """The engine of this machine, which stands for every node.
 
-    ``arena``: workers share it; ``hang_s``: a machine process that is silent for so long while a worker is missing is
-    replaced.
+    ``arena``: shared with the workers; ``hang_s``: silence, while a worker is missing, after which the machine
+    process is replaced.
     """
 
     def __init__(self, arena: Arena, hang_s: float) -> None:
@@ -82,9 +82,9 @@ class LocalEngine:
         self.on_moved: Callable[[], None] = lambda: None
 
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
-        """Return what this machine has, for each node, when its GPUs are cut so.
+        """Return the parts of this machine for each node, after its GPUs were partitioned.
 
-        Raises `UnavailableError` when a GPU cannot be cut.
+        Raises `UnavailableError` when a GPU cannot be partitioned.
         """
         return {node: await find_machine_parts(await self.machine(node), layouts) for node, layouts in nodes.items()}
 
@@ -133,7 +133,7 @@ class LocalEngine:
             stdout=subprocess.DEVNULL,
         )
         assert process.stdin is not None
-        # By stdin, since it holds the secret of the rendezvous: arguments can be read by everybody.
+        # By stdin, since the order holds the secret of the rendezvous: all users can read arguments.
         with process.stdin as pipe:
             pipe.write(self._order.to_json().encode())
         self._began = time.monotonic()
@@ -150,7 +150,7 @@ class LocalEngine:
             return
         lived_s = time.monotonic() - self._began
         self._failures = 0 if lived_s > _LONG_LIFE_S else self._failures + 1
-        # A process that dies at once would otherwise be started as fast as it can die.
+        # The delay keeps a process that dies at once from being restarted in a tight loop.
         delay = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (self._failures - 1)) if self._failures else 0.0
         LOGGER.warning("machine process ended, starts again", extra={"in_s": delay})
         asyncio.get_running_loop().call_later(delay, self._restart)

@@ -38,16 +38,16 @@ _MAX_BACKOFF_S = 30.0
 
 
 def ray_engine(address: str | None, insecure: bool) -> EngineMaker:
-    """Return what makes the engine.
+    """Return the maker of the engine.
 
     Raises `UnavailableError` when Ray is not installed.
 
     Parameters
     ----------
     address : str or None
-        Of the cluster; None: the one of this machine.
+        Address of the cluster; None: the cluster of this machine.
     insecure : bool
-        Whether the rendezvous may be open to other machines without TLS.
+        If True, the rendezvous may be open to other machines without TLS.
     """
     if importlib.util.find_spec("ray") is None:
         raise UnavailableError("ray is not installed", install_hint("ray"))
@@ -64,13 +64,13 @@ class RayEngine:
     Parameters
     ----------
     address : str
-        Of the cluster; empty: the one of this machine.
+        Address of the cluster; empty: the cluster of this machine.
     security : Security
-        Its certificate is the rendezvous's, too; machines and workers have a secret of their own in place of the token.
+        Its certificate also serves the rendezvous; machines and workers have a separate secret in place of the token.
     hang_s : float
         Silence after which a machine with a missing worker is reported.
     insecure : bool
-        Whether the rendezvous may be open to other machines without TLS.
+        If True, the rendezvous may be open to other machines without TLS.
     """
 
     def __init__(self, address: str, security: Security, hang_s: float, insecure: bool) -> None:
@@ -91,9 +91,9 @@ class RayEngine:
         self.on_moved: Callable[[], None] = lambda: None
 
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
-        """Return what the machines of these nodes have; they are placed when they are first asked for.
+        """Return the parts of the machines of these nodes; a machine is placed at its first use.
 
-        Raises `GpuprofError` when there is no cluster, it has no such node, or the machine does not come.
+        Raises `GpuprofError` when there is no cluster, it lacks the node, or the machine does not start.
         """
         machines = [await self.machine(node) for node in nodes]
         parts = {}
@@ -108,9 +108,9 @@ class RayEngine:
         return parts
 
     async def machine(self, node: str) -> MachineLink:
-        """Return the machine of a node; Ray is asked for it when it is first wanted.
+        """Return the machine of a node; Ray places it at its first use.
 
-        Raises `GpuprofError` when there is no cluster, or it has no such node.
+        Raises `GpuprofError` when there is no cluster, or it lacks the node.
         """
         async with self._opening:
             if node not in self._machines:

@@ -1,9 +1,9 @@
 """The process that talks to Ray, so that Ray's threads and memory stay out of the router.
 
-    python -m gpuprof.serving.engines.ray_keeper ADDRESS
+python -m gpuprof.serving.engines.ray_keeper ADDRESS
 
-Reads a line of JSON for each machine to keep, and ends them when its input ends. Writes a line of JSON for everything
-that the router should know.
+Reads a line of JSON for each machine to keep, and ends the machines at the end of the input. Writes a line of JSON
+for each event that concerns the router.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RayKeeper:
         self._kept: dict[str, _PlacedMachine] = {}
 
     def keep(self, node: str, order: str) -> None:
-        """Have Ray place the machine of a node of the map, and place it again whenever it dies."""
+        """Place the machine of a map's node through Ray, and place it again whenever it dies."""
         options = placement(node, self._ray.nodes())
         if options is None:
             known = sorted({name for one in self._ray.nodes() if one["Alive"] for name in one["Resources"]})
@@ -72,7 +72,7 @@ class RayKeeper:
     def _describe_failure(self, kept: _PlacedMachine) -> str:
         try:
             self._ray.get(kept.serving)
-        except Exception as error:  # whatever the actor died of is only to be told
+        except Exception as error:  # any cause of the actor's death is only reported
             return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
         return "the router was not there"
 
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], _LOOK_S)
         if readable:
-            # From the descriptor: what the file object has buffered, select does not see.
+            # From the descriptor: select does not see data buffered by the file object.
             piece = os.read(sys.stdin.fileno(), 1 << 16)
             if not piece:
                 break

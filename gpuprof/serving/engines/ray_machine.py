@@ -1,4 +1,4 @@
-"""The machine process under Ray: an actor, which Ray starts again when it dies, elsewhere when its node does."""
+"""The machine process under Ray: an actor, which Ray restarts when it dies, elsewhere when its node does."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class RayMachine:
     """Keeps the workers of a node of a map; see `gpuprof.serving.machine.machine.Machine`."""
 
     def serve(self, order: str) -> str:
-        """Keep workers until the router has gone; Ray calls this again in an actor that takes the place of this one.
+        """Keep workers until the router has gone; Ray calls this again in the actor's successor.
 
-        ``order``: as `MachineOrder.to_json` writes it.
+        ``order``: written by `MachineOrder.to_json`.
 
         Returns
         -------
         str
             The node of the map.
         """
-        # Ray hides the GPUs from actors that ask it for none; workers are given theirs by UUID.
+        # Ray hides the GPUs from actors that request none; workers get theirs by UUID.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         told = MachineOrder.from_json(order)
         asyncio.run(MachineProcess(told).run())
@@ -30,11 +30,11 @@ class RayMachine:
 
 
 def placement(node: str, nodes: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the options that make Ray place an actor where a node of a map is; None when the cluster lacks it.
+    """Return the options with which Ray places an actor on a node of a map; None when the cluster lacks the node.
 
-    Ray's node that has the custom resource ``gpuprof:NODE`` or the label ``gpuprof.node=NODE`` is meant; when there is
-    none, any that has the resource ``gpuprof``: such nodes stand in for whichever is missing. ``node``: name in the
-    map; ``nodes``: as ``ray.nodes()`` describes them.
+    The options select the Ray node with the custom resource ``gpuprof:NODE`` or the label ``gpuprof.node=NODE``;
+    without such a node, any node with the resource ``gpuprof``, as a substitute. ``node``: name in the map;
+    ``nodes``: as ``ray.nodes()`` describes them.
     """
     living = [one for one in nodes if one["Alive"]]
     resource = f"{RESOURCE}:{node}"

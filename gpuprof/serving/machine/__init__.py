@@ -1,1 +1,1 @@
-"""The machine process: starts, watches and restarts the workers of one machine, and holds its GPUs' shares."""
+"""The machine process: starts, watches and restarts the workers of a machine, and holds its GPUs' shares."""

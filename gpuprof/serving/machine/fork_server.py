@@ -1,11 +1,11 @@
 """The fork server: a process with all of a worker's imports, which forks workers on request.
 
-    python -m gpuprof.serving.machine.fork_server SOCKET_FD PADDING < WHAT-THEY-SHARE
+python -m gpuprof.serving.machine.fork_server SOCKET_FD PADDING < SETUP
 
-A fresh interpreter's imports take two thirds of the time in which a worker starts, and all of it on
-cores that are busy because a worker has just died; a fork takes a few milliseconds. ONNX Runtime is left to the worker:
-it starts a thread as soon as it is imported, and threads do not survive a fork. What is bound to a GPU is started by
-`launcher.start_worker` instead. The fork server ends when the machine closes the socket; what it forked lives on.
+A fresh interpreter's imports take two thirds of a worker's start, all of it on cores that are busy because a worker
+has just died; a fork takes a few milliseconds. The worker itself imports ONNX Runtime, which starts a thread on
+import: threads do not survive a fork. Workers bound to a GPU are started by `launcher.start_worker` instead. The fork
+server ends when the machine closes the socket; its forked workers live on.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MESSAGE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What all workers of a fork server have in common."""
+    """The common settings of a fork server's workers."""
 
-    key: RendezvousKey  #: Where they find the router.
-    memory: SharedMemory | None  #: What they share with it.
+    key: RendezvousKey  #: Address and secret of the router's rendezvous.
+    memory: SharedMemory | None  #: Memory shared with the router.
 
     def to_json(self) -> str:
         """Return it as JSON."""
@@ -55,8 +55,7 @@ class WorkerSetup:
 class ForkServer:
     """Forks workers.
 
-    ``machine``: on which it is asked for them: a message for each, answered by a process id and a descriptor of the
-    process.
+    ``machine``: socket of the requests: each message is answered by a process id and a descriptor of the process.
     """
 
     def __init__(self, machine: socket.socket, setup: WorkerSetup) -> None:
@@ -86,7 +85,9 @@ class ForkServer:
             return
         if not pid:
             self._run_worker(asked)
-        descriptor = os.pidfd_open(pid)  # only this process reaps it, so that it exists even if it has ended
+        descriptor = os.pidfd_open(
+            pid
+        )  # only this process reaps its children, so the child exists even if it has ended
         self._children[descriptor] = pid
         self._reply({"pid": pid}, [descriptor])
 
@@ -102,10 +103,10 @@ class ForkServer:
             memory = self._setup.memory
             arena = None if memory is None else map_arena(memory.fd, memory.size)
             code = run_worker(asked["number"], self._setup.key, arena)
-        except BaseException:  # what a process of its own would print
+        except BaseException:  # as the end of a separate process would print
             traceback.print_exc()
         finally:
-            os._exit(code)  # what the fork server has is not this one's to close
+            os._exit(code)  # without cleaning up the fork server's resources
 
     def _reap(self, descriptor: int) -> None:
         os.waitpid(self._children.pop(descriptor), 0)
@@ -130,7 +131,7 @@ def main(arguments: list[str]) -> int:
     import numpy  # noqa: F401 - so that workers need not
 
     gc.collect()
-    gc.freeze()  # a collection would touch, and so copy, what workers share
+    gc.freeze()  # a collection would touch, and so copy, memory shared with the workers
     with socket.socket(fileno=int(arguments[0])) as machine:
         ForkServer(machine, setup).run()
     return 0

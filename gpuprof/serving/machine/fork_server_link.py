@@ -20,7 +20,7 @@ _TIMEOUT_S = 30.0
 
 
 class ForkServerLink:
-    """Has workers forked by a fork server, which it runs; workers that cannot be forked get a fresh interpreter."""
+    """Starts workers through a fork server, which it runs; workers that cannot be forked get a fresh interpreter."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
@@ -32,13 +32,13 @@ class ForkServerLink:
     async def prepare(self) -> None:
         """Start the fork server unless it runs, so that the next worker need not wait for it."""
         async with self._one_at_a_time:
-            with suppress(OSError):  # told to who needs it
+            with suppress(OSError):  # the caller that needs the fork server gets the error
                 await asyncio.to_thread(self._ensure_running)
 
     async def start(self, number: str, order: WorkerOrder) -> LivingProcess:
         """Start a worker.
 
-        ``number``: under which the router waits for it. Raises `OSError` when no process can be started.
+        ``number``: the worker's number in the router. Raises `OSError` when no process can be started.
         """
         async with self._one_at_a_time:
             return await asyncio.to_thread(self._start, number, order)
@@ -52,7 +52,9 @@ class ForkServerLink:
         self._process = self._socket = None
 
     def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
-        if order.environment:  # it is bound to a GPU: CUDA reads this when it starts, and does not survive a fork
+        if (
+            order.environment
+        ):  # a worker bound to a GPU: CUDA reads the environment at its start, and does not survive a fork
             return self._start_interpreter(number, order)
         try:
             return self._fork(number, order)
@@ -79,7 +81,7 @@ class ForkServerLink:
         """Start the fork server unless it runs."""
         if self._socket is not None or not self._can_fork:
             return
-        # Packets keep their borders: each message is one JSON text with the descriptors that belong to it.
+        # Packets keep the message borders: each message is one JSON text with its descriptors.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = self._setup.memory
         with theirs:

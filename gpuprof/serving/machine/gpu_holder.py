@@ -15,7 +15,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 
 
 class GpuHolder:
-    """Starts an MPS daemon for each GPU or MIG instance that needs one, applies MIG layouts, and undoes both on exit.
+    """Starts MPS daemons for GPUs and MIG instances that need them, applies MIG layouts, and undoes both on exit.
 
     ``changed``: called when `describe_takeover_state` returns something new.
     """
@@ -28,7 +28,7 @@ class GpuHolder:
         self._before: dict[int, MigLayout] = {}
 
     def describe_takeover_state(self) -> dict[str, Any]:
-        """Return what a successor of this process must know: the daemons that run, and the former MIG layouts."""
+        """Return the state for a successor of this process: the running daemons, and the former MIG layouts."""
         daemons = {uuid: [daemon.pipe_directory, daemon.log_directory] for uuid, daemon in self._daemons.items()}
         return {"daemons": daemons, "mig": [[gpu, asdict(layout)] for gpu, layout in self._before.items()]}
 
@@ -46,7 +46,7 @@ class GpuHolder:
     async def with_gpu_environment(self, order: WorkerOrder) -> WorkerOrder:
         """Return the order with the environment variables that limit the worker to its share of a GPU.
 
-        Raises `UnavailableError` when it needs MPS and that does not run here.
+        Raises `UnavailableError` when the share needs MPS and MPS does not run here.
         """
         if order.gpu is None:
             return order

@@ -34,10 +34,10 @@ class LocalGpu:
     instances: tuple[LocalMigInstance, ...] = ()
 
     def find_uuid(self, mig: MigInstance | None) -> str:
-        """Return the UUID of the whole GPU, or of one of its MIG instances.
+        """Return the UUID of the whole GPU, or of a MIG instance.
 
-        Raises `UnavailableError` when the instance is not there, or the GPU is cut into instances and the map wants it
-        whole.
+        Raises `UnavailableError` when the instance does not exist, or the map wants the whole GPU and it is
+        partitioned.
         """
         if mig is None:
             if self.instances:
@@ -55,7 +55,7 @@ class LocalGpu:
 
 
 def list_local_gpus(nvml: Any = None) -> tuple[LocalGpu, ...]:
-    """Return the GPUs that NVML shows, none where it is not installed or finds no driver."""
+    """Return the GPUs that NVML lists, none where NVML is not installed or finds no driver."""
     nvml = nvml or load_nvml()
     if nvml is None:
         return ()
@@ -67,9 +67,9 @@ def list_local_gpus(nvml: Any = None) -> tuple[LocalGpu, ...]:
 
 
 def find_gpu(gpu: Gpu, places: tuple[LocalGpu, ...]) -> LocalGpu:
-    """Return the GPU of this machine that the map's entry means.
+    """Return the GPU of this machine for an entry of the map.
 
-    Raises `UnavailableError` when there is none of that index, or it is of another kind.
+    Raises `UnavailableError` when no GPU has this index, or it is another device.
     """
     for place in places:
         if place.index == gpu.index:

@@ -12,7 +12,7 @@ from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.mps import GpuShare
 from gpuprof.serving.transport.rendezvous import RendezvousKey
 
-#: What of an order the worker is not told: it is started with it.
+#: Fields of an order that the machine uses itself and does not send to the worker.
 _KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node")
 
 
@@ -24,23 +24,22 @@ class WorkerOrder:
     version: str
     path: str
     batch: int  #: Largest batch.
-    threads: int = 1  #: Of ONNX Runtime within an operator.
+    threads: int = 1  #: Threads of ONNX Runtime within an operator.
     provider: str = "CPUExecutionProvider"  #: Execution provider.
-    cores: tuple[int, ...] = ()  #: It runs on these; empty: it is not held to any.
+    cores: tuple[int, ...] = ()  #: Cores of the worker; empty: any.
     quota_cores: float | None = None  #: CPU seconds a second that all workers of ``group`` may take together.
     group: str = ""  #: Name of the control group for the quota.
-    turns: str = ""  #: Workers with one name here run one batch at a time; empty: it runs whenever it has one.
+    turns: str = ""  #: Turn group: its workers on a machine run one batch at a time; empty: no turns.
     #: Set before the process starts: MPS and MIG are bound so.
     environment: Mapping[str, str] = field(default_factory=dict)
-    #: Part of a GPU that it is to be held to; becomes ``environment`` when the GPU's MPS daemon runs.
+    #: Share of a GPU; becomes part of ``environment`` when the GPU's MPS daemon runs.
     gpu: GpuShare | None = None
-    with_mps: bool = False  #: Whether that needs MPS.
-    #: ``latency_ms``, ``latency_cv``: Predicted times of a batch of 1, 2, … and their variation: what a simulated
-    #: worker takes.
+    with_mps: bool = False  #: True if the share needs MPS.
+    #: ``latency_ms``, ``latency_cv``: Predicted times of a batch of 1, 2, … and their variation, for simulated workers.
     latency_ms: tuple[float, ...] = ()
     latency_cv: float = 0.0
-    node: str = ""  #: The machine that keeps it, by its name in the map.
-    sha256: str = ""  #: Of the model's file as it was planned with; empty: any will do.
+    node: str = ""  #: The worker's machine, by its name in the map.
+    sha256: str = ""  #: Hash of the planned model file; empty: no check.
 
     def to_message(self) -> dict[str, object]:
         """Return the worker's part of the order, as JSON for the wire."""
@@ -70,18 +69,18 @@ class SharedMemory:
 def start_worker(
     number: str, order: WorkerOrder, key: RendezvousKey, memory: SharedMemory | None
 ) -> subprocess.Popen[bytes]:
-    """Start a worker in a fresh interpreter; where nothing forbids a fork, `ForkServerLink` is quicker.
+    """Start a worker in a fresh interpreter; where a fork is possible, `ForkServerLink` is quicker.
 
     Raises `OSError` when no process can be started.
 
     Parameters
     ----------
     number : str
-        Under which the router waits for it.
+        The worker's number in the router.
     key : RendezvousKey
-        Where it finds the router.
+        Address and secret of the router's rendezvous.
     memory : SharedMemory or None
-        What it shares with the router; None: its tensors travel with the messages.
+        Memory shared with the router; None: tensors travel with the messages.
     """
     command = module_command("gpuprof.serving.worker.worker", number)
     command += [] if memory is None else [str(memory.fd), str(memory.size)]
@@ -99,5 +98,5 @@ def start_worker(
 
 
 def thread_environment(order: WorkerOrder) -> dict[str, str]:
-    """Return what keeps a worker's libraries to its threads: NumPy's own would come on top of ONNX Runtime's."""
+    """Return the variables that limit a worker's libraries to its threads: NumPy's would add to ONNX Runtime's."""
     return {"OMP_NUM_THREADS": str(order.threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -1,11 +1,11 @@
-"""The machine: one process that starts, watches and restarts the workers of a node.
+"""The machine: a process that starts, watches and restarts the workers of a node.
 
-    python -m gpuprof.serving.machine.machine < ORDER
+python -m gpuprof.serving.machine.machine < ORDER
 
-The router starts it on its own machine; on others Ray does. It connects to the router's rendezvous, is told which
-workers to run, and restarts those that end. Tensors do not pass through it: workers connect to the rendezvous
-themselves. When it is killed its workers live on, and its successor adopts them. It ends when the router ends, and then
-ends its workers and restores the GPUs.
+The router starts it on its own machine; Ray starts it on others. It connects to the router's rendezvous, receives the
+orders of its workers, and restarts workers that end. Tensors do not pass through it: workers connect to the
+rendezvous themselves. When it is killed its workers live on, and its successor adopts them. When the router ends, the
+machine ends its workers, restores the GPUs and ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MachineOrder:
 
     node: str  #: Its name in the map.
     key: RendezvousKey
-    memory: SharedMemory | None = None  #: What its workers share with the router; None: the router is elsewhere.
+    memory: SharedMemory | None = None  #: Memory shared by workers and router; None: the router is on another machine.
 
     def to_json(self) -> str:
         """Return the order as JSON."""
@@ -52,7 +52,7 @@ class MachineOrder:
 
     @classmethod
     def from_json(cls, text: str) -> MachineOrder:
-        """Return what `to_json` described."""
+        """Return the order that `to_json` described."""
         said = json.loads(text)
         memory = None if said["memory"] is None else SharedMemory(**said["memory"])
         return cls(said["node"], RendezvousKey(**said["key"]), memory)
@@ -164,13 +164,14 @@ class MachineProcess:
 
     def _start_task(self, task: Coroutine[Any, Any, None]) -> None:
         running = asyncio.ensure_future(task)
-        # The loop holds tasks weakly: one that nobody keeps may be collected while it waits (asyncio, create_task).
+        # The loop holds only weak references: an unreferenced task may be collected while it waits (asyncio,
+        # create_task).
         self._tasks.add(running)
         running.add_done_callback(self._tasks.discard)
 
 
 def host_id() -> str:
-    """Return what tells this machine, since it was started, from every other."""
+    """Return an identifier of this machine and its boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,4 +1,4 @@
-"""The router's link to a machine process: the workers that it must run, again after it was replaced."""
+"""The router's link to a machine process: it sends the machine's workers, again after the process was replaced."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gpuprof.serving.transport.rendezvous import ExpectedPeer, Rendezvous
 from gpuprof.serving.transport.wire import Frame, FrameKind
 from gpuprof.serving.watch.logs import LOGGER
 
-#: Of all machines, and never used again: a worker that comes late must not be taken for its successor.
+#: Worker numbers, across all machines and never reused: a late worker must not be taken for its successor.
 _NUMBERS = itertools.count()
 
 
 class WorkerObserver(ExpectedPeer, Protocol):
-    """Who is told of a worker that a machine runs."""
+    """The receiver of events of a machine's worker."""
 
     @property
     def identity(self) -> list[int] | None:
@@ -34,7 +34,7 @@ class WorkerObserver(ExpectedPeer, Protocol):
         """Called when its process has ended."""
 
     def on_machine_loss(self) -> None:
-        """Called when its machine is lost, and with it the batches that it had."""
+        """Called when its machine is lost, and with it the worker's batches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,10 +73,10 @@ class MachineLink:
         return self.parts
 
     async def apply_layouts(self, layouts: Mapping[str, Sequence[tuple[str, int]]]) -> MachineParts:
-        """Have MIG layouts applied; return what the machine has then.
+        """Apply MIG layouts through the machine; return the machine's parts afterwards.
 
-        Raises `UnavailableError` when the driver refuses, or the machine ends meanwhile. ``layouts``: profile and first
-        memory slice of each instance, by the number of the GPU.
+        Raises `UnavailableError` when the driver refuses, or the machine ends meanwhile. ``layouts``: profile and
+        first memory slice of each instance, by the number of the GPU.
         """
         await self._came.wait()
         if self._connection is None:
@@ -139,8 +139,8 @@ class MachineLink:
     def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
         """Tell a machine process that has connected which workers to run."""
         if self._connection is not None:
-            self._connection.drop()  # what came later was started because this one was given up
-        # On another host nothing can be taken over: its workers, and the GPUs that were cut, are out of reach.
+            self._connection.drop()  # the later process was started because the earlier was given up
+        # Another host cannot take over: the workers and the partitioned GPUs of the old host are out of reach.
         same = hello["host"] == self._host
         if not same:
             self._takeover_state = None

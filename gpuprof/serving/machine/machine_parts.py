@@ -27,7 +27,7 @@ class MachineParts:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> MachineParts:
-        """Return what `to_message` described."""
+        """Return the parts that `to_message` described."""
         gpus = (
             LocalGpu(
                 gpu["index"], gpu["device"], gpu["uuid"], tuple(LocalMigInstance(**mig) for mig in gpu["instances"])

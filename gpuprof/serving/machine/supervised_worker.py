@@ -1,4 +1,4 @@
-"""Supervises one worker: restarts its process whenever it ends, until the worker is stopped."""
+"""Supervises a worker: restarts its process whenever it ends, until the worker is stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 10.0
 #: Lifetime after which a worker is restarted without delay.
 _LONG_LIFE_S = 30.0
-#: How long a worker may take to end by itself.
+#: Time limit for a worker to end by itself.
 PATIENCE_S = 5.0
 
 #: Starts the worker's process.
@@ -22,18 +22,18 @@ Start = Callable[[str, WorkerOrder], Awaitable[LivingProcess]]
 
 
 class SupervisedWorker:
-    """Keeps one worker running.
+    """Keeps a worker running.
 
     Parameters
     ----------
     number : str
-        Under which the router waits for the worker.
+        The worker's number in the router.
     start : callable
-        Starts its process; raises OSError, or GpuprofError when it cannot have its share.
+        Starts its process; raises OSError, or GpuprofError when the process cannot have its share.
     on_exit : callable
-        Told the process id when a process has ended.
+        Receives the process id when a process has ended.
     on_refusal : callable
-        Told why none can be started.
+        Receives the reason why no process can be started.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class SupervisedWorker:
         self._has_no_process.set()
 
     def begin(self, living: LivingProcess | None = None) -> None:
-        """Supervise a process that lives already, or start a new one."""
+        """Supervise a living process, or start a new one."""
         if living is None:
             self._starting = asyncio.ensure_future(self._start_process())
         else:
             self._watch_process(living)
 
     def kill(self, pid: int) -> None:
-        """Kill the process if it is still this one; another is started."""
+        """Kill the process if ``pid`` is still its id; another process is started."""
         if self._process is not None and self._process.pid == pid:
             self._process.kill()
 
@@ -77,7 +77,7 @@ class SupervisedWorker:
         if self._next is not None:
             self._next.cancel()
         if self._starting is not None:
-            # A process that is being started now would be left without a supervisor: wait until it can be ended.
+            # A process that is just starting would be left without a supervisor: wait until it can be ended.
             await self._starting
         try:
             await asyncio.wait_for(self._has_no_process.wait(), patience_s)
