@@ -76,7 +76,7 @@ class GpuCollector:
     name = "nvml"
     kinds: tuple[str, ...] = ("gpu",)
     provider = ORT_CUDA  #: Execution provider that runs the models.
-    timeline: str | None = None  #: What records kernels in time: ``"nsys"``, ``"cupti"`` (torch.profiler), or None.
+    timeline: str | None = None  #: Kernel recorder: ``"nsys"``, ``"cupti"`` (torch.profiler), or None.
     counters = False
 
     def __init__(self) -> None:

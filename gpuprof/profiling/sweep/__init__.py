@@ -1,1 +1,1 @@
-"""What to measure: models, batches, shares, neighbours; on one machine or a cluster."""
+"""Planning and execution of sweeps over models, batches, shares and neighbours, on a machine or a cluster."""

@@ -1,4 +1,4 @@
-"""Measures many cells, one run each, into a database, except those that it already has."""
+"""Measures many cells, a run each, into a database, skipping cells measured before."""
 
 from __future__ import annotations
 
@@ -37,15 +37,14 @@ _LOAD_S = 600.0
 
 
 class Campaign:
-    """Measures cells on one device with one collector into one database.
+    """Measures cells on a device with a collector into a database.
 
-    ``force``: measure what is there already, too; ``keep_unstable``: leave unstable rows as they are, too, where time
-    is short.
+    ``force``: repeat earlier measurements; ``keep_unstable``: accept earlier unstable rows, to save time.
 
     Attributes
     ----------
     verdicts : BatchVerdicts
-        Which models mix the items of a batch, of those that were measured at more than one.
+        Results of the test for mixed batch items, for models measured at batches above 1.
     """
 
     def __init__(
@@ -70,9 +69,9 @@ class Campaign:
     ) -> Generator[CellResult, None, None]:
         """Measure ``cells`` one after another and yield each result once it is on the disk.
 
-        A cell is left alone when a run of it is there with this collector and these versions, unless that run was
-        unstable or failed. ``begin``: called with each cell before it is measured. Raises `InputError` when the runtime
-        refuses a model or a share does not exist; before anything is measured, where that can be known.
+        A cell is skipped if it has a run with the same versions of collector and runtime, unless that run was unstable
+        or failed. ``begin``: called with each cell before its measurement. Raises `InputError` when the runtime refuses
+        a model or a share does not exist; before all measurements, if detectable.
         """
         cells = list(cells)
         known = {} if self.force else self._read_known(cells)
@@ -95,9 +94,9 @@ class Campaign:
             yield result
 
     def _group_of(self, cell: Cell, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells that one process can measure, ``cell`` among them; empty where none does so.
+        """Return the cells that can share a process with ``cell``, including it; empty if the collector cannot do so.
 
-        They are of the same model under the same share, alone.
+        These cells have the same model and share, and no neighbours.
         """
         wanted = _model_and_share_alone(cell)
         if wanted is None or not getattr(self.collector, "can_measure_batches_together", False):
@@ -105,7 +104,7 @@ class Campaign:
         return [one for one in cells if _model_and_share_alone(one) == wanted]
 
     def _measure_together(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
-        """Measure cells in one process and yield each when it is on the disk."""
+        """Measure cells in a single process and yield each result once it is on the disk."""
         requests = []
         for cell in cells:
             started = datetime.now(UTC)
@@ -127,7 +126,7 @@ class Campaign:
                 yield self._store(request, cell, _failed_attempt(request, cell, str(error)), time.monotonic() - clock)
 
     def measure_ceilings(self, shares: Iterable[Share]) -> None:
-        """Measure what the device can do at best under each share, where that is not known yet; CPUs only."""
+        """Measure the device's ceilings under each share, if not yet known; CPUs only."""
         if self.device.kind != "cpu":
             return
         seen = read_records(self.database, DeviceRow, {"device": self.device.name, "measured": True})
@@ -196,9 +195,9 @@ class Campaign:
         return Run(run, *parts)
 
     def _read_known(self, cells: Sequence[Cell]) -> dict[CellKey, list[MeasuredRow]]:
-        """Return the rows of every cell of which a run is there that need not be repeated.
+        """Return the rows of every cell with a run that need not be repeated.
 
-        A run that does not say at which sizes was at those that are assumed.
+        A run without recorded sizes is taken to have the assumed sizes.
         """
         graphs = (job.graph for cell in cells for job in (cell.job, *cell.beside))
         assumed = {one.sha256: describe_sizes(one.sizes) for one in graphs if _is_assumed(one)}
@@ -227,8 +226,8 @@ class Campaign:
         return known
 
     def _check_models(self, cells: Sequence[Cell]) -> None:
-        """Let the runtime load each model once, so that a bad one is found before an hour of measuring."""
-        if importlib.util.find_spec("onnxruntime") is None:  # PyTorch stands in; it checks what it opens
+        """Load each model once in the runtime, so that a broken model is detected before an hour of measuring."""
+        if importlib.util.find_spec("onnxruntime") is None:  # PyTorch replaces the runtime; it checks models on opening
             return
         jobs = [job for cell in cells for job in (cell.job, *cell.beside)]
         batched = {job.path for job in jobs if job.graph.batch > 1}
@@ -241,13 +240,13 @@ class Campaign:
 
 
 def _model_and_share_alone(cell: Cell) -> tuple[object, ...] | None:
-    """Return the model and the share of a cell that has one process and nothing beside it; None of another."""
+    """Return the model and the share of a cell with a single process and no neighbours; None for other cells."""
     job = cell.job
     return None if cell.beside or job.processes > 1 else (job.graph.sized_name, job.path, job.share)
 
 
 def _describe_data(job: Job) -> dict[str, object]:
-    """Return what a run's settings say of the inputs; nothing of random ones."""
+    """Return the settings that describe the inputs in a run; empty for random inputs."""
     if job.data is None:
         return {}
     return {"input_data": str(job.data.path), DATA_SHA256: job.data.sha256, "input_samples": len(job.samples)}

@@ -10,14 +10,14 @@ from gpuprof.domain.sizes import describe_sizes
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
 from gpuprof.profiling.child.job import Job
 
-#: Of a run's settings.
+#: Key in a run's settings.
 DATA_SHA256 = "input_data_sha256"
 MeasuredRow = ModelRow | ColocationRow
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One thing to measure: a job, and what runs beside it."""
+    """A job to measure, with its neighbours."""
 
     job: Job
     beside: tuple[Job, ...] = ()
@@ -27,24 +27,24 @@ class Cell:
         return f"{alone} beside {self.describe_neighbours()}" if self.beside else alone
 
     def describe_neighbours(self) -> str:
-        """Return what runs beside the job, as runs of the database call it; empty where nothing does."""
+        """Return the job's neighbours in the format of the ``beside`` column; empty without neighbours."""
         return " + ".join(map(_label, self.beside))
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What the database holds of a cell now."""
+    """Rows of a cell in the database."""
 
     cell: Cell
-    row: MeasuredRow  #: Its row in ``models``, or for one beside others its own in ``colocations``.
-    others: tuple[MeasuredRow, ...] = ()  #: Rows of those beside it.
-    measured_now: bool = True  #: False: it had been measured before.
+    row: MeasuredRow  #: Row of the cell in ``models``, or in ``colocations`` for a cell with neighbours.
+    others: tuple[MeasuredRow, ...] = ()  #: Rows of the neighbours.
+    measured_now: bool = True  #: False: measured earlier.
     lost: tuple[str, ...] = ()  #: Why counters that were asked for are missing.
 
 
 @dataclass(frozen=True, slots=True)
 class CellKey:
-    """What makes a cell and a run of the database the same measurement."""
+    """Identity of a measurement, common to a cell and its runs in the database."""
 
     model: str | None
     sha256: str | None
@@ -74,7 +74,7 @@ class CellKey:
 
     @classmethod
     def of_run(cls, run: RunRow, assumed: Mapping[str, str]) -> CellKey:
-        """Return the key of a run; one that does not say its sizes was at those ``assumed`` for the file's hash."""
+        """Return the key of a run; a run without sizes has the sizes ``assumed`` for the file's hash."""
         return cls(
             model=run.model,
             sha256=run.model_sha256,

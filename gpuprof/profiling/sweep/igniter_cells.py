@@ -16,7 +16,7 @@ COPIES = (2, 3, 4, 5)
 def igniter_cells(model: NamedModel) -> tuple[Cell, ...]:
     """Return the eleven configurations alone, then two to five copies at once.
 
-    Raises `InputError` when the model cannot be bound to one of the batch sizes.
+    Raises `InputError` when the model cannot be bound to a batch size.
     """
     alone = [Cell(model.job(batch, Share(share))) for batch, share in CONFIGURATIONS]
     job = alone[-1].job

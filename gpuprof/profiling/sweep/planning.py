@@ -1,4 +1,4 @@
-"""Turns a user's request, and what interference models need, into the cells of a sweep."""
+"""Turns a user's request, and the needs of interference models, into the cells of a sweep."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MAX_BATCH = 65_536
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """An ONNX file, what it is called, the sizes of its free dimensions that were given, and inputs for it.
+    """An ONNX file, its name, the given sizes of its free dimensions, and its inputs.
 
-    ``batches`` are those that it is measured at where they are others than those of all models.
+    ``batches``: the model's own batch sizes, if they differ from those of all models.
     """
 
     name: str
@@ -38,24 +38,26 @@ class NamedModel:
     batches: tuple[int, ...] | None = None
 
     def load_graph(self, batch: int) -> ModelGraph:
-        """Return the model's graph at one batch size.
+        """Return the model's graph at a batch size.
 
         Raises `InputError` as `gpuprof.graph.load.load_runnable` does.
         """
         return load_runnable(self.path, batch, self.name, dict(self.sizes))
 
     def job(self, batch: int, share: Share, processes: int = 1) -> Job:
-        """Return the model as a job at one batch size.
+        """Return the model as a job at a batch size.
 
-        Raises `InputError` when it cannot be read at this batch, or nobody gave a dimension a size that has no usual
-        one.
+        Raises `InputError` when the model cannot be read at this batch, or a dimension has neither a given nor a usual
+        size.
         """
         return Job(require_sizes(self.load_graph(batch)), self.path, share, processes, self.data, self.samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A model that is to run beside others; ``batch`` None: theirs, ``share`` None: an equal part of what is left."""
+    """A model to run as a neighbour; ``batch`` None: the job's batch, ``share`` None: an equal part of the free
+    share.
+    """
 
     model: NamedModel
     batch: int | None = None
@@ -79,7 +81,7 @@ def parse_model(text: str) -> NamedModel:
 
 
 def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
-    """Read several models, whose names must differ. Raises `InputError` when two different files have one name."""
+    """Read several models with distinct names. Raises `InputError` when two different files have the same name."""
     models = dict.fromkeys(parse_model(text) for text in texts)
     by_name: dict[str, NamedModel] = {}
     for model in models:
@@ -106,10 +108,10 @@ def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[Na
 
 
 def attach_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list[NamedModel]:
-    """Return the models with inputs from files, each at the sizes that these have.
+    """Return the models with inputs from files, each at the sizes of its inputs.
 
-    Raises `InputError` when a file does not fit its model, or names none of them. ``files``: by the models' names;
-    ``""``: for all that are not named.
+    Raises `InputError` when a file does not fit its model, or names no model. ``files``: by the models' names;
+    ``""``: for all models not named.
     """
     if unknown := [name for name in files if name and name not in {model.name for model in models}]:
         raise unknown_name("model", unknown[0], [model.name for model in models])
@@ -133,9 +135,9 @@ def attach_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list
 
 
 def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:
-    """Return ``model``, or where its file fixes another batch a proven copy of it that takes any.
+    """Return ``model`` or, if its file fixes another batch, a verified copy that takes any batch.
 
-    ``directory``: where copies are kept. Raises `InputError` when the model cannot be read, or its batch cannot be
+    ``directory``: parent of the copies. Raises `InputError` when the model cannot be read, or its batch cannot be
     freed, naming the node.
     """
     try:
@@ -143,13 +145,13 @@ def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path)
             model.load_graph(batch)
     except InputError:
         only = read_fixed_batch(model.path) or 1
-        model.load_graph(only)  # what is wrong at its own batch, too, is not the batch's fault
+        model.load_graph(only)  # an error at the model's own batch is reported as such
         return replace(model, path=_free_copy(model.path, directory, only))
     return model
 
 
 def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Path) -> tuple[NamedModel, str | None]:
-    """Return ``model`` as `free_batch_model` does, or, where its batch cannot be freed, at the only one that it has.
+    """Return ``model`` as `free_batch_model` does or, if its batch cannot be freed, with its fixed batch alone.
 
     Raises `InputError` when the model cannot be read.
 
@@ -157,7 +159,7 @@ def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Pat
     -------
     NamedModel
     str or None
-        Why it is measured at that one alone.
+        Reason for the restriction to the fixed batch.
     """
     try:
         return free_batch_model(model, batches, directory), None
@@ -179,9 +181,9 @@ def _free_copy(path: Path, directory: Path, only: int) -> Path:
 
 
 def parse_batches(text: str, what: str = "a batch size", most: int = _MAX_BATCH) -> tuple[int, ...]:
-    """Read ``"1,2,4,8"``, ascending and without doubles; ``what`` it is says what errors call it.
+    """Read ``"1,2,4,8"``, ascending and without duplicates; ``what``: name of the values in errors.
 
-    Raises `InputError` for anything that is not a whole number from 1 to ``most``.
+    Raises `InputError` for any word other than a whole number from 1 to ``most``.
     """
     batches = set()
     for word in (one.strip() for one in text.split(",")):
@@ -260,14 +262,14 @@ def _beside(job: Job, neighbours: Sequence[Neighbour]) -> Iterator[Job]:
 
 #: Batches of both sides of a pair.
 COLOCATED_BATCHES = (1, 8)
-#: How many run at once beyond pairs, in groups of neighbours of the given order.
+#: Sizes of co-located groups beyond pairs, made of neighbours in the given order.
 _CROWDS = (3, 4)
 
 
 def colocation_cells(models: Sequence[NamedModel]) -> tuple[Cell, ...]:
-    """Return each workload alone, every pair of models at each batch, and groups of three and four at the first.
+    """Return each workload alone, every pair of models at each batch, and groups of three and four at the first batch.
 
-    Raises `InputError` when a model cannot be bound to one of the batch sizes.
+    Raises `InputError` when a model cannot be bound to a batch size.
     """
     together = [
         tuple(_colocated_job(model, batch, 2) for model in pair)

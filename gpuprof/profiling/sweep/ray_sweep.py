@@ -1,8 +1,8 @@
-"""Spreads a profiling sweep over the GPUs, or where it has none the machines, of a Ray cluster.
+"""Spreads a profiling sweep over the GPUs of a Ray cluster or, without GPUs, over its machines.
 
-Each place measures one model at one batch size at a time, with ``gpuprof profile`` into a database of its own that
-begins with what was measured before. What it adds comes back as tables, and the driver appends it run by run: whole or
-not at all, as if it had been measured here. Places of different kinds of devices measure the whole sweep each.
+Each worker measures a model at a batch size at a time, with ``gpuprof profile`` into its own database, seeded with the
+earlier measurements. New rows are returned as tables and appended by the driver run by run: completely or not at all,
+as if measured here. Workers of different device kinds measure the whole sweep each.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.machine.ray_cluster import join_cluster
 from gpuprof.runtime.module_command import module_command
 
-#: Tables that say what has been measured already, and what the devices can do.
+#: Tables with earlier measurements and the devices' ceilings.
 SEED_TABLES = ("runs", "devices", "models", "colocations")
-#: The run id under which the seed is written: it sorts before all others.
+#: Run id of the seed, which sorts before all others.
 _SEED = "00000000-000000-000000-before"
 _ATTEMPTS = 3
 _UNSTABLE = 2  # exit code: the rows are there, marked
@@ -39,9 +39,9 @@ _UNSTABLE = 2  # exit code: the rows are there, marked
 class Task:
     """The unit of work of one worker."""
 
-    name: str  #: For people.
-    arguments: tuple[str, ...]  #: Of ``gpuprof profile``, but for the database.
-    directory: str  #: Where they were given; paths count from here.
+    name: str  #: Display name.
+    arguments: tuple[str, ...]  #: Arguments of ``gpuprof profile``, without the database.
+    directory: str  #: Working directory of the arguments, base of relative paths.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SweepWorker:
     """A GPU or a machine of the cluster; an actor."""
 
     def device(self, wanted: str | None) -> str:
-        """Return the name of the device here; an empty one where it is not the one that is wanted."""
+        """Return the name of the local device; empty if it is not the wanted device."""
         from gpuprof.machine.cpu import local_cpu
         from gpuprof.machine.gpu import local_gpus
 
@@ -69,13 +69,13 @@ class SweepWorker:
         return names[0] if names else ""
 
     def measure(self, task: Task, device: str, seed: Mapping[str, bytes]) -> TaskResult:
-        """Run a task and return what it added to ``seed``."""
+        """Run a task and return the tables added to ``seed``."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-sweep-") as directory:
             database = Path(directory) / "db"
             database.mkdir()
             before = {name: read_table(content) for name, content in seed.items()}
             write_segment(database, _SEED, before)
-            # The command and not the library: a model that crashes or eats the memory must not take the actor with it.
+            # The command, not the library: a model that crashes or exhausts memory must not end the actor.
             command = module_command("gpuprof", "profile", *task.arguments, "--device", device)
             done = subprocess.run(
                 [*command, "--db", str(database), "--json"],
@@ -131,10 +131,10 @@ class _RunningTask:
 
 
 class RaySweep:
-    """Measures tasks on a Ray cluster into one database.
+    """Measures tasks on a Ray cluster into a database.
 
-    ``address``: of the cluster; empty: the one of this machine. Raises `UnavailableError` when Ray is not installed or
-    no cluster answers.
+    ``address``: address of the cluster; empty: this machine's cluster. Raises `UnavailableError` when Ray is not
+    installed or no cluster responds.
     """
 
     def __init__(self, database: KernelDb, address: str = "") -> None:
@@ -144,11 +144,11 @@ class RaySweep:
     def run(
         self, tasks: Sequence[Task], device: str | None, tell: Callable[[str], None]
     ) -> Iterator[ModelRow | ColocationRow]:
-        """Measure and yield the rows of ``models`` and ``colocations`` as they come into the database.
+        """Measure and yield the rows of ``models`` and ``colocations`` as they are stored in the database.
 
-        Raises `UnavailableError` when the cluster has no such device; `GpuprofError`: what the first task that failed
-        said, after the others. ``device``: ``"cpu"``, ``"gpu"``, the name of a device, or None: each place's best;
-        ``tell``: told what happens.
+        Raises `UnavailableError` when the cluster has no such device; `GpuprofError`: the error of the first failed
+        task, after all other tasks. ``device``: ``"cpu"``, ``"gpu"``, the name of a device, or None: each worker's
+        best; ``tell``: receives progress messages.
         """
         groups = self._group_workers(device)
         tell("; ".join(f"{len(group.idle)} × {group.device}" for group in groups))
@@ -213,7 +213,7 @@ class RaySweep:
         return list(groups.values())
 
     def _start_workers(self, node: Mapping[str, Any], with_gpus: bool) -> Iterator[Any]:
-        """Yield an actor for each GPU of a node, or one that has all its CPUs: nothing else is to run meanwhile."""
+        """Yield an actor for each GPU of a node, or an actor with all its CPUs, to keep other work away meanwhile."""
         strategies = import_module("ray.util.scheduling_strategies")
         here = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         resources = node["Resources"]
@@ -239,9 +239,9 @@ class RaySweep:
 
 
 def task_of(model: str, path: Path, batch: int, options: Sequence[str]) -> Task:
-    """Return the task of one model at one batch size.
+    """Return the task of a model at a batch size.
 
-    ``model`` and ``path``: the file must be there under the same path on every machine of the cluster; ``options``:
+    ``model`` and ``path``: the file must exist under the same path on every machine of the cluster; ``options``:
     further arguments of ``gpuprof profile``.
     """
     named = f"{model}={path.absolute()}"

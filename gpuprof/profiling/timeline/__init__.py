@@ -1,1 +1,1 @@
-"""Kernels over time: which node launched each, and how it used the device."""
+"""Kernels over time, with the node that launched each kernel, and its use of the device."""

@@ -16,10 +16,10 @@ _FOREVER = np.iinfo(np.int64).max
 def find_innermost_ranges(
     ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, moment_ns: Integers
 ) -> Integers:
-    """Return for each moment the row of ``ranges`` around it on its thread that began last.
+    """Return for each moment the row of the innermost range around it on its thread.
 
-    A launch call runs on one thread and returns before a range that it lies in is left, so that its start decides
-    for the kernel that it launched, whenever that ran.
+    A launch call runs on a single thread and returns before any enclosing range ends, so its start determines the range
+    of the launched kernel, whenever the kernel ran.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def find_innermost_ranges(
     Returns
     -------
     ndarray of int64, shape (n,)
-        Positions of rows, `NO_RANGE` where there is none.
+        Positions of rows; `NO_RANGE` without an enclosing range.
     """
     innermost = np.full(len(moment_ns), NO_RANGE, dtype=np.int64)
     if not len(ranges) or not len(innermost):
@@ -51,11 +51,11 @@ def find_innermost_ranges(
 
 
 def _segments(starts: Integers, ends: Integers) -> tuple[Integers, Integers]:
-    """Cut a thread's time at every border of a range; return the borders and who holds the time from each on."""
+    """Cut a thread's time at every border of a range; return the borders and the innermost range after each."""
     n = len(starts)
     times = np.concatenate([starts, ends])
     opens = np.concatenate([np.ones(n, dtype=np.int64), np.zeros(n, dtype=np.int64)])
-    # At one moment ranges end before others begin; of those that begin together the longest is the outer one.
+    # Among simultaneous events, ends come before begins; of ranges with the same begin the longest is the outer range.
     outer_first = np.concatenate([_FOREVER - ends, np.zeros(n, dtype=np.int64)])
     order = np.lexsort((outer_first, opens, times))
     holders = np.full(2 * n, NO_RANGE, dtype=np.int64)

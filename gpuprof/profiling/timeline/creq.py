@@ -1,6 +1,6 @@
-"""What a model needs of a GPU, from its kernels: the three metrics of Creq, bandwidths, and the gaps between kernels.
+"""A model's requirements of a GPU, from its kernels: the three metrics of Creq, bandwidths, and gaps between kernels.
 
-Elvinger's thesis (2024): the most achieved occupancy of kernels that overlap (§5.2.1, eq. 5.3, after USHER), its
+Elvinger's thesis (2024): the largest achieved occupancy of overlapping kernels (§5.2.1, eq. 5.3, after USHER), its
 time-weighted average (WAO, §5.3.1), and the time-weighted SM utilisation (WSM, §5.3.2).
 """
 
@@ -30,9 +30,9 @@ _MEDIANS = ("max_occupancy_pct", "wavg_occupancy_pct", "wavg_sm_util_pct", "l2_p
 
 @dataclass(frozen=True, slots=True)
 class GpuRequirement:
-    """Figures of one run of a model, medians over the runs that were recorded; None: not recorded.
+    """Figures of a run of a model, medians over the recorded runs; None: not recorded.
 
-    A profiler slows down the first run that it sees: it allocates and registers. Counts and bytes are means.
+    The first profiled run is slower: the profiler allocates and registers. Counts and bytes are means.
     """
 
     #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: The metrics of Creq; of kernels that overlap
@@ -47,36 +47,36 @@ class GpuRequirement:
     kernel_count: float | None  #: None where CUDA graphs were recorded without their kernels.
     busy_ms: float | None  #: Time in which a kernel ran, or a CUDA graph.
     copy_ms: float  #: Time in which a copy or a memset ran and no kernel.
-    #: Time in which the device waited for launches: what the latency of a run without a profiler has beyond kernels,
-    #: copies and memsets. Without that latency the time between the first kernel's start and the last one's end in
-    #: which none of them ran, which a profiler stretches.
+    #: Time in which the device waited for launches: the latency of a run without a profiler, beyond kernels, copies and
+    #: memsets. Without such a latency: idle time between the first kernel's start and the last kernel's end, which a
+    #: profiler stretches.
     dispatch_ms: float | None
     h2d_bytes: float | None
     d2h_bytes: float | None
     #: Column of ``kernels`` that the occupancies stand on: ``"achieved_occupancy_pct"`` or ``"launch_occupancy_pct"``.
     occupancy_source: str | None = None
-    notes: tuple[str, ...] = ()  #: Which figure was refused, and why.
+    notes: tuple[str, ...] = ()  #: Refused figures, with the reason.
 
 
 def compute_requirement(
     kernels: pd.DataFrame, others: Timeline | None, device: Device | None, latency_ms: float | None = None
 ) -> GpuRequirement | None:
-    """Return what one run of the model needs; None where no kernel has a time.
+    """Return the requirements of a run of the model; None if no kernel has a time.
 
-    A metric is None unless it is known of every kernel that ran: an average over those that happened to be counted
-    would be of another model. Occupancy is the counted one where all kernels have it, else that of their launches.
+    A metric is None unless known for every kernel: an average over some of the kernels would describe another model.
+    Occupancy is counted if known for all kernels, else estimated from launches.
 
     Parameters
     ----------
     kernels : DataFrame
-        Kernels of the measured runs, with ``repeat``; those without ``start_ns`` are left out. Where none has one they
-        were only counted: then what needs no order in time is given.
+        Kernels of the measured runs, with ``repeat``; kernels without ``start_ns`` are left out. If none has a start,
+        they were only counted, and only figures independent of time order are given.
     others : Timeline or None
-        Copies, memsets and whole graphs of the same runs; None: they were not recorded.
+        Copies, memsets and whole graphs of the same runs; None: not recorded.
     device : Device or None
-        For SM utilisation.
+        Device, for SM utilisation.
     latency_ms : float or None
-        Of one run without a profiler.
+        Latency of a run without a profiler.
     """
     timed = kernels[column(kernels, "start_ns").notna() & column(kernels, "duration_ns").notna()]
     if not len(timed):
@@ -103,7 +103,7 @@ def compute_requirement(
 
 
 def _gap_ms(latency_ms: float, busy_ms: float, copy_ms: float) -> tuple[float | None, tuple[str, ...]]:
-    """Return the part of a latency in which the device waits, None with a note where that cannot be."""
+    """Return the part of a latency in which the device waits; None with a note for an impossible value."""
     gap_ms = latency_ms - busy_ms - copy_ms
     if gap_ms >= 0.0:
         return gap_ms, ()
@@ -116,7 +116,7 @@ def _gap_ms(latency_ms: float, busy_ms: float, copy_ms: float) -> tuple[float | 
 
 
 def _counted_requirement(kernels: pd.DataFrame) -> GpuRequirement | None:
-    """Return what kernels that were counted one by one say of a run: ncu lets none overlap, so gaps are not known."""
+    """Return the requirements from kernels counted one by one: ncu lets no kernels overlap, so gaps are unknown."""
     if not len(kernels) or column(kernels, "duration_ns").isna().any():
         return None
     source = _occupancy_source(kernels)
@@ -139,7 +139,7 @@ def _counted_requirement(kernels: pd.DataFrame) -> GpuRequirement | None:
 
 
 def sum_overlapping(starts: Integers, ends: Integers, values: Floats) -> tuple[Integers, Floats, Integers]:
-    """Cut time at every start and end, and sum what runs in each interval (thesis §5.3.1, Figure 5.3).
+    """Cut time at every start and end, and sum the values running in each interval (thesis §5.3.1, Figure 5.3).
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def sum_overlapping(starts: Integers, ends: Integers, values: Floats) -> tuple[I
     Returns
     -------
     lengths, sums, counts : ndarray, shape (m,)
-        Of each interval: its length, the sum of the values, and how many run in it.
+        For each interval: length, sum of the values, number of running values.
     """
     borders = np.unique(np.concatenate([starts, ends]))
     change = np.zeros(len(borders))
@@ -160,7 +160,7 @@ def sum_overlapping(starts: Integers, ends: Integers, values: Floats) -> tuple[I
     np.add.at(running, first, 1)
     np.subtract.at(running, last, 1)
     counts = np.cumsum(running)[:-1]
-    # Where nothing runs the sum is zero, not what rounding left of it.
+    # The sum of idle intervals is exactly zero, without rounding errors.
     return np.diff(borders), np.where(counts > 0, np.cumsum(change)[:-1], 0.0), counts
 
 
@@ -239,7 +239,7 @@ def _weighted_mean(part: pd.DataFrame, name: str) -> float | None:
 
 
 def _copied_bytes(others: Timeline | None, direction: str, runs: int) -> float | None:
-    """Return the bytes of one run; None where copies were not recorded, or their kind is not known."""
+    """Return the bytes of a run; None if copies were not recorded, or their direction is unknown."""
     if others is None or (others.copies["direction"] == UNKNOWN).any():
         return None
     return float(others.copies.loc[others.copies["direction"] == direction, "bytes"].sum()) / runs

@@ -65,7 +65,7 @@ Event = Mapping[str, Any]
 def read_json_trace(path: Path, expect_kernels: bool = True) -> Timeline:
     """Return the timeline of a trace by torch.profiler or ONNX Runtime, plain or compressed with gzip.
 
-    Raises `InputError` when it is neither, is cut off, or has nothing where kernels or nodes are expected.
+    Raises `InputError` for another format, a truncated file, or missing kernels or nodes.
     """
     document = _load(path)
     events: Any = document.get("traceEvents") if isinstance(document, dict) else document
@@ -173,7 +173,7 @@ def _read_ort(kinds: Mapping[str, list[Event]], path: Path) -> Timeline:
 
 
 def _leave_out_bodies(nodes: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return nodes without those in bodies of Loop, Scan and If, whose time is their parent's, and a note."""
+    """Return nodes without those in bodies of Loop, Scan and If, whose time belongs to the parent node, and a note."""
     if not len(nodes):
         return nodes, ()
     starts, ends = nodes["start_ns"].to_numpy(), (nodes["start_ns"] + nodes["duration_ns"]).to_numpy()
@@ -201,7 +201,7 @@ def _tabulate(events: Sequence[Event]) -> pd.DataFrame:
         "name": [str(event.get("name", "")) for event in events],
         "start_ns": np.array([_to_ns(event["ts"]) for event in events], dtype=np.int64),
         "duration_ns": np.array([_to_ns(event["dur"]) for event in events], dtype=np.int64),
-        # A process or thread that is no number is not one of the host.
+        # Non-numeric process or thread ids are not of the host.
         "process_id": np.array([_to_id(event.get("pid")) for event in events], dtype=np.int64),
         "thread_id": np.array([_to_id(event.get("tid")) for event in events], dtype=np.int64),
         "correlation_id": np.array([_to_id(given.get("correlation")) for given in arguments], dtype=np.int64),
@@ -268,7 +268,7 @@ def _to_id(value: Any) -> int:
 
 
 def _to_number(value: Any) -> int | None:
-    """Return a size or an id, which ONNX Runtime writes as text; None where it is none."""
+    """Return a size or an id, which ONNX Runtime writes as text; None for other values."""
     try:
         return None if value is None else int(value)
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
 """Joins a timeline's kernels with their counters from another run of the same program.
 
 Kernels are matched by name, order and launch configuration (Elvinger 2024, §5.2.2). Counting replays kernels one by
-one, so that neither times nor ids agree between the runs; what agrees is which kernels were launched and how. Tools
-write one template's instances in several ways (``f<4>(float*)``, ``f<(int)4>(T1 *)``): where whole names do not agree,
-what stands before the template's arguments must.
+one, so times and ids differ between the runs; only the kernels and their launch configurations agree. Tools
+write one template's instances in several ways (``f<4>(float*)``, ``f<(int)4>(T1 *)``): if whole names do not agree, the
+parts before the template arguments must.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COUNTED = (
     "dram_write_bytes",
     "instruction_count",
 )
-_MOST_ALIGNED = 5_000  # kernels of one run; alignment takes the square of it
+_MOST_ALIGNED = 5_000  # kernels of a run; alignment takes quadratic time
 _MOST_NAMES = 3  # that a note tells
 _SPACES = re.compile(r"\s+")
 _RETURN = re.compile(r"^(?:void|static void)\s+")
@@ -42,16 +42,17 @@ _ARGUMENTS = re.compile(r"[<(].*", re.DOTALL)
 def join_kernels(
     kernels: pd.DataFrame, counters: pd.DataFrame, distinct: bool = False
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return the kernels of both, and in words what did not match.
+    """Return the kernels of both, and notes on kernels without a match.
 
-    ``kernels``: `Timeline.kernels` of the measured runs, in order of launch; ``counters``: `Counters.kernels` of one
-    run, or of as many runs; ``distinct``: of one launch of each kernel and grid, which stands for all of them.
+    ``kernels``: `Timeline.kernels` of the measured runs, in order of launch; ``counters``: `Counters.kernels` of a
+    single run, or of as many runs; ``distinct``: counters of a single launch of each kernel and grid, valid for all its
+    launches.
 
     Returns
     -------
     DataFrame
         The timeline's kernels with the counters' columns and ``joined``: ``"both"``, ``"timeline"``, and at the end
-        ``"counters"`` for what was only counted. Counters of one run stand at each run of the timeline.
+        ``"counters"`` for kernels only counted. Counters of a single run are repeated for each run of the timeline.
     tuple of str
     """
     parts, notes = [], list[str]()
@@ -84,7 +85,7 @@ def join_kernels(
 
 
 def _split_into_runs(labels: list[tuple[object, ...]], runs: int) -> list[list[int]]:
-    """Cut the counted kernels into as many runs as the timeline has, where they are that often the same; else one."""
+    """Cut the counted kernels into as many runs as in the timeline, if they repeat that often; else a single run."""
     if runs > 1 and labels and len(labels) % runs == 0:
         size = len(labels) // runs
         if all(labels[i] == labels[i % size] for i in range(len(labels))):
@@ -93,7 +94,7 @@ def _split_into_runs(labels: list[tuple[object, ...]], runs: int) -> list[list[i
 
 
 def _align_launches(here: list[tuple[object, ...]], there: list[tuple[object, ...]]) -> tuple[list[int], list[int]]:
-    """Align both sequences of launches; what is left over in a gap matches by label, in its order."""
+    """Align both sequences of launches; remaining launches are matched by label, in order."""
     if here == there:
         return list(range(len(here))), list(range(len(there)))
     pairs: dict[int, int] = {}
@@ -113,7 +114,7 @@ def _align_launches(here: list[tuple[object, ...]], there: list[tuple[object, ..
 
 
 def _names(frame: pd.DataFrame, whole: bool) -> dict[object, str]:
-    """Return each name without what varies between demanglers: spaces, the result's type, or all arguments."""
+    """Return each name without its parts that vary between demanglers: spaces, the result's type, or all arguments."""
     names = set(frame["name"])
     if whole:
         return {name: _SPACES.sub("", _RETURN.sub("", str(name))) for name in names}

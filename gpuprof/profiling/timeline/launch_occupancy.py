@@ -1,7 +1,7 @@
-"""Occupancy of recorded kernels from their launches: for timelines, which time kernels and count nothing.
+"""Estimates the occupancy of recorded kernels from their launches, for timelines without counters.
 
-torch.profiler has an estimate of its own, which is 0 for a block with more shared memory than the 48 KiB that need no
-permission: kernels of most libraries' matrix products. It is not used.
+torch.profiler's own estimate is not used: it is 0 for a block with more than 48 KiB of shared memory (the limit without
+opt-in), as in most libraries' kernels for matrix products.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MOST_REGISTERS = 256
 
 
 def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Occupancies | None, NDArray[np.bool_]]:
-    """Return what the launches of kernels occupy, and of which rows of ``kernels`` that is known.
+    """Return the occupancies of kernel launches, and a mask of the rows of ``kernels`` with a known occupancy.
 
     ``kernels``: as `gpuprof.profiling.timeline.timeline.Timeline.kernels`.
 
     Returns
     -------
     Occupancies or None
-        Of the known rows, in their order; None where there is none, or the device's rules are not known.
+        Occupancies of the known rows, in order; None without known rows, or if the device's rules are unknown.
     ndarray of bool, shape (n,)
     """
     nothing = np.zeros(len(kernels), dtype=bool)
@@ -61,7 +61,7 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
             static_shared_bytes=shared[0],
             dynamic_shared_bytes=shared[1],
         )
-    except InputError:  # a compute capability whose rules are not known
+    except InputError:  # a compute capability with unknown rules
         return None, nothing
     return occupancies_known, known
 

@@ -1,8 +1,8 @@
-"""Bandwidth of the link between host and GPU, from the copies that a timeline recorded.
+"""Bandwidth of the link between host and GPU, from the copies in a timeline.
 
-iGniter (section 3.1) divides a model's inputs and outputs by the bandwidth of PCIe. A copy of a few kilobytes is
-mostly its own overhead and tells nothing of that; copies of the same size from pinned and from pageable memory differ
-by a factor, so the kind of memory stands beside the rate.
+iGniter (section 3.1) divides a model's inputs and outputs by the bandwidth of PCIe. A copy of a few kilobytes is mostly
+overhead and says nothing about bandwidth; copies of the same size from pinned and from pageable memory differ
+by a factor, so the rate is stored with its kind of memory.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gpuprof.domain.device import Device
 from gpuprof.kernel_db.schema import DeviceRow
 from gpuprof.profiling.timeline.timeline import D2H, H2D, column
 
-#: A copy counts from this size on: at 64 GB/s it takes 16 µs, some ten times what setting it up takes.
+#: Smallest copy evaluated: at 64 GB/s it takes 16 µs, some ten times the setup of a copy.
 LEAST_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """What copies in one direction from or to one kind of host memory achieved."""
+    """Rate of copies in a direction, from or to a kind of host memory."""
 
     direction: str  #: ``"h2d"`` or ``"d2h"``.
     memory: str | None  #: ``"pinned"``, ``"pageable"``, or None where the tool does not say.
@@ -54,9 +54,9 @@ def link_rates(copies: pd.DataFrame | None) -> tuple[LinkRate, ...]:
 
 
 def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str) -> DeviceRow | None:
-    """Return the row of ``devices`` that keeps what the link achieved; None where no copy was large enough.
+    """Return the row of ``devices`` with the link's rates; None without a large enough copy.
 
-    Of several kinds of memory the one that most copies were of speaks: it is what the models on this device pay.
+    Of several kinds of memory, the kind with the most copies is used: it is typical of the models on this device.
     """
     rates = link_rates(copies)
     there, back = _typical_rate(rates, H2D), _typical_rate(rates, D2H)

@@ -1,7 +1,7 @@
-"""The one evidence format: kernels, copies, memsets, graphs, nodes and ranges of a recording by any tool.
+"""The common evidence format: kernels, copies, memsets, graphs, nodes and ranges of a recording by any tool.
 
-All times are nanoseconds of one clock. A column that the tool does not record is missing as a whole; `column` gives
-nulls for it.
+All times are nanoseconds of the same clock. A column not recorded by the tool is missing entirely; `column` then
+returns nulls.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers, find_innermost_ranges
 
-#: Name of the range that gpuprof puts around each run of a model that it measures.
+#: Name of gpuprof's range around each measured run of a model.
 RUN_RANGE = "gpuprof-run"
 _STEP = re.compile(r"ProfilerStep#\d+")
 #: Columns of `Timeline.kernels` that decide a launch; counters are joined on them.
 LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 H2D, D2H = "h2d", "d2h"
-#: Direction of a copy whose kind the report does not say.
+#: Direction of a copy whose kind is not reported.
 UNKNOWN = "unknown"
 #: Kinds of the host's memory: the rate of a copy differs by a factor between them.
 PINNED, PAGEABLE = "pinned", "pageable"
@@ -57,9 +57,9 @@ def _no_nodes() -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A recording, each kind of event a table in order of start.
+    """A recording: a table for each kind of event, in order of start.
 
-    Events on a device have ``start_ns`` and ``duration_ns``, and as far as the tool says ``process_id``,
+    Events on a device have ``start_ns`` and ``duration_ns``, and, if reported by the tool, ``process_id``,
     ``device_index``, ``stream_id``, ``correlation_id``, ``thread_id`` and ``launch_start_ns`` (of the call that caused
     them), ``range`` (innermost range around that call, or None) and ``repeat`` (run of the model, `OUTSIDE` in none).
     """
@@ -91,9 +91,9 @@ class Timeline:
     def select_runs(self, runs: str | None = None) -> Timeline:
         """Return the events within runs of the model, numbered from 0.
 
-        ``runs``: a regular expression for the names of ranges that are runs, or the number of equal runs that the
-        recording consists of; None: gpuprof's own ranges or torch.profiler's steps, else all of it as one run, with a
-        note. Raises `InputError` when there are no such ranges, or the kernels are not that often the same.
+        ``runs``: a regular expression for the names of the runs' ranges, or the number of equal runs in the recording;
+        None: gpuprof's own ranges or torch.profiler's steps, else the whole recording as a single run, with a note.
+        Raises `InputError` when there are no such ranges, or the kernels do not repeat that often.
         """
         if runs is None and self.repeats == 0 and len(self.kernels):
             warning = f"no {RUN_RANGE} range in the recording: all of it counts as one run; name runs with --runs"
@@ -113,10 +113,10 @@ class Timeline:
         return tuple(dict.fromkeys(matches))
 
     def run_times_ns(self) -> tuple[list[int], str]:
-        """Return the whole time of each run where the recording shows it, and in words how it was taken.
+        """Return the duration of each run, if shown by the recording, and a description of its source.
 
-        A run in a range is as long as the range where that waits for all its work; runs that were cut by their number
-        are as long as the time from one's first kernel to the next's. Without either the list is empty.
+        A run in a range lasts as long as the range, provided the range waits for all its work; a run cut by number
+        lasts from its first kernel to the first kernel of the next run. Otherwise the list is empty.
         """
         runs = find_runs(self.ranges)[0]
         ends = pd.concat([t["start_ns"] + t["duration_ns"] for t in self._events().values() if "start_ns" in t])
@@ -133,7 +133,9 @@ class Timeline:
         return [], "the report does not mark runs"
 
     def by_gpu(self) -> dict[int, Timeline]:
-        """Return the part of each GPU that kernels ran on, by its index; of one alone the whole, index or not."""
+        """Return the part of each GPU with kernels, by GPU index; a single GPU gets the whole, even without an
+        index.
+        """
         index = _device_indices(self.kernels, 0)
         used = sorted(set(index.tolist())) or [0]
         if len(used) == 1:
@@ -197,7 +199,9 @@ class Timeline:
 
 
 def _turns_between(table: pd.DataFrame, starts: Integers, ends: Integers) -> Integers:
-    """Return the run of each copy or memset: inputs before its first kernel, the rest up to the next one's inputs."""
+    """Return the run of each copy or memset: inputs after a run's last kernel belong to the next run, others to the
+    last begun.
+    """
     moments = table["start_ns"].to_numpy(dtype=np.int64)
     turns = np.searchsorted(starts, moments, side="right") - 1
     inputs = (column(table, "direction") == H2D).to_numpy(dtype=bool)
@@ -207,10 +211,11 @@ def _turns_between(table: pd.DataFrame, starts: Integers, ends: Integers) -> Int
 
 
 def find_runs(ranges: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
-    """Return the ranges that are runs of the model, in order, and whether only their own thread's launches are in them.
+    """Return the ranges that are runs of the model, in order, and whether they contain only launches of their own
+    thread.
 
-    Those are gpuprof's own, else the steps that torch.profiler's schedule marks: a step is one for all threads of its
-    process, as that which runs the backward pass.
+    These are gpuprof's own ranges, else the steps marked by torch.profiler's schedule: a step applies to all threads of
+    its process, including the thread of the backward pass.
     """
     marked = ranges[ranges["name"] == RUN_RANGE]
     if len(marked):
@@ -220,10 +225,10 @@ def find_runs(ranges: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
 
 
 def mark_runs(events: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
-    """Return ``events`` with ``repeat``: the number of the run that caused each, by process; `OUTSIDE` in none.
+    """Return ``events`` with ``repeat``: the number of the run that caused each event, by process; else `OUTSIDE`.
 
-    An event belongs to the run that its launch lies in; one without a launch, as a migration of unified memory, to the
-    run that it began in.
+    An event belongs to the run of its launch; an event without a launch, such as a migration of unified memory, to the
+    run in which it began.
     """
     if not len(events) or "start_ns" not in events:
         return events.assign(repeat=np.full(len(events), OUTSIDE, dtype=np.int64))
@@ -241,15 +246,15 @@ def mark_runs(events: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
 def tie_to_launches(
     events: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame, keys: tuple[str, ...] = ("correlation_id",)
 ) -> pd.DataFrame:
-    """Add to events on a device the call that caused each, the innermost range around it, and the run.
+    """Add to events on a device their launch call, the innermost range around the call, and the run.
 
-    ``calls``: ``correlation_id``, ``process_id``, ``thread_id``, ``launch_start_ns``; ``keys``: the columns that an
-    event shares with its call.
+    ``calls``: ``correlation_id``, ``process_id``, ``thread_id``, ``launch_start_ns``; ``keys``: columns common to an
+    event and its call.
     """
     if not len(events):
         return events.assign(repeat=np.zeros(0, dtype=np.int64))
     if set(keys) <= set(events.columns):
-        # A call of the runtime and the driver's call inside it can share an id: the outer one began first.
+        # A call of the runtime and its inner driver call can share an id: the outer call began first.
         first = calls.sort_values("launch_start_ns", kind="stable").drop_duplicates(list(keys))
         taken = [name for name in ("process_id",) if name not in keys and name in events]
         events = events.drop(columns=taken).merge(first, on=list(keys), how="left")
@@ -264,14 +269,14 @@ def tie_to_launches(
 
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
-    """Return a column of ``frame``, or one of nulls where it has none of that name."""
+    """Return a column of ``frame``, or a column of nulls if missing."""
     if name in frame:
         return frame[name]
     return pd.Series([None] * len(frame), index=frame.index, dtype="object", name=name)
 
 
 def _integers(frame: pd.DataFrame, name: str) -> Integers:
-    """Return a column of ids or times, `NO_RANGE` where one is missing; nanoseconds do not survive as floats."""
+    """Return a column of ids or times, with `NO_RANGE` for missing values; floats would lose nanoseconds."""
     values = column(frame, name)
     if values.dtype == np.int64:
         return values.to_numpy()
