@@ -14,7 +14,7 @@ EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "
 
 
 def server_metadata() -> dict[str, Any]:
-    """Return what ``GET /v2`` answers."""
+    """Return the answer of ``GET /v2``."""
     from gpuprof import __version__
 
     return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
@@ -36,7 +36,7 @@ def _tensor_metadata(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def model_config(model: ServedModel) -> dict[str, Any]:
-    """Return the model's configuration in the words of Triton, whose clients ask for it."""
+    """Return the model's configuration in Triton's format, for Triton's clients."""
     spec = model.spec
     config: dict[str, Any] = {
         "name": spec.name,
@@ -107,7 +107,7 @@ def _duration(count: int, nanoseconds: int) -> dict[str, int]:
 def chosen_statistics(
     models: Mapping[str, Mapping[str, ServedModel]], name: str = "", version: str = ""
 ) -> list[dict[str, Any]]:
-    """Return the statistics of one model, or with an empty name of all; likewise of versions."""
+    """Return the statistics of a model, or of all for an empty name; likewise for versions."""
     return [
         model_statistics(model, found)
         for known, versions in models.items()

@@ -15,7 +15,7 @@ from gpuprof.serving.machine.gpu_places import LocalGpu, list_local_gpus
 class GpuFigures:
     """A GPU or a MIG instance at a moment."""
 
-    index: int  #: Of the GPU.
+    index: int  #: Index of the GPU.
     mig: str  #: Profile and first slice, empty for a whole GPU.
     uuid: str
     #: Part of the last sample period in which a kernel ran; None where NVML does not say, as of MIG instances.
@@ -25,10 +25,10 @@ class GpuFigures:
 
 
 def local_gpu_figures(nvml: Any = None) -> tuple[GpuFigures, ...]:
-    """Return the figures of every GPU and MIG instance, none where there is no NVML.
+    """Return the figures of every GPU and MIG instance, none without NVML.
 
-    What NVML refuses to say, because a device was lost or a permission is lacking, is left out: figures are no reason
-    not to serve.
+    Figures that NVML does not provide, because a device is lost or a permission is missing, are left out: serving
+    must not depend on them.
     """
     gpus = _find_gpus() if nvml is None else (nvml, list_local_gpus(nvml))
     return () if gpus is None else tuple(_figures(*gpus))

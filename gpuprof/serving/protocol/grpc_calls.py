@@ -1,7 +1,7 @@
-"""Unary gRPC calls as the edge hands them over: an HTTP POST of one protobuf message, answered by another.
+"""Unary gRPC calls from the edge: an HTTP POST of a protobuf message, answered by another.
 
-Envoy's filter ``grpc_http1_reverse_bridge`` ends HTTP/2 and frames messages; a call's status travels in the headers
-`status_headers`, which the edge turns into trailers.
+Envoy's filter ``grpc_http1_reverse_bridge`` terminates HTTP/2 and frames messages; a call's status travels in the
+headers `status_headers`, which the edge turns into trailers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HEALTH_CHECK = b"/grpc.health.v1.Health/Check"
 STREAM_METHOD = "ModelStreamInfer"
-#: Of a message beside raw tensors, the part that is read on the event loop.
+#: Maximum size of a message, without raw tensors, that is read on the event loop.
 _ON_LOOP_BYTES = 1 << 16
 _MAX_SHORT_BYTES = 1 << 16
 #: HealthCheckRequest of the whole server and of the service, and HealthCheckResponse: SERVING, NOT_SERVING.
@@ -104,7 +104,7 @@ class GrpcCalls:
 
     def _infer(self, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
         slots = [] if received.slot is None else [received.slot]
-        # Clients leave small messages as they are, whatever the header says.
+        # Clients leave small messages uncompressed, whatever the header says.
         encoding = head.headers.get(b"grpc-encoding", b"identity")
         if encoding != b"identity" and is_compressed(received.body.data):
             self._read_elsewhere(connection, head, received, None)

@@ -1,4 +1,4 @@
-"""Messages of the gRPC service, to and from what the router works with."""
+"""Conversion between messages of the gRPC service and the router's types."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class InferCall:
     message: Any
     raw: Sequence[Buffer]
     data: Buffer  #: The whole message.
-    name: str  #: Of the model.
-    version: str  #: Of the model; empty: the newest.
-    id: str  #: Of the request.
-    offsets: Sequence[int] | None = None  #: Where in the arena the raw contents begin; None: they are elsewhere.
-    #: The request of an equal message that was read before, and the specification that it was read with.
+    name: str  #: Name of the model.
+    version: str  #: Version of the model; empty: the newest.
+    id: str  #: Identifier of the request.
+    offsets: Sequence[int] | None = None  #: Positions of the raw contents in the arena; None: outside.
+    #: Request of an equal earlier message, with the specification of its reading.
     cached: tuple[ModelSpec, InferRequest] | None = None
 
     def find_tensor_data(self, number: int) -> Buffer | tuple[int, int]:
@@ -70,14 +70,14 @@ class InferCall:
 
     @classmethod
     def decode(cls, data: Buffer, offset: int | None = None) -> InferCall:
-        """Read a message; the raw contents of a large one stay where they are.
+        """Read a message; the raw contents of a large message are not copied.
 
-        ``offset``: where in the arena ``data`` begins; None: it is elsewhere.
+        ``offset``: position of ``data`` in the arena; None: outside.
 
         Raises
         ------
         RefusedError
-            When it is no such message.
+            When ``data`` is no such message.
         """
         small: Buffer = data
         spans: list[slice] = []
@@ -106,14 +106,14 @@ class LargeCall:
 
 
 def open_call(data: Buffer, most_bytes: int, offset: int | None = None) -> InferCall | LargeCall:
-    """Read a ModelInferRequest, unless it has more than ``most_bytes`` beside its raw contents.
+    """Read a ModelInferRequest, unless its size without raw contents exceeds ``most_bytes``.
 
-    ``offset``: where in the arena ``data`` begins; None: it is elsewhere.
+    ``offset``: position of ``data`` in the arena; None: outside.
 
     Raises
     ------
     RefusedError
-        When it is no such message.
+        When ``data`` is no such message.
     """
     if len(data) <= most_bytes:
         return InferCall.decode(data, offset)
@@ -128,7 +128,7 @@ def open_call(data: Buffer, most_bytes: int, offset: int | None = None) -> Infer
 
 
 def _last_text(data: bytes, field: int) -> str:
-    """Return a text of a message; where it stands twice, the last one counts."""
+    """Return a text of a message; of repeated fields, the last counts."""
     _, spans = split_off_field(data, field)
     return data[spans[-1]].decode() if spans else ""
 
@@ -156,7 +156,7 @@ def read_infer(spec: ModelSpec, call: InferCall) -> InferRequest:
     Raises
     ------
     RefusedError
-        400, saying what is wrong.
+        400, with the reason.
     """
     request = call.message
     inputs = _tensors(spec, request, call)

@@ -1,8 +1,8 @@
-"""Raw tensors of gRPC messages, taken out and put in where they stand on the wire.
+"""Raw tensors of gRPC messages, extracted and inserted in the wire format.
 
-Protobuf would copy each tensor when it reads a message, once more when the tensor is asked for, and twice when it
-writes one; at half a megabyte a request that is most of the cost of serving. The rest of a message is left to it.
-Source of the format: Protocol Buffers' documentation, "Encoding".
+Protobuf would copy each tensor when it parses a message, once more when the tensor is accessed, and twice when it
+serialises a message; at half a megabyte a request, copies are most of the cost of serving. Protobuf handles the rest
+of a message. Source of the format: Protocol Buffers' documentation, "Encoding".
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from gpuprof.serving.transport.wire import Buffer
 #: Wire types; 3 and 4, groups, no message of the protocol has.
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
-#: A request has a few fields; one of a million empty ones would take long to read, and much memory.
+#: Limit of fields: a request has a few; a million empty fields would take much time and memory.
 _MAX_FIELDS = 1024
 
 
 def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
-    """Return a message without its values of the bytes field ``field``, and where these lie in it.
+    """Return a message without its values of the bytes field ``field``, and the positions of these values in it.
 
     Raises
     ------
     ValueError
-        When it is no message, or has too many fields.
+        When ``data`` is no message, or has too many fields.
     """
     view = memoryview(data)
     rest: list[Buffer] = []
@@ -47,7 +47,7 @@ def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
 
 
 def append_field(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:
-    """Return the parts of a message with these values of the bytes field ``field`` behind what it has, not copied."""
+    """Return the parts of a message with these values of the bytes field ``field`` appended, without copies."""
     key = _KEYS[field]
     parts: list[Buffer] = [data]
     for value in values:
@@ -99,5 +99,5 @@ def _to_varint(value: int) -> bytes:
     return bytes(text)
 
 
-#: What stands before a value, by the number of its field, of those whose number takes one byte with their kind.
+#: Encoded keys by field number, for the numbers whose key takes one byte.
 _KEYS = [_to_varint(_key(field)) for field in range(16)]

@@ -28,7 +28,7 @@ from gpuprof.serving.transport.wire import Buffer
 if TYPE_CHECKING:
     from gpuprof.serving.protocol.http_api import HttpApi
 
-#: Unanswered requests of one stream; more are not read.
+#: Limit of unanswered requests of a stream, beyond which reading pauses.
 _DEPTH = 64
 _ON_LOOP_BYTES = 1 << 16
 _KNOWN_SERVICES = ("", SERVICE)
@@ -95,7 +95,7 @@ class StreamServer:
 
 
 class _Stream:
-    """One stream: answers leave in the order in which they are done."""
+    """A stream, whose answers leave in the order of completion."""
 
     def __init__(self, api: HttpApi, context: Any) -> None:
         self._api = api
@@ -164,7 +164,7 @@ class _Stream:
 
 
 class _StreamClient:
-    """The `HttpClient` of one request of a stream."""
+    """The `HttpClient` of a request of a stream."""
 
     def __init__(self, peer: str, settle: Callable[[_StreamClient, bytes | RefusedError], None]) -> None:
         self.peer, self.id = peer, ""
@@ -180,7 +180,7 @@ class _StreamClient:
         slot: Slot | None = None,
         extra: bytes = b"",
     ) -> None:
-        """Send an answer, which is one message."""
+        """Send an answer as a single message."""
         self._settle(bytes(body))
 
     def respond_json(self, status: int, document: object, extra: bytes = b"") -> None:

@@ -52,9 +52,9 @@ Answer = Callable[[Inference, list[OutputTensor], Slot | None], None]
 class ApiSettings:
     """Limits of requests and access."""
 
-    max_body_bytes: int = 64 << 20  #: Of an inference request.
+    max_body_bytes: int = 64 << 20  #: Size limit of an inference request.
     max_connections: int = 16_384
-    #: Whether the value of an Authorization header lets a request in; health is reported to everybody.
+    #: Returns whether the value of an Authorization header grants access; health needs none.
     admits: Callable[[bytes], bool] = lambda authorization: True
     #: Names by which the server may be asked for, beside addresses and names without a dot; None: any. A web page can
     #: reach a server of the browser's machine by a name of its own (DNS rebinding).
@@ -104,7 +104,7 @@ class HttpApi:
 
     @property
     def draining(self) -> bool:
-        """Whether connections close after their answer."""
+        """Return whether connections close after their answer."""
         return self.router.draining
 
     def find_route(self, head: HttpHead) -> Route:
@@ -226,7 +226,7 @@ class HttpApi:
         task.add_done_callback(self._tasks.discard)
 
     async def inflate(self, received: ReceivedBody) -> Buffer:
-        """Return what a body was compressed from; its own memory is given back. Raises `RefusedError`."""
+        """Return the decompressed body, and release the memory of the compressed one. Raises `RefusedError`."""
         try:
             return await self._inflater.inflate(received.body.data)
         finally:
@@ -344,7 +344,7 @@ def _text_bytes(request: InferRequest, outputs: list[OutputTensor]) -> int:
 
 
 def _refuse_early(model: ServedModel, text: Buffer, client: str) -> None:
-    """Refuse a request whose tensors have not come yet if it could not be answered in time."""
+    """Refuse a request before its tensors have arrived if it could not be answered in time."""
     model.refuse_early(partial(read_urgency, text), client)
 
 

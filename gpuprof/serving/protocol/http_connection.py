@@ -1,7 +1,8 @@
-"""One HTTP/1.1 connection: large bodies are received straight into the arena and large answers sent from it.
+"""An HTTP/1.1 connection: large bodies are received straight into the arena and large answers sent from it.
 
-A framework would copy every tensor several times; at half a megabyte a request that is most of the cost of serving.
-The peer is trusted, a client on this machine or the edge: there are limits of size and time, and no defence beyond.
+A framework would copy every tensor several times; at half a megabyte a request, copies are most of the cost of
+serving. The peer is trusted, a client on this machine or the edge: there are limits of size and time, and no further
+defence.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from gpuprof.serving.protocol.http_api import HttpApi
 
 SCRATCH_BYTES = 1 << 16
-#: What is read before a head has been parsed: more of a large body would be copied once more.
+#: Read size before a head has been parsed: more of a large body would need another copy.
 _FIRST_BYTES = 1 << 14
 _MAX_HEAD_BYTES = 1 << 15
 #: Bytes of pipelined requests, beyond which the connection is not read.
@@ -49,9 +50,9 @@ _MAX_PENDING_BYTES = 1 << 16
 _MAX_REFUSED_BYTES = 1 << 24
 #: Memory of a large body when its first bytes are here; it doubles as the body arrives.
 _FIRST_SLOT_BYTES = 1 << 20
-#: An answer of up to this size is written in one piece: copying it costs less than another buffer.
+#: Answers up to this size are written in one piece: copying is cheaper than another buffer.
 _JOINED_BYTES = 1 << 12
-#: Beside the stall limit, a body or an answer has the time that this rate takes.
+#: Minimum transfer rate: its time for a body or an answer is added to the stall limit.
 _LEAST_BYTES_PER_S = 1 << 20
 #: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
 _LINGER_S, _MAX_LINGERING_BYTES = 2.0, 1 << 24
@@ -68,7 +69,7 @@ class CachedHead:
     head: HttpHead
     route: Route
     json_bytes: int
-    peer: str  #: As the edge reports it; empty on a direct connection.
+    peer: str  #: Address reported by the edge; empty on a direct connection.
 
 
 class _Incoming:
@@ -82,12 +83,12 @@ class _Incoming:
         self.length = head.length
         self.data = bytearray()  #: A small body.
         self.chunks: ChunkedBody | None = None
-        self.slot: Slot | None = None  #: Of a large body.
+        self.slot: Slot | None = None  #: Memory of a large body.
         self.start = 0  #: Offset of the body in the arena.
 
     @property
     def is_discarded(self) -> bool:
-        """Whether nobody needs the body."""
+        """Return whether the body is not needed."""
         return self.refusal is not None or self.route is None or not self.route.reads_body
 
 
@@ -97,7 +98,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     Attributes
     ----------
     busy : bool
-        Whether a request has been received and not been answered.
+        Whether a received request is unanswered.
     """
 
     def __init__(self, owner: HttpApi) -> None:
@@ -108,7 +109,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._head: HttpHead | None = None
         self._incoming: _Incoming | None = None
-        self._view: memoryview | None = None  #: Of the arena, for the rest of a large body.
+        self._view: memoryview | None = None  #: Memory in the arena for the rest of a large body.
         self._pending = bytearray()
         self._unsent: list[Slot] = []
         self._since = time.monotonic()  #: Begin of the request, or of the answer, or of the idle time.
@@ -199,7 +200,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         slot: Slot | None = None,
         extra: bytes = b"",
     ) -> None:
-        """Answer the current request; ``slot``, which holds ``tail``, is given back when it has been sent."""
+        """Answer the current request; ``slot``, which holds ``tail``, is released once the answer is sent."""
         self.on_disconnect = None
         self.busy = False
         transport = self._transport
@@ -235,7 +236,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.respond(status, CONTENT_JSON, orjson.dumps(document), extra=extra)
 
     def refuse(self, refusal: RefusedError) -> None:
-        """Answer with an error, of gRPC where the call is one."""
+        """Answer with an error, a gRPC error for gRPC calls."""
         if self._head is not None and self._head.is_grpc:
             from gpuprof.serving.protocol.grpc_calls import status_headers
 
@@ -249,7 +250,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether every request has been answered, and every answer sent."""
+        """Return whether every request has been answered, and every answer sent."""
         return not (self.busy or self._incoming or self._pending or self._unsent_bytes)
 
     def can_close(self, now: float) -> bool:
@@ -298,7 +299,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _read(self, buffer: bytearray, end: int) -> int:
-        """Read requests out of ``buffer`` until one is incomplete or unanswered; return where the rest begins."""
+        """Read requests out of ``buffer`` until one is incomplete or unanswered; return the position of the rest."""
         position = 0
         while position < end and self._can_read:
             if self._incoming is not None:
@@ -330,7 +331,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         except RefusedError as refusal:
             self._reject(refusal)
             return
-        # What follows a chunked body is not separated from its last chunk, so that no other request may follow.
+        # No request may follow a chunked body: bytes behind its last chunk are not separated from the body.
         self._keep_alive = head.keep_alive and not head.chunked
         edge_peer = head.headers.get(CLIENT_HEADER, b"").decode("latin-1")
         self.peer = edge_peer or self._address
@@ -363,7 +364,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if head.length > route.max_body:
             raise too_large_refusal(route.max_body)
-        # The header of a compressed body speaks of what it was compressed from.
+        # The header of a compressed body refers to the decompressed body.
         incoming.json_bytes = head.length if head.coding else head.find_json_length(head.length)
 
     def _cache_head(self, text: bytes, incoming: _Incoming, edge_peer: str) -> None:
@@ -440,7 +441,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._view = arena.view(incoming.start, size)
 
     def _receive_large(self, count: int) -> None:
-        """Count received bytes of a large body; take more memory where what there is is full."""
+        """Count received bytes of a large body; enlarge its slot when full."""
         incoming = self._incoming
         assert incoming is not None and self._view is not None
         incoming.received += count

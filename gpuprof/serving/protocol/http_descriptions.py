@@ -19,13 +19,13 @@ Answer = Callable[[HttpClient], None]
 
 
 class HttpDescriptions:
-    """Answers all addresses but those of inference.
+    """Answers requests at all addresses other than inference.
 
     Parameters
     ----------
     router : Router
     find_figures : callable
-        Returns what the protocols count.
+        Returns the counts of the protocols.
     """
 
     def __init__(self, router: Router, find_figures: Callable[[], ProtocolFigures]) -> None:
@@ -33,12 +33,12 @@ class HttpDescriptions:
         self._find_figures = find_figures
 
     def find(self, words: list[str], method: str) -> Route | None:
-        """Return what answers at the address of these words; None: nothing.
+        """Return the route for these path segments; None: none.
 
         Raises
         ------
         RefusedError
-            404 for a model that there is not, 405 for a method that the address does not have.
+            404 for an unknown model, 405 for a method that the address does not have.
         """
         match words:
             case ["v2", "repository", "index"]:
@@ -77,9 +77,10 @@ class HttpDescriptions:
         return None
 
     def _ready(self, connection: HttpClient) -> None:
-        """Answer whether every model can be asked, what was refused, and how well the router listens and estimates.
+        """Answer whether every model is ready, with refusals, stalls of the router and accuracy of estimates.
 
-        Anybody may ask, so no model is named: of the estimates the least and the most are told, as times of the plan.
+        This needs no authentication, so no model is named: of the estimates, only the minimum and the maximum are
+        reported, relative to the plan.
         """
         figures, refused = self._find_figures(), Counter[str]()
         for (_, _, reason), count in sorted(figures.refusals.items()):

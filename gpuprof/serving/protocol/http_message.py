@@ -53,7 +53,7 @@ class HttpHead:
 
     @property
     def is_grpc(self) -> bool:
-        """Whether the request is a gRPC call that the edge has translated: its body is one protobuf message."""
+        """Return whether the request is a gRPC call translated by the edge: its body is a protobuf message."""
         return self.headers.get(b"content-type", b"").startswith(CONTENT_GRPC)
 
     @property
@@ -128,7 +128,7 @@ class ChunkedBody:
 
 
 def read_head(text: bytes) -> HttpHead:
-    """Return the parsed head, blank line included. Equal heads may share one object, which nobody changes.
+    """Return the parsed head, blank line included. Equal heads may share an immutable object.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def _read_framing(head: HttpHead) -> None:
 
 
 def _explain_parser_error(error: httptools.HttpParserError) -> RefusedError:
-    """Return the refusal that a callback raised, or one for a malformed message."""
+    """Return the refusal raised by a callback, or a refusal of a malformed message."""
     cause = error.__context__
     return cause if isinstance(cause, RefusedError) else bad_request(f"not HTTP: {error}")
 

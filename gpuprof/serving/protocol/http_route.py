@@ -18,7 +18,7 @@ MAX_DISCARDED_BYTES = 1 << 20
 
 
 class HttpClient(Protocol):
-    """The client of a request; one of its methods is called, once."""
+    """The client of a request; exactly one of its methods is called, once."""
 
     on_disconnect: Callable[[], None] | None  #: Called when the client disconnects before the answer.
     peer: str  #: The client's address.
@@ -32,7 +32,7 @@ class HttpClient(Protocol):
         slot: Slot | None = None,
         extra: bytes = b"",
     ) -> None:
-        """Send an answer; ``slot``, which holds ``tail``, is given back when it has been written."""
+        """Send an answer; ``slot``, which holds ``tail``, is released once the answer is written."""
         ...
 
     def respond_json(self, status: int, document: object, extra: bytes = b"") -> None:
@@ -55,12 +55,12 @@ class ReceivedBody:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How a request is answered."""
+    """The handling of a request."""
 
     #: Called with the client, the head and the body; answers now or later.
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
     max_body: int = MAX_DISCARDED_BYTES  #: Most bytes of the body.
-    reads_body: bool = False  #: Whether the body is needed; other bodies are discarded.
+    reads_body: bool = False  #: True if the body is needed; other bodies are discarded.
     #: Called with the JSON and the client before large tensors are received; raises the refusal of a request that
     #: would be refused anyway.
     refuse_early: Callable[[Buffer, str], None] | None = None

@@ -20,7 +20,7 @@ def write_response(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTen
     Raises
     ------
     RefusedError
-        400, when an output that JSON cannot carry was asked for in JSON.
+        400, when the request wants JSON for an output that JSON cannot carry.
     """
     if asked.outputs is not None:
         by_position = {output.position: output for output in outputs}

@@ -14,27 +14,27 @@ from gpuprof.serving.transport.inference import InputTensor
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.transport.wire import Buffer
 
-#: Lengths of messages that are remembered, messages of one length, and bytes of one before its tensor.
+#: Number of cached message lengths, messages per length, and maximum bytes before the tensor.
 _MOST_LENGTHS, _MOST_OF_A_LENGTH, _MOST_BYTES = 64, 4, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownCall:
-    """A message but for the tensor at its end, and what it asks."""
+    """A message without the tensor at its end, and its request."""
 
     beginning: bytes
     message: Any
-    name: str  #: Of the model.
-    version: str  #: Of the model; empty: the newest.
-    request: tuple[ModelSpec, InferRequest]  #: The model's specification when it was read, and what it asks of that.
+    name: str  #: Name of the model.
+    version: str  #: Version of the model; empty: the newest.
+    request: tuple[ModelSpec, InferRequest]  #: Specification of the model at the time of reading, and the request.
 
 
 class KnownCalls:
     """Reads ModelInferRequests.
 
-    Where a message has one raw tensor, which ends it, its length and all that stands before the tensor decide what it
-    says and whether it is right: one that came before need not be read and checked again. Tensors of strings are looked
-    into each time; messages with an identifier are not remembered, since the next will have another.
+    Where a message ends with its only raw tensor, its length and the bytes before the tensor determine its meaning
+    and validity, so an equal message need not be read and checked again. Tensors of strings are checked each time;
+    messages with an identifier are not cached, since the next will have another.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class KnownCalls:
         return len(cached[-1].beginning) if cached else 0
 
     def find(self, data: Buffer, offset: int | None = None) -> InferCall | None:
-        """Return the parsed message if an equal one was read before; ``offset``: where in the arena it begins."""
+        """Return the parsed message if an equal message is cached; ``offset``: its position in the arena."""
         for known in self._known.get(len(data), ()):
             begin = len(known.beginning)
             if data[:begin] == known.beginning:
@@ -84,7 +84,9 @@ class KnownCalls:
             return
         try:
             rest, spans = split_off_field(data, RAW_INPUTS)
-        except ValueError:  # Protobuf takes what this does not: groups, which no message of the protocol has
+        except (
+            ValueError
+        ):  # Protobuf accepts groups, which `split_off_field` does not; no message of the protocol has them
             return
         if spans != [slice(begin, len(data))]:
             return

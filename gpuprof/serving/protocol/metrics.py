@@ -19,7 +19,7 @@ from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics
 
 _StatisticsByModel = Mapping[str, ModelStatistics]
 _Replicas = Sequence[tuple[str, AnyReplica]]
-#: Of the format that `generate_latest` writes.
+#: Content type of the format of `generate_latest`.
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -196,7 +196,7 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
 
 
 def _estimates(replicas: _Replicas, now: float) -> Metric:
-    """Return the expected times of a batch of one row and of a full one, which admission control uses."""
+    """Return the expected times of a batch of one row and of a full batch, which admission control uses."""
     family = GaugeMetricFamily(
         "gpuprof_batch_estimate_seconds",
         "Time that the router expects of a batch of this size",
@@ -234,7 +234,7 @@ def _places(replicas: _Replicas) -> Iterator[Metric]:
 
 
 def _neighbours(models: Sequence[ServedModel]) -> Metric:
-    """Return what neighbours cost, since the replicas that are there began to serve."""
+    """Return the slow-down by neighbours since the current replicas were started."""
     family = GaugeMetricFamily(
         "gpuprof_neighbour_slowdown_ratio",
         "Time of a model's batches over what was planned for them, by who runs on the same device",

@@ -1,9 +1,9 @@
-"""The messages and calls of the Open Inference Protocol, as protoc compiled ``open_inference.proto``.
+"""The messages and calls of the Open Inference Protocol, compiled by protoc from ``open_inference.proto``.
 
-    python -m grpc_tools.protoc -I. --descriptor_set_out=open_inference.binpb open_inference.proto
+python -m grpc_tools.protoc -I. --descriptor_set_out=open_inference.binpb open_inference.proto
 
-The descriptor is loaded into a pool of its own: generated code would be registered in the one pool that all packages
-share, and other packages know the same protocol. A test compiles the source again and compares.
+The descriptor is loaded into a separate pool: generated code would be registered in the global pool, where other
+packages may have registered the same protocol. A test compiles the source again and compares.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SERVICE = "inference.GRPCInferenceService"
 
 @cache
 def protocol_pool() -> descriptor_pool.DescriptorPool:
-    """Return what describes the protocol."""
+    """Return the descriptors of the protocol."""
     data = files("gpuprof.serving.protocol").joinpath("open_inference.binpb").read_bytes()
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:

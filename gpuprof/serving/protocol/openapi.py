@@ -1,4 +1,4 @@
-"""The OpenAPI document of a server: every address, with the models that it serves and their tensors."""
+"""The OpenAPI document of a server: every address, with the served models and their tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNT = {"type": "integer", "minimum": 0}
 _ERROR = {"type": "object", "properties": {"error": _TEXT}, "required": ["error"]}
 #: Largest finite values (IEEE 754); larger numbers are refused.
 _MAX_FLOAT16, _MAX_FLOAT32 = 65504.0, 3.4028234663852886e38
-_MAX_LISTED = 64  # sizes of a batch for which it is said how many values there must be
+_MAX_LISTED = 64  # batch sizes for which the number of values is listed
 
 
 def _integer(bits: int, *, signed: bool) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def _float(largest: float) -> dict[str, Any]:
     return {"type": "number", "minimum": -largest, "maximum": largest}
 
 
-#: JSON Schema of one value of each type; false: JSON cannot carry it.
+#: JSON Schema of a value of each type; false: JSON cannot carry the type.
 _VALUES: dict[str, dict[str, Any] | bool] = {
     "BOOL": {"type": "boolean"}, "BYTES": _TEXT, "FP16": _float(_MAX_FLOAT16), "FP32": _float(_MAX_FLOAT32),
     "FP64": {"type": "number"}, "BF16": False,
@@ -116,9 +116,9 @@ def _at_most_once(name: str) -> dict[str, Any]:
 
 
 def _sizes(spec: ModelSpec) -> dict[str, Any]:
-    """Return that all inputs have the same batch, and as many values as that makes; one case for each batch.
+    """Return the schema of a common batch of all inputs and the resulting numbers of values; a case for each batch.
 
-    Of an input with further dimensions that are open, no schema can say how many values it has.
+    The number of values of an input with further open dimensions cannot be expressed in a schema.
     """
     if spec.max_batch > _MAX_LISTED:
         return {}
@@ -127,7 +127,7 @@ def _sizes(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _describe_input(tensor: TensorSpec, rows: int | None) -> dict[str, Any]:
-    """Return what an input has for a batch of ``rows``; None: for a model without a batch dimension."""
+    """Return the schema of an input for a batch of ``rows``; None: for a model without a batch dimension."""
     shape = list(tensor.shape) if rows is None else [rows, *tensor.shape[1:]]
     properties: dict[str, Any] = {} if rows is None else {"shape": {"prefixItems": [{"const": rows}]}}
     if -1 not in shape:
@@ -136,7 +136,7 @@ def _describe_input(tensor: TensorSpec, rows: int | None) -> dict[str, Any]:
 
 
 def _tensor(spec: TensorSpec, max_batch: int) -> dict[str, Any]:
-    """Return what an input must look like."""
+    """Return the schema of an input."""
     open_size = {**_COUNT, "maximum": MAX_DIMENSION - 1}
     sizes: list[dict[str, Any]] = [open_size if size == -1 else {"const": size} for size in spec.shape]
     if max_batch:

@@ -1,7 +1,7 @@
-"""Costly requests: large texts are read and written by another process, compressed bodies inflated by threads.
+"""Expensive requests: large texts are read and written by another process, compressed bodies inflated by threads.
 
-Threads would not do for texts: making a million Python objects holds the interpreter's lock. What arrives is parsed
-under a limit of memory, and any failure there, even the end of the process, is the refusal of one request.
+Threads would not help with texts: making a million Python objects holds the interpreter's lock. Untrusted texts are
+parsed under a memory limit, and any failure there, even the end of the process, refuses only a single request.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class TextPool:
         self._waiting = 0
 
     async def warm_up(self) -> None:
-        """Start the process and import what it needs: the first large text then waits for nothing."""
+        """Start the process and import its modules, so that the first large text does not wait."""
         await self.run(_import_numpy)
 
     async def run(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        """Return what a function of a module returns; its arguments and results travel between processes.
+        """Return the result of a module's function; arguments and results travel between processes.
 
         Raises
         ------
         RefusedError
-            What the function raised; 413, when it needs too much memory; 503, when too many texts wait.
+            As raised by the function; 413, when it needs too much memory; 503, when too many texts wait.
         """
         if self._waiting >= _MAX_WAITING:
             message = "too many large texts wait to be read: send tensors as binary data"
@@ -175,7 +175,7 @@ def _copy_tensors(request: InferRequest) -> InferRequest:
 
 
 def place_inputs(request: InferRequest, arena: Arena) -> tuple[InferRequest, list[Slot]]:
-    """Copy the large tensors of a request into the arena; return it so, and the slots that it holds.
+    """Copy the large tensors of a request into the arena; return the changed request and its slots.
 
     Raises
     ------
@@ -215,12 +215,12 @@ class Inflater:
         self._free = asyncio.Semaphore(_AT_ONCE)
 
     async def inflate(self, message: Buffer) -> bytes:
-        """Return what a body was compressed from.
+        """Return the decompressed body.
 
         Raises
         ------
         RefusedError
-            When it cannot be inflated, is too large, or finds no memory.
+            When the body cannot be inflated or is too large, or no memory is left.
         """
         most = min(self._max_bytes, _MOST_RATIO * len(message))
         async with self._free:
@@ -237,12 +237,12 @@ def is_compressed(message: Buffer) -> bool:
     beginning = bytes(message[:2])
     if beginning == b"\x1f\x8b":
         return True
-    # RFC 1950, 2.2: Deflate with 32 KiB of window, and both bytes as one number a multiple of 31.
+    # RFC 1950, 2.2: Deflate with a 32 KiB window, and both bytes as a number are a multiple of 31.
     return beginning[:1] == b"\x78" and len(beginning) > 1 and int.from_bytes(beginning, "big") % 31 == 0
 
 
 def _inflate(message: Buffer, most: int) -> bytes:
-    """Return what a message was compressed from, made piece by piece: only then can other threads run Python."""
+    """Return the decompressed message, inflated in pieces so that other threads can run Python."""
     inflater = zlib.decompressobj(_ANY_HEADER)
     inflated = bytearray()
     position = 0

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from gpuprof.serving.transport.free_space import FreeSpace
 
-#: Tensors start at multiples of this: what vector instructions like, and a cache line.
+#: Alignment of tensors: suitable for vector instructions, and a cache line.
 ALIGNMENT = 64
-#: What memory that was given back is filled with where that is wanted.
+#: Filling of released memory, if requested.
 POISON = 0xDB
 _POISONED = memoryview(bytes([POISON]) * (1 << 20))
-_PAGE = mmap.PAGESIZE  # slots are whole pages, so that two of them never share one
+_PAGE = mmap.PAGESIZE  # slots are whole pages, so no two share a page
 _KEPT_BYTES = 1 << 24  # of memory that nothing lies in
 _TRIM_BYTES = 1 << 26  # given back to the system at once: more would keep the router from its work
 
@@ -27,24 +27,23 @@ class Slot:
 
 
 class Arena:
-    """Allocates slots of a shared memory file; only the router does, workers map the file and read and write.
+    """Allocates slots of a shared memory file in the router; workers map the file and read and write.
 
-    A slot has one owner, who gives it back once, when nobody reads or writes it any more. What requests and answers
-    hold elsewhere counts, too, where it is charged: together they never have more than the capacity. ``capacity``:
-    bytes that all slots, and what is charged, may take together; ``poison``: whether memory is overwritten when it is
-    given back: who still reads it then is found out.
+    A slot has a single owner, who releases it once, after the last read or write. Memory of requests and answers
+    outside the arena counts as well, where charged: together they never exceed the capacity. ``capacity``: limit in
+    bytes of all slots and charges; ``poison``: whether released memory is overwritten, to detect later reads.
 
     Attributes
     ----------
     used : int
-        Bytes that are taken or charged.
+        Bytes of slots and charges.
     charged : int
-        Bytes that requests and answers have elsewhere.
+        Bytes of requests and answers outside the arena.
     """
 
     def __init__(self, capacity: int, poison: bool = False) -> None:
         self.capacity = capacity
-        # Unnamed: it disappears however the router ends, and other processes cannot open it.
+        # Unnamed: the file disappears however the router ends, and other processes cannot open it.
         self.fd = os.memfd_create("gpuprof-arena", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, capacity)
         self._map = mmap.mmap(self.fd, capacity)
@@ -62,9 +61,9 @@ class Arena:
         return None if offset is None else self._own(Slot(offset, size))
 
     def grow(self, slot: Slot, size: int) -> Slot | None:
-        """Return a slot of at least ``size`` bytes with what ``slot`` has, which is taken back; None when full.
+        """Return a slot of at least ``size`` bytes with the contents of ``slot``, which is released; None when full.
 
-        It begins where ``slot`` did when the memory behind that is free; otherwise what ``slot`` has is copied.
+        The slot grows in place when the memory behind it is free; otherwise its contents are copied.
         """
         more = _whole_pages(size) - slot.size
         if self.used + more > self.capacity:
@@ -83,7 +82,7 @@ class Arena:
     def give_back(self, slot: Slot) -> None:
         """Release a slot that is no longer read or written.
 
-        Raises `RuntimeError` when it is not out: somebody else may have the memory already.
+        Raises `RuntimeError` when the slot is not taken: its memory may have another owner already.
         """
         if self._taken.pop(slot.offset, 0) != slot.size:
             raise RuntimeError(f"the slot at {slot.offset} is given back twice")
@@ -117,12 +116,12 @@ class Arena:
             return
         begin = max(_KEPT_BYTES, self._touched - _TRIM_BYTES)
         begin -= begin % _PAGE
-        # Frees the file's pages for all who mapped it; MADV_DONTNEED would only forget them here.
+        # Frees the file's pages for all processes; MADV_DONTNEED would only unmap them here.
         self._map.madvise(mmap.MADV_REMOVE, begin, self._touched - begin)
         self._touched = begin
 
     def close(self) -> None:
-        """Forget the memory; workers that mapped it keep it until they end."""
+        """Close the file; workers that mapped the memory keep it until they end."""
         os.close(self.fd)
 
     def _own(self, slot: Slot) -> Slot:
@@ -133,7 +132,7 @@ class Arena:
 
 
 def map_arena(fd: int, capacity: int) -> memoryview:
-    """Map the arena whose file descriptor a worker inherited."""
+    """Map the arena from a file descriptor inherited by a worker."""
     return memoryview(mmap.mmap(fd, capacity))
 
 

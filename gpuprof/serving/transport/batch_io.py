@@ -24,12 +24,12 @@ INLINE = -1
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class Part:
-    """One request of a batch, as the router describes it."""
+    """A request of a batch, as described by the router."""
 
     rows: int
     #: [shape, offset, bytes]: offset in the arena, `INLINE` where the bytes follow in the message, in order.
     inputs: list[tuple[list[int], int, int]]
-    slot: tuple[int, int] | None  #: Where large outputs may be written.
+    slot: tuple[int, int] | None  #: Memory for large outputs.
     wanted: list[int] | None  #: Positions of the outputs that were asked for; None: all.
 
 
@@ -141,7 +141,7 @@ class BatchOutputs:
 
 
 def count_output_bytes(spec: ModelSpec, rows: int) -> int | None:
-    """Return the bytes that the outputs of a request of ``rows`` take in the arena, None where shapes leave it open."""
+    """Return the bytes in the arena for the outputs of a request of ``rows``, None where shapes leave the size open."""
     total = 0
     for tensor in spec.outputs:
         if tensor.datatype == "BYTES" or -1 in tensor.shape[1:]:

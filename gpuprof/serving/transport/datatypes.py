@@ -1,4 +1,4 @@
-"""The data types of the Open Inference Protocol and what they are in NumPy, ONNX Runtime and bytes."""
+"""The data types of the Open Inference Protocol and their equivalents in NumPy, ONNX Runtime and bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NUMPY_NAMES = {
     "BF16": "uint16",
     "BYTES": "object",
 }
-#: As `gpuprof.domain.model.Tensor` names them.
+#: Names in `gpuprof.domain.model.Tensor`.
 ONNX_NAMES = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
@@ -73,9 +73,9 @@ _LENGTH = struct.Struct("<I")
 
 
 def datatype_of(onnx_type: str, where: str) -> str:
-    """Return the protocol's name of a type as ONNX Runtime names it, ``"tensor(float)"``.
+    """Return the protocol's name for an ONNX Runtime type such as ``"tensor(float)"``.
 
-    Raises `InputError` for what the protocol has no word for: sequences, maps, 8-bit floats, ….
+    Raises `InputError` for types missing from the protocol: sequences, maps, 8-bit floats, ….
     """
     if onnx_type not in FROM_ONNX:
         raise InputError(
@@ -94,9 +94,9 @@ def split_strings(data: bytes | bytearray | memoryview, count: int) -> list[byte
 
 
 def check_strings(data: bytes | bytearray | memoryview, count: int) -> None:
-    """Check that a BYTES tensor has ``count`` strings of UTF-8, which is all that models take.
+    """Check that a BYTES tensor has ``count`` UTF-8 strings; models take no others.
 
-    Raises `ValueError` when a string is not, or the lengths do not add up.
+    Raises `ValueError` when a string is not UTF-8, or the lengths do not add up.
     """
     for number, (begin, end) in enumerate(_find_strings(data, count)):
         try:

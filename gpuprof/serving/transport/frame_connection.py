@@ -50,7 +50,7 @@ class FrameConnection(asyncio.BufferedProtocol):
             transport.writelines(buffers)
 
     def close(self) -> None:
-        """End the connection after what was sent."""
+        """End the connection after all data has been sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -82,7 +82,7 @@ class FrameConnection(asyncio.BufferedProtocol):
             self.abort()
             return
         for frame in frames:
-            if self.receiver is not None:  # which a frame before this one may have dropped
+            if self.receiver is not None:  # an earlier frame may have dropped it
                 self.receiver.receive(frame)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -8,8 +8,8 @@ from bisect import bisect_left, insort
 class FreeSpace:
     """The free pieces of a range that begins at 0.
 
-    The smallest piece that is large enough is taken, among equals the first: large pieces stay whole, and what is used
-    again and again is at the beginning.
+    Allocation is best fit, and the first among equal pieces: large pieces stay whole, and frequently used memory
+    stays at the beginning.
 
     Examples
     --------
@@ -38,7 +38,7 @@ class FreeSpace:
         return start
 
     def take_at(self, start: int, size: int) -> bool:
-        """Take ``size`` bytes from ``start`` on, which must begin a free piece; False where it is none or smaller."""
+        """Take ``size`` bytes at ``start``, the beginning of a free piece; False without a piece of this size."""
         free_size = self._sizes.get(start, 0)
         if free_size < size:
             return False
@@ -48,7 +48,7 @@ class FreeSpace:
         return True
 
     def give_back(self, start: int, size: int) -> None:
-        """Make a piece free, and one with its neighbours."""
+        """Free a piece, and merge it with its free neighbours."""
         at = bisect_left(self._starts, start)
         following = self._starts[at] if at < len(self._starts) else None
         before = self._starts[at - 1] if at else None

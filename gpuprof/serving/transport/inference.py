@@ -1,4 +1,4 @@
-"""One inference in the server: the request, its deadline, and the callbacks for its answer."""
+"""An inference in the server: the request, its deadline, and the callbacks for its answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class RefusedError(Exception):
     Parameters
     ----------
     retry_after_s : float or None
-        When it makes sense to ask again.
+        Time after which a retry makes sense.
     overloaded : bool
-        Whether there was too much to do, rather than nobody to do it.
+        Whether the cause is overload, rather than a missing worker.
     allowed : str
-        The methods that the address has, where that was what was wrong.
+        Allowed methods of the address, if the method was wrong.
     reason : str
-        As it is counted, a word or two; empty: "overload", or what the status is called.
+        Label for counting, a word or two; empty: "overload", or the name of the status.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ def bad_request(message: str) -> RefusedError:
 
 
 def out_of_memory() -> RefusedError:
-    """Return the refusal of a request for whose tensors or answer there is no memory."""
+    """Return the refusal of a request without memory for its tensors or its answer."""
     message = "the server has no memory left for this request"
     return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True, reason="no memory")
 
@@ -88,37 +88,37 @@ class StageTimes:
 
 @dataclass(slots=True, eq=False)
 class Inference:
-    """What the router queues, sends to a worker and answers, exactly once."""
+    """A request in the router, which is queued, sent to a worker and answered exactly once."""
 
-    rows: int  #: Of the batch; 1 for a model without a batch dimension.
-    inputs: list[InputTensor]  #: In the order of the model's inputs.
+    rows: int  #: Batch rows; 1 for a model without a batch dimension.
+    inputs: list[InputTensor]  #: Tensors in the order of the model's inputs.
     wanted: list[int] | None  #: Positions of the outputs that were asked for; None: all.
     arrived: float  #: Seconds on the loop's clock.
-    deadline_ms: float  #: From the arrival on.
-    #: ``on_done``, ``on_refused``: One of them is called, once.
+    deadline_ms: float  #: Time limit, counted from the arrival.
+    #: ``on_done``, ``on_refused``: Exactly one of them is called, once.
     on_done: Callable[[Inference, list[OutputTensor], Slot | None], None]
     on_refused: Callable[[Inference, RefusedError], None]
     priority: int = 0  #: 0 is served first.
     slots: list[Slot] = field(default_factory=list)  #: Memory of the inputs, held until the answer.
     charged: int = 0  #: Bytes of inputs that lie elsewhere, which count until the answer, too.
-    #: From the arrival to the answer, as it was expected when it was let in; corrected as its batch is sent.
+    #: Expected time from arrival to answer, at admission; corrected when its batch is sent.
     expected_ms: float = 0.0
-    expected_rows: int = 0  #: What its batch was expected to hold then; 0: nothing was expected.
-    attempts: int = 0  #: How often it was sent to a worker.
-    deaths: int = 0  #: How many workers died while they ran it.
-    alone: bool = False  #: It must not share a batch, because the last one that it was in failed.
+    expected_rows: int = 0  #: Expected rows of its batch at admission; 0: none expected.
+    attempts: int = 0  #: Number of times sent to a worker.
+    deaths: int = 0  #: Number of workers that died while they ran the request.
+    alone: bool = False  #: True if the request must not share a batch, because its last batch failed.
     cancelled: bool = False
     output_slot: Slot | None = None
     sent: float = 0.0
     times: StageTimes = field(default_factory=StageTimes)
     batch_key: object = None
-    #: What it was before it entered the queue of a merged replica, which alone knows what that is.
+    #: Original request before a merged replica's queue, in a form private to the replica.
     member_request: object = None
-    replica: str = ""  #: Where it was sent last.
-    traceparent: str = ""  #: The client's span that it belongs to, as W3C Trace Context writes it; empty: none.
-    client: str = ""  #: Who sent it; clients of a model share it fairly.
-    start_tag: float = 0.0  #: Of fair queueing; see `gpuprof.serving.router.request_queue`.
-    #: Others that came later go before it, so that it may miss its deadline though it was let in.
+    replica: str = ""  #: Replica to which it was last sent.
+    traceparent: str = ""  #: The client's parent span, in the format of W3C Trace Context; empty: none.
+    client: str = ""  #: Client, for fair sharing of a model.
+    start_tag: float = 0.0  #: Start tag of fair queueing; see `gpuprof.serving.router.request_queue`.
+    #: True if later requests go first, so that this request may miss its deadline though admitted.
     overtaken: bool = False
 
     def charge_inputs(self, arena: Arena) -> None:

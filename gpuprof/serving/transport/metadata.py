@@ -15,7 +15,7 @@ class TensorSpec:
     """An input or an output of a model."""
 
     name: str
-    datatype: str  #: As the Open Inference Protocol names it, ``"FP32"``.
+    datatype: str  #: Name in the Open Inference Protocol, ``"FP32"``.
     shape: tuple[int, ...]  #: -1 where any size will do.
 
     def mismatch(self, shape: Sequence[int]) -> bool:
@@ -25,7 +25,7 @@ class TensorSpec:
         return any(want not in (-1, got) for want, got in zip(self.shape, shape, strict=True))
 
     def row_bytes(self) -> int | None:
-        """Return the bytes of one request's part of the tensor, None where the shape leaves them open."""
+        """Return the bytes per request of the tensor, None where the shape leaves them open."""
         dims = self.shape[1:]
         if self.datatype == "BYTES" or -1 in dims:
             return None
@@ -38,7 +38,7 @@ class ModelSpec:
 
     name: str
     version: str
-    platform: str  #: What runs it, ``"onnxruntime_onnx"``.
+    platform: str  #: Runtime of the model, ``"onnxruntime_onnx"``.
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch: int  #: Largest number of rows in a request; 0 when the first dimension is not a batch.
@@ -75,5 +75,5 @@ class ModelSpec:
 
 
 def is_batched(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Return whether the first dimension of every input and output is one batch dimension of any size."""
+    """Return whether the first dimension of every input and output is a common batch dimension of any size."""
     return bool(inputs) and all(spec.shape[:1] == (-1,) for spec in (*inputs, *outputs))

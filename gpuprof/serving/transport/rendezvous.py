@@ -1,8 +1,8 @@
 """The socket at which machines and workers connect to the router: local, or TCP for other machines.
 
-Whoever comes is sent a number that is used once, and says who it is together with that number, hashed with a secret
-that only the router and what it started have (HMAC, RFC 2104). By TCP the connection is encrypted where the rendezvous
-has a certificate, and whoever comes accepts no other.
+Each peer receives a challenge, a number used once, and answers with its name and the challenge, hashed with a secret
+that only the router and its child processes have (HMAC, RFC 2104). By TCP the connection is encrypted where the
+rendezvous has a certificate, and the peer accepts no other certificate.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class RendezvousKey:
-    """What a machine or a worker needs to be admitted."""
+    """Credentials with which a machine or a worker is admitted."""
 
     address: str  #: ``"unix:NAME"``, a name that is not in the file system, or ``"tcp:HOST:PORT"``.
     secret: str  #: Hexadecimal.
-    certificate: str = ""  #: The one certificate that the rendezvous has, PEM; empty: the connection is not encrypted.
+    certificate: str = ""  #: Certificate of the rendezvous, PEM; empty: the connection is not encrypted.
 
     def to_json(self) -> str:
         """Return the key as JSON."""
@@ -43,11 +43,11 @@ class RendezvousKey:
         return hmac.new(bytes.fromhex(self.secret), f"{challenge}/{peer}".encode(), hashlib.sha256).hexdigest()
 
     def context(self) -> ssl.SSLContext | None:
-        """Return what accepts the rendezvous's certificate and no other; None where it has none."""
+        """Return a TLS context that accepts only the rendezvous's certificate; None without a certificate."""
         if not self.certificate:
             return None
         context = ssl.create_default_context(cadata=self.certificate)
-        context.check_hostname = False  # the certificate itself is compared, whatever name it was made for
+        context.check_hostname = False  # the certificate itself is compared, regardless of its host name
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
@@ -62,7 +62,7 @@ class ExpectedPeer(Protocol):
         """Learn that the connection has ended."""
 
     def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
-        """Take a connection, and what the other side said of itself."""
+        """Accept a connection with the other side's description of itself."""
 
 
 class Rendezvous:
@@ -75,8 +75,8 @@ class Rendezvous:
 
     async def open_local(self) -> RendezvousKey:
         """Listen for processes of this machine."""
-        # In the abstract namespace (unix(7)) no file is left when the router is killed; but any process may connect,
-        # which is why everybody must prove that it knows the secret.
+        # In the abstract namespace (unix(7)) no file is left when the router is killed. But any process may connect, so
+        # every peer must prove that it has the secret.
         name = f"gpuprof-{secrets.token_hex(8)}"
         server = await asyncio.get_running_loop().create_unix_server(self._make_connection, f"\0{name}", backlog=1024)
         self._listeners.append(server)
@@ -87,7 +87,7 @@ class Rendezvous:
     ) -> RendezvousKey:
         """Listen on any free port of ``host``, with ``certificate`` where ``context`` has it loaded.
 
-        Raises `OSError` when it cannot be listened there.
+        Raises `OSError` when listening is impossible there.
         """
         server = await asyncio.get_running_loop().create_server(
             self._make_connection, host, 0, ssl=context, backlog=1024
@@ -115,7 +115,7 @@ class Rendezvous:
             return False
         expected = RendezvousKey("", self._secret).proof(challenge, hello["who"])
         peer = self._peers.get(hello["who"])
-        # In constant time: comparing letter by letter tells how many were right.
+        # In constant time: comparing letter by letter would reveal the number of matching letters.
         if not hmac.compare_digest(hello["proof"].encode(), expected.encode()) or peer is None:
             return False
         connection.trust()
@@ -172,9 +172,9 @@ class _UnknownPeer:
 
 
 def join_rendezvous(key: RendezvousKey, peer: str, hello: dict[str, Any]) -> BlockingStream:
-    """Come to the rendezvous as ``peer``, saying also what ``hello`` holds; return the connection.
+    """Connect to the rendezvous as ``peer``, with the additional description ``hello``; return the connection.
 
-    Raises `OSError` when nobody opens.
+    Raises `OSError` when the rendezvous does not answer.
     """
     connection = _open_socket(key)
     stream = BlockingStream(connection)
@@ -190,9 +190,9 @@ def join_rendezvous(key: RendezvousKey, peer: str, hello: dict[str, Any]) -> Blo
 
 
 async def connect(key: RendezvousKey, connection: FrameConnection) -> None:
-    """Bring ``connection`` to the rendezvous; its receiver is asked who it is by a `Kind.CHALLENGE`.
+    """Connect ``connection`` to the rendezvous; its receiver then gets a `Kind.CHALLENGE`.
 
-    Raises `OSError` when nobody opens.
+    Raises `OSError` when the rendezvous does not answer.
     """
     loop = asyncio.get_running_loop()
     kind, _, where = key.address.partition(":")

@@ -14,7 +14,7 @@ from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError
 
 TOKEN_VARIABLE = "GPUPROF_TOKEN"
-#: In characters.
+#: Minimum length in characters.
 _LEAST_TOKEN = 16
 _MOST_TOKEN = 4096
 
@@ -25,7 +25,7 @@ class Security:
 
     #: Clients must send it (``Authorization: Bearer …``); empty: anybody is answered.
     token: str = field(default="", repr=False)
-    context: ssl.SSLContext | None = None  #: With certificate and key, for HTTP/1.1; None: nothing is encrypted.
+    context: ssl.SSLContext | None = None  #: TLS context with certificate and key, for HTTP/1.1; None: no encryption.
     #: ``certificate``, ``private_key``: PEM; empty: there are none.
     certificate: str = ""
     private_key: str = field(default="", repr=False)
@@ -63,7 +63,9 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return the TLS context that has the certificate and negotiates HTTP/1.1."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(certificate, key, password="")  # without one OpenSSL would ask at the terminal
+        context.load_cert_chain(
+            certificate, key, password=""
+        )  # without a password OpenSSL would prompt on the terminal
     except (ssl.SSLError, ValueError) as error:
         raise InputError(
             f"{certificate} and {key} are not a certificate and its key (PEM): {_reason(error)}",
@@ -74,9 +76,9 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def client_context(authority: Path | None) -> ssl.SSLContext:
-    """Return a client's TLS context, which trusts ``authority`` (PEM) or, by default, what the system trusts.
+    """Return a client's TLS context, which trusts ``authority`` (PEM) or, by default, the system's certificates.
 
-    Raises `InputError` when it holds none.
+    Raises `InputError` when the file holds no certificate.
     """
     if authority is None:
         return ssl.create_default_context()
@@ -92,10 +94,10 @@ def client_context(authority: Path | None) -> ssl.SSLContext:
 
 
 def read_token(file: Path | None) -> str:
-    """Return the token in ``file``, else that of the environment, else an empty one.
+    """Return the token in ``file``, else the token of the environment, else an empty token.
 
-    Raises `InputError` when the file cannot be read, or everybody can read or write it, or the token is too short to be
-    a secret or has other than visible characters.
+    Raises `InputError` when the file cannot be read or all users can read or write it, or the token is too short or
+    has invisible characters.
     """
     where = str(file) if file is not None else f"${TOKEN_VARIABLE}"
     token = (_secret_text(file) if file is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
@@ -110,9 +112,9 @@ def read_token(file: Path | None) -> str:
 
 
 def check_exposure(host: str, security: Security, insecure: bool) -> None:
-    """Refuse to listen where others can reach it without a token and TLS, unless that is wanted.
+    """Refuse an address that other machines can reach, without a token and TLS, unless ``insecure``.
 
-    Raises `InputError` naming what is missing.
+    Raises `InputError` with the missing options.
     """
     if insecure or is_loopback(host):
         return

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gpuprof.serving.transport.inference import StageTimes
 
 NAME = b"server-timing"
-#: What a server took of which nobody was told.
+#: Time of a server that does not report it.
 UNKNOWN_MS = -1.0
 _METRICS = (b"queue", b"infer", b"total")
 
@@ -21,7 +21,7 @@ def write_timing(times: StageTimes, total_s: float) -> bytes:
 
 
 class ServerTimes(NamedTuple):
-    """Times that a server reports for an answer, ms; `UNKNOWN_MS` where it reports none."""
+    """Times that a server reports for an answer, ms; `UNKNOWN_MS` where they are missing."""
 
     queue_ms: float = UNKNOWN_MS  #: Waiting for a batch.
     infer_ms: float = UNKNOWN_MS  #: The model.
@@ -29,7 +29,7 @@ class ServerTimes(NamedTuple):
 
 
 def read_times(value: bytes) -> ServerTimes:
-    """Return what a server says that it took; ``value``: of the header, in lower case, with or without other times."""
+    """Return the times that a server reports; ``value``: of the header, in lower case, other times are ignored."""
     told = dict.fromkeys(_METRICS, UNKNOWN_MS)
     for metric in value.split(b","):
         name, *parameters = (part.strip() for part in metric.split(b";"))

@@ -17,18 +17,18 @@ import orjson
 
 _PREFIX = struct.Struct("<IIII")
 _CHUNK = 1 << 17
-#: Payloads up to this size are written in one piece with their head: copying them costs less than another buffer.
+#: Payloads up to this size are written in one piece with their head: copying is cheaper than another buffer.
 _JOINED_BYTES = 1 << 14
 #: No frame is larger: a peer that announces more does not speak this protocol.
 MAX_FRAME_BYTES = (1 << 31) - 1
-#: Nor, as long as nobody knows who sends it, than this.
+#: Size limit of frames of unauthenticated peers.
 MAX_GREETING_BYTES = 1 << 16
 
 Buffer = bytes | bytearray | memoryview
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """The kinds of a frame."""
 
     READY = 1  # worker: the model is loaded; head: its metadata
     REFUSED = 2  # worker: it cannot be; head: the error's class, message and fix
@@ -38,21 +38,21 @@ class FrameKind(IntEnum):
     PING = 6  # router: are you there?
     PONG = 7  # worker, machine: yes
     CHALLENGE = 8  # rendezvous: prove that you know the secret; head: a number that is used once
-    HELLO = 9  # machine, worker: who it is, and the proof
-    WELCOME = 10  # router to machine: what a machine process before it left behind; null: nothing
-    ADD_WORKER = 11  # router to machine: keep a worker; head: its id, its order, and one that may live already
+    HELLO = 9  # machine, worker: its name, and the proof
+    WELCOME = 10  # router to machine: state of the former machine process; null: none
+    ADD_WORKER = 11  # router to machine: keep a worker; head: its id, its order, and its living process, if any
     REMOVE_WORKER = 12  # router to machine: keep a worker no longer
     KILL = 13  # router to machine: end the process of a worker; head: id, process id
     ENDED = 14  # machine: a worker's process has ended; head: id, process id
     WORKER_REMOVED = 15  # machine: nothing is left of a worker that was dismissed
     APPLY_LAYOUTS = 17  # router to machine: cut GPUs into MIG instances; head: instances by GPU
-    PARTS = 18  # machine: what it has after that; head: its parts, or the error's message and fix
-    TAKEOVER_STATE = 16  # machine: what is to be handed on to the next, should this process end
+    PARTS = 18  # machine: the parts after the change; head: its parts, or the error's message and fix
+    TAKEOVER_STATE = 16  # machine: state for a successor, should this process end
 
 
 @dataclass(slots=True)  # not frozen, which would take three times as long to make
 class Frame:
-    """One message."""
+    """A message."""
 
     kind: int
     head: Any
@@ -60,7 +60,7 @@ class Frame:
 
 
 def encode_frame(kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> list[Buffer]:
-    """Return the buffers of a frame, to be written one after another."""
+    """Return the buffers of a frame, to be written in order."""
     text = orjson.dumps(head)
     size = sum(map(len, payload))
     prefix = _PREFIX.pack(kind, len(text), size, 0)
@@ -72,8 +72,8 @@ def encode_frame(kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) 
 class FrameBuffer:
     """A buffer that receives a stream and splits it into frames.
 
-    A frame that is larger than the buffer gets memory of its own, into which the rest of it is received: the tensors
-    that it carries are not copied again. ``limit``: bytes that a frame may have; can be raised later.
+    A frame larger than the buffer gets its own memory, into which its rest is received: its tensors are not copied
+    again. ``limit``: maximum bytes of a frame; can be raised later.
     """
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
@@ -151,7 +151,7 @@ class BlockingStream:
         self._socket.close()
 
     def send(self, kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> None:
-        """Write one frame."""
+        """Write a frame."""
         buffers = encode_frame(kind, head, payload)
         if len(buffers) > 1 and sum(map(len, buffers)) <= _CHUNK:
             buffers = [b"".join(buffers)]

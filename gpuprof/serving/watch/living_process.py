@@ -1,4 +1,4 @@
-"""A process to supervise, whether this one started it or adopted it from a predecessor."""
+"""A process to supervise, started by this process or adopted from a predecessor."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class LivingProcess:
     Parameters
     ----------
     child : Popen or None
-        It, where this process started it.
+        The process, where this process started it.
     descriptor : int or None
-        Of the process, where somebody who started it handed one on; None: one is opened.
+        Descriptor of the process from its parent; None: a new one is opened.
     """
 
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None, descriptor: int | None = None) -> None:
@@ -29,7 +29,7 @@ class LivingProcess:
 
     @classmethod
     def adopt(cls, pid: int, started: int) -> LivingProcess | None:
-        """Return the process with this id that started at that time; None when it has ended."""
+        """Return the process with this id and start time; None when it has ended."""
         try:
             process = cls(pid)
         except OSError:
@@ -44,7 +44,7 @@ class LivingProcess:
         return self._descriptor
 
     def kill(self) -> None:
-        """Kill it; no error when it has ended."""
+        """Kill the process; no error when it has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
@@ -58,7 +58,7 @@ class LivingProcess:
 def start_time(pid: int) -> int:
     """Return when a process started, in the kernel's clock ticks since it booted; -1 when there is none."""
     try:
-        # After the last bracket: the name in brackets may hold spaces and brackets itself (proc(5)).
+        # Fields after the last bracket: the name in brackets may itself hold spaces and brackets (proc(5)).
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
         return -1

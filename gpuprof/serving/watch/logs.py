@@ -1,4 +1,4 @@
-"""The server's log: one line an event on stderr, for people or as JSON for programs."""
+"""The server's log: a line per event on stderr, as text for people or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object: ``time`` (ISO 8601, UTC), ``level``, ``event`` and what belongs to the event."""
+    """Formatter of JSON objects: ``time`` (ISO 8601, UTC), ``level``, ``event`` and the event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""

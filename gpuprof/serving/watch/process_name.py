@@ -1,4 +1,4 @@
-"""Names a process that was forked as if it had been started with a command line of its own."""
+"""Gives a forked process a command line of its own."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-#: An argument for a process whose children want names: long enough for theirs.
+#: Argument that reserves room for the command lines of forked children.
 PADDING = " " * 200
 _ARG_START, _ARG_END = 45, 46  # of the fields of /proc/self/stat after the name in brackets
 
 
 def name_process(words: Sequence[str]) -> None:
-    """Let ``ps`` show this process with the command line ``words``, cut to the length of its own.
+    """Make ``ps`` show this process with the command line ``words``, cut to the length of its own.
 
-    Linux reads a command line where the program was given it, so that is what is written over. Nothing happens where
-    it does not say where that is.
+    Linux reads the command line from the process's memory, which this function overwrites. Without the address,
+    nothing happens.
     """
     with suppress(OSError, IndexError, ValueError):
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()

@@ -14,18 +14,18 @@ _REMEMBERED = 256
 
 
 class StallMeter:
-    """Measures how late the event loop runs its timers.
+    """Measures the delay of the event loop's timers.
 
-    ``now``: monotonic seconds at which it begins.
+    ``now``: monotonic seconds at the beginning.
 
     Attributes
     ----------
     count : int
     longest_s, total_s : float
-        Of the stalls that are over; the total of all, the others since `forget`.
+        Ended stalls; the total is never reset, the others are by `forget`.
     longest_own_s, longest_computed_s : float
-        At most in a stall: without the time in which the loop's thread waited for a core, which others had; and its
-        processor time.
+        Maximum over stalls of the time without waiting for a core that others had, and of the loop thread's processor
+        time.
     """
 
     def __init__(self, now: float) -> None:
@@ -36,7 +36,7 @@ class StallMeter:
         self._ended: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
 
     def forget(self) -> None:
-        """Count from now on: stalls while the server starts, a present one included, delay no request."""
+        """Reset the counts: stalls during the server's start, including a current stall, delay no request."""
         self._observe_now()
         self.count, self.longest_s, self.longest_own_s, self.longest_computed_s = 0, 0.0, 0.0, 0.0
 
@@ -63,7 +63,7 @@ class StallMeter:
             self._ended.append((now, late_s))
 
     def stalled_since(self, moment: float, now: float) -> float:
-        """Return the seconds of stalls that ended after ``moment``, a present one included."""
+        """Return the seconds of stalls that ended after ``moment``, including a current stall."""
         late_s = now - self._due
         return sum(size for end, size in self._ended if end > moment) + (late_s if late_s > _LEAST_S else 0.0)
 
@@ -74,9 +74,9 @@ class StallMeter:
 
 
 def read_waited_s(thread: int | str = "thread-self") -> float:
-    """Return for how long a thread has been ready to run without a core in all; 0 where the system does not say.
+    """Return the total time for which a thread was ready but had no core; 0 where the system does not report it.
 
-    ``thread``: its id, by default this one; a process's id is that of its first thread.
+    ``thread``: thread id, by default this thread; a process id means its first thread.
     """
     try:
         return int(Path(f"/proc/{thread}/schedstat").read_text().split()[1]) / 1e9

@@ -18,7 +18,7 @@ STAGES = ("queue", "gather", "infer", "scatter")
 
 @dataclass(slots=True)
 class BatchStatistics:
-    """Batches of one size: how many, and their nanoseconds of gathering, of the model and of scattering."""
+    """Batches of a size: their number, and nanoseconds of gathering, of the model and of scattering."""
 
     count: int = 0
     gather: int = 0
@@ -28,9 +28,9 @@ class BatchStatistics:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Counts of one model, or of one of its replicas."""
+    """Counts of a model, or of a replica."""
 
-    arrived: int = 0  #: Requests that were asked for, whatever became of them.
+    arrived: int = 0  #: Requests received, with any outcome.
     #: ``answered``, ``in_slo``, ``failed``, ``refused``: Requests; ``in_slo`` are those answered within their deadline:
     #: goodput.
     answered: int = 0
@@ -38,19 +38,19 @@ class ModelStatistics:
     failed: int = 0
     refused: int = 0
     rows: int = 0  #: Inferences, a request of n rows counting n.
-    batches: dict[int, BatchStatistics] = field(default_factory=dict)  #: By number of rows.
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)  #: Batches by number of rows.
     total_ns: int = 0  #: Time from arrival to answer, of the answered requests.
     failed_ns: int = 0  #: Likewise of the failed.
     stages: StageTimes = field(default_factory=StageTimes)  #: Sums over the answered requests.
     last_ms: int = 0  #: Milliseconds since the epoch of the last answer.
-    #: Answers by latency, `BUCKETS_MS` and one more for the rest.
+    #: Answers by latency: `BUCKETS_MS`, and a last bucket for the rest.
     buckets: list[int] = field(default_factory=lambda: _empty())
     #: Answers by the time that they spent in each of `STAGES`.
     stage_buckets: dict[str, list[int]] = field(default_factory=lambda: {stage: _empty() for stage in STAGES})
     retried: int = 0  #: Requests sent again because their worker died.
 
     def add_batch(self, rows: int, requests: int, gather: int, infer: int, scatter: int) -> None:
-        """Count a batch, whose times are those of each of its requests."""
+        """Count a batch, whose times apply to each of its requests."""
         of_size = self.batches.get(rows)
         if of_size is None:
             of_size = self.batches[rows] = BatchStatistics()

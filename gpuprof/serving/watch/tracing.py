@@ -1,8 +1,8 @@
-"""OpenTelemetry traces: a span for each request and one for each stage that it went through, sent by OTLP over HTTP.
+"""OpenTelemetry traces: a span for each request and for each of its stages, sent by OTLP over HTTP.
 
-Spans are made when a request is answered, from the times that were taken anyway, so that a request that is not sampled
-costs next to nothing. What a stage took is measured; the worker's stages are drawn one after another from when the
-worker had the batch.
+Spans are made when a request is answered, from times that are measured anyway, so that requests outside the sample
+cost next to nothing. The durations of stages are measured; the worker's stages are drawn in sequence from the start
+of the batch at the worker.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SpanTracer:
 
 
 def span_tracer(exporter: SpanExporter, sampled: float) -> SpanTracer:
-    """Return a tracer that sends to ``exporter`` a part of the requests, and those whose client traces them."""
+    """Return a tracer that exports a sample of the requests, and all requests traced by their clients."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -142,7 +142,7 @@ def otlp_tracer(url: str, sampled: float) -> SpanTracer:
     except ImportError:
         raise UnavailableError("traces need OpenTelemetry", install_hint("trace")) from None
     endpoint = url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
-    # A collector that is away is a line in the server's log, not a traceback beside it.
+    # An unreachable collector is a line in the server's log, without a traceback.
     theirs = logging.getLogger("opentelemetry")
     theirs.handlers[:], theirs.propagate = LOGGER.handlers, False
     return span_tracer(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S), sampled)
