@@ -1,6 +1,6 @@
 """Finds equivalent demands: equal requirements of models with equal estimates.
 
-Tenants often ask the same of one model under many names. What is worked out for the first of them holds for all.
+Tenants often demand the same service of a model under many names. Results for the first of them hold for all.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpuprof.placement.problem import Problem
 
 
 def find_alike(problem: Problem) -> Mapping[str, str]:
-    """Return for each demand's model the first that is alike.
+    """Return the first equivalent demand's model, for each demand's model.
 
-    Models are compared by the estimates of a few workloads of each, alone and beside one another: times and
-    memory that agree to the last digit are those of one model. What failed beside others is known of models by name.
+    Models are compared by the estimates of a few workloads of each, alone and beside neighbours: models are equivalent
+    when times and memory agree to the last digit. Failures beside neighbours are recorded by model name.
     """
     key = (problem.demands, id(problem.estimator), id(problem.queueing))
     if key not in problem.alike:
-        # Both are kept with the answer: another object could get the id of one that is gone.
+        # Both objects are kept with the result: otherwise another object could reuse the id of a deleted one.
         problem.alike[key] = (problem.estimator, problem.queueing), dict(_pair_with_first(problem))
     return problem.alike[key][1]
 
@@ -35,7 +35,7 @@ def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:
     estimator = problem.estimator
     groups: defaultdict[tuple[Demand, int], list[str]] = defaultdict(list)
     for demand in problem.demands:
-        arrive = id(queue_of(problem.queueing, demand.model))  # of the same law, at the same rate
+        arrive = id(queue_of(problem.queueing, demand.model))  # of the same arrival law, at the same rate
         groups[replace(demand, model="", source_model=None, file=None), arrive].append(demand.model)
     groups_failed = (run for run in problem.tried.failed if run.beside)
     failed = {one.model for run in groups_failed for one in (run.workload, *run.beside)}
@@ -52,7 +52,7 @@ def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def _probe(problem: Problem, model: str) -> Iterator[Estimate]:
-    """Yield what the estimator says of the smallest, a middle and the largest workload, on each kind of device."""
+    """Yield the estimates of the smallest, a middle and the largest workload, on each kind of device."""
     for entry in problem.fleet.entries:
         with suppress(InputError):
             shares = problem.estimator.shares(model, entry.device)

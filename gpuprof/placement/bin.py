@@ -8,42 +8,42 @@ from gpuprof.domain.device import Device, MigProfile
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.segment import Segments
 
-#: CUDA MPS clients that one device takes (CUDA up to 13.0).
+#: Maximum number of CUDA MPS clients of a device (CUDA up to 13.0).
 MPS_CLIENTS = 48
-#: Percent: shares such as thirds add up to a rounding error more than a whole.
+#: Percent: shares such as thirds add up to a whole plus a rounding error.
 _EPSILON = 1e-9
 
 
 @dataclass(slots=True)
 class Bin:
-    """A device and the partitions that were put on it: MIG instances, or the whole device shared by percentage."""
+    """A device and its partitions: MIG instances, or the whole device shared by percentage."""
 
     device: Device
     partitions: list[PlacedPartition] = field(default_factory=list)
-    #: Whether the replicas of the whole device are held to no shares, each free to use all of it.
+    #: Whether the replicas of the whole device have no enforced shares, each free to use the whole device.
     unshared: bool = False
 
     def add(self, replica: PlacedReplica, segments: Segments) -> bool:
-        """Put ``replica`` here if geometry, shares, memory and everybody's SLO allow it; return whether they did."""
+        """Put ``replica`` here if geometry, shares, memory and all SLOs allow it; return whether they did."""
         if replica.share.mig is None:
             return self._add_shared(replica, segments)
         return self._add_instance(replica, segments)
 
     def add_instance(self, replica: PlacedReplica, start: int) -> None:
-        """Put a replica into an instance of its own at ``start``, which the caller knows to be free."""
+        """Put a replica into an instance of its own at ``start``, which must be free."""
         self.partitions.append(PlacedPartition((replica,), replica.share.mig, start))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing stands here."""
+        """Whether the device holds nothing."""
         return not self.partitions
 
     def to_gpu(self) -> PlacedGpu:
-        """Return what stands here, instances in the order of their slots."""
+        """Return the device with its partitions, instances in the order of their slots."""
         return PlacedGpu(self.device.name, tuple(sorted(self.partitions, key=lambda p: p.start or 0)))
 
     def add_inside(self, position: int, replica: PlacedReplica, segments: Segments) -> bool:
-        """Put ``replica`` beside what stands in a partition, if there is room and everybody keeps the SLO."""
+        """Put ``replica`` into a partition if there is room and all its replicas keep their SLOs."""
         partition = self.partitions[position]
         together = replace(partition, replicas=(*partition.replicas, replica))
         if partition.mig != replica.share.mig or not self._fits(together):
@@ -97,7 +97,7 @@ class Bin:
         return min(free, key=lambda start: (self._count_blocked(taken, start, profile), -start), default=None)
 
     def _count_blocked(self, taken: set[int], start: int, profile: MigProfile) -> int:
-        """Count the placements of all profiles that are possible now and would not be any more."""
+        """Count the presently possible placements of all profiles that an instance at ``start`` would block."""
         ours = set(range(start, start + profile.memory_slices))
         count = 0
         for other in self.device.mig_profiles:

@@ -20,7 +20,8 @@ class Outcome:
     """The outcome of one policy on a problem."""
 
     policy: str
-    deployment: DeploymentMap | None  #: None when the policy cannot work on the problem; then ``reason`` says why.
+    #: None when the policy cannot work on the problem; ``reason`` then gives the cause.
+    deployment: DeploymentMap | None
     objective: Objective | None
     violations: tuple[Violation, ...]  #: Rules that its map breaks; a map with any must not be deployed.
     seconds: float  #: Wall-clock time of the decision.
@@ -28,7 +29,7 @@ class Outcome:
 
     @property
     def missing_rps(self) -> float:
-        """Requests per second that it does not serve."""
+        """Unserved requests per second."""
         return 0.0 if self.deployment is None else sum(one.rate_rps for one in self.deployment.unplaced)
 
 
@@ -46,7 +47,7 @@ def _outcome(problem: Problem, name: str, policy: Policy, evidence: Evidence) ->
         deployment = to_map(problem, placement)
     except GpuprofError as error:
         return Outcome(name, None, None, (), time.perf_counter() - started, str(error))
-    except Exception as error:  # a policy's mistake is a row of the table: the others' answers must not be lost with it
+    except Exception as error:  # a faulty policy becomes a row of the table, so that the others' results are not lost
         reason = f"the policy failed: {type(error).__name__}: {error}"
         return Outcome(name, None, None, (), time.perf_counter() - started, reason)
     violations = check(deployment, evidence)

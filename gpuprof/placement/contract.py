@@ -40,9 +40,9 @@ class LinearEstimator:
     start_ms: float = 2.0
     each_ms: float = 1.0
     memory_bytes: int = _GIB  #: Of one process, at any batch.
-    slowdown: float = 0.0  #: Factor added for every workload beside it.
-    models: tuple[str, ...] = ()  #: Empty: any model is known.
-    #: ``sizes``, ``percents``: Batch sizes and shares that are known; on a device with MIG also every profile.
+    slowdown: float = 0.0  #: Factor added for every neighbour.
+    models: tuple[str, ...] = ()  #: Empty: all models are known.
+    #: ``sizes``, ``percents``: known batch sizes and shares; on a device with MIG also every profile.
     sizes: tuple[int, ...] = (1, 2, 4, 8)
     percents: tuple[float, ...] = (25.0, 50.0, 100.0)
     interval: float = 0.1  #: Half width of the 90% interval, relative.
@@ -65,7 +65,7 @@ class LinearEstimator:
         )
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the sizes that are known."""
+        """Return the known batch sizes."""
         return self.sizes
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
@@ -91,7 +91,9 @@ class ExponentialQueue:
         return Sojourn(load, 1.0 + (server.batch - 1) * load, service + mean_wait, quantiles)
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        """Return the times of independent streams, equally late wherever they go: routing gains nothing more here."""
+        """Return the times of independent streams with equal lateness at every replica: routing gains nothing more
+        here.
+        """
         capacity = sum(one.capacity_rps for one in servers)
         if len(set(servers)) == 1 or arrivals.rate_rps >= capacity:
             return split_stream(self, arrivals, servers)
@@ -156,12 +158,12 @@ def problem(
 
 
 def evidence(given: Problem) -> Evidence:
-    """Return what a map for this problem is checked against."""
+    """Return the evidence for checking a map of this problem."""
     return collect_evidence(given)
 
 
 def solve_and_check(policy: Policy, given: Problem) -> tuple[Placement, DeploymentMap]:
-    """Return the policy's placement and its map, which must be sound and leave no demand unnamed."""
+    """Return the policy's placement and its map; the map must be sound and name all unplaced demands."""
     placement = policy.place(given)
     deployment = to_map(given, placement)
     assert check(deployment, evidence(given)) == ()
@@ -173,13 +175,13 @@ def solve_and_check(policy: Policy, given: Problem) -> tuple[Placement, Deployme
 
 
 class PolicyContract(ABC):
-    """Tests that a policy passes; subclass it, return the policy, and set what it is meant for.
+    """Tests that a policy passes; subclass it, return the policy, and set the fleet and options it is meant for.
 
     Attributes
     ----------
     options : Options
     many : int
-        Demands that it must place at once.
+        Number of demands to place at once.
     """
 
     #: Devices that the policy plans for, with their counts where it plans for fixed fleets only.
@@ -197,19 +199,19 @@ class PolicyContract(ABC):
         return problem(demands, fleet, LinearEstimator(**estimator), self.options)  # type: ignore[arg-type]
 
     def test_demands_that_can_be_met_are_met(self) -> None:
-        """Three demands that fit onto the fleet are placed, all of them."""
+        """All of three demands that fit onto the fleet are placed."""
         given = self.make_problem([demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 5.0, 200.0)])
         placement, _ = solve_and_check(self.policy(), given)
         assert placement.unplaced == ()
 
     def test_a_rate_beyond_one_device_is_split_over_several(self) -> None:
-        """A rate that no device serves alone is shared by replicas on several."""
+        """A rate above the capacity of any device is divided among replicas on several devices."""
         placement, _ = solve_and_check(self.policy(), self.make_problem([demand("a", 3000.0)]))
         assert placement.unplaced == ()
         assert len(placement.gpus) >= 3
 
     def test_an_slo_below_the_models_own_time_is_named_and_the_rest_is_placed(self) -> None:
-        """One hopeless demand keeps no other from its place."""
+        """An infeasible demand does not prevent the placement of others."""
         placement, _ = solve_and_check(
             self.policy(), self.make_problem([demand("fast", 10.0, 1.0), demand("easy", 10.0)])
         )
@@ -217,13 +219,13 @@ class PolicyContract(ABC):
         assert placement.rate_rps("easy") > 0
 
     def test_a_model_larger_than_every_memory_is_named(self) -> None:
-        """What fits into no memory is unplaced, and takes no device."""
+        """A model that fits into no memory is unplaced, and takes no device."""
         placement, _ = solve_and_check(self.policy(), self.make_problem([demand("big")], memory_bytes=500 * _GIB))
         assert [one.model for one in placement.unplaced] == ["big"]
         assert placement.gpus == ()
 
     def test_a_fixed_fleet_is_never_overfilled(self) -> None:
-        """Where devices are counted, what is left over is unplaced."""
+        """On a fleet of counted devices, the remainder is unplaced."""
         placement, _ = solve_and_check(
             self.policy(), self.make_problem([demand("a", 5000.0), demand("b", 5000.0)], count=2)
         )
@@ -231,17 +233,17 @@ class PolicyContract(ABC):
         assert placement.unplaced
 
     def test_many_equal_demands_are_all_placed(self) -> None:
-        """As many as the class says; a policy that is slow with many shows it here."""
+        """The class sets the number of demands; a policy that is slow with many fails here."""
         given = self.make_problem([demand(f"m{i}", 5.0) for i in range(self.many)])
         placement, _ = solve_and_check(self.policy(), given)
         assert placement.unplaced == ()
 
     def test_the_same_problem_gives_the_same_bytes(self) -> None:
-        """Maps are compared as files, so that nothing random may be left in them."""
+        """Maps are compared as files, so they must contain nothing random."""
         given = self.make_problem([demand("a", 70.0), demand("b", 20.0), demand("c", 300.0)])
         first, second = (solve_and_check(self.policy(), given)[1].to_json() for _ in range(2))
         assert first == second
 
     def test_neighbours_that_slow_each_other_down_still_keep_their_slos(self) -> None:
-        """Replicas are planned at the times that they have beside one another."""
+        """Replicas are planned at their times beside their neighbours."""
         solve_and_check(self.policy(), self.make_problem([demand(f"m{i}", 8.0, 60.0) for i in range(6)], slowdown=0.3))

@@ -13,16 +13,16 @@ from gpuprof.placement.segment import Segment
 
 Cost = Callable[[Segment], float]
 
-#: No map serves one model with more replicas than this: the rate must be mistyped.
+#: Maximum number of replicas of a model: a larger number means a mistyped rate.
 MOST_REPLICAS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Segments of one demand and the rate that each of them is to serve."""
+    """Segments of a demand and the rate that each of them is to serve."""
 
     parts: tuple[tuple[Segment, float], ...]
-    missing_rps: float = 0.0  #: What they cannot serve.
+    missing_rps: float = 0.0  #: Rate that the segments cannot serve.
 
     def replicas(self) -> tuple[tuple[str, PlacedReplica], ...]:
         """Return (device, replica) for each part."""
@@ -36,10 +36,10 @@ def make_cost(problem: Problem) -> Cost:
 
 
 def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> Cover:
-    """Return the cover of least cost that is made of one kind of segment and a smaller last one.
+    """Return the cover of least cost, made of one kind of segment and a smaller last segment.
 
-    The rate is shared out in proportion to the capacities, so that no replica stands at its limit while another
-    has room.
+    The rate is divided in proportion to the capacities, so that no replica is at its limit while another has spare
+    capacity.
     """
     limit = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     filled = (_fill_with(demand, segment, segments, cost, limit) for segment in segments)
@@ -49,7 +49,7 @@ def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> C
         return share_out_rate(demand.rate_rps, chosen)
     if not segments:
         return Cover((), demand.rate_rps)
-    # Nothing serves it all within the limit: serve as much as the allowed replicas can, at any cost.
+    # No cover serves everything within the limit: serve as much as the allowed replicas can, at any cost.
     widest = max(segments, key=lambda segment: (segment.capacity_rps, -cost(segment)))
     return share_out_rate(demand.rate_rps, [widest] * limit)
 
@@ -65,8 +65,9 @@ def share_out_rate(rate_rps: float, segments: Sequence[Segment]) -> Cover:
 def _fill_with(
     demand: Demand, main: Segment, segments: Sequence[Segment], cost: Cost, limit: int
 ) -> list[Segment] | None:
-    """Return as many of ``main`` as are full and the cheapest last one for the rest, None beyond ``limit``."""
-    # Raised by less than any rate is known to: a rate of just three capacities must not come out as two and a rest.
+    """Return as many full segments ``main`` as possible and the cheapest last segment, None beyond ``limit``."""
+    # Raised by less than the precision of any rate: a rate of exactly three capacities must not give two and a
+    # remainder.
     count = math.floor(demand.rate_rps / main.capacity_rps * (1 + 1e-12))
     rest = demand.rate_rps - count * main.capacity_rps
     last = []

@@ -16,16 +16,16 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplic
 from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import ModelFile, Problem
 
-#: What a placement may exceed a bound by without refuting it.
+#: Relative excess over a bound up to which a placement does not refute the bound.
 _ROUNDING = 1e-6
 
 _Disturbances = Mapping[PlacedReplica, BatchServer]
 
 
 def to_map(problem: Problem, placement: Placement, created: str | None = None) -> DeploymentMap:
-    """Return the map of ``placement`` with everything that is predicted of it.
+    """Return the map of ``placement`` with all its predictions.
 
-    ``created``: time of making; left out, the same problem gives the same bytes.
+    ``created``: time of creation; without it, the same problem gives the same bytes.
     """
     predictor = Predictor(problem)
     addressed, moves = number_devices(problem, placement.gpus)
@@ -60,7 +60,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
 
 
 def _drop_refuted_bounds(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement without the bounds that it refutes itself: they were wrong."""
+    """Return the placement without the bounds that it refutes itself."""
     gpus, cost, most = (
         placement.lower_bound_gpus,
         placement.lower_bound_cost_per_hour,
@@ -120,6 +120,6 @@ def _describe_models(problem: Problem, predictor: Predictor) -> dict[str, Deploy
 
 
 def _sum_cost(problem: Problem, gpus: Sequence[PlacedGpu]) -> float | None:
-    """Return the cost for an hour; None when some device used has no price."""
+    """Return the cost per hour; None when some used device has no price."""
     prices = [problem.device(gpu.device).price_per_hour for gpu in gpus]
     return None if None in prices else sum(price for price in prices if price is not None)

@@ -1,4 +1,4 @@
-"""Assigns a placement to the devices of an older map, so that as many replicas as possible stay where they are."""
+"""Assigns a placement to the devices of an older map so that as many replicas as possible stay in place."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplic
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program
 
-#: What makes two replicas the same to a running server: model, batch, processes, share and waiting.
+#: Key of a replica for a running server: model, batch, processes, share and waiting time.
 ReplicaKey = tuple[str, int, int, float, float]
-#: (profile, start), None for the whole device → the replicas there.
+#: Replicas by (profile, start), or by None for the whole device.
 _ReplicasByInstance = Mapping[tuple[str, int] | None, Counter[ReplicaKey]]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceAddress:
-    """A device of a fleet that is numbered: the ``index``-th of the machine called ``node``."""
+    """A device of a numbered fleet: the ``index``-th of the machine called ``node``."""
 
     node: str
     index: int
@@ -30,19 +30,19 @@ class DeviceAddress:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAssignment:
-    """Where the devices of a placement stand."""
+    """The addresses of the devices of a placement."""
 
-    #: MIG instances may have other starts than in the placement; None: on no device of the older map.
+    #: MIG instances may have other starts than in the placement; the address is None for a device not in the older map.
     gpus: tuple[tuple[PlacedGpu, DeviceAddress | None], ...]
-    moves: int  #: Replicas that do not stand in the older map as they are and where they are: they have to be started.
+    moves: int  #: Replicas that must be started: they are not in the older map unchanged and in place.
 
 
 def assign_devices(
     gpus: Sequence[PlacedGpu], previous: DeploymentMap, devices: Mapping[str, Device]
 ) -> DeviceAssignment:
-    """Return the addresses under which most replicas stay: an assignment problem over kinds of equal devices.
+    """Return the addresses under which most replicas stay: an assignment problem over groups of equal devices.
 
-    ``previous``: devices of it that are not in ``devices`` are not used again.
+    ``previous``: its devices that are not in ``devices`` are not reused.
     """
     old = [(DeviceAddress(node.name, gpu.index), gpu) for node in previous.nodes for gpu in node.gpus]
     ours = _group_equal([_describe_content(gpu) for gpu in gpus])
@@ -62,10 +62,10 @@ def assign_devices(
 def number_devices(
     problem: Problem, gpus: Sequence[PlacedGpu]
 ) -> tuple[list[tuple[DeviceAddress, PlacedGpu]], int | None]:
-    """Return the devices by machine and index, and the moves from the older map of the problem, None without one.
+    """Return the devices by machine and index, and the moves from the problem's older map, None without a map.
 
-    A machine holds devices of one kind, ``gpus_per_node`` of them or one CPU. What stays keeps its address; what is new
-    fills machines of the older map that have room, then new ones.
+    A machine holds devices of one kind: ``gpus_per_node`` of them or a single CPU. Unmoved devices keep their
+    addresses; new devices fill machines of the older map with free addresses, then new machines.
     """
     if problem.previous is None:
         return [*_list_free_addresses(problem, list(gpus), {})], None
@@ -90,7 +90,7 @@ def _list_free_addresses(
     open_nodes: Mapping[str, tuple[str, set[int]]],
     names: Collection[str] = (),
 ) -> Iterator[tuple[DeviceAddress, PlacedGpu]]:
-    """Yield a free address for each device: in ``open_nodes`` (machine → kind, indices taken), then in new machines."""
+    """Yield a free address for each device: in ``open_nodes`` (machine → kind, used indices), then in new machines."""
     fresh = (name for name in map("node{}".format, count()) if name not in names)
     for entry in problem.fleet.entries:
         size = 1 if entry.device.kind == "cpu" else problem.options.gpus_per_node
@@ -105,7 +105,7 @@ def _list_free_addresses(
 
 
 def replica_key(replica: PlacedReplica | Replica) -> ReplicaKey:
-    """Return what must not change for a replica to go on running; the rate planned for it may."""
+    """Return the properties that must not change for a replica to go on running; its planned rate may change."""
     share = replica.sm_share_pct if isinstance(replica, Replica) else replica.share.sm_pct
     return replica.model, replica.batch, replica.processes, round(share, 6), replica.max_wait_ms
 
@@ -124,7 +124,7 @@ def _group_equal(keys: Sequence[object]) -> list[list[int]]:
     """Return the indices of equal keys together, later ones first within a group."""
     groups: dict[object, list[int]] = {}
     for index, key in enumerate(keys):
-        # In front, so that `pop` takes the first of a group first.
+        # Inserted in front, so that `pop` takes the first of a group first.
         groups.setdefault(key, []).insert(0, index)
     return list(groups.values())
 
@@ -143,7 +143,7 @@ def _list_pairs(
     theirs: Sequence[Sequence[int]],
     devices: Mapping[str, Device],
 ) -> dict[tuple[int, int], tuple[PlacedGpu, int]]:
-    """Return, for the pairs of groups in which some replica can stay, the device as it would stand there."""
+    """Return the rearranged device and its kept replicas, for each pair of groups with a common replica."""
     having: defaultdict[tuple[str, ReplicaKey], set[int]] = defaultdict(set)
     for group, members in enumerate(theirs):
         gpu = old[members[0]]
@@ -167,10 +167,10 @@ def _solve_assignment(
     theirs: Sequence[Sequence[int]],
     arranged: Mapping[tuple[int, int], tuple[PlacedGpu, int]],
 ) -> dict[tuple[int, int], int]:
-    """Return how many devices of which group are assigned to which: most replicas kept in all."""
+    """Return the number of assigned devices by pair of groups, with most replicas kept in total."""
     if not arranged:
         return {}
-    # A transportation problem: totally unimodular, so that its relaxation is in whole numbers already.
+    # A transportation problem: totally unimodular, so its relaxation is integral.
     program = Program()
     supply = [program.row(high=len(members)) for members in ours]
     places = [program.row(high=len(members)) for members in theirs]
@@ -182,7 +182,7 @@ def _solve_assignment(
 
 
 def _arrange_instances(device: Device, gpu: PlacedGpu, standing: _ReplicasByInstance) -> tuple[PlacedGpu, int]:
-    """Return the device with its instances at the starts at which most replicas stay, and how many do."""
+    """Return the device with its instances at the starts that keep most replicas, and the number of kept replicas."""
     if any(part.mig is None for part in gpu.partitions):
         return gpu, sum(_count_kept(part, standing.get(None)) for part in gpu.partitions)
     best, most = gpu, -1
@@ -230,7 +230,7 @@ def _list_layouts(device: Device, wanted: Counter[str]) -> Iterator[Layout]:
 
 
 def _arrange_like(gpu: PlacedGpu, arranged: PlacedGpu) -> PlacedGpu:
-    """Return ``gpu``, whose content is that of ``arranged`` up to the rates, at its starts."""
+    """Return ``gpu``, whose content equals that of ``arranged`` up to the rates, with its starts."""
     remaining = list(gpu.partitions)
     parts = []
     for pattern in arranged.partitions:

@@ -6,21 +6,21 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.plural import count_of
 from gpuprof.placement.placement import Placement
 
-#: What a map says ended its search before it was over; with the quick policies that were not done, if any.
+#: Map entry for the cause of an early stop, with the unfinished quick policies, if any.
 _STOPPED, _BEFORE = "time limit", " before these were done: "
 
 
 def name_stop(placement: Placement) -> str | None:
-    """Return what ended a search before it was over, None where nothing did."""
+    """Return the cause of a search's early end, None without an early end."""
     if not placement.stopped:
         return None
     return _STOPPED + (_BEFORE + ", ".join(placement.unfinished) if placement.unfinished else "")
 
 
 def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str | None:
-    """Return one line where a search was stopped early, None where it was not.
+    """Return a line for a search that was stopped early, None otherwise.
 
-    ``limit_s``: the time limit in seconds, to be said with the option that sets it.
+    ``limit_s``: the time limit in seconds, printed with its option.
     """
     if (stopped_by := deployment.planned_with.stopped_by) is None:
         return None

@@ -1,4 +1,4 @@
-"""What a deployment map is checked against, and the violations found."""
+"""The evidence for checking a deployment map, and the violations of a check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
-#: What a figure of a map may be off by: rounding, and no more.
+#: Tolerance of a map's figures: rounding only.
 RELATIVE_ROUNDING = 1e-3
 ABSOLUTE_ROUNDING = 1e-6
 
@@ -45,20 +45,20 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a map is checked against."""
+    """Data for checking a map."""
 
     devices: Mapping[str, Device]  #: By name.
     queueing: QueueModel
-    estimator: Estimator | None = None  #: None: the times written in the map are believed.
+    estimator: Estimator | None = None  #: None: the times in the map are used unchecked.
     #: ``confidence``, ``latency_budget``: As in `gpuprof.placement.problem.Options`.
     confidence: float | None = None
     latency_budget: float | None = None
     overhead_ms: float = 0.0
     host: HostWork = NO_HOST_WORK  #: As in `gpuprof.placement.problem.Options`.
-    demands: tuple[Demand, ...] | None = None  #: None: what the map itself says was asked for.
-    #: Devices that there are, by name; None or absent: as many as needed.
+    demands: tuple[Demand, ...] | None = None  #: None: the demands in the map itself are used.
+    #: Available devices, by name; None or absent: as many as needed.
     counts: Mapping[str, int | None] | None = None
-    tried: TriedRuns = NOTHING_TRIED  #: What is known to fail, whatever the estimator says of it.
+    tried: TriedRuns = NOTHING_TRIED  #: Runs recorded as failed, which override the estimator.
 
     def __post_init__(self) -> None:
         if self.latency_budget is not None and not 0.0 < self.latency_budget <= 1.0:

@@ -1,4 +1,4 @@
-"""Explains why a model of a map got its batch size, share and device, and what would change them."""
+"""Explains the batch size, share and device of a model in a map, and the effect of changed demands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.rules.turns import held_shares
 
-#: By how much rate and SLO are changed to see what would follow.
+#: Relative change of rate and SLO in the what-ifs.
 CHANGE = 0.10
 
 _Kind = tuple[str, float, str | None]  # device, percent, MIG profile
@@ -29,20 +29,20 @@ _Kind = tuple[str, float, str | None]  # device, percent, MIG profile
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A share that the model could have had, with the best batch for it."""
+    """A possible share of the model, with the best batch for it."""
 
-    segment: Segment  #: With the rate of one replica among so many.
-    replicas: int  #: How many of it would serve the demand together.
-    cost: float  #: Devices' worth of all of them.
-    tail_ms: float  #: Time at the demand's percentile when they do; with a latency budget of one batch.
-    chosen: int  #: How many replicas of the map have this device and share.
-    source: str  #: Of the time of its batch.
+    segment: Segment  #: With the rate of a replica in a pool of this size.
+    replicas: int  #: Number of such replicas that serve the demand together.
+    cost: float  #: Price per hour of all replicas' parts of devices.
+    tail_ms: float  #: Time at the demand's percentile with these replicas; with a latency budget the time of a batch.
+    chosen: int  #: Number of the map's replicas with this device and share.
+    source: str  #: Source of the time of its batch.
     at_upper_end: bool  #: Whether that time is planned above its mean, towards the upper end of its interval.
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLocation:
-    """Where a replica of the model stands, beside whom, and what is left there."""
+    """Location, neighbours and free share of a replica."""
 
     where: str  #: Node, device and MIG instance.
     share: str
@@ -54,19 +54,20 @@ class ReplicaLocation:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What a changed demand would do."""
+    """Effect of a changed demand."""
 
     change: str
-    gpus: int  #: Devices of the new map, of all models.
-    shares: tuple[tuple[str, int], ...]  #: The model's replicas then: share and batch, and how many.
+    gpus: int  #: Devices of the new map, over all models.
+    shares: tuple[tuple[str, int], ...]  #: The model's new replicas: share and batch, with their number.
     missing_rps: float
-    stopped: bool  #: Whether the time limit ended the search for it.
+    stopped: bool  #: Whether the time limit ended the search.
 
 
 def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[Alternative, ...]:
     """Return the shares that could serve ``model``, cheapest first.
 
-    They are those that the estimator lists, the map's with those next to them, and all below the smallest of these.
+    They are the listed shares of the estimator, the map's shares with the steps next to them, and all steps below the
+    smallest listed share.
     """
     demand = problem.demand(model)
     segments = Segments(problem) if problem.options.latency_budget is not None else PooledSegments(problem)
@@ -90,7 +91,9 @@ def _find_unlisted(
     chosen: Mapping[_Kind, int],
     alternatives: Sequence[Alternative],
 ) -> Iterator[Alternative]:
-    """Yield what the estimator does not list: the map's shares, the steps beside each, and those below all listed."""
+    """Yield alternatives for unlisted shares: the map's shares, the steps next to each, and steps below all listed
+    shares.
+    """
     wanted: dict[tuple[str, Share], None] = {}
     for entry in problem.fleet.entries:
         listed = [one.segment.share for one in alternatives if one.segment.device == entry.device.name]
@@ -125,7 +128,7 @@ def _alternative(segments: Segments, demand: Demand, segment: Segment, chosen: M
 
 
 def _count_replicas(segments: Segments, demand: Demand, segment: Segment, guess: int) -> tuple[int, float]:
-    """Return how many equal replicas behind one router serve a demand within its SLO, and its tail then."""
+    """Return the number of equal replicas behind a router that serve a demand within its SLO, and their tail."""
     pools = Pools(segments.problem, segments)
     server = segments.server(segments.problem.device(segment.device), segment.workload)
 
@@ -142,7 +145,7 @@ def _count_replicas(segments: Segments, demand: Demand, segment: Segment, guess:
 
 
 def locate_replicas(deployment: DeploymentMap, model: str) -> tuple[ReplicaLocation, ...]:
-    """Return where the replicas of ``model`` stand, in the order of the map."""
+    """Return the locations of the replicas of ``model``, in the order of the map."""
     locations = []
     for node, gpu, partition, replica in deployment.places():
         if replica.model != model:
@@ -170,7 +173,7 @@ def _describe_other(replica: Replica, other: Replica) -> str:
 
 
 def run_what_ifs(problem: Problem, policy: Policy, model: str) -> Iterator[WhatIf]:
-    """Yield what the policy would do as it is, with more rate and with a tighter SLO for ``model``."""
+    """Yield the policy's result for the unchanged demand, for more rate and for a tighter SLO of ``model``."""
     demand = problem.demand(model)
     tighter = replace(demand, slo=Slo(demand.slo.latency_ms * (1.0 - CHANGE), demand.slo.percentile))
     faster = replace(demand, rate_rps=demand.rate_rps * (1.0 + CHANGE))

@@ -1,7 +1,7 @@
 """Checks the feasibility of a deployment map from any source: geometry, shares, memory, rates and SLOs.
 
-Shares no code with any policy: it starts from the map alone, asks the estimator and the queueing model again, and
-reads the geometry off the device. Every fault is listed; parts of a map that do not exist (an unknown device, an
+The check shares no code with any policy: it starts from the map alone, queries the estimator and the queueing model
+again, and takes the geometry from the device. Every fault is listed; nonexistent parts of a map (an unknown device, an
 unknown MIG profile) are reported once and left out of the checks that need them.
 """
 
@@ -36,11 +36,11 @@ from gpuprof.placement.work_check import check_work
 
 __all__ = ["Evidence", "Violation", "check", "check_layout", "find_excess_time", "find_unknown_memory"]
 
-#: Relative, of rates, shares and times: the rounding of policies and their solvers.
+#: Relative tolerance of rates, shares and times: the rounding of policies and their solvers.
 _TOLERANCE = 1e-6
-_LEAST_SHARE_PCT = 1.0  # of a GPU, as MPS takes it; of one core of a CPU
-_LEAST_LIMIT_BYTES = 1 << 20  # as MPS takes it; any runtime holds more
-_MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0; not the policies' constant, so that a mistake there shows here
+_LEAST_SHARE_PCT = 1.0  # of a GPU, MPS's minimum; of a core of a CPU
+_LEAST_LIMIT_BYTES = 1 << 20  # MPS's minimum; any runtime holds more
+_MOST_CLIENTS = 48  # of an MPS daemon, CUDA up to 13.0; separate from the policies' constant, to reveal a mistake there
 
 
 def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
@@ -63,7 +63,7 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
 def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
     """Return the faults that no machine could set up: names, geometry, shares, memory and recorded failures.
 
-    Asks neither the estimator nor the queueing model for times. Unknown devices are left out.
+    Neither the estimator nor the queueing model is queried for times. Unknown devices are left out.
     """
     return (
         *_check_names(deployment),
@@ -73,7 +73,7 @@ def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violati
 
 
 def find_excess_time(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
-    """Return the faults of `check` that are of the devices' time: partitions that are asked for more than all of it."""
+    """Return the faults of `check` in the devices' time: partitions whose replicas need more than all of it."""
     return tuple(_check_busy_time(tuple(list_locations(deployment, evidence)), evidence))
 
 
@@ -211,7 +211,7 @@ def _needed_bytes(location: Location, evidence: Evidence) -> int:
 
 
 def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
-    """Yield replicas that cannot take turns, and times that are not the longest wait for a turn."""
+    """Yield replicas that cannot take turns, and times that differ from the longest wait for a turn."""
     groups: defaultdict[int, list[Replica]] = defaultdict(list)
     for replica in partition.replicas:
         groups[replica.turns].append(replica)
@@ -239,7 +239,7 @@ def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
 
 
 def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
-    """Yield replicas beyond the largest batch or the most processes that the map was planned with."""
+    """Yield replicas beyond the largest batch or the most processes of the map's planning options."""
     settings = deployment.planned_with
     batch = settings.max_batch if "max_batch" in settings.model_fields_set else MOST_BATCH
     processes = settings.max_processes or _MOST_CLIENTS
@@ -251,7 +251,7 @@ def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
 
 
 def _check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Yield replicas and groups that ask for no less, with no more, than a run that is recorded to have failed."""
+    """Yield replicas and groups that need at least as much, with at most the resources, of a recorded failed run."""
     for where, gpu in _list_gpus(deployment) if evidence.tried.failed else ():
         device = evidence.devices.get(gpu.device)
         if device is None:
@@ -274,7 +274,7 @@ def _check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[V
 
 
 def _contains(device: Device, held: Sequence[Workload], tried: Sequence[Workload], failed: FailedRun) -> bool:
-    """Return whether each workload tried has a counterpart of its own that asks for as much with no more."""
+    """Return whether each workload tried has a counterpart of its own that needs as much with no more resources."""
     if not tried:
         return True
     return any(
@@ -358,7 +358,7 @@ def _check_slos(deployment: DeploymentMap, locations: Sequence[Location], eviden
             unknown |= {replica.model, *rates}
         elif is_pool:
             pools[replica.model].append((replica, server))
-        else:  # a model has replicas of its own beside merged ones: which of them gets a request is unknown
+        else:  # a model has unmerged and merged replicas: the split of its requests is unknown
             sojourn = queue_of(evidence.queueing, replica.model).sojourn(Arrivals(replica.rate_rps), server)
             for model in set(rates) & set(demands):
                 streams[model].append((rates[model], sojourn))
@@ -379,7 +379,7 @@ def _check_slos(deployment: DeploymentMap, locations: Sequence[Location], eviden
 
 
 def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evidence) -> Iterator[Violation]:
-    """Check the rule of the papers: a batch within its part of the SLO, the rate within the throughput."""
+    """Check the papers' rule: a batch within its part of the SLO, the rate within the throughput."""
     partition, replica, where = location.partition, location.replica, location.where
     latency, throughput = replica.predicted.latency_ms, replica.predicted.throughput_rps
     if evidence.estimator is not None:
@@ -431,14 +431,13 @@ def _check_busy_time(locations: Sequence[Location], evidence: Evidence) -> Itera
 def _needed_time(location: Location, evidence: Evidence) -> float:
     """Return the part of a partition's SM time that a replica needs at its rate.
 
-    Within a share that is the share while a batch runs. Where there is no share, or a smaller share that nobody
-    measured is claimed to be as quick as the whole partition (USHER's premise), it is the time of a batch that has the
-    partition alone, times the part of the SMs that the batch keeps active: ``wavg_sm_util`` where it was measured, else
-    all of them.
+    Within a share, the replica needs its share while a batch runs. Without a share, or with an unmeasured smaller share
+    that claims the speed of the whole partition (USHER's premise), it needs the time of a batch alone in the partition,
+    times the part of the SMs that the batch keeps active: ``wavg_sm_util`` where measured, else all of them.
     """
     partition, replica, device = location.partition, location.replica, location.device
     if len(partition.replicas) < 2 or replica.turns:
-        return 0.0  # the checks of rates and turns bound it
+        return 0.0  # bounded by the checks of rates and turns
     throughput_rps, share = replica.predicted.throughput_rps, replica.sm_share_pct / 100.0
     if evidence.estimator is not None:
         workload = replica_workload(partition, replica, replica.batch)
@@ -457,7 +456,7 @@ def _needed_time(location: Location, evidence: Evidence) -> float:
 
 
 def _is_claimed(held: Estimate, alone: Estimate) -> bool:
-    """Return whether a share that was not measured is claimed, by a measured requirement, to slow no batch down."""
+    """Return whether an unmeasured share is claimed, by a measured requirement, to slow no batch down."""
     return (
         classify_source(held.latency_ms.source) != MEASURED
         and is_rounded_to(held.latency_ms.value, alone.latency_ms.value)
@@ -466,7 +465,7 @@ def _is_claimed(held: Estimate, alone: Estimate) -> bool:
 
 
 def _check_figures(deployment: DeploymentMap, locations: Sequence[Location], evidence: Evidence) -> Iterator[Violation]:
-    """Yield figures that the router, the simulator or a reader would be misled by."""
+    """Yield figures that would mislead the router, the simulator or a reader."""
     predicted = deployment.predicted
     used = [gpu for _, gpu in _list_gpus(deployment) if any(partition.replicas for partition in gpu.partitions)]
     if predicted.gpus != len(used):
@@ -490,7 +489,7 @@ def _check_figures(deployment: DeploymentMap, locations: Sequence[Location], evi
 
 
 def _check_times(location: Location, evidence: Evidence) -> Iterator[str]:
-    """Yield times of a replica that differ from the estimator's, or from one another without an estimator."""
+    """Yield times of a replica that differ from the estimator's, or contradict each other without an estimator."""
     replica = location.replica
     predicted, times = replica.predicted, replica.batch_latency_ms
     each_ms = predicted.latency_ms - predicted.overlapped_ms

@@ -10,7 +10,7 @@ from gpuprof.placement.segment import Segments
 
 
 class FleetBins:
-    """Opens devices as they are needed, never more of a kind than the fleet has."""
+    """Opens devices on demand, at most as many of a kind as the fleet has."""
 
     def __init__(self, problem: Problem, segments: Segments) -> None:
         self._segments = segments
@@ -20,8 +20,8 @@ class FleetBins:
         self.bins: list[Bin] = []
 
     def first_fit(self, device: str, replica: PlacedReplica) -> bool:
-        """Put ``replica`` on the first device of this kind that takes it, opening one if there is one left."""
-        # A device that refused a replica refuses it for ever, since devices only fill up.
+        """Put ``replica`` on the first device of this kind that takes it, opening a device if one is left."""
+        # A device that refused a replica keeps refusing it, since devices only fill up.
         key = (device, replica.workload, replica.rate_rps)
         for index in range(self._full.get(key, 0), len(self.bins)):
             self._full[key] = index
@@ -37,7 +37,7 @@ class FleetBins:
         return True
 
     def open(self, device: str) -> Bin | None:
-        """Return a new empty device of this kind, None when there is none left."""
+        """Return a new empty device of this kind, None when none is left."""
         if self._left[device] == 0:
             return None
         fresh = Bin(self._devices[device])
@@ -45,13 +45,13 @@ class FleetBins:
         return fresh
 
     def to_gpus(self) -> tuple[PlacedGpu, ...]:
-        """Return the devices that hold something, kinds in the fleet's order."""
+        """Return the nonempty devices, kinds in the fleet's order."""
         order = list(self._devices)
         used = [one for one in self.bins if not one.is_empty]
         return tuple(one.to_gpu() for one in sorted(used, key=lambda one: order.index(one.device.name)))
 
     def count(self, model: str) -> int:
-        """Return how many replicas of ``model`` stand on all devices."""
+        """Return the number of replicas of ``model`` on all devices."""
         return sum(
             replica.model == model
             for one in self.bins

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-#: Seconds for each of processor time that must be granted; waiting takes none.
+#: Maximum seconds for each granted second of processor time; waiting uses no processor time.
 _MOST_WAITED = 5.0
 
 
@@ -24,13 +24,13 @@ def _cpu_now() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A time limit that runs from when it is made."""
+    """A time limit that runs from its creation."""
 
-    #: None: no limit; searches then stop by counts, so that the same problem has the same answer everywhere.
+    #: None: no limit; searches then stop by counts, so that the same problem has the same result everywhere.
     seconds: float | None = None
     _started: float = field(default_factory=_now, compare=False)
-    #: Processor time that may be taken in any case, within five times as many seconds: where other programs have the
-    #: processors, the clock would end a search before it has begun.
+    #: Minimum processor time, within five times as many seconds: where other programs occupy the processors, the clock
+    #: would end a search before its start.
     least_cpu_s: float = 0.0
     _least_started: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
     _interrupts: Callable[[], bool] | None = field(default=None, compare=False)
@@ -44,14 +44,14 @@ class Limit:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up, or something better has come."""
+        """Whether the time is up or the limit is interrupted."""
         if self.is_interrupted:
             return True
         return self.seconds is not None and _now() - self._started >= self.seconds and self._least_left_s <= 0.0
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether what was worked out within the limit is no longer wanted."""
+        """Whether the result of the work within the limit is no longer needed."""
         return self._interrupts is not None and self._interrupts()
 
     @property
@@ -71,9 +71,9 @@ class Limit:
         return self if self.seconds is None else replace(self, least_cpu_s=cpu_s, _least_started=(_now(), _cpu_now()))
 
     def unless(self, interrupts: Callable[[], bool]) -> Limit:
-        """Return the limit that is over, too, as soon as ``interrupts`` returns True."""
+        """Return the limit that also ends as soon as ``interrupts`` returns True."""
         return replace(self, _interrupts=interrupts)
 
     def keeping(self, seconds: float) -> Limit:
-        """Return the limit that ends ``seconds`` earlier, for work that follows."""
+        """Return the limit that ends ``seconds`` earlier, for later work."""
         return self if self.seconds is None else replace(self, seconds=self.seconds - seconds)

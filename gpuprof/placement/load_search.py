@@ -1,4 +1,4 @@
-"""Searches the largest load at which a percentile keeps its limit, on the grid of loads that queues are solved at."""
+"""Searches the largest load at which a percentile keeps its limit, on the grid of solved loads."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 
 from gpuprof.domain.sojourn import LAST_LOAD, grid_to_load, load_to_grid
 
-#: Steps after which one bisects: guesses may converge from one side only.
+#: Number of steps between bisections: guesses may converge from one side only.
 _HALVED = 3
 
 
 def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) -> float:
-    """Return the largest load in time; 0.0 where not even the least of the grid is.
+    """Return the largest load in time; 0.0 where the least load of the grid is late.
 
-    Only loads of `gpuprof.domain.sojourn.grid_to_load` are solved; between the last that is in time and the next the
-    tail is taken to be linear in 1 / (1 - load), which also says which load to solve next. ``tail_ms``: load, a part of
-    the capacity → time that must not exceed the limit; rises with the load; ``guess``: a load to begin with.
+    Only loads of `gpuprof.domain.sojourn.grid_to_load` are solved; between the last load in time and the next, the tail
+    is assumed linear in 1 / (1 - load), which also gives the next load to solve. ``tail_ms``: load, a part of the
+    capacity → time that must not exceed the limit; rises with the load; ``guess``: initial load.
 
     Examples
     --------
@@ -26,7 +26,7 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
     0.8
     """
     tails: dict[int, float] = {}
-    low, high = -1, LAST_LOAD  # the last load is taken to be late
+    low, high = -1, LAST_LOAD  # the last load is assumed late
     index = round(load_to_grid(min(max(guess, 0.0), 0.99)))
     while high - low > 1:
         index = min(max(index, low + 1), high - 1)
@@ -42,7 +42,7 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
 
 
 def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> int:
-    """Return the number of the load up to which the tail is likely in time."""
+    """Return the index of the load up to which the tail is likely in time."""
     if low in tails and high in tails:
         return (
             low + 1 if math.isinf(tails[high]) else int(load_to_grid(_interpolate_crossing(tails, low, high, limit_ms)))
@@ -55,7 +55,7 @@ def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: floa
 
 
 def _interpolate_crossing(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> float:
-    """Return the load between two known ones at which the tail reaches the limit."""
+    """Return the load between two solved loads at which the tail reaches the limit."""
     first, last = (1.0 / (1.0 - grid_to_load(one)) for one in (low, high))
     part = (limit_ms - tails[low]) / (tails[high] - tails[low])
     return 1.0 - 1.0 / (first + (last - first) * part)

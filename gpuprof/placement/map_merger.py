@@ -42,17 +42,17 @@ class PartitionIndex:
 
 @dataclass(frozen=True, slots=True)
 class MergeOffer:
-    """A merged file that could take the place of several replicas."""
+    """A merged file that could replace several replicas."""
 
-    name: str  #: Of the merge in the map.
+    name: str  #: Name of the merge in the map.
     merge: Merge
-    file: Path  #: Where the file is now.
+    file: Path  #: Present path of the file.
 
 
 def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[PartitionIndex, tuple[str, ...]]]:
-    """Yield every partition in which replicas of several models stand that are not merged yet, with the models.
+    """Yield every partition with unmerged replicas of several models, and the models.
 
-    Where replicas take turns all stay as they are: one batch of those runs at a time already.
+    Partitions with replicas that take turns are skipped: only one of their batches runs at a time already.
     """
     for n, node in enumerate(deployment.nodes):
         for g, gpu in enumerate(node.gpus):
@@ -63,9 +63,9 @@ def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[PartitionIndex, tu
 
 
 class MapMerger:
-    """Replaces replicas by merged ones, one after another, wherever the SLOs allow it.
+    """Replaces replicas by merged replicas, one after another, wherever the SLOs allow it.
 
-    ``problem``: that the map answers.
+    ``problem``: the map's problem.
     """
 
     def __init__(self, problem: Problem, deployment: DeploymentMap) -> None:
@@ -75,14 +75,14 @@ class MapMerger:
 
     @property
     def problem(self) -> Problem:
-        """The problem with an estimator that knows the merges made so far: what the map is to be checked against."""
+        """The problem with an estimator of the merges made so far, for checking the map."""
         return replace(self._problem, estimator=MergedEstimator(self._problem.estimator, self._works))
 
     def accept(self, spot: PartitionIndex, offer: MergeOffer) -> str | None:
-        """Merge the replicas of an offer that stand at a spot; return why not, and change nothing, or None.
+        """Merge the replicas of an offer at a partition; return None, or the reason against it without a change.
 
-        The merged replica has the shares of those that it replaces and one queue for all their requests. Its largest
-        batch is the one with which most requests are answered in time.
+        The merged replica has the shares of the replaced replicas and one queue for all their requests. Its largest
+        batch is the batch with most requests in time.
         """
         partition = self._partition(spot)
         chosen = _choose_replicas(partition, offer)
@@ -106,10 +106,10 @@ class MapMerger:
     def _best(
         self, spot: PartitionIndex, name: str, chosen: Sequence[Replica], others: Sequence[Replica]
     ) -> Replica | str:
-        """Return the merged replica with the most requests in time, or why none keeps the SLOs."""
+        """Return the merged replica with most requests in time, or the reason why no batch keeps the SLOs."""
         feasible: list[Replica] = []
         reasons: list[str] = []
-        # A call has room for a request of each model, and for the largest request that one of them took.
+        # A call has room for a request of each model, and for the largest batch of any of the replicas.
         least, most = max(len(chosen), *(r.batch for r in chosen)), sum(replica.batch for replica in chosen)
         doubled = (least * 2**power for power in range(most.bit_length()))
         for batch in sorted({least, most, *(batch for batch in doubled if batch < most)}):
@@ -122,11 +122,11 @@ class MapMerger:
     def _replica(
         self, spot: PartitionIndex, workload: Workload, chosen: Sequence[Replica], others: Sequence[Replica]
     ) -> Replica | str:
-        """Return the merged replica with one batch size, or how it breaks an SLO."""
+        """Return the merged replica with this batch size, or its broken SLO."""
         problem, partition = self.problem, self._partition(spot)
         device = problem.device(self.deployment.nodes[spot.node].gpus[spot.gpu].device)
         beside = [Workload(r.model, r.batch, share_of(partition, r), r.processes) for r in others]
-        # SLOs are kept at the confidence that was planned with; the map tells means, as `Predictor` does.
+        # SLOs are kept at the planning confidence; the map states means, as `Predictor` does.
         careful = Segments(problem).server(device, workload, beside)
         if broken := self._find_broken_slo(careful, chosen, Segments(problem).throughput_rps(device, workload, beside)):
             return broken
@@ -155,7 +155,7 @@ class MapMerger:
         return merged if problem.options.latency_budget is not None else self._with_queueing(merged, server)
 
     def _find_broken_slo(self, server: BatchServer, chosen: Sequence[Replica], most_rps: float) -> str:
-        """Return which objective the server would break, nothing where it keeps all."""
+        """Return the objective that the server would break, empty where it keeps all."""
         if isinstance(self._problem.queueing, ModelQueues):
             return "of how requests of several models arrive together the trace says nothing"
         options, rate = self._problem.options, sum(replica.rate_rps for replica in chosen)
@@ -190,7 +190,7 @@ class MapMerger:
         return self._problem.demand(model).slo.latency_ms
 
     def _with(self, spot: PartitionIndex, offer: MergeOffer, replicas: Sequence[Replica]) -> DeploymentMap:
-        """Return the map with these replicas at the partition, and its predictions recomputed."""
+        """Return the map with these replicas in the partition, and its predictions recomputed."""
         nodes = list(self.deployment.nodes)
         gpus = list(nodes[spot.node].gpus)
         partitions = list(gpus[spot.gpu].partitions)
@@ -242,7 +242,7 @@ def _choose_replicas(partition: Partition, offer: MergeOffer) -> list[Replica]:
 
 
 def _part(partition: Partition, chosen: Sequence[Replica]) -> tuple[Share, int]:
-    """Return the share that the replicas have together, and as many processes as the one with most has."""
+    """Return the total share of the replicas, and their largest number of processes."""
     mig = None if partition.mig is None else partition.mig.profile
     total = min(100.0, sum(replica.sm_share_pct for replica in chosen))
     return Share(total, mig), max(replica.processes for replica in chosen)

@@ -1,4 +1,4 @@
-"""The replicas of a deployment map as an estimator's workloads and as queues, read off the map alone."""
+"""The replicas of a deployment map as workloads of an estimator and as queues, from the map alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_BATCH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A replica of a map on a device and in a partition that exist."""
+    """A replica of a map in an existing partition of an existing device."""
 
     where: str  #: ``"node0 gpu 1"``.
     device: Device
@@ -58,7 +58,7 @@ def ask_estimator(
 ) -> Estimate:
     """Return the estimate of a workload of a map.
 
-    Raises `InputError` where the estimator cannot answer, or the share is nothing of the device.
+    Raises `InputError` where the estimator cannot answer, or the share is no part of the device.
     """
     if device.fraction(workload.share) <= 0.0:
         raise InputError(f"a share of {workload.share.sm_pct:g}% is nothing of a device")
@@ -72,9 +72,9 @@ def ask_estimator(
 def ask_batch_series(
     estimator: Estimator, device: Device, partition: Partition, replica: Replica
 ) -> tuple[Estimate, ...]:
-    """Return the estimates of a replica's batches of 1, 2, … requests, up to a full one, as it runs them.
+    """Return the estimates of a replica's batches of 1, 2, … requests, up to a full batch.
 
-    Raises `InputError` where the estimator cannot answer for one of them.
+    Raises `InputError` where the estimator cannot answer for some batch.
     """
     beside = neighbour_workloads(partition, replica)
     full = ask_estimator(estimator, device, replica_workload(partition, replica, replica.batch), beside)
@@ -87,7 +87,7 @@ def ask_batch_series(
 def upper_ms(latency: Figure, confidence: float | None) -> float:
     """Return the time that holds at ``confidence``; a figure's interval holds at 90%.
 
-    Without a confidence an observed figure is taken as it is, and the upper end of any other.
+    Without a confidence, an observed figure is used as is, and any other at its upper end.
     """
     if latency.high is None or (confidence is None and latency.is_observed):
         return latency.value
@@ -100,8 +100,8 @@ def upper_ms(latency: Figure, confidence: float | None) -> float:
 def map_servers(locations: Sequence[Location], evidence: Evidence) -> list[BatchServer | str]:
     """Return every replica as a queue, or the reason why its queue cannot be computed.
 
-    Times hold at the evidence's confidence. Where all replicas run on one device they are lengthened by the host's
-    work for them.
+    Times hold at the evidence's confidence. Where all replicas run on one device, times include the host's work for
+    them.
     """
     servers = [_make_server(location, evidence) for location in locations]
     running = [

@@ -1,4 +1,4 @@
-"""Explains how much each neighbour of a replica adds to its batch time, and on what evidence."""
+"""Explains the batch time that each neighbour of a replica adds, and its evidence."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ from gpuprof.placement.problem import Problem
 TOGETHER = "measured together"
 TURNS = "waits for its turn"
 UNKNOWN = "no measurement"
-#: Parts of the time alone and of what all neighbours add: less counts for nothing.
+#: Parts of the time alone and of the total effect of all neighbours: smaller effects are ignored.
 _LITTLE, _NEXT_TO_NOTHING = 1e-3, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class NeighbourEffect:
-    """What equal neighbours of a replica add to its batch time, of all of them together."""
+    """Time that equal neighbours of a replica together add to its batch time."""
 
-    #: ``where``, ``share``, ``batch``: Of the replica.
+    #: ``where``, ``share``, ``batch``: location, share and batch of the replica.
     where: str
     share: str
     batch: int
-    neighbour: str  #: Model, share and batch, with how many there are.
-    #: ``alone_ms``, ``beside_ms``: Mean time of a batch alone on the device, and beside all neighbours.
+    neighbour: str  #: Model, share and batch, with their number.
+    #: ``alone_ms``, ``beside_ms``: mean time of a batch alone on the device, and beside all neighbours.
     alone_ms: float
     beside_ms: float
-    added_ms: float  #: What the batch would take less without these neighbours, beside the others.
+    added_ms: float  #: Time saved without these neighbours, beside the others.
     interval_ms: tuple[float, float] | None  #: 90% interval of ``beside_ms``.
-    #: Where the slow-down comes from: `TOGETHER`, `TURNS`, `UNKNOWN`, or the source of the time, with the model of the
-    #: effect.
+    #: Basis of the slow-down: `TOGETHER`, `TURNS`, `UNKNOWN`, or the source of the time, with the model of the effect.
     basis: str
 
 
 def list_neighbour_effects(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[NeighbourEffect, ...]:
-    """Return what each neighbour adds to the replicas of ``model``, in the order of the map.
+    """Return the effect of each neighbour on the replicas of ``model``, in the order of the map.
 
-    MIG instances do not slow one another down, as everywhere in a plan: neighbours are those in the same partition.
-    Of neighbours that the estimator can say nothing of, nothing is returned.
+    MIG instances do not slow each other down, as in all plans: neighbours are in the same partition. Neighbours without
+    an estimate are left out.
     """
     effects: list[NeighbourEffect] = []
     for node, gpu, partition, replica in deployment.places():
@@ -57,9 +56,9 @@ def list_neighbour_effects(problem: Problem, deployment: DeploymentMap, model: s
 
 
 def describe_joint_effects(effects: Sequence[NeighbourEffect]) -> Iterator[str]:
-    """Yield a note for each replica whose neighbours add to its batches together, but next to nothing one by one.
+    """Yield a note for each replica whose neighbours slow its batches together, but hardly one by one.
 
-    So it is where the model of the effect counts whether there are neighbours, and not how many.
+    This happens where the model of the effect depends on the presence of neighbours, not on their number.
     """
     for (where, share, batch), group in groupby(effects, key=lambda one: (one.where, one.share, one.batch)):
         listed = list(group)
@@ -108,10 +107,10 @@ def _describe_neighbour(neighbour: Workload, count: int) -> str:
 
 
 def _describe_basis(alone: Figure, beside: Figure) -> str:
-    """Return where the slow-down comes from, as the difference between the two figures shows it.
+    """Return the basis of the slow-down, as shown by the difference between the two figures.
 
-    An estimator that measured exactly these together keeps the source of the time alone; one that knows nothing leaves
-    the time and widens its interval.
+    An estimator that measured this co-location keeps the source of the time alone; an estimator without data keeps the
+    time and widens its interval.
     """
     if beside.source != alone.source:
         return beside.source

@@ -1,4 +1,4 @@
-"""Figures by which placements are compared."""
+"""Figures for comparing placements."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gpuprof.domain.device import Device
 class Objective:
     """Figures of a deployment map."""
 
-    gpus: int  #: Devices that hold something.
+    gpus: int  #: Nonempty devices.
     cost_per_hour: float
     goodput_rps: float  #: Requests per second predicted to be answered within their SLOs.
     #: 1 − Σ SMᵢ·Aᵢ / Σ SMᵢ over the replicas (ParvaGPU, SC'24, equation 3). The activity Aᵢ is the fraction of time
-    #: that the replica is busy; on GPUs whose profile knows the SMs' activity while busy, times that.
+    #: that the replica is busy, multiplied on GPUs with a profile of it by the SM activity while busy.
     internal_slack: float
-    #: 1 − Σ SMᵢ / (G·S): compute units of the devices used that belong to no replica. ParvaGPU's equation 4 prints the
-    #: ratio without "1 −", its Figure 7 and its text speak of what is left over; the latter is meant.
+    #: 1 − Σ SMᵢ / (G·S): compute units of the used devices that belong to no replica. ParvaGPU's equation 4 prints the
+    #: ratio without "1 −", while its Figure 7 and its text mean the unused part; the latter is followed.
     external_fragmentation: float
-    #: ``compute_utilization``, ``memory_utilization``: USHER's Cuti and Muti (OSDI'24 §2): compute busy and memory
-    #: held, as fractions of the devices used. Memory of replicas whose need is not known counts as none.
+    #: ``compute_utilization``, ``memory_utilization``: USHER's Cuti and Muti (OSDI'24 §2): busy compute and held
+    #: memory, as fractions of the used devices. Unknown memory is treated as none.
     compute_utilization: float
     memory_utilization: float
-    fairness: float  #: Jain's index of the fractions of their demands that the models get, 1.0 when all get the same.
+    fairness: float  #: Jain's index of the served fractions of the models' demands, 1.0 when all are equal.
 
 
 def measure(
@@ -34,14 +34,14 @@ def measure(
 ) -> Objective:
     """Return the figures of a map.
 
-    ``devices``: by name; prices are taken from here, a device without one counts 1.0; ``activity``: (device, replica) →
-    fraction of its compute units active while it is busy; 1.0 where not given.
+    ``devices``: by name; gives the prices, a device without a price costs 1.0; ``activity``: (device, replica) →
+    fraction of its compute units active while busy; 1.0 if omitted.
     """
     used = [gpu for node in deployment.nodes for gpu in node.gpus if any(p.replicas for p in gpu.partitions)]
     units = busy = memory = 0.0
     for _, gpu, partition, replica in deployment.places():
         device = devices[gpu.device]
-        # Who takes turns has the share for its part of a cycle.
+        # A replica that takes turns has the share for its part of a cycle.
         own = device.fraction(share_of(partition, replica)) * device.compute_units * replica.cycle_fraction
         units += own
         busy += own * _busy(replica) * (1.0 if activity is None else activity(gpu.device, replica))

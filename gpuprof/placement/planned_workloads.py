@@ -1,4 +1,4 @@
-"""Cached estimates of workloads, at the end of their intervals that the plan uses."""
+"""Cached estimates of workloads, at the planned end of their intervals."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gpuprof.rules.turns import estimate_in_turn, involves_turns
 
 
 def planned_ms(latency: Figure, confidence: float | None) -> float:
-    """Return the time to plan with: the upper end of its interval at ``confidence``, for 0 the mean.
+    """Return the planning time: the upper end of its interval at ``confidence``, for 0 the mean.
 
-    Without a confidence, what was measured or interpolated counts as it is and everything else at its upper end. The
-    figure's interval holds 90%; other confidences are read off a normal distribution through it.
+    Without a confidence, measured and interpolated figures are used as they are and all others at their upper end. The
+    figure's interval holds 90%; other confidences follow from a normal distribution through it.
 
     Examples
     --------
@@ -45,11 +45,11 @@ def planned_ms(latency: Figure, confidence: float | None) -> float:
 class PlannedWorkloads:
     """Times, memory and throughput of workloads on devices, with the estimates cached.
 
-    Requests do not wait for a batch to fill (``max_wait_ms`` 0): a free process takes what is there, so batches
-    fill by themselves as the load grows, and waiting could only lengthen the tail without raising the capacity.
+    Requests do not wait for a batch to fill (``max_wait_ms`` 0): a free process takes the waiting requests, so batches
+    grow with the load, and waiting would only lengthen the tail without raising the capacity.
     """
 
-    #: Whether capacities are what no map exceeds, rather than what a replica is known to serve.
+    #: Whether capacities are upper bounds over all maps, rather than known rates of a replica.
     bounds_any_map = False
 
     def __init__(self, problem: Problem) -> None:
@@ -63,7 +63,7 @@ class PlannedWorkloads:
         self._as_first: dict[Workload, Workload] = {}
 
     def first_alike(self, model: str) -> str:
-        """Return the first demand that is alike, by its model: what holds for it holds for this one."""
+        """Return the model of the first equivalent demand, whose results hold for this model."""
         return self._first_alike.get(model, model)
 
     def _first_workload(self, workload: Workload) -> Workload:
@@ -74,16 +74,16 @@ class PlannedWorkloads:
         return self._as_first[workload]
 
     def _first_demand(self, demand: Demand) -> Demand:
-        """Return the first demand that is alike; the demand itself where it is not as the problem has it."""
+        """Return the first equivalent demand; the demand itself where it differs from the problem's demand."""
         first = self._first_alike.get(demand.model)
         return demand if first is None or demand != self.problem.demand(demand.model) else self.problem.demand(first)
 
     def estimate(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> Estimate:
-        """Return the estimator's answer, asked once for each question; of demands that are alike, of the first."""
+        """Return the estimator's answer, cached by query; equivalent demands use the first demand's answer."""
         if self._first_alike:
-            self.problem.limits.check_time()  # of many that are alike a million known answers are asked for
+            self.problem.limits.check_time()  # many equivalent demands make a million cached queries
             workload, beside = self._first_workload(workload), [self._first_workload(one) for one in beside]
-        # Sorted: neighbours in another order are the same question.
+        # Sorted: the order of neighbours does not matter.
         key = (device.name, workload, tuple(sorted(beside)) if beside else ())
         if key in self._refusals:
             raise self._refusals[key].with_traceback(None)
@@ -102,7 +102,7 @@ class PlannedWorkloads:
         return self._estimates[key]
 
     def latency_ms(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
-        """Return the planned mean time of one batch."""
+        """Return the planned mean time of a batch."""
         return planned_ms(self.estimate(device, workload, beside).latency_ms, self.problem.options.confidence)
 
     def throughput_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
@@ -115,7 +115,7 @@ class PlannedWorkloads:
         return 1000.0 * workload.batch * workload.processes / time
 
     def server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
-        """Return the queueing view of a replica that is disturbed as much as it can be by serving all demands."""
+        """Return the queueing view of a replica with the maximum host disturbance of serving all demands."""
         key = (device.name, workload)
         if beside or key not in self._servers:
             calm = self.undisturbed_server(device, workload, beside)
@@ -129,7 +129,7 @@ class PlannedWorkloads:
         """Return the queueing view of a replica with the machine to itself: times for 1, 2, … ``batch`` requests."""
         estimate = self.estimate(device, workload, beside)
         handover_ms = self.problem.options.host.handover_ms
-        # Bounds are found without padding: a padded replica is never quicker, and one time holds for many batches.
+        # Bounds ignore padding: a padded replica is never quicker, and one time series holds for many batches.
         if estimate.is_padded and not self.bounds_any_map:
             times = (planned_ms(estimate.latency_ms, self.problem.options.confidence),) * workload.batch
         else:
@@ -146,7 +146,7 @@ class PlannedWorkloads:
         )
 
     def _latencies_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> tuple[float, ...]:
-        """Return the times of 1, 2, … ``batch`` requests without padding, which are kept for larger batches."""
+        """Return the times of 1, 2, … ``batch`` requests without padding, cached for larger batches."""
         workload, confidence = self._first_workload(workload), self.problem.options.confidence
         others = tuple(sorted(map(self._first_workload, beside)))
         series = device.name, workload.model, workload.share, workload.processes, workload.turns, others, confidence
@@ -162,7 +162,7 @@ class PlannedWorkloads:
         return tuple(kept[: workload.batch])
 
     def memory_bytes(self, estimate: Estimate) -> int | None:
-        """Return the memory of all processes of a workload to plan with, as `planned_ms` says of times."""
+        """Return the planned memory of all processes of a workload, by the rule of `planned_ms`."""
         if estimate.memory_bytes is None:
             return None
         of_process = planned_ms(estimate.memory_bytes, self.problem.options.confidence)
@@ -171,7 +171,7 @@ class PlannedWorkloads:
     def tail_ms(
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
     ) -> float:
-        """Return the planned time at the demand's percentile, with a latency budget the time of one batch."""
+        """Return the planned time at the demand's percentile, with a latency budget the time of a batch."""
         if self.problem.options.latency_budget is not None:
             return self.latency_ms(device, workload, beside)
         server = self.server(device, workload, beside)
@@ -185,7 +185,7 @@ class PlannedWorkloads:
     ) -> bool:
         """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device.
 
-        It does not where the estimator refuses to say, by queues of any smaller batch, too.
+        False where the estimator refuses a query; under the queueing model also for any smaller batch.
         """
         try:
             if self.problem.options.latency_budget is not None:
@@ -202,7 +202,7 @@ class PlannedWorkloads:
         return self.problem.limits.in_time(queueing, server, demand.slo, rate_rps)
 
     def is_within_budget(self, demand: Demand, estimate: Estimate, rate_rps: float) -> bool:
-        """Whether a replica that behaves so keeps the rule of the papers: a batch within its part of the SLO."""
+        """Whether a replica with this estimate keeps the papers' rule: a batch within its part of the SLO."""
         options = self.problem.options
         latency = planned_ms(estimate.latency_ms, options.confidence)
         if not latency < (options.latency_budget or 1.0) * demand.slo.latency_ms:
@@ -210,7 +210,7 @@ class PlannedWorkloads:
         return rate_rps <= self._throughput_rps(estimate) * (1.0 + 1e-9)
 
     def _ceiling_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
-        """Return a rate that the workload never exceeds; infinity where nothing is known of it."""
+        """Return an upper bound of the workload's rate; infinity without an estimate."""
         try:
             if self.problem.options.latency_budget is not None:
                 return self.throughput_rps(device, workload, beside)
@@ -221,7 +221,7 @@ class PlannedWorkloads:
     def holds(self, device: Device, partition: PlacedPartition) -> bool:
         """Whether every replica of the partition keeps its SLO at its rate beside the others.
 
-        It does not where the estimator knows nothing of a replica beside others.
+        False where a replica has no estimate beside the others.
         """
         if len(partition.replicas) < 2:
             return True
@@ -234,7 +234,7 @@ class PlannedWorkloads:
         for replica in partition.replicas:
             beside = partition.beside(replica)
             alone = self.estimate(device, replica.workload)
-            # Where neighbours change nothing, the segment has kept its SLO at this rate already.
+            # Where neighbours change nothing, the segment keeps its SLO at this rate already.
             if self.estimate(device, replica.workload, beside).latency_ms != alone.latency_ms:
                 demand = self.problem.demand(replica.model)
                 if not self.meets(demand, device, replica.workload, replica.rate_rps, beside):

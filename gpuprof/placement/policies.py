@@ -12,7 +12,7 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.plugins import load_plugin, plugin_names, require_methods
 
-#: name → "module:Class"; nothing is imported before it is asked for.
+#: name → "module:Class"; modules are imported on first use.
 BUILTIN: dict[str, str] = {
     "ffd": "gpuprof.placement.published.ffd:FirstFitDecreasing",
     "gpulet": "gpuprof.placement.published.gpulet:Gpulet",
@@ -25,20 +25,20 @@ BUILTIN: dict[str, str] = {
 }
 
 DEFAULT = "optimal"
-#: The option that all policies but those that plan so anyway have in common.
+#: Option of all policies without pooled queues of their own.
 POOLED = "pooled"
 
 
 class Policy(Protocol):
     """Decides a placement; plug-ins of the group ``gpuprof.policies`` implement it.
 
-    A policy is made with its own options as keyword arguments and no state is kept between problems.
+    A policy takes its own options as keyword arguments and keeps no state between problems.
     """
 
     def place(self, problem: Problem) -> Placement:
         """Return a placement in which every demand is served or named as unplaced.
 
-        The same problem gives the same placement. What comes back passes `gpuprof.placement.feasibility`.
+        The same problem gives the same placement. The result passes `gpuprof.placement.feasibility`.
         """
 
 
@@ -51,12 +51,12 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     """Return the policy called ``name``, made with ``options``.
 
     ``name``: a built-in or installed name, or ``"package.module:Class"``; ``options``: the policy's own options as
-    text, read by the types of its fields; or ``pooled``, for `PooledPolicy`.
+    text, parsed by the types of its fields; or ``pooled``, for `PooledPolicy`.
 
     Raises
     ------
     InputError
-        For a policy or an option that does not exist, or a value that is none of its type.
+        For an unknown policy or option, or a value of the wrong type.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def _read_options(policy: str, made: Any, options: Mapping[str, str]) -> dict[st
 
 
 def _value(key: str, text: str, wanted: Any) -> object:
-    if type(None) in typing.get_args(wanted):  # what stands for None is left out
+    if type(None) in typing.get_args(wanted):  # None means that the option is omitted
         (wanted,) = (one for one in typing.get_args(wanted) if one is not type(None))
     choices = typing.get_args(wanted) if typing.get_origin(wanted) is typing.Literal else None
     if choices is not None:

@@ -18,7 +18,7 @@ from gpuprof.placement.segment import Segments
 Gpus = tuple[PlacedGpu, ...]
 _Pools = Mapping[str, Counter[BatchServer]]
 
-#: The largest rate that a pool serves is found to this part of it, from below.
+#: Relative precision of a pool's largest rate, from below.
 _PRECISION = 0.002
 #: Part of the largest rate below which replicas serve nothing.
 _NO_RATE = 1e-4
@@ -34,7 +34,7 @@ class Pools:
     _late: dict[tuple[str, frozenset[tuple[BatchServer, int]], float], bool] = field(default_factory=dict)
 
     def keeps(self, demand: Demand, servers: Counter[BatchServer], rate_rps: float) -> bool:
-        """Whether these replicas together answer a rate within the demand's SLO."""
+        """Whether these replicas together serve a rate within the demand's SLO."""
         if rate_rps <= 0.0:
             return True
         if rate_rps >= math.fsum(one.capacity_rps * count for one, count in servers.items()):
@@ -56,16 +56,16 @@ class Pools:
         key = (demand.model, frozenset(servers.items()))
         if key not in self._kept:
             low, high = 0.0, min(upto_rps, math.fsum(one.capacity_rps * count for one, count in servers.items()))
-            least = _NO_RATE * high  # where not even this is kept, nothing is: no use in looking closer
+            least = _NO_RATE * high  # a closer search is useless where this rate is not kept
             while high - low > _PRECISION * high and high > least:
                 middle = (low + high) / 2.0
                 low, high = (middle, high) if self.keeps(demand, servers, middle) else (low, middle)
-            # ``upto_rps`` is not in the key: it was not kept, so the largest rate lies below it, whatever it was.
+            # ``upto_rps`` is not in the key: it was not kept, so the largest rate lies below it.
             self._kept[key] = low
         return min(self._kept[key], upto_rps)
 
     def servers(self, gpus: Sequence[PlacedGpu]) -> dict[str, Counter[BatchServer]]:
-        """Return the replicas of each model, each as slow as its neighbours make it."""
+        """Return the replicas of each model as servers, slowed by their neighbours."""
         servers: defaultdict[str, Counter[BatchServer]] = defaultdict(Counter)
         for gpu in gpus:
             for one, server in self._of_gpu(gpu):
@@ -80,13 +80,13 @@ class Pools:
                 yield one, replace(server, max_wait_ms=one.max_wait_ms)
 
     def served_rps(self, gpus: Sequence[PlacedGpu]) -> dict[str, float]:
-        """Return the rate at which each model's replicas keep its SLO, up to what is asked for."""
+        """Return the rate at which each model's replicas keep its SLO, up to the demanded rate."""
         pools = self.servers(gpus)
         demands = (demand for demand in self.problem.demands if demand.model in pools)
         return {one.model: self.most_rps(one, pools[one.model], one.rate_rps) for one in demands}
 
     def rerate(self, gpus: Sequence[PlacedGpu], rates: Mapping[str, float]) -> Gpus:
-        """Return the devices with these rates of the models, each shared out by what its replicas can do at most."""
+        """Return the devices with these rates of the models, divided by the capacities of their replicas."""
         pools = self.servers(gpus)
         capacity = {
             model: math.fsum(server.capacity_rps * count for server, count in pool.items())
@@ -105,7 +105,7 @@ class Pools:
         return PlacedGpu(gpu.device, tuple(parts))
 
     def drop_spare(self, gpus: Gpus, limit: Limit) -> Gpus:
-        """Return the devices without superfluous ones, of which the most expensive and emptiest go first."""
+        """Return the devices without superfluous ones, the most expensive and emptiest dropped first."""
         rates: defaultdict[str, float] = defaultdict(float)
         for gpu in gpus:
             for one in gpu.replicas():
@@ -127,7 +127,7 @@ class Pools:
         return self.rerate(left, rates) if len(left) < len(gpus) else gpus
 
     def _count_removable(self, pools: _Pools, of_one_gpu: _Pools, count: int, rates: Mapping[str, float]) -> int:
-        """Return how many of ``count`` equal devices need not be there, by bisection."""
+        """Return the number of dispensable devices among ``count`` equal ones, by bisection."""
 
         def enough(dropped: int) -> bool:
             return all(
@@ -148,7 +148,7 @@ class Pools:
 
 
 def drop_idle_replicas(gpus: Gpus) -> Gpus:
-    """Return the devices without replicas that serve nothing, and without devices that hold none then."""
+    """Return the devices without idle replicas, and without devices left empty."""
     kept = []
     for gpu in gpus:
         parts = tuple(
@@ -165,7 +165,7 @@ def _times(servers: Counter[BatchServer], count: int) -> Counter[BatchServer]:
 
 
 def _content(gpu: PlacedGpu) -> object:
-    """Return what equal devices have in common: all but the rates, and where instances start."""
+    """Return the common properties of equal devices: all but the rates and the instances' starts."""
     parts = (
         (part.mig or "", tuple(sorted(str(replace(one, rate_rps=0.0)) for one in part.replicas)))
         for part in gpu.partitions

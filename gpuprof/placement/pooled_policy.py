@@ -16,11 +16,11 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Plans that are tried with lower rates, at most.
+#: Maximum number of plans with lower rates.
 _ROUNDS = 8
-#: A model whose replicas serve no more than this times what is asked for is planned for as it is.
+#: Ratio of the served to the demanded rate up to which a model's planned rate is kept.
 _SPARE = 1.01
-#: Largest multiple of the asked rates that is searched.
+#: Largest searched multiple of the demanded rates.
 _MOST = 16.0
 
 
@@ -30,13 +30,12 @@ class _InnerPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PooledPolicy:
-    """Plans by a policy that splits each model's requests into streams of their own, and corrects it for the pool.
+    """Plans by a policy that splits each model's requests into separate streams, corrected for the pool.
 
-    Published policies give each replica a part of the rate and ask whether it keeps the SLO on its own; the router
-    sends a request to whichever replica is first, so that the same replicas serve more. The policy is asked again for
-    rates that are lower by as much as the pools of its last map could serve more, halfway back where they then served
-    too little, and devices that the others can do without are left out. Of all maps the one that serves most is taken,
-    and of those the cheapest: never a worse one than the policy's own.
+    Published policies give each replica a part of the rate and check its SLO alone; the router sends a request to the
+    first free replica, so the same replicas serve more. The policy is run again for rates reduced by the spare capacity
+    of its last map's pools, halfway back where pools then served too little, and dispensable devices are dropped. The
+    map that serves most is returned, the cheapest among equals: never worse than the policy's own map.
     """
 
     policy: _InnerPolicy
@@ -44,7 +43,7 @@ class PooledPolicy:
     def place(self, problem: Problem) -> Placement:
         """Return the placement.
 
-        Raises `InputError` with a latency budget, under which there are no queues; and what the policy raises.
+        Raises `InputError` with a latency budget, which excludes queueing; and the policy's own errors.
         """
         if problem.options.latency_budget is not None:
             raise InputError("pooled queues need an SLO that counts waiting", "leave out --latency-budget, or pooled")
@@ -77,7 +76,7 @@ _Served = tuple[Gpus, Mapping[str, float]]
 
 
 def _serve_pooled(problem: Problem, pools: Pools, gpus: Gpus, limit: Limit) -> _Served:
-    """Return the devices with the rates that their pools serve, without those that the others can do without."""
+    """Return the devices with the rates that their pools serve, without dispensable devices."""
     served = pools.served_rps(gpus)
     left = pools.drop_spare(pools.rerate(gpus, served), limit)
     return drop_idle_replicas(left), served
@@ -86,9 +85,9 @@ def _serve_pooled(problem: Problem, pools: Pools, gpus: Gpus, limit: Limit) -> _
 def _lower_rates(
     problem: Problem, pools: Pools, gpus: Gpus, planned: Mapping[str, float], enough: dict[str, float]
 ) -> dict[str, float]:
-    """Return the rates to plan for next: what pools could serve more is taken off, too little goes halfway back.
+    """Return the next planned rates: reduced by a pool's spare capacity, or halfway back after a shortfall.
 
-    ``enough`` are the least rates by model for which its replicas were enough; they are kept up to date.
+    ``enough``: the least sufficient planned rates by model; updated in place.
     """
     servers, rates = pools.servers(gpus), dict(planned)
     for demand in problem.demands:
@@ -104,7 +103,7 @@ def _lower_rates(
 
 
 def _rank(problem: Problem, made: _Served) -> tuple[float, float]:
-    """Return what maps are compared by: most requests served, then least cost."""
+    """Return the ranking of maps: most requests served, then least cost."""
     gpus, served = made
     cost = sum(problem.entry(gpu.device).price_per_hour for gpu in gpus)
     return round(sum(served.values()), 6), -cost

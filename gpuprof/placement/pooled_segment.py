@@ -1,7 +1,7 @@
-"""Segments whose capacity is that of a replica among others: as many equal ones as serve the demand together.
+"""Segments with the capacity of a replica in a pool: as many equal replicas as serve the demand together.
 
-`Segments` says what a replica does with a stream of its own. The router sends each request to the replica that is free
-first, so that several wait less than each alone, and every one of them serves more.
+`Segments` gives the rate of a replica with a stream of its own. The router sends each request to the first free
+replica, so requests of a pool wait less than those of separate streams, and every replica serves more.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from gpuprof.placement.rate_bound import SLACK, most_within_rps, parts_in_time
 from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION
 from gpuprof.placement.segment import Segments
 
-#: Of the rate that a replica serves at most, what a first guess takes it to serve among others.
+#: First guess of a replica's rate in a pool, as a part of its maximum rate.
 _LIKELY = 0.85
 #: Relative difference by which a replica that does not serve the whole rate serves less.
 LESS = 1.0 - 1e-6
-#: Times that the number of replicas and what each of them serves are adapted to one another.
+#: Iterations that adapt the number of replicas and the rate of each to one another.
 _ROUNDS = 3
 
 
 def _count(rate_rps: float, each_rps: float) -> int:
-    """Return how many replicas serve a rate that one of them does not serve alone."""
+    """Return the number of replicas for a rate that a single replica does not serve."""
     return max(2, math.ceil(rate_rps / each_rps * (1.0 - 1e-9)))
 
 
 class BoundingSegments(Segments):
-    """Segments with what no replica exceeds in any map with this router, which tells what no map can do.
+    """Segments with upper bounds of a replica's rate in any map with this router, for lower bounds on maps.
 
-    A demand that one replica alone serves needs no more; one that none serves alone needs two, and of those each is
-    bounded by `most_within_rps`.
+    A demand that a single replica can serve needs no more; any other demand needs at least two replicas, each bounded
+    by `most_within_rps`.
     """
 
     bounds_any_map = True
@@ -55,7 +55,7 @@ class BoundingSegments(Segments):
         return demand.rate_rps * (1.0 if self.serves_alone(demand, server) else LESS)
 
     def serves_alone(self, demand: Demand, server: BatchServer) -> bool:
-        """Whether one replica answers all requests of a demand within its SLO."""
+        """Whether a single replica serves all requests of a demand within its SLO."""
         if demand.rate_rps >= server.capacity_rps:
             return False
         self.problem.limits.check_time()
@@ -74,7 +74,7 @@ class BoundingSegments(Segments):
 
 @dataclass(slots=True)
 class _GroupLimits:
-    """The loads that groups of equal replicas bear by coarse queues, as far as they were asked for."""
+    """The loads that groups of equal replicas sustain by coarse queues, as far as computed."""
 
     problem: Problem
     _loads: dict[tuple[int, BatchServer, Slo, int], float] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class _GroupLimits:
     def can_bear(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
         """Whether ``count`` replicas answer a demand in time under a load; mostly the nearest solved queue decides."""
         if load >= 1.0:
-            return False  # as of full batches that answer less than smaller ones
+            return False  # for example, full batches that answer less than smaller ones
         queueing = queue_of(self.problem.queueing, demand.model)
         known = self._loads.get((id(queueing), server, demand.slo, count))
         if known is not None:
@@ -108,9 +108,9 @@ class _GroupLimits:
 
 
 class PooledSegments(Segments):
-    """Segments with the rate of one among as many equal replicas as serve the demand together.
+    """Segments with the rate of a replica among as many equal replicas as serve the demand together.
 
-    A first answer, found with coarse queues: its callers verify the map (`gpuprof.placement.pool`).
+    A first answer, from coarse queues: its callers verify the map (`gpuprof.placement.pool`).
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -135,10 +135,10 @@ class PooledSegments(Segments):
         capacity = server.capacity_rps
         parts = parts_in_time(server, demand.slo.latency_ms)
         if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - SLACK:
-            return 0.0  # of equal replicas none makes up for what the others are late with
+            return 0.0  # equal replicas cannot compensate for each other's lateness
         each = min(least_rps or _LIKELY * ceiling, rate * LESS)
         if least_rps and not self._groups.can_bear(server, demand, _count(rate, each), each / capacity):
-            return 0.0  # less will not be taken (see `make`), and more need not be looked for
+            return 0.0  # less is not used (see `make`), and more need not be searched
         count, best = 0, 0.0
         for _ in range(_ROUNDS):
             needed = _count(rate, each)
@@ -166,7 +166,7 @@ class PooledSegments(Segments):
     def tail_ms(
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
     ) -> float:
-        """Return the time at the demand's percentile; of a replica that others stand beside, the SLO."""
+        """Return the time at the demand's percentile; for a replica in a pool, the SLO."""
         if rate_rps < demand.rate_rps * (1.0 - 1e-9):
             return demand.slo.latency_ms
         return super().tail_ms(demand, device, workload, rate_rps, beside)

@@ -1,4 +1,4 @@
-"""Predicts the replicas of a placement and the models that they serve together."""
+"""Predicts the replicas of a placement and the pools of their models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CALM: Mapping[PlacedReplica, BatchServer] = {}
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The part of a model's requests that one replica answers."""
+    """The part of a model's requests that a replica answers."""
 
     rate_rps: float
     sojourn: Sojourn
@@ -38,23 +38,26 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """The queue of all replicas of a model: with the times expected, and with those at both ends of their intervals."""
+    """The queue of all replicas of a model: with the expected times, and with the times at both ends of their
+    intervals.
+    """
 
     expected: PoolSojourn
     ends: tuple[PoolSojourn, ...]
-    positions: Mapping[tuple[BatchServer, Figure], int]  #: By what is expected of a replica, and the time of its batch.
+    #: Position by the expected server of a replica, and the time of its batch.
+    positions: Mapping[tuple[BatchServer, Figure], int]
 
     def part(self, server: BatchServer, batch_ms: Figure) -> tuple[ServedPart, list[Sojourn]]:
-        """Return what a replica answers, and its times at the ends, by the interval of its batch's time."""
+        """Return the part that a replica answers, and its sojourn times at the interval ends of its batch time."""
         position = self.positions[server, batch_ms]
         return self.expected.parts[position], [end.parts[position].sojourn for end in self.ends]
 
 
 class Predictor:
-    """Predicts with mean times, whatever confidence was planned with, and gives intervals.
+    """Predicts with mean times, whatever the planning confidence, and gives intervals.
 
-    The requests of a model go to the replica that is expected to answer first, so that `pool_replicas` must know all
-    of them before `replica` is asked about one; without, each is taken to be alone.
+    The requests of a model go to the replica that is expected to answer first, so call `pool_replicas` with all
+    replicas before `replica`; otherwise each replica is assumed to be alone.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -64,7 +67,7 @@ class Predictor:
         self._goodput: dict[str, float] = {}
 
     def pool_replicas(self, gpus: Sequence[PlacedGpu], disturbances: Mapping[PlacedReplica, BatchServer]) -> None:
-        """Solve the queue of each model's replicas at the rate that they are to serve together."""
+        """Solve the queue of each model's replicas at their total planned rate."""
         if self._problem.options.latency_budget is not None:
             return
         by_model: dict[str, list[tuple[PlacedReplica, BatchServer, Estimate]]] = {}
@@ -92,9 +95,9 @@ class Predictor:
         )
 
     def disturbances(self, gpus: Sequence[PlacedGpu]) -> dict[PlacedReplica, BatchServer]:
-        """Return the replicas of a placement whose batches the router and its like disturb, as they then are.
+        """Return the replicas of a placement whose batches the host's work disturbs, as disturbed servers.
 
-        They do where one machine is all there is; see `gpuprof.rules.host_work`.
+        This applies to a placement on a single machine; see `gpuprof.rules.host_work`.
         """
         work = self._problem.options.host
         if not work.can_disturb or len(gpus) != 1:
@@ -119,7 +122,7 @@ class Predictor:
         beside: Sequence[Workload],
         disturbances: Mapping[PlacedReplica, BatchServer] = _CALM,
     ) -> Replica:
-        """Return the replica as the map has it, with ``beside`` running on the same device."""
+        """Return the replica for the map, with ``beside`` running on the same device."""
         estimate = self._segments.estimate(device, placed.workload, beside)
         prediction = ReplicaPrediction(
             **batch_figures(estimate),
@@ -154,13 +157,13 @@ class Predictor:
         )
 
     def _turn_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> float | None:
-        """Return the time of a full batch while it has its turn, None where it takes none."""
+        """Return the time of a full batch during its turn, None for a replica without turns."""
         if not workload.turns:
             return None
         return self._segments.estimate(device, workload, without_turn_mates(workload, beside)).latency_ms.value
 
     def model(self, name: str) -> ModelPrediction:
-        """Return what is predicted of a model over all its replicas."""
+        """Return the predictions of a model over all its replicas."""
         pool = self._pools.get(name)
         p50, p95, p99 = (
             pool and _drop_infinity(pool.expected.whole.percentile(percent)) for percent in (50.0, 95.0, 99.0)
@@ -186,7 +189,7 @@ class Predictor:
 
 
 def batch_figures(estimate: Estimate) -> dict[str, Any]:
-    """Return what an estimate says of the batches of a replica, by the fields of `ReplicaPrediction`."""
+    """Return an estimate's figures of a replica's batches, by the fields of `ReplicaPrediction`."""
     copied = ("latency_cv", "pause_factor", "pause_cv", "overlapped_ms")
     return {
         **{name: getattr(estimate, name) for name in copied},
@@ -199,7 +202,7 @@ def batch_figures(estimate: Estimate) -> dict[str, Any]:
 
 
 def is_memory_known(estimate: Estimate) -> bool:
-    """Return whether a process may be held to the memory: a limit that is a guess ends what would have run."""
+    """Return whether the memory may be enforced as a limit: a guessed limit could end a working process."""
     return estimate.memory_bytes is not None and estimate.memory_bytes.is_observed
 
 
@@ -220,7 +223,7 @@ def percentile_over(streams: Sequence[Stream], percent: float) -> float | None:
 
 
 def _make_end_servers(server: BatchServer, latency: Figure) -> list[BatchServer]:
-    """Return the server at the lower and the upper end of its time's interval; none where nothing is known of it."""
+    """Return the server at the lower and the upper end of its time's interval; empty without an interval."""
     if latency.low is None or latency.high is None:
         return []
     scales = (latency.low / latency.value, latency.high / latency.value)
@@ -230,7 +233,7 @@ def _make_end_servers(server: BatchServer, latency: Figure) -> list[BatchServer]
 def _make_interval(ends: Sequence[Sojourn], middle: Sojourn, of: Callable[[Sojourn], float]) -> Interval | None:
     """Return the figure between both ends; None where an end is unknown or the queue grows without bound there.
 
-    Queues are simulated, so that where the ends are near one another, what is between may come out a little beyond.
+    Queues are simulated, so where the ends are close, the middle figure may lie slightly beyond them.
     """
     if not ends:
         return None
@@ -246,7 +249,7 @@ def _required_compute(placed: PlacedReplica) -> RequiredCompute | None:
 
 
 def _required_memory(placed: PlacedReplica, estimate: Estimate) -> RequiredMemory | None:
-    """Return what a policy that plans by requirements took the memory from."""
+    """Return the memory requirement that a policy planned with."""
     if placed.creq is None or estimate.memory_bytes is None:
         return None
     needed = estimate.memory_bytes.scale_by(placed.processes)

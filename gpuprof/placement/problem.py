@@ -20,7 +20,7 @@ from gpuprof.placement.known_answers import KnownAnswers
 from gpuprof.placement.rate_limit import RateLimits
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
-#: The confidence of a plan on the means of all estimates.
+#: Confidence of a plan on the means of all estimates.
 MEANS = 0.0
 
 
@@ -29,24 +29,23 @@ class Options:
     """Planning options, which every policy obeys."""
 
     #: Plan on the upper end of the interval that holds the true time with this probability, 0: on the mean. None: on
-    #: the mean of what was measured or interpolated, at the upper ends of all other estimates.
+    #: the mean of measured and interpolated figures, at the upper ends of all other estimates.
     confidence: float | None = None
     #: None: the demand's percentile of the whole time in the replica (batch building, queueing, service) must keep its
-    #: SLO. A fraction: the rule of the papers, one batch must take less than this fraction of the SLO and the replicas'
-    #: throughput must cover the rate (ParvaGPU, iGniter and USHER say one half).
+    #: SLO. A fraction: the papers' rule, where a batch must take less than this fraction of the SLO and the replicas'
+    #: throughput must cover the rate (ParvaGPU, iGniter and USHER use one half).
     latency_budget: float | None = None
-    max_batch: int = 256  #: Largest batch of one replica that is considered.
-    #: Most processes of one replica that are considered; None: three within a MIG instance (as many as ParvaGPU takes),
-    #: one elsewhere.
+    max_batch: int = 256  #: Largest batch of a replica.
+    #: Maximum processes of a replica; None: three within a MIG instance (as in ParvaGPU), one elsewhere.
     max_processes: int | None = None
-    overhead_ms: float = 0.0  #: Spent by every request outside the replica.
-    host: HostWork = NO_HOST_WORK  #: What serving costs the machine beside the batches.
-    gpus_per_node: int = 8  #: How the devices of an elastic fleet are grouped into machines.
-    isolate: bool = False  #: Whether every replica has a share of its own: none take turns in one share of a CPU.
-    time_limit_s: float | None = None  #: For policies that search: stop then with the best found.
+    overhead_ms: float = 0.0  #: Time of every request outside the replica.
+    host: HostWork = NO_HOST_WORK  #: Work of the host for serving, beside the batches.
+    gpus_per_node: int = 8  #: Devices per machine of an elastic fleet.
+    isolate: bool = False  #: Whether every replica has a share of its own: no turns in a share of a CPU.
+    time_limit_s: float | None = None  #: Time limit of searching policies, which then return the incumbent.
     seed: int = 0
-    #: Whether a policy says why it placed nothing of a demand, which may take longer than the map: of maps among which
-    #: one is chosen, only that one's reasons are wanted.
+    #: Whether a policy explains unplaced demands, which may take longer than the map: where a map is chosen among
+    #: several, only its reasons are needed.
     explains: bool = True
 
     def __post_init__(self) -> None:
@@ -64,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """Where a model's file is and what it held when it was profiled."""
+    """Path of a model's file and its hash at profiling."""
 
     path: str | None = None
     sha256: str | None = None
@@ -76,21 +75,21 @@ class Problem:
 
     demands: tuple[Demand, ...]  #: Each model once.
     fleet: Fleet
-    estimator: Estimator  #: Time of a batch; interference comes through its ``beside``.
+    estimator: Estimator  #: Time of a batch; its ``beside`` gives the interference.
     queueing: QueueModel  #: Time in a replica beyond that.
     options: Options = field(default_factory=Options)
-    files: Mapping[str, ModelFile] = field(default_factory=dict)  #: By model; what the map says of the files to serve.
+    files: Mapping[str, ModelFile] = field(default_factory=dict)  #: By model; file entries of the map.
     planned_with: PlannedWith = field(default_factory=PlannedWith)  #: Hashes and settings that the map records.
-    #: What runs now: of maps that are equally good, that which moves the fewest of its replicas is wanted.
+    #: The running map: among equally good maps, the map with the fewest moved replicas is preferred.
     previous: DeploymentMap | None = None
-    #: What the database knows to fail; estimators refuse it, and the check of a map looks again.
+    #: Recorded failures of the database; estimators refuse them, and the feasibility check verifies this.
     tried: TriedRuns = NOTHING_TRIED
-    #: What was found out about queues; problems made from this one share it.
+    #: Cached results of queues; problems derived from this one share it.
     limits: RateLimits = field(default_factory=RateLimits, repr=False, compare=False)
-    #: What estimators said of workloads, for every policy that looks at this problem or one made from it.
+    #: Cached estimates, shared by every policy on this problem or a derived one.
     answers: KnownAnswers = field(default_factory=KnownAnswers, repr=False, compare=False)
-    #: Which of some demands are alike (`gpuprof.placement.alike`), by the demands and what they are judged by, which is
-    #: kept beside the answer; shared in the same way.
+    #: Equivalent demands (`gpuprof.placement.alike`), by the demands and their estimator and queueing model, which are
+    #: kept beside the result; shared in the same way.
     alike: dict[object, tuple[object, Mapping[str, str]]] = field(default_factory=dict, repr=False, compare=False)
     _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 
@@ -141,7 +140,7 @@ class Problem:
 
 
 def collect_evidence(problem: Problem) -> Evidence:
-    """Return what a map for ``problem`` is checked against."""
+    """Return the evidence for checking a map of ``problem``."""
     return Evidence(
         devices={entry.device.name: entry.device for entry in problem.fleet.entries},
         queueing=problem.queueing,

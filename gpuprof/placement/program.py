@@ -1,9 +1,9 @@
 """An integer program, solved by HiGHS over scaled rows, and verified independently of the solver.
 
-Memory in bytes stands beside counts: coefficients of 1e10 in a row whose solver allows itself errors of 1e-6 of one
-make it call wrong optima optimal. So every row, every real column and the objective are scaled to about one
-(`gpuprof.placement.scaling`), and what comes back is not believed: a solution must keep every row as it was given, and
-the bound of a relaxation is recomputed from its duals, whatever the solver says that it is.
+Rows mix memory in bytes with counts: with coefficients of 1e10 in a row and an absolute solver tolerance of 1e-6, the
+solver accepts wrong optima. Therefore every row, every real column and the objective are scaled to about one
+(`gpuprof.placement.scaling`), and the result is verified: a solution must keep every original row, and the bound of a
+relaxation is recomputed from its duals, whatever the solver reports.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import numpy as np
 
 from gpuprof.placement.scaling import Columns, Scales, Vector, dual_bound, find_violated_row, fit_scales
 
-#: What HiGHS may miss a scaled row or a whole number by.
+#: Tolerance of HiGHS for a scaled row or a whole number.
 _TOLERANCE = 1e-9
-#: Branch-and-bound nodes, times the entries of the program, after which the best solution so far is taken when no
-#: time limit says otherwise. A count, not a time, so that the same problem has the same answer on every machine.
+#: Branch-and-bound nodes, times the entries of the program, after which the incumbent is returned without a time limit.
+#: A count, not a time, so that the same problem has the same result on every machine.
 _MOST_WORK = 400_000
 _MOST_NODES = 500
 _FEWEST_NODES = 20
-#: HiGHS (1.15) counts whole numbers in 32 bits: where a column may be larger its fixing by reduced costs never ends,
-#: whatever the time limit. Nobody takes so many of anything; what serves next to nothing could be taken so often.
+#: HiGHS (1.15) counts whole numbers in 32 bits: for larger columns its fixing by reduced costs never ends, whatever the
+#: time limit. No plan needs such counts; only segments of negligible capacity could reach them.
 _MOST_COUNTED = 1e9
-#: A relative gap that is none.
+#: Relative gap that is treated as zero.
 EXACT = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What the solver found."""
+    """A result of the solver."""
 
     values: tuple[float, ...]  #: By column; integers are whole.
     objective: float
-    bound: float  #: No solution has a smaller objective; of a relaxed program recomputed from the duals.
-    is_proven: bool  #: Whether the objective is the smallest there is, up to the gaps that were allowed.
-    #: By row, of a relaxed program: what the objective grows by when the row's bound does.
+    bound: float  #: Lower bound on the objective of every solution; recomputed from the duals for a relaxed program.
+    is_proven: bool  #: Whether the objective is the minimum, up to the allowed gaps.
+    #: By row, of a relaxed program: the change of the objective per unit of the row's bound.
     duals: tuple[float, ...] = ()
 
 
@@ -89,9 +89,9 @@ class Program:
     ) -> Solution | None:
         """Return the best solution found, None when there is none or none was found in time.
 
-        ``relaxed``: let integers be fractions: a bound in no time; ``gap``: distance of objective and bound, relative,
-        at which the search may stop; ``least_step``: objectives of different solutions are so far apart, so that a
-        bound nearer than that proves the better.
+        ``relaxed``: allow fractions for integers, for a quick bound; ``gap``: relative distance of objective and bound
+        at which the search may stop; ``least_step``: minimum difference of the objectives of different solutions, so
+        that a nearer bound proves optimality.
         """
         columns = self._columns()
         scales = fit_scales(columns)
@@ -100,8 +100,7 @@ class Program:
         solver.setOptionValue("random_seed", seed)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("mip_rel_gap", gap)
-        # In units of the scaled objective, which HiGHS sees. Just below a step: a bound nearer than that leaves no
-        # better solution.
+        # In units of HiGHS's scaled objective. Just below a step: a nearer bound leaves no better solution.
         solver.setOptionValue("mip_abs_gap", max(1e-6, least_step * scales.objective * (1.0 - 1e-6)))
         for name in ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "mip_feasibility_tolerance"):
             solver.setOptionValue(name, _TOLERANCE)
@@ -152,7 +151,7 @@ def _read_solution(solver: highspy.Highs, columns: Columns, scales: Scales, *, r
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
     highs_solution = solver.getSolution()
-    # Within its tolerances the solver leaves columns a little outside their limits.
+    # Within its tolerances the solver leaves columns slightly outside their limits.
     values = np.clip(np.array(highs_solution.col_value) * scales.columns, 0.0, columns.highs)
     if not relaxed:
         values = np.where(columns.integer, np.round(values), values)
