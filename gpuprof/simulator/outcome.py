@@ -199,7 +199,7 @@ def _summarize_replica(place: PlacedInstance, tally: Tally, i: int, seconds: flo
 def _make_series(tally: Tally, i: int, name: str) -> Series:
     answered = tally.windows[:, i, 1]
     latency, fraction = cdf_ms(tally.total[i], FINE_BITS)
-    # Points for a figure, evenly spaced by rank.
+    # Points for a figure, evenly spaced by rank up to the end of the tail.
     keep = np.unique(np.searchsorted(fraction, np.linspace(0.0, 1.0, _CDF_POINTS)).clip(max=max(0, len(fraction) - 1)))
     keep = keep[: len(fraction)]
     return Series(

@@ -1,13 +1,13 @@
 """Approximates large simulations by a sample of the replicas at a sample of the times.
 
-*Replicas*: of each model's equal replicas some are kept, and the rate falls in the same proportion. The router then
-chooses among fewer, so that waits come out a little longer than they are. *Times*: the duration is cut into slots, and
-a few seconds of each are simulated at the mean rate of the slot, so that what happens within a slot is averaged out.
-Bursts within a slot are sampled in their true proportion; where they overload a model, a request is served either in a
-burst or in the calm, and a median that lies between the two is ill-conditioned: it is sampled badly, as it varies
-between whole simulations too, whereas goodput and the tails are not.
-Between slots the work that a model could not do is carried over as a fluid: it delays every request until it has gone.
-`bench/simulator.py` prints the error of both on maps that can be simulated whole.
+*Replicas*: a part of each model's equal replicas is kept, and the rate is reduced in proportion. The router then
+chooses among fewer replicas, so waits are slightly overestimated. *Times*: the duration is cut into slots, and a few
+seconds of each are simulated at the slot's mean rate, so variation within a slot is averaged out.
+Bursts within a slot are sampled in their true proportion. If bursts overload a model, latencies have two modes, and a
+median between the modes is ill-conditioned: it varies between full simulations too and is estimated poorly. Goodput and
+tails are not affected.
+Unfinished work of a model is carried over between slots as a fluid that delays every request until drained.
+`bench/simulator.py` prints the errors of both on maps small enough for a full simulation.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
 from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Tally, new_tally
 
 _R2 = (0.7548776662466927, 0.5698402909980532)  # powers of the inverse plastic number
-_STEPS = 16  # parts of a slot in which what is left over is taken to be constant
+_STEPS = 16  # parts of a slot with constant backlog
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How much is kept: replicas of each model, slots of the duration, seconds of each slot."""
+    """Sizes of the sample: replicas of each model, slots of the duration, seconds of each slot."""
 
     replicas: int = 16
     slots: int = 96
@@ -56,7 +56,7 @@ class Sampling:
 
 
 def expected_requests(arrivals: Mapping[str, ArrivalProcess], duration_s: float) -> float:
-    """Return how many requests the arrivals amount to."""
+    """Return the expected number of requests."""
     return duration_s * sum(process.rate_rps for process in arrivals.values())
 
 
@@ -67,10 +67,9 @@ def simulate_sampled(
     sampling: Sampling,
     progress: Callable[[float], None] | None = None,
 ) -> SimulationOutcome:
-    """Approximate `gpuprof.simulator.engine.simulate`; counts are scaled up to the whole.
+    """Approximate `gpuprof.simulator.engine.simulate`; counts are scaled up to the whole simulation.
 
-    Raises `InputError` as `simulate`; for failures, which a sample cannot show; for a duration that has no room for the
-    slots.
+    Raises `InputError` like `simulate`; for failures, which cannot be sampled; for a duration too short for the slots.
     """
     if options.failures:
         raise InputError("failures cannot be sampled", "simulate a shorter time, or a smaller map, whole")
@@ -88,9 +87,10 @@ def simulate_sampled(
 
 
 def sample_replicas(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap, dict[str, float]]:
-    """Return the map with at most about ``most`` replicas a model, and the part of each model's capacity that is left.
+    """Return the map with at most about ``most`` replicas per model, and the kept fraction of each model's capacity.
 
-    Replicas are equal when they have the same batch times, processes and wait; each kind keeps its part, at least one.
+    Replicas with equal predictions, batch sizes, batch times and processes form a kind; each kind keeps its share, at
+    least one replica.
     """
     places = places_of(deployment)
     kinds = Counter(_kind(place.replica) for place in places)
@@ -106,7 +106,7 @@ def sample_replicas(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap
         if to_keep[kind]:
             to_keep[kind] -= 1
             capacity[replica.model] += capacity_rps(replica)
-            # Alone on a device: its batch times in the map regard its neighbours already, and waits for its turn.
+            # Each replica gets its own device: its batch times include interference and waits for its turn.
             alone = replica.model_copy(update={"turns": 0, "turn_ms": None})
             partition = Partition(mig=place.partition.mig, replicas=(alone,))
             gpu = Gpu(index=place.gpu.index, device=place.gpu.device, partitions=(partition,))
@@ -120,7 +120,7 @@ def _kind(replica: Replica) -> tuple[str, object]:
 
 
 def capacity_rps(replica: Replica) -> float:
-    """Return the requests per second that a replica answers when every batch is full."""
+    """Return the requests per second of a replica with full batches."""
     full_ms = replica.batch_latency_ms[-1] if replica.batch_latency_ms else replica.predicted.latency_ms
     return 1000.0 * replica.batch * replica.processes / full_ms if full_ms > 0 else math.inf
 
@@ -138,10 +138,10 @@ def slot_rate(process: ArrivalProcess, begin_s: float, end_s: float) -> float:
 
 
 def slot_process(process: ArrivalProcess, rate_rps: float, turn: int = 0) -> ArrivalProcess:
-    """Return a process of the same kind for a slot: day and recording as Poisson, the others as they are.
+    """Return a process for a slot: Poisson for diurnal and recorded arrivals, otherwise the same kind of process.
 
-    Bursts begin where the ``turn``-th point of a sequence says that fills the square evenly (Roberts's R2): drawn at
-    random, the few slots would now and then see half as many bursts as there are, or twice as many.
+    Bursts start at the ``turn``-th point of a low-discrepancy sequence in the unit square (Roberts's R2): with random
+    starts, the few slots might contain half or twice the true number of bursts.
     """
     if isinstance(process, MmppArrivals):
         return replace(process, rate_rps=rate_rps, start=(_R2[0] * turn % 1.0, _R2[1] * turn % 1.0))
@@ -151,7 +151,7 @@ def slot_process(process: ArrivalProcess, rate_rps: float, turn: int = 0) -> Arr
 
 
 class _SlotTally:
-    """The tally of all slots together, and the work that is left over from one to the next."""
+    """The tally of all slots, and the backlog between slots."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _SlotTally:
         self._sum: dict[str, Any] = {}
 
     def simulate(self, slot: int) -> None:
-        """Simulate a piece of a slot and add what it stands for."""
+        """Simulate a piece of a slot and add its scaled counts."""
         begin = slot * self._length
         rates = np.array([self._rate(name, begin) for name in self._names])
         processes = {
@@ -188,9 +188,9 @@ class _SlotTally:
             self._options,
             duration_s=self._sampling.seconds + self._sampling.warmup_s,
             warmup_s=self._sampling.warmup_s,
-            # A prime far above the number of slots: no two runs' slots draw alike.
+            # The factor is a prime far above the number of slots, so that no two runs share a slot's seed.
             seed=self._options.seed * 1_000_003 + slot,
-            host=NO_HOST_WORK,  # what is left of the replicas does not fill the machine
+            host=NO_HOST_WORK,  # the sampled replicas do not fill the machine
         )
         tally = simulate_to_tally(self._small, processes, piece)
         self._add(slot, tally, self._late_from_backlog(rates, tally))
@@ -200,11 +200,11 @@ class _SlotTally:
         return 0.0 if process is None else slot_rate(process, begin, begin + self._length)
 
     def _late_from_backlog(self, rates: NDArray[np.float64], tally: Tally) -> NDArray[np.float64]:
-        """Carry the fluid through the slot; return the longest delay of each model by it, in ms."""
+        """Update the backlog over the slot; return each model's longest delay by backlog, in ms."""
         before = self._backlog
         self._backlog = np.maximum(0.0, before + (rates - self._capacity) * self._length)
         if self._options.refuse_hopeless:
-            self._backlog[:] = 0.0  # what cannot be done in time is refused, and nothing piles up
+            self._backlog[:] = 0.0  # hopeless requests are refused, so no backlog builds up
         with np.errstate(divide="ignore", invalid="ignore"):
             delay = np.where(self._capacity > 0, 1000.0 * np.array([before, self._backlog]) / self._capacity, 0.0)
         for i in np.flatnonzero(delay.max(axis=0) > 0):
@@ -212,11 +212,11 @@ class _SlotTally:
         return np.asarray(delay.max(axis=0))
 
     def _add(self, slot: int, tally: Tally, delay_ms: NDArray[np.float64]) -> None:
-        # A simulated second stands for so many of the slot's, and a request for those of the replicas left out, too.
+        # A simulated second represents several seconds of the slot, and a request those of omitted replicas, too.
         weight = self._length / self._sampling.seconds / self._kept
         window = min(WINDOWS - 1, slot * WINDOWS // self._sampling.slots)
         for name, part in tally._asdict().items():
-            if name in ("span", "windows_per_ns", "longest"):  # no counts: nothing to scale up
+            if name in ("span", "windows_per_ns", "longest"):  # these are not counts
                 continue
             values = np.asarray(part, np.float64)
             if name in ("windows", "window_ns"):
@@ -224,7 +224,7 @@ class _SlotTally:
                 placed[window] = values.sum(axis=0) * weight[:, None]
                 values = placed
             elif name.startswith("replica") or name == "by_replica":
-                values *= self._length / self._sampling.seconds  # each stands for itself
+                values *= self._length / self._sampling.seconds  # replicas represent themselves
             else:
                 values *= weight.reshape(-1, *[1] * (values.ndim - 1))
             self._sum[name] = self._sum.get(name, 0.0) + values
@@ -232,7 +232,7 @@ class _SlotTally:
         self._sum["longest"] = np.maximum(self._sum.get("longest", 0.0), longest)
 
     def outcome(self) -> SimulationOutcome:
-        """Return what all slots say of the whole."""
+        """Return the outcome estimated from all slots."""
         end = round(self._options.duration_s * NS_PER_S)
         empty = new_tally(len(self._names), len(self._places), 0, end)
         parts = {
@@ -245,7 +245,7 @@ class _SlotTally:
 
 
 def _delay_all(tally: Tally, model: int, delays_ms: NDArray[np.float64], slo_ms: float) -> None:
-    """Make the answered requests of a model later, in equal parts by each of these times."""
+    """Delay the answered requests of a model, in equal parts by each of ``delays_ms``."""
     answered, in_time = int(tally.answered[model]), int(tally.in_time[model])
     tally.total[model] = 0
     parts = np.diff(np.linspace(0, answered, len(delays_ms) + 1).astype(np.int64))

@@ -1,8 +1,8 @@
-"""Slowdown of a batch by its neighbours: a hash table that is filled as combinations occur.
+"""Slowdown of a batch by its neighbours: a hash table filled as combinations occur.
 
-Replicas of one partition disturb one another. A batch is slowed by the replicas that run a batch at the instant it
-starts; that holds until it ends, so that a neighbour who comes later and one who leaves early balance. A replica runs
-when any of its processes does. Combinations are counted by kinds of replicas, so that equal GPUs share one table.
+Replicas of the same partition interfere. A batch is slowed by the replicas that run a batch at its start. The slowdown
+stays until the batch ends, so that neighbours starting later and neighbours ending earlier balance. A replica runs if
+any of its processes does. Combinations are numbered by kinds of replicas, so that equal GPUs share a table.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_SPREAD = 2654435761  # 2**32 over the golden ratio: neighbouring keys land far apart
-_LOW = 2**31 - 1  # times _SPREAD it still fits into 64 bits
+_SPREAD = 2654435761  # 2**32 over the golden ratio: spreads neighbouring keys
+_LOW = 2**31 - 1  # the product with _SPREAD fits into 64 bits
 _FIRST_SLOTS = 1024  # a power of two, since slots are found by masking
 
 
 class Slowdown(NamedTuple):
-    """Which replicas slow one another down, and the hash table of factors.
+    """The combination of running replicas per partition, and the hash table of factors.
 
-    ``partition`` (R,): where a replica stands. ``weight`` (R,): what it adds to ``running`` (partitions,) while it
-    runs; ``base`` (R,): what its combinations begin at, -1 where nothing is to be asked. ``keys`` and ``factors``
-    (slots,): the table, by open addressing, -1 an empty slot; ``missing`` (3,): the replica and the combination that
-    it has not got, -1: none, and when a batch would have started.
+    ``partition`` (R,): partition of each replica. ``weight`` (R,): amount added to ``running`` (partitions,) while the
+    replica runs. ``base`` (R,): first key of the replica's combinations, -1 for replicas without slowdown. ``keys`` and
+    ``factors`` (slots,): the table, by open addressing, key -1 for empty slots. ``missing`` (3,): replica (-1: none)
+    and combination of a missing factor, and the start time of the batch waiting for it.
     """
 
     partition: Ints
@@ -39,7 +39,7 @@ class Slowdown(NamedTuple):
 
 
 def no_slowdown(replicas: int) -> Slowdown:
-    """Return a table for replicas without interference beyond that in their batch times."""
+    """Return a table for replicas without interference in addition to their batch times."""
     zeros = np.zeros(replicas, np.int64)
     return _slowdown(zeros, zeros, np.full(replicas, -1), 1)
 
@@ -62,9 +62,9 @@ def _slowdown(partition: Ints, weight: Ints, base: Ints, partitions: int) -> Slo
 
 
 def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
-    """Return the slowdown of a batch that starts now; negative, and noted as missing, when the table has it not.
+    """Return the slowdown of a batch that starts now; if absent from the table, note it as missing and return -1.
 
-    ``runs``: whether another process of the replica runs, which is no neighbour.
+    ``runs``: whether another process of the same replica runs, which does not count as a neighbour.
     """
     if table.base[replica] < 0:
         return 1.0
@@ -79,7 +79,7 @@ def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
 
 
 def slot_of(keys: Ints, key: int) -> int:
-    """Return where a key stands, or the empty slot where it belongs."""
+    """Return the slot of a key, or the empty slot for inserting it."""
     mask = len(keys) - 1
     slot = (((key & _LOW) * _SPREAD >> 16) ^ (key >> 31)) & mask
     while keys[slot] != key and keys[slot] >= 0:
@@ -88,8 +88,8 @@ def slot_of(keys: Ints, key: int) -> int:
 
 
 def with_factor(table: Slowdown, key: int, factor: float) -> Slowdown:
-    """Return the table with another combination; a larger one when it was half full."""
-    # At most half full: `slot_of` ends only at the key or at an empty slot, and soon meets one.
+    """Return the table with another combination, enlarged if half full."""
+    # The table is at most half full, because `slot_of` ends only at the key or at an empty slot.
     used = int(np.count_nonzero(table.keys >= 0))
     if 2 * (used + 1) > len(table.keys):
         larger = table._replace(keys=np.full(2 * len(table.keys), -1), factors=np.ones(2 * len(table.keys)))

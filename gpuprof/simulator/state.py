@@ -20,20 +20,20 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 STAGES = ("router", "network", "batching", "queue", "service")
-#: Why a request missed its SLO: the stage that made it late, or that it was never answered.
+#: Causes of missing the SLO: the stage that delayed the request, or the reason for having no answer.
 CAUSES = (*STAGES, "refused", "full", "failed")
 #: Parts of the time line in an outcome.
 WINDOWS = 60
 
 
 class ClusterArrays(NamedTuple):
-    """What is simulated; nothing of it changes between two changes of the cluster."""
+    """The simulated cluster, constant between two changes."""
 
-    #: ``slo``, ``late_part``: Shape (M,). What a request may take, and which part of a model's requests may take
-    #: longer.
+    #: ``slo``, ``late_part``: Shape (M,). Objective of the latency, and the fraction of requests allowed to exceed the
+    #: objective.
     slo: Ints
     late_part: Floats
-    #: ``request_leg``, ``answer_leg``: Shape (M,). The way of a request to its replica, and of its answer back.
+    #: ``request_leg``, ``answer_leg``: Shape (M,). Network time of a request to its replica, and of its answer back.
     request_leg: Ints
     answer_leg: Ints
     #: ``choice``, ``choice_start``: Shape (R,), (M + 1,). The replicas of model m are
@@ -43,12 +43,12 @@ class ClusterArrays(NamedTuple):
     #: ``replica_model``, ``batch``: Shape (R,).
     replica_model: Ints
     batch: Ints
-    #: ``latency_ms``, ``turn_ms``: Shape (R, B). Mean time of a batch by how many are in it, with the longest wait for
-    #: its turn, and without.
+    #: ``latency_ms``, ``turn_ms``: Shape (R, B). Mean time of a batch by its size, with the longest wait for its turn,
+    #: and without.
     latency_ms: Any
     turn_ms: Floats
-    turns: Ints  #: Shape (R,). Replicas with one number run one batch at a time; -1: takes no turns.
-    #: ``max_wait_ms``, ``cv``, ``pause_factor``, ``pause_cv``: Shape (R,). As in `gpuprof.domain.sojourn.BatchServer`.
+    turns: Ints  #: Shape (R,). Group number: replicas of a group run a single batch at a time; -1: no turns.
+    #: ``max_wait_ms``, ``cv``, ``pause_factor``, ``pause_cv``: Shape (R,). See `gpuprof.domain.sojourn.BatchServer`.
     max_wait_ms: Floats
     cv: Floats
     pause_factor: Floats
@@ -57,10 +57,10 @@ class ClusterArrays(NamedTuple):
     #: ``first_process[r]`` to before ``first_process[r + 1]``.
     first_process: Ints
     process_replica: Ints
-    router_ns: int  #: Time of the router for a request.
-    round_robin: bool  #: Each replica in turn instead of the fastest.
+    router_ns: int  #: Service time of the router per request.
+    round_robin: bool  #: Whether routing is round-robin instead of to the fastest replica.
     refuse_hopeless: bool  #: See `gpuprof.simulator.cluster.SimulationOptions`.
-    #: Shape (1,). What router and clients take of a CPU twice for a request, 0 where they slow no batch down.
+    #: Shape (1,). CPU time of router and clients, twice per request; 0 if no batch is slowed.
     host_event: Ints
     #: ``core_start``, ``core_process``: The processes of core c are ``core_process[core_start[c]:core_start[c + 1]]``.
     core_start: Ints
@@ -68,135 +68,134 @@ class ClusterArrays(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where the simulation stands.
+    """The current state of the simulation.
 
-    Requests in the system are places of a pool, chained by ``next``; -1 ends a chain. Times of events are nanoseconds;
-    what ends in ``_ms`` are milliseconds, as `gpuprof.rules.routing` has them.
+    Requests in the system are places of a pool, chained by ``next``; -1 ends a chain. Event times are nanoseconds;
+    names with ``_ms`` hold milliseconds, as in `gpuprof.rules.routing`.
     """
 
-    calendar: Calendar  #: The events to come.
+    calendar: Calendar  #: Future events.
     # The pool of requests.
-    free: Ints  #: Shape (1,). Starts the chain of empty places.
-    places_capped: Ints  #: Shape (1,). 1 when there may be no more places.
-    #: ``next``, ``arrived``, ``joined``: Shape (N,). The place that follows in the chain; when the request was sent,
-    #: and when it is with the replicas.
+    free: Ints  #: Shape (1,). Head of the chain of empty places.
+    places_capped: Ints  #: Shape (1,). 1 if the pool cannot grow further.
+    #: ``next``, ``arrived``, ``joined``: Shape (N,). Next place in the chain; times at which the request was sent and
+    #: reaches the replicas.
     next: NDArray[np.int32]
     arrived: Ints
     joined: Ints
-    #: ``expected_ms``, ``expected_rows``: Shape (N,). When it was expected to be answered, after it was sent, in a
-    #: batch of so many.
+    #: ``expected_ms``, ``expected_rows``: Shape (N,). Expected latency since sending, and the batch size expected for
+    #: it.
     expected_ms: Floats
     expected_rows: Ints
-    losses: NDArray[np.int8]  #: Shape (N,). How often it was lost with a device that failed.
+    losses: NDArray[np.int8]  #: Shape (N,). Number of times the request was lost with a failing device.
     # By model.
-    #: ``pending_head``, ``pending_tail``: Shape (M,). The chain of requests on their way through router and network.
+    #: ``pending_head``, ``pending_tail``: Shape (M,). Chain of requests in router and network.
     pending_head: Ints
     pending_tail: Ints
-    orphans: Ints  #: Shape (M,). Starts the chain of those that no living replica serves.
-    #: ``living``, ``turn``: Shape (M,). How many of its replicas take requests, and whose turn it is where several
-    #: would do.
+    orphans: Ints  #: Shape (M,). Head of the chain of requests without a live replica.
+    #: ``living``, ``turn``: Shape (M,). Number of live replicas; turn among equally good replicas.
     living: Ints
     turn: Ints
-    #: ``reserve``, ``usual_reserve``, ``reserve_at``: Shape (M,). The part of an SLO that is kept in hand since
-    #: ``reserve_at``, and that to which it relaxes.
+    #: ``reserve``, ``usual_reserve``, ``reserve_at``: Shape (M,). Part of the SLO held in reserve at ``reserve_at``,
+    #: and the value to which the reserve relaxes.
     reserve: Floats
     usual_reserve: Floats
     reserve_at: Ints
-    #: ``store``, ``store_position``, ``store_size``: Shape (M, A), (M,), (M,). Arrivals drawn ahead, which is next, and
-    #: how many there are.
+    #: ``store``, ``store_position``, ``store_size``: Shape (M, A), (M,), (M,). Arrivals drawn ahead, position of the
+    #: next, and their number.
     store: Ints
     store_position: Ints
     store_size: Ints
     # By replica.
-    #: ``queue_head``, ``queue_tail``, ``waiting``: Shape (R,). The chain of requests that wait, and how many do.
+    #: ``queue_head``, ``queue_tail``, ``waiting``: Shape (R,). Chain of queued requests, and their number.
     queue_head: Ints
     queue_tail: Ints
     waiting: Ints
-    behind: Ints  #: Shape (R,). The last of those that were put before a queue's head, -1: none.
-    solo_requests: Ints  #: Shape (R,). How many in a queue were lost so often that they go alone.
-    #: ``armed``, ``held``, ``wait_ms``: Shape (R,). Whether a timer is set, whether the next batch waits to be filled,
-    #: and how long one does.
+    behind: Ints  #: Shape (R,). Last of the requests inserted before a queue's head by failover; -1: none.
+    solo_requests: Ints  #: Shape (R,). Number of queued requests lost so often that they must run alone.
+    #: ``armed``, ``held``, ``wait_ms``: Shape (R,). Whether a timer is set; whether the next batch is held to be
+    #: filled; the current batching delay.
     armed: Ints
     held: Ints
     wait_ms: Floats
-    #: ``arrival_count``, ``refused_count``, ``counted_at``: Shape (R,). Its arrivals as
-    #: `gpuprof.rules.routing.decay_count` leaves them at ``counted_at``, and those of them that were refused.
+    #: ``arrival_count``, ``refused_count``, ``counted_at``: Shape (R,). Decayed counts of arrivals and of refused
+    #: arrivals at ``counted_at``; see `gpuprof.rules.routing.decay_count`.
     arrival_count: Floats
     refused_count: Floats
     counted_at: Ints
-    #: ``joining``, ``left_ms``: Shape (R,). What its next batch is expected to hold, and how long arrivals wait for a
-    #: process on average.
+    #: ``joining``, ``left_ms``: Shape (R,). Expected size of the next batch; mean time until a process is free, over
+    #: arrivals.
     joining: Ints
     left_ms: Floats
-    #: ``alive``, ``idle_since``, ``free_processes``: Shape (R,). 1 takes requests, 0 takes none any more; since when
-    #: some process has been free, and how many are.
+    #: ``alive``, ``idle_since``, ``free_processes``: Shape (R,). 1 if the replica takes requests, else 0; time since
+    #: which some process is free; number of free processes.
     alive: Ints
     idle_since: Ints
     free_processes: Ints
     takes: Any  #: Shape (R,). ``alive`` in the order of `ClusterArrays.choice`.
-    #: ``factors``, ``rested``, ``factor_position``: Shape (R, F), (R, F), (R,). Service times over their mean, those of
-    #: batches that find their process at rest, and which is next.
+    #: ``factors``, ``rested``, ``factor_position``: Shape (R, F), (R, F), (R,). Service times over their mean, the same
+    #: for batches on a process at rest, and the position of the next.
     factors: Floats
     rested: Floats
     factor_position: Ints
     # By process.
-    #: ``done_at``, ``freed_at``, ``started_at``: Shape (P,). When its batch ends, -1 while it is free; since when it is
-    #: free; when its batch started.
+    #: ``done_at``, ``freed_at``, ``started_at``: Shape (P,). End of the batch, -1 for a free process; time since which
+    #: the process is free; start of the batch.
     done_at: Ints
     freed_at: Ints
     started_at: Ints
-    expected_at: Ints  #: Shape (P,). What the router believes of ``done_at``: it knows the means alone.
-    idle_before: Ints  #: Shape (P,). ``idle_since`` of its replica when its batch started.
-    #: ``flight``, ``batch_size``: Shape (P,). The first request of its batch, and how many are in it.
+    expected_at: Ints  #: Shape (P,). The router's estimate of ``done_at``, by mean times.
+    idle_before: Ints  #: Shape (P,). ``idle_since`` of the replica at the start of the batch.
+    #: ``flight``, ``batch_size``: Shape (P,). First request of the running batch, and the batch's size.
     flight: Ints
     batch_size: Ints
-    turn_until: Ints  #: By number of ``turns``: when all batches that were sent to those replicas will be done.
+    turn_until: Ints  #: By number of ``turns``: end of all batches started on the group's replicas.
     # Of the whole machine.
-    router_until: Ints  #: Shape (1,). When the router has done all that it was given.
-    #: Shape (3,). How many answers router and clients have to hand on now, the number that is drawn from, and the core
-    #: on which they were last.
+    router_until: Ints  #: Shape (1,). Time at which the router is idle again.
+    #: Shape (3,). Number of answers to be handed on now, state of the random generator, and the last core of the host
+    #: work.
     host: Ints
     slowdown: Slowdown
-    #: ``busy_ms``, ``finish_ms``: Room to work in, for the processes of one replica and the replicas of one model:
-    #: compiled code makes no arrays.
+    #: ``busy_ms``, ``finish_ms``: Scratch arrays for a replica's processes and a model's replicas, since compiled code
+    #: creates no arrays.
     busy_ms: Any
     finish_ms: Any
 
 
 class Tally(NamedTuple):
-    """What has been counted, of requests that arrived from ``span[0]`` on."""
+    """The counts of requests that arrived from ``span[0]`` on."""
 
     span: Ints  #: Shape (2,). Begin and end of the time line.
     windows_per_ns: Floats  #: Shape (1,).
-    #: ``arrived``, ``answered``, ``in_time``, ``longest``: Shape (M,). Requests; longest latency.
+    #: ``arrived``, ``answered``, ``in_time``, ``longest``: Shape (M,). Numbers of requests; longest latency.
     arrived: Ints
     answered: Ints
     in_time: Ints
     missed: Ints  #: Shape (M, 8). By cause.
     stage_ns: Floats  #: Shape (M, 5). Sums.
     longest: Ints
-    #: ``total``, ``stage``, ``by_replica``: Shape (M, fine bins), (M, 5, coarse bins), (R, coarse bins). Histograms: of
-    #: latencies, of their stages, of latencies by replica.
+    #: ``total``, ``stage``, ``by_replica``: Shape (M, fine bins), (M, 5, coarse bins), (R, coarse bins). Histograms of
+    #: latencies, of their stages, and of latencies by replica.
     total: Ints
     stage: Ints
     by_replica: Ints
-    #: ``replica_answered``, ``replica_in_time``, ``replica_by_end``: Shape (R,). Requests; ``replica_by_end`` those
-    #: answered before the time line ended.
+    #: ``replica_answered``, ``replica_in_time``, ``replica_by_end``: Shape (R,). Numbers of requests;
+    #: ``replica_by_end``: answered before the end of the time line.
     replica_answered: Ints
     replica_in_time: Ints
     replica_by_end: Ints
-    #: ``replica_batches``, ``replica_busy``: Shape (R,). Batches, and the time that processes were busy.
+    #: ``replica_batches``, ``replica_busy``: Shape (R,). Number of batches; busy time of processes.
     replica_batches: Ints
     replica_busy: Ints
-    #: Shape (W, M, 3). Of the requests that arrived in a part of the time line, all, the answered and those in time.
+    #: Shape (W, M, 3). Requests by window of arrival: all, answered, and in time.
     windows: Ints
     window_ns: Floats  #: Shape (W, M, 5). Sums of their stages.
 
 
 def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> State:
-    """Return the state of an empty cluster at time 0 with room for ``places`` requests; no replica lives yet."""
+    """Return the state of an empty cluster at time 0 with room for ``places`` requests; no replica is alive yet."""
     models, replicas, processes = len(cluster.slo), len(cluster.batch), len(cluster.process_replica)
-    # At most one event stands for each process, for each replica's timer, and two for each model.
+    # The calendar holds at most an event per process, an event per replica's timer, and two events per model.
     events = processes + replicas + 2 * models + 1
     ones = np.ones((replicas, factors))
     zeros = (
@@ -245,7 +244,7 @@ def link_free_places(first: int, last: int) -> NDArray[np.int32]:
 
 
 def new_tally(models: int, replicas: int, begin: int, end: int) -> Tally:
-    """Return a tally of nothing."""
+    """Return an empty tally."""
 
     def zeros(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)

@@ -1,4 +1,4 @@
-"""Draws the arrivals of a simulation: for each model of a map its own random numbers."""
+"""Random arrivals of a simulation, with separate random numbers for each model of a map."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Traces: the arrival times of each model's requests, and their CSV file.
 
-The file has the header ``time_s,model``: seconds from the start, ascending, a line a request. Without the column
-``model`` every request is for the same one.
+The file has the header ``time_s,model``: seconds from the start, ascending, a line per request. Without the column
+``model`` all requests are for the same model.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _COLUMNS = ("time_s", "model")
 class Trace:
     """Requests by model."""
 
-    #: Mapping of str to ndarray of shape (requests,). Model → nanoseconds from the start, ascending. The name ``""``
-    #: stands for a trace that names no model.
+    #: Mapping of str to ndarray of shape (requests,). Model → nanoseconds from the start, ascending. A trace without
+    #: model names has the single name ``""``.
     times: Mapping[str, Times]
     duration_s: float  #: Length of the recording, at least to the last request.
 
@@ -51,7 +51,7 @@ class Trace:
         return {model: np.histogram(times, edges)[0].astype(np.int64) for model, times in self.times.items()}
 
     def statistics(self, width_s: float) -> list[dict[str, object]]:
-        """Return one row a model: requests, mean rate, rate in the fullest ``width_s``, burstiness and longest gap."""
+        """Return a row per model: requests, mean rate, peak rate over ``width_s``, burstiness and longest gap."""
         mmpp_with_peaks = {
             m: counts.max() for m, counts in self.counts(max(1, round(self.duration_s / width_s))).items()
         }
@@ -80,9 +80,9 @@ def _scv(gaps: Times) -> float | None:
 
 
 def record_arrivals(processes: Mapping[str, ArrivalProcess], duration_s: float, seed: int) -> Trace:
-    """Return a trace of what the processes give in ``duration_s`` seconds; the same for the same seed.
+    """Return a trace of the processes' arrivals in ``duration_s`` seconds; the same for the same seed.
 
-    Raises `InputError` when more than a billion requests would be held in memory.
+    Raises `InputError` for more than a billion expected requests, which would not fit into memory.
     """
     if (expected := duration_s * sum(process.rate_rps for process in processes.values())) > MAX_REQUESTS:
         raise InputError(f"a trace of about {expected:.2g} requests is too long to hold", "ask for at most 1e9")
@@ -98,7 +98,7 @@ def record_arrivals(processes: Mapping[str, ArrivalProcess], duration_s: float, 
 def _times_until(process: ArrivalProcess, end: int, random: np.random.Generator) -> Times:
     stream, pieces = process.stream(random), [np.zeros(0, np.int64)]
     expected = process.rate_rps * end / NS_PER_S
-    # Four standard deviations of a Poisson count above the mean: mostly one piece is enough.
+    # The piece is four standard deviations above the mean of a Poisson count, so that mostly a single piece suffices.
     while len(piece := stream.take(min(_PIECE, int(expected + 4.0 * math.sqrt(expected)) + 16))):
         pieces.append(piece[piece < end])
         if len(pieces[-1]) < len(piece):
@@ -127,8 +127,8 @@ def write_trace(trace: Trace, path: Path) -> None:
 def read_trace(path: Path) -> Trace:
     """Read a trace.
 
-    Raises `InputError` with the line: a header without ``time_s``, a time that is no number, negative, earlier than the
-    one before or beyond a hundred years, a line of another length; and for a file that holds no request.
+    Raises `InputError` with the line for a header without ``time_s``, a line of another length, and a time that is no
+    number, negative, earlier than the previous time or beyond a hundred years; also for a file without requests.
     """
     from pyarrow import ArrowInvalid
     from pyarrow import csv as arrow_csv
@@ -152,7 +152,7 @@ def read_trace(path: Path) -> Trace:
         return Trace({"": times}, duration_s)
     models = table["model"].combine_chunks().dictionary_encode()
     names = models.dictionary.to_pylist()
-    if models.null_count or any(not name or "\n" in name for name in names):  # a line break: a quotation is not closed
+    if models.null_count or any(not name or "\n" in name for name in names):  # a line break means an unclosed quotation
         raise _find_first_error(path) or InputError(f"{path}: model is empty")
     index = models.indices.to_numpy(zero_copy_only=False)
     return Trace({str(name): times[index == i] for i, name in enumerate(names)}, duration_s)
@@ -199,7 +199,7 @@ def _header(path: Path) -> list[str]:
 
 
 def _find_first_error(path: Path) -> InputError | None:
-    """Return the error of the first line that is wrong; slow, and so only asked when one is."""
+    """Return the error of the first wrong line; slow, so only called after a failure."""
     rows = open_rows(path)
     _, header = next(rows)
     before = 0.0

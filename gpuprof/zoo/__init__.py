@@ -1,1 +1,1 @@
-"""Standard architectures as ONNX files with random weights, built without fetching anything."""
+"""Standard architectures as ONNX files with random weights, built without downloads."""

@@ -1,4 +1,4 @@
-"""What the zoo holds: each architecture's name, origin, size, input and what building it needs."""
+"""The architectures of the zoo: name, origin, size, inputs, and extra needed for building."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class ZooArchitecture:
     """A network of the zoo."""
 
     name: str
-    #: Whose definition it is: ``"onnx"`` (shipped with that package), ``"transformers"`` (exported from that library's
-    #: configuration and code) or ``"gpuprof"`` (not a published network). What is called random is drawn again for
-    #: each seed, layers and all; size and input are those of seed 0.
+    #: Source of the definition: ``"onnx"`` (shipped with that package), ``"transformers"`` (exported from the library's
+    #: configuration and code) or ``"gpuprof"`` (not a published network). Networks named random draw their layers for
+    #: each seed; their size and input are for seed 0.
     origin: str
-    stem: str  #: What the origin calls it.
-    parameters: int  #: Numbers in its weights, statistics of normalisations included.
+    stem: str  #: Name in the origin.
+    parameters: int  #: Number of parameters, statistics of normalisations included.
     input: str  #: Names and shapes of its inputs.
-    needs: str = ""  #: The extra of gpuprof that building takes; empty for none.
+    needs: str = ""  #: Extra of gpuprof needed for building; empty: none.
 
 
 _IMAGE = "{} [batch, 3, 224, 224]"
@@ -73,7 +73,7 @@ ARCHITECTURES = {architecture.name: architecture for architecture in _ALL}
 
 
 def find_architecture(name: str) -> ZooArchitecture:
-    """Return an architecture. Raises `InputError` if the zoo has none of that name; the message gives the nearest."""
+    """Return an architecture by name. Raises `InputError` for an unknown name; the message gives the nearest."""
     if name not in ARCHITECTURES:
         raise unknown_name("network of the zoo", name, list(ARCHITECTURES))
     return ARCHITECTURES[name]

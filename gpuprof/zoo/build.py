@@ -1,4 +1,4 @@
-"""Builds an architecture of the zoo into a file, whole or not at all."""
+"""Builds an architecture of the zoo into a file, atomically."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpuprof.zoo.architecture import ONNX, OURS, ZooArchitecture
 
 
 def build(architecture: ZooArchitecture, output: Path, batch: int | None = None, seed: int = 0) -> Path:
-    """Write a network with random weights to ``output`` and return that path; the same seed gives the same bytes.
+    """Write a network with random weights to ``output`` and return the path; the same seed gives the same bytes.
 
-    A network beyond two gibibytes keeps its weights in ``<output>.data`` beside it. Raises `InputError` if the
-    directory cannot be written, or the batch or the seed is no such number; `UnavailableError` if what building needs
-    is not installed. ``output``: replaced if it exists; ``batch``: the batch to fix; free by default.
+    Networks beyond two gibibytes keep their weights in ``<output>.data`` in the same directory. Raises `InputError` if
+    the directory cannot be written, the batch is below 1 or the seed below 0; `UnavailableError` if packages needed for
+    building are not installed. ``output``: replaced if it exists; ``batch``: the batch to fix; free by default.
     """
     if batch is not None and batch < 1:
         raise InputError(f"the batch must be at least 1 but is {batch}")
@@ -33,7 +33,7 @@ def build(architecture: ZooArchitecture, output: Path, batch: int | None = None,
         _write(architecture, whole, seed)
         if batch is not None:
             _fix_batch(whole, batch)
-        # The weights before the model: a model that can be seen can be opened.
+        # Weights are moved before the model, so that a visible model can be opened.
         data = whole.with_name(f"{whole.name}.data")
         if data.exists():
             data.replace(output.with_name(data.name))
@@ -63,6 +63,6 @@ def _fix_batch(path: Path, batch: int) -> None:
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_param == "batch":
                 dim.dim_value = batch
-    # Shapes of values between nodes, which hold the free batch.
+    # Shapes of intermediate values contain the free batch.
     del model.graph.value_info[:]
     onnx.save(model, path)

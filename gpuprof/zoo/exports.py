@@ -1,4 +1,4 @@
-"""Exports of transformers' models from their configurations, with random weights, through ``torch.onnx``."""
+"""Exports of models of ``transformers`` from their configurations, with random weights, through ``torch.onnx``."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     import torch
 
 OPSET = 18
-#: Length of text in the exported files, and of an example batch: not 1, which an exporter would take for a constant.
+#: Length of text in the exported files; batch of the example, not 1, which an exporter would treat as constant.
 LENGTH, EXAMPLE_BATCH = 128, 2
 _CALIBRATION_SIDE = 224
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedArchitecture:
-    """How one model is exported."""
+    """Parameters of the export of a model."""
 
-    config: str  #: Class of transformers that holds the configuration.
-    model: str  #: Class of transformers that makes the model of it.
-    inputs: tuple[str, ...]  #: In the order of the exported file.
-    outputs: tuple[str, ...]  #: Fields of the model's result that are exported.
-    settings: Mapping[str, object] = field(default_factory=dict)  #: What differs from the configuration's defaults.
-    fixed: Mapping[str, object] = field(default_factory=dict)  #: Arguments of the call that are not inputs.
-    side: int = 224  #: Of images.
-    floats: tuple[str, ...] = ()  #: Inputs that the model takes as floats, though they are whole numbers.
+    config: str  #: Class of the configuration in transformers.
+    model: str  #: Class of the model in transformers.
+    inputs: tuple[str, ...]  #: Inputs in the order of the exported file.
+    outputs: tuple[str, ...]  #: Exported fields of the model's result.
+    settings: Mapping[str, object] = field(default_factory=dict)  #: Differences from the configuration's defaults.
+    fixed: Mapping[str, object] = field(default_factory=dict)  #: Arguments of the call other than inputs.
+    side: int = 224  #: Side of images in pixels.
+    floats: tuple[str, ...] = ()  #: Integer inputs converted to floats for the model.
 
 
 _TEXT = ("input_ids", "attention_mask")
-#: What answering a prompt needs; the logits of all its tokens would be 25 MB a sample.
+#: Arguments for answering a prompt: the logits of all its tokens would be 25 MB a sample.
 _LAST_TOKEN = {"logits_to_keep": 1, "use_cache": False}
 _CLASSES = {"num_labels": 1000}
 
@@ -123,7 +123,7 @@ def export(stem: str, output: Path, seed: int = 0) -> None:
         )
     assert program is not None
     _strip_metadata(program.model, stem)
-    # A fifth for what is no parameter: buffers, constants, the graph itself.
+    # A fifth is added for buffers, constants and the graph itself.
     external = 1.2 * parameters > LARGEST_FILE_BYTES
     onnx_ir.save(program.model, output, external_data=f"{output.name}.data" if external else None)
 
@@ -142,9 +142,9 @@ def _model(spec: ExportedArchitecture, seed: int) -> torch.nn.Module:
 
 
 def _replace_pool(model: torch.nn.Module) -> None:
-    """Average whole images where a model does so through a window larger than any image.
+    """Replace average pooling windows larger than any image by averages of whole images.
 
-    Its average over a window that is mostly outside of the image is another number in ONNX than in torch.
+    The average over a window mostly outside the image differs between ONNX and torch.
     """
     import torch
 
@@ -155,10 +155,10 @@ def _replace_pool(model: torch.nn.Module) -> None:
 
 
 def _calibrate_batch_norms(model: torch.nn.Module) -> None:
-    """Give normalisations over the batch the statistics of random images, as training would have left them.
+    """Set the statistics of batch normalisations to those of random images, like after training.
 
-    Kernels are drawn as He et al. (2015) propose first: what some configurations draw fades to nothing in
-    a deep network that no training has tuned.
+    Kernels are first drawn as proposed by He et al. (2015), because with the initial kernels of some configurations the
+    values of a deep untrained network vanish.
     """
     import torch
 
@@ -169,10 +169,10 @@ def _calibrate_batch_norms(model: torch.nn.Module) -> None:
         if isinstance(module, torch.nn.Conv2d):
             torch.nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums in one order, whatever the machine
+    torch.set_num_threads(1)  # the same order of sums on every machine
     for norm in norms:
         norm.reset_parameters()
-        # The statistics become those of this batch alone; the usual 0.1 would leave nine tenths of the initial ones.
+        # The statistics become this batch's; the default 0.1 would keep nine tenths of the initial statistics.
         norm.momentum = 1.0
     with torch.no_grad():
         model.train()(torch.randn(4, 3, _CALIBRATION_SIDE, _CALIBRATION_SIDE))
@@ -190,7 +190,7 @@ def _make_example_input(name: str, side: int) -> torch.Tensor:
 
 
 class _PositionalWrapper:
-    """Makes a module that takes the inputs by position and gives the wanted outputs only."""
+    """Wrapper of a model with positional inputs and selected outputs."""
 
     @staticmethod
     def of(model: torch.nn.Module, spec: ExportedArchitecture) -> torch.nn.Module:
@@ -214,7 +214,7 @@ class _PositionalWrapper:
 
 
 def _strip_metadata(model: Any, name: str) -> None:
-    """Remove what the exporter noted about the code and the machine that it ran on."""
+    """Remove the exporter's metadata about its code and machine."""
     model.producer_name, model.producer_version, model.graph.name = "gpuprof", None, name
     model.doc_string = model.graph.doc_string = None
     model.metadata_props.clear()

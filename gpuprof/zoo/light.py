@@ -1,4 +1,4 @@
-"""The networks that the ``onnx`` package ships without weights, given random weights and a free batch."""
+"""Networks shipped without weights in the ``onnx`` package, built with random weights and a free batch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpuprof.graph.file import read_onnx
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.weights import random_weights
 
-#: From this version on weights are constants of the file and not inputs that a caller may replace.
+#: IR version in which initializers are constants, not inputs that a caller may replace.
 _IR_VERSION = 8
 
 
 def build_light(stem: str, seed: int = 0) -> ModelProto:
     """Return the network ``light_<stem>.onnx`` with a free batch and weights as initializers.
 
-    The shipped file computes each weight as a constant of its shape; those nodes, which are there only to make the file
-    small, are gone from the result. Raises `UnavailableError` if the installed ``onnx`` package does not ship it.
+    The shipped file computes each weight as a constant of its shape to stay small; the result has no such nodes. Raises
+    `UnavailableError` if the installed ``onnx`` package does not ship the network.
     """
     path = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{stem}.onnx"
     if not path.is_file():
@@ -31,7 +31,7 @@ def build_light(stem: str, seed: int = 0) -> ModelProto:
     rewrite = plan_rewrite(read_onnx(path))
     apply_rewrite(shipped, rewrite)
     graph = load_graph(path)
-    # What `load_graph` counts as ops is all that depends on the input; the rest made the weights.
+    # The ops of `load_graph` depend on the input; all other nodes computed the weights.
     computed = {tensor.name for op in graph.ops for tensor in op.outputs}
     nodes = [node for node in shipped.graph.node if node.output[0] in computed]
     shapes = {tensor.name: tensor.shape for tensor in graph.weights if tensor.dtype == "float32"}

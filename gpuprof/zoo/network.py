@@ -13,7 +13,7 @@ _OPSET, _IR_VERSION = 17, 8
 
 
 class Network:
-    """A network being written: nodes in order, shapes of weights still to be drawn, and constants."""
+    """Builder of a network: nodes in order, shapes of weights still to be drawn, and constants."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -33,13 +33,13 @@ class Network:
         return name
 
     def constant(self, *values: int) -> str:
-        """Add a list of whole numbers and return its name."""
+        """Add a constant list of whole numbers and return its name."""
         name = f"constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.array(values, np.int64), name))
         return name
 
     def scalar(self, value: float) -> str:
-        """Add a number and return its name."""
+        """Add a constant number and return its name."""
         name = f"constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.array(value, np.float32), name))
         return name
@@ -59,8 +59,8 @@ class Network:
     def finish(
         self, name: str, x: TensorProto.DataType, shape: list[int | str], y: list[int | str], seed: int
     ) -> ModelProto:
-        """Name the last value the output and return the model, its weights drawn."""
-        # Every network has the same names outside, whatever its last node is.
+        """Name the last value ``output``, draw the weights and return the model."""
+        # Every network has the same name of its output, independent of its last node.
         self.nodes[-1].output[0] = "output"
         graph = helper.make_graph(
             self.nodes,

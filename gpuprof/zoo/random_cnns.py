@@ -1,6 +1,6 @@
-"""Convolutional networks drawn at random: layers of every common kind in new combinations.
+"""Random convolutional networks: layers of every common kind in new combinations.
 
-Regressors trained on published networks alone see few layer shapes; these cover the range between them.
+Regressors trained on published networks only see few layer shapes; random networks cover the range between them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_CHANNELS = 1536
 
 @dataclass(frozen=True, slots=True)
 class _FeatureMap:
-    """An image of features: the tensor's name, its channels and its side in pixels."""
+    """A feature map: the tensor's name, number of channels, and side in pixels."""
 
     name: str
     channels: int
@@ -33,7 +33,7 @@ class _RandomCnn:
     Attributes
     ----------
     flops : float
-        Of the convolutions so far, for one image.
+        FLOPs of the convolutions so far, per image.
     """
 
     def __init__(self, net: Network, seed: int) -> None:
@@ -42,7 +42,7 @@ class _RandomCnn:
         self.normalised = self.random.random() < 0.8
 
     def pick(self, *values: int) -> int:
-        """Return one of the values."""
+        """Return a random element of ``values``."""
         return int(self.random.choice(values))
 
     def conv(
@@ -69,17 +69,17 @@ class _RandomCnn:
         return replace(x, name=self.net.add(self.activation, x.name))
 
     def pool(self, x: _FeatureMap, op_type: str = "MaxPool", stride: int = 2) -> _FeatureMap:
-        """Pool by 3×3, or by 2×2 where the stride is 2 and the side even."""
+        """Pool by 3×3, or at random by 2×2 if the stride is 2 and the side even."""
         side = 2 if stride == 2 and x.side % 2 == 0 and self.random.random() < 0.5 else 3
         window = {"kernel_shape": [side] * 2, "pads": [side // 2 if side == 3 else 0] * 4, "strides": [stride] * 2}
         return _FeatureMap(self.net.add(op_type, x.name, **window), x.channels, (x.side - 1) // stride + 1)
 
     def add(self, x: _FeatureMap, y: _FeatureMap) -> _FeatureMap:
-        """Add two maps of one shape."""
+        """Add two maps of equal shape."""
         return replace(x, name=self.net.add("Add", x.name, y.name))
 
     def concat(self, *maps: _FeatureMap) -> _FeatureMap:
-        """Put maps of one size behind one another."""
+        """Concatenate the channels of maps of equal size."""
         joined = self.net.add("Concat", *(x.name for x in maps), axis=1)
         return _FeatureMap(joined, sum(x.channels for x in maps), maps[0].side)
 
@@ -87,13 +87,13 @@ class _RandomCnn:
 def draw_cnn(net: Network, seed: int) -> ModelProto:
     """Return a network of 50 million to 3 billion FLOPs an image or a little more; the seed decides its layers."""
     drawn = _RandomCnn(net, seed)
-    # Uniform in the logarithm: most networks would be near the upper end otherwise.
+    # The budget is log-uniform; a uniform budget would put most networks near the upper end.
     budget = float(np.exp(drawn.random.uniform(np.log(_LEAST_FLOPS), np.log(_MOST_FLOPS))))
     side = drawn.pick(*_RESOLUTIONS)
     x = drawn.conv(_FeatureMap("input", 3, side), drawn.pick(*_WIDTHS), drawn.pick(3, 3, 5, 7), stride=2)
     x = drawn.pool(x) if drawn.random.random() < 0.5 else x
     kinds = drawn.random.choice(len(_BLOCKS), size=drawn.pick(1, 2, 3), replace=False)
-    # Blocks of thin layers alone may never reach the budget.
+    # The number of nodes is bounded, because thin layers may never reach the budget.
     while drawn.flops < budget and len(net.nodes) < 150:
         for _ in range(drawn.pick(1, 2, 3, 4)):
             x = _BLOCKS[int(drawn.random.choice(kinds))](drawn, x)
@@ -103,7 +103,7 @@ def draw_cnn(net: Network, seed: int) -> ModelProto:
 
 
 def _downsample(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
-    """Halve the side, while there is something to halve, and let the channels grow."""
+    """Halve the side if at least 6 pixels, and increase the channels."""
     channels = min(_MOST_CHANNELS, round(x.channels * drawn.random.uniform(1.3, 2.2) / 8) * 8 or 8)
     if x.side < 6:
         return drawn.conv(x, channels, 1)
@@ -114,7 +114,7 @@ def _downsample(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
 
 
 def _add_head(drawn: _RandomCnn, x: _FeatureMap) -> int:
-    """Classify, from the mean of each channel or from all pixels; return the number of classes."""
+    """Add a classifier on channel means or on all pixels; return the number of classes."""
     classes = drawn.pick(10, 100, 365, 1000)
     features = x.channels
     if x.side <= 8 and drawn.random.random() < 0.3:

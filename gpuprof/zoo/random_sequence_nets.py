@@ -15,7 +15,7 @@ _LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256)
 
 
 class _RandomSequenceNet:
-    """A network, the random numbers that decide its layers, and the forms that it writes its functions in."""
+    """A network, the random numbers that decide its layers, and the forms of its functions."""
 
     def __init__(self, net: Network, seed: int) -> None:
         self.net, self.random = net, np.random.default_rng(seed)
@@ -24,17 +24,17 @@ class _RandomSequenceNet:
         self.biased = self.random.random() < 0.8
 
     def pick(self, *values: int) -> int:
-        """Return one of the values."""
+        """Return a random element of ``values``."""
         return int(self.random.choice(values))
 
     def dense(self, x: str, features: int, outputs: int) -> str:
-        """Multiply the last axis by a matrix, with a bias where the network has them."""
+        """Multiply the last axis by a matrix, and add a bias if the network has biases."""
         if self.biased:
             return self.net.dense(x, features, outputs)
         return self.net.add("MatMul", x, self.net.weight(features, outputs))
 
     def activate(self, x: str) -> str:
-        """Apply the activation, in the ops that exporters write it in."""
+        """Apply the activation, in the ops that exporters write."""
         net = self.net
         if self.activation == "silu":
             return net.add("Mul", x, net.add("Sigmoid", x))
@@ -49,7 +49,7 @@ class _RandomSequenceNet:
         return net.add(self.activation, x)
 
     def normalise(self, x: str, width: int) -> str:
-        """Normalise the last axis, as one op or in the ops that older exporters write."""
+        """Normalise the last axis, by a single op or by the ops that older exporters write."""
         net = self.net
         if self.fused_norm:
             return net.add("LayerNormalization", x, net.weight(width), net.weight(width), axis=-1)
@@ -102,7 +102,7 @@ def draw_rnn(net: Network, seed: int) -> ModelProto:
     x = net.add("Transpose", x, perm=[1, 0, 2])
     for _ in range(drawn.pick(1, 2)):
         weights = (net.weight(1, gates * width, width), net.weight(1, gates * width, width))
-        # Two biases a gate, one for the input and one for the state (ONNX operators LSTM and GRU, input B).
+        # Each gate has two biases, for the input and for the state (ONNX operators LSTM and GRU, input B).
         x = net.add(kind, x, *weights, net.weight(1, 2 * gates * width), hidden_size=width)
         x = net.add("Squeeze", x, net.constant(1))
     drawn.dense(net.add("ReduceMean", x, axes=[0], keepdims=0), width, 16)

@@ -1,6 +1,6 @@
-"""Small networks built node by node, with kinds of layers that the zoo's published networks lack.
+"""Small networks built node by node, with kinds of layers absent from the zoo's published networks.
 
-They follow no paper and have no published figures; they are there for variety, and they need nothing but ``onnx``.
+These networks follow no paper and have no published figures; they add variety, and need ``onnx`` only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WORDS, _LENGTH = 4096, 64
 
 
 def build_small_network(stem: str, seed: int = 0) -> ModelProto:
-    """Return one of our networks with random weights and a free batch."""
+    """Return a small network by name, with random weights and a free batch."""
     return _BUILDERS[stem](Network(), seed)
 
 

@@ -1,4 +1,4 @@
-"""Random weights that keep a deep network's values in a sensible range, as trained ones do."""
+"""Random weights that keep the values of a deep network in a realistic range, like trained weights."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ROLES = {1: "scale", 2: "shift", 3: "mean", 4: "variance"}
 def random_weights(
     nodes: Sequence[NodeProto], shapes: Mapping[str, tuple[int, ...]], seed: int = 0
 ) -> dict[str, Floats]:
-    """Return float weights for ``nodes``, each drawn for the role that it plays.
+    """Return float weights for ``nodes``, each drawn according to its role.
 
-    Kernels and matrices are drawn as He et al. (2015) propose; a normalisation gets the mean and variance that its
-    input has by then, as training would have left them, so that sums of many blocks do not run away. ``nodes``: in
-    topological order; ``shapes``: of the weights wanted; ``seed``: each weight's values depend on it and on the
-    weight's name only.
+    Kernels and matrices are drawn as proposed by He et al. (2015). Normalisations get the mean and variance estimated
+    for their input, like after training, so that sums of many blocks do not diverge. ``nodes``: in topological order;
+    ``shapes``: shapes of the weights by name; ``seed``: a weight's values depend on the seed and the weight's name
+    only.
     """
     weights: dict[str, Floats] = {}
     moments: dict[str, _Moments] = {}
@@ -36,11 +36,11 @@ def random_weights(
         after = _moments(node, before)
         for position, name in enumerate(node.input):
             if name in shapes and name not in weights:
-                # By the name's checksum: Python's own hash of texts differs from process to process.
+                # The seed uses the name's checksum, because Python's hash of strings differs between processes.
                 random = np.random.default_rng([seed, zlib.crc32(name.encode())])
                 weights[name] = _draw(random, node, position, shapes[name], before[0].square)
                 if node is last and position == 1:
-                    # Scores of size one: a softmax of larger ones gives all to one class.
+                    # The final scores get size 1, because softmax of larger scores gives almost all to a single class.
                     weights[name] /= np.float32(sqrt(2 * before[0].square))
         moments |= dict.fromkeys(node.output, after)
     return weights
@@ -48,19 +48,19 @@ def random_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Mean, and mean square, of a tensor's values, as if they were normal."""
+    """Mean and mean square of a tensor's values, assumed to be normal."""
 
     mean: float
     square: float
 
 
 _STANDARD = _Moments(0.0, 1.0)
-#: Of the largest among the nine rectified normal values of a pooling window, relative to one value's.
+#: Moments of the maximum of a pooling window's nine rectified normal values, relative to a single value's.
 _MAX_POOL = _Moments(3.6, 5.0)
 
 
 def _moments(node: NodeProto, before: list[_Moments]) -> _Moments:
-    """Estimate the moments of what a node gives from those of what it gets."""
+    """Estimate the moments of a node's output from its inputs' moments."""
     x = before[0]
     if node.op_type in _PRODUCTS:
         return _Moments(0.0, 2 * x.square)
