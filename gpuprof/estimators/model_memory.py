@@ -1,4 +1,4 @@
-"""How much memory models take: as measured, else between and beyond it, else their weights and activations."""
+"""Memory of models: measured, else interpolated or extrapolated, else from weights and activations."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:  # scikit-learn takes a second to import
 
 
 class ModelMemory:
-    """Peak memory of one process of a model, from the best source that there is for each.
+    """Peak memory of one process of a model, from the best available source for each.
 
-    ``learned``: device → regressors trained for it, or None; asked before weights and activations are added up;
-    ``execution``: in which precision models run on GPUs of which nothing was measured.
+    ``learned``: device → regressors trained for it, or None; preferred to the sum of weights and activations;
+    ``execution``: precision and runtime of models on unmeasured GPUs.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ModelMemory:
         self._types: dict[str, str] = {}
 
     def peak(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
-        """Return the peak memory: measured, a line in the batch or the sizes between, else weights and activations."""
+        """Return the peak memory: measured, linear in the batch or between sizes, else from weights and activations."""
         if not known.points.get(device.name) and not known.others:
             return self._predict(known, device, workload.batch)
         if not known.points.get(device.name):
@@ -67,7 +67,7 @@ class ModelMemory:
         return self._predict(known, device, workload.batch)
 
     def _predict(self, known: MeasuredModel, device: Device, batch: int) -> Figure | None:
-        """Return what weights and activations take, under any share; None without the model's file."""
+        """Return the memory of weights and activations, under any share; None without the model's file."""
         work = self._known.read_work(known)
         if work is None:
             return None
@@ -87,7 +87,7 @@ class ModelMemory:
         return self._reserved[key]
 
     def _hold(self, known: MeasuredModel, work: WorkByBatch, precision: str) -> WorkByBatch:
-        """Return the work of a model with what is in memory in ``precision``."""
+        """Return the work of a model with the tensors in memory in ``precision``."""
         retyped = self._execution.precision is not None
         if not (retyped or precision in NARROW):
             return work
@@ -101,7 +101,7 @@ class ModelMemory:
         return self._held[key]
 
     def _beyond_sizes(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
-        """Return what the nearest measured sizes take, and what the activations are more or less; None: unknown."""
+        """Return the memory at the nearest measured sizes plus the difference in activations; None where unknown."""
         work = self._known.read_work(known)
         if work is None:
             return None
@@ -115,6 +115,6 @@ class ModelMemory:
         return min(by_distance, key=lambda pair: pair[0])[1] if by_distance else None
 
     def fits(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> bool:
-        """Whether a batch fits into the memory of a share; where nothing is known of it, it is taken to."""
+        """Return whether a batch fits into the memory of a share; true where its memory is unknown."""
         memory = self.peak(known, device, Workload(known.model, batch, share))
         return memory is None or memory.value <= device.memory_bytes(share)

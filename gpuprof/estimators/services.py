@@ -1,8 +1,8 @@
-"""Estimates for services: several of them may run one model, each with its own rate, SLO, priority and sizes.
+"""Estimates for services: several services may run one model, each with its own rate, SLO, priority and sizes.
 
-The requests of a service may have several sizes. Those of different sizes never share a batch (the router keeps them
-apart), so ``b`` of them fall into a batch for each size that is among them. What they take is taken to be the sum of
-those, one after another: no less than what the router achieves when many wait, when it fills a batch with one size.
+The requests of a service may have several sizes. The router keeps different sizes in separate batches, so ``b``
+requests form a batch for each size among them. Their time is taken as the sum of these batches, one after another: an
+upper bound for the router, which under load fills each batch with a single size.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gpuprof.estimators.measured.figures import blend_figures
 
 
 class ServiceEstimator:
-    """Answers for services what an estimator says of the models that they run.
+    """Estimates services by an estimator of their models.
 
-    ``sources``: service → name of its model, with sizes or their distribution behind it
-    (`gpuprof.domain.sizes.mixed_name`); what is not named is a model itself.
+    ``sources``: service → name of its model, followed by sizes or their distribution
+    (`gpuprof.domain.sizes.mixed_name`); other names are models themselves.
     """
 
     def __init__(self, models: Estimator, sources: Mapping[str, str]) -> None:
@@ -40,7 +40,7 @@ class ServiceEstimator:
     ) -> Estimate:
         """Predict a service; see `gpuprof.domain.estimate.Estimator`.
 
-        Raises `InputError` for a model, batch or share of which nothing can be said.
+        Raises `InputError` for a model, batch or share without an estimate.
         """
         others = sorted(replace(one, model=_largest_part(self.source_of(one.model))) for one in beside)
         parts = name_parts(self.source_of(model))
@@ -64,14 +64,16 @@ class ServiceEstimator:
         return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return the work of a request of a service, on average over its sizes; None where one of them is not known."""
+        """Return the board work of a service's request, averaged over its sizes; None where that of
+        any size is unknown.
+        """
         each = [(board_work(self._models, name, device), part) for name, part in name_parts(self.source_of(model))]
         if any(work is None for work, _ in each):
             return None
         return blend_figures([(work, part) for work, part in each if work is not None])
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return a time alone as it is at least beside others; of several sizes it is slowed as each of them is."""
+        """Return the least time beside neighbours, given the time alone; a mix of sizes is slowed like each of them."""
         models = self._models
         return models.slow_beside_any(device, alone) if isinstance(models, SlowingEstimator) else alone
 
@@ -88,7 +90,7 @@ class ServiceEstimator:
         return tuple(share for share in known if all(share in other for other in others)) or known
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
-        """Return the table of the models that the services run; None where requests of one have several sizes.
+        """Return the table of the services' models; None where requests of a service have several sizes.
 
         Raises `InputError` as `estimate` does.
         """
@@ -102,18 +104,18 @@ class ServiceEstimator:
         return None if table is None else table.take(np.array(rows, dtype=np.int64))
 
     def source_of(self, name: str) -> str:
-        """Return the name of the model that a service runs, with its sizes."""
+        """Return the name of a service's model, with its sizes."""
         return self._sources.get(name, name)
 
 
 def _largest_part(name: str) -> str:
-    """Return of a distribution of sizes the one that most requests have: neighbours are taken to run beside that."""
+    """Return the most frequent size of a distribution, taken as the size of neighbours."""
     return max(name_parts(name), key=lambda part: part[1])[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _SizeTerm:
-    """What one size adds to a batch's worth of requests: how probable it is among them, and what its batch takes."""
+    """Contribution of a size to a batch's worth of requests: its probability of being present, and its batch's time."""
 
     present: float
     latency: Figure
@@ -122,10 +124,10 @@ class _SizeTerm:
 
 
 def _size_term(part: float, batch: int, at: Callable[[int], Estimate]) -> _SizeTerm:
-    """Return the term of the size that a ``part`` of ``batch`` requests has.
+    """Return the term of the size of a ``part`` of ``batch`` requests.
 
-    It is among them with probability ``1 - (1 - part)^batch``, and then ``batch part`` over that of them are, on
-    average; the time between two whole batches is taken to be on the line between theirs.
+    The size is present with probability ``1 - (1 - part)^batch``, then with ``batch part`` over that many requests on
+    average; times between two whole batches are interpolated linearly.
     """
     present = 1.0 - (1.0 - part) ** batch
     rows = min(float(batch), max(1.0, batch * part / present))
@@ -145,10 +147,10 @@ def _size_term(part: float, batch: int, at: Callable[[int], Estimate]) -> _SizeT
 def _mix_estimates(
     parts: Sequence[tuple[str, float]], at: Callable[[str, int], Estimate], workload: Workload
 ) -> Estimate:
-    """Return what a batch's worth of requests of several sizes takes, from what each size takes at a batch.
+    """Return the estimate of a batch's worth of requests of several sizes, from each size's estimates at a batch.
 
-    Numbers of different sizes are taken for independent, which makes the spread a little larger than it is; that of
-    single requests is exact. Memory is that of the largest size.
+    Numbers of different sizes are taken as independent, which slightly overstates the spread; for single requests the
+    spread is exact. Memory is that of the largest size.
     """
     terms = [_size_term(part, workload.batch, partial(at, name)) for name, part in parts]
     value = math.fsum(term.present * term.latency.value for term in terms)
@@ -176,13 +178,13 @@ def _mix_estimates(
 
 
 def name_services(estimator: Estimator, sources: Mapping[str, str]) -> Estimator:
-    """Return the estimator for services; itself where every service is called as its model."""
+    """Return the estimator for services; unchanged where every service has its model's name."""
     renamed = {service: model for service, model in sources.items() if service != model}
     return ServiceEstimator(estimator, renamed) if renamed else estimator
 
 
 def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRuns:
-    """Return what was tried of the models as what is known of the services that run them."""
+    """Return the measured and failed runs of the models as runs of their services."""
     services: dict[str, list[str]] = {}
     mixed: dict[str, list[str]] = {}
     for service, model in sources.items():
@@ -196,9 +198,9 @@ def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRu
     def list_all(model: str) -> list[str]:
         return [*services.get(model, ()), *mixed.get(model, ())] or [model]
 
-    # What ran together answers only for what failed beside others: of a thousand services it is a million pairs.
+    # Groups that ran matter only against groups that failed: a thousand services have a million pairs.
     together = tried.together if any(one.beside for one in tried.failed) else frozenset()
-    # A service of several sizes fails where one of them does; that one of them ran says nothing of the others.
+    # A service of several sizes fails where any size fails; a successful run of one size proves nothing for the others.
     return TriedRuns(
         tuple(run for one in tried.failed for run in one.rename(list_all)),
         frozenset(

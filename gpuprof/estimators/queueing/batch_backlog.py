@@ -1,10 +1,10 @@
-"""Backlog of a replica whose batches are always full: the one part of its queue that decides its tail.
+"""Backlog of a replica with full batches only: the part of its queue that decides the tail.
 
 The k-th group of B requests waits ``W_k = max(0, W_{k-1} + S_{k-1} / c - T_k)``: S a full batch's service time, c the
-processes, T the time between the last requests of two groups (Lindley's recursion). It is exact where batches are
-full and one process works; elsewhere it is what the real queue is tied to. Its law is found on a lattice, closed by
-its exponential tail (the root of the Cramér-Lundberg equation), for gamma service times and gaps that are gamma or
-whose law `gap_law` knows.
+processes, T the time between the last requests of two groups (Lindley's recursion). The recursion is exact for full
+batches and one process; elsewhere W serves as a control for the real queue. Its law is solved on a lattice, closed by
+its exponential tail (the root of the Cramér-Lundberg equation), for gamma service times and for gaps that are gamma or
+have a law in `gap_law`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gpuprof.estimators.queueing.gap_law import Renewal, sum_law
 
 Array = NDArray[Any]
 
-#: Cells of the lattice on which W is solved; the tail beyond it is geometric.
+#: Cells of the lattice for W; the tail beyond is geometric.
 _CELLS = 192
-#: Cells in the standard deviation of ``S / c - T``, or in a batch's time where that is shorter.
+#: Cells per standard deviation of ``S / c - T``, or per batch time where shorter.
 _CELLS_PER_SCALE = 10
-_BEYOND = 3  # lattices beyond the lattice whose flow back into it is followed
-_LONGEST_STEP = 20_000  # cells; a law wider than this is cut
+_BEYOND = 3  # lattice lengths beyond the lattice, whose flow back is included
+_LONGEST_STEP = 20_000  # cells; wider laws are cut
 _TAIL_MASS = 1e-7
 _MAX_TAIL_CELLS = 200_000
 _SMALL = 1e-8
@@ -42,7 +42,7 @@ class Backlog:
     mass: Array  #: Probability of each cell.
 
     def quantile(self, probability: Array) -> Array:
-        """Return the W that are exceeded with ``1 - probability``."""
+        """Return the quantiles of W."""
         edges = (np.arange(len(self.mass)) + 0.5) * self.step
         return np.asarray(np.interp(probability, np.cumsum(self.mass), edges, left=0.0))
 
@@ -53,8 +53,8 @@ def backlog_law(
     """Return the law of W; None where nothing varies and W is always 0.
 
     ``rate``, ``scv``: requests per unit of time and the squared coefficient of variation of their gaps; below capacity;
-    ``mean``, ``cv``: of a full batch's service time, divided by the processes; ``process``: where gaps are not gamma;
-    at the rate, too.
+    ``mean``, ``cv``: of a full batch's service time, divided by the processes; ``process``: gaps other than gamma,
+    scaled to ``rate``.
     """
     spread = math.sqrt((cv * mean) ** 2 + scv * batch / rate**2)
     if spread < 1e-6 * mean:
@@ -79,7 +79,7 @@ def backlog_law(
 
 
 def decay_rate(rate: float, scv: float, batch: int, mean: float, cv: float) -> float:
-    """Return the rate at which the law of W falls: the positive x with E[exp(x S / c)] E[exp(-x T)] = 1."""
+    """Return the decay rate of the law of W: the positive x with E[exp(x S / c)] E[exp(-x T)] = 1."""
 
     def arriving(x: float) -> float:
         return x * batch / rate if scv < _SMALL else batch / scv * math.log1p(x * scv / rate)
@@ -88,25 +88,27 @@ def decay_rate(rate: float, scv: float, batch: int, mean: float, cv: float) -> f
 
 
 def _decay_on_lattice(law: Array, step: float, mean: float, cv: float) -> float:
-    """Return the same where T has this law on multiples of ``step``."""
+    """Return the decay rate where T has this law on multiples of ``step``."""
     times = np.arange(len(law)) * step
     return _decay(lambda x: -math.log(float(law @ np.exp(-x * times))), mean, cv)
 
 
 def _decay(arriving: Callable[[float], float], mean: float, cv: float) -> float:
-    """Return the root, given ``-log E[exp(-x T)]``."""
+    """Return the decay rate, given ``-log E[exp(-x T)]``."""
 
     def excess(x: float) -> float:
         served = x * mean if cv**2 < _SMALL else -math.log1p(-x * mean * cv**2) / cv**2
         return served - arriving(x)
 
-    # The gamma's transform is finite up to there only.
+    # The gamma's transform is finite only up to this limit.
     limit = 1e6 / mean if cv**2 < _SMALL else (1.0 - 1e-12) / (mean * cv**2)
     return _root(excess, 1e-9 / mean, limit)
 
 
 def lattice_law(mean: float, scv: float, step: float) -> Array:
-    """Return a gamma law on multiples of ``step``, its mean kept: a constant is split over the two nearest."""
+    """Return a gamma law on multiples of ``step`` with its mean kept: a constant is split over the two
+    nearest cells.
+    """
     if scv < _SMALL:
         place = min(mean / step, float(_LONGEST_STEP))
         split = np.zeros(int(place) + 2)
@@ -133,7 +135,7 @@ def toeplitz(values: Array, rows: int, columns: int, offset: int) -> Array:
     """Return the matrix M[i, j] = values[i - j + offset], 0 outside, read-only."""
     before, after = max(0, columns - 1 - offset), max(0, rows + offset - len(values))
     padded = np.concatenate([np.zeros(before), values, np.zeros(after)])[::-1]
-    # Row i is a window of the reversed values that starts one earlier than that of row i - 1.
+    # Row i is a window of the reversed values, starting one place before that of row i - 1.
     start = len(padded) - 1 - offset - before
     windows = np.lib.stride_tricks.sliding_window_view(padded, columns)
     return windows[start - rows + 1 : start + 1][::-1]
@@ -147,7 +149,7 @@ def with_tail(matrix: Array, beyond: Array, ratio: float) -> Array:
 
 
 def _root(function: Callable[[float], float], start: float, limit: float) -> float:
-    """Return where an initially negative convex function passes 0, by doubling and halving; at most ``limit``."""
+    """Return the root of an initially negative convex function, by doubling and halving; at most ``limit``."""
     low = high = start
     while high < limit and function(high) < 0.0:
         low, high = high, min(2.0 * high, limit)

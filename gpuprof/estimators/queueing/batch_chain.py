@@ -1,16 +1,16 @@
 """One process that serves Poisson requests in batches: its stationary law, by an embedded Markov chain.
 
-The batching rule of `gpuprof.rules.batching` has a property that makes it tractable. Let R be the arrival of the last
-request of a full batch, or the dispatch of a batch that was not full. What arrives after R is independent of all
-before it, so ``y``, the time from R until the process is free again, is a Markov chain from batch to batch:
+The batching rule of `gpuprof.rules.batching` makes the chain tractable. Let R be the arrival of the last request of a
+full batch, or the dispatch of a batch that was not full. Arrivals after R are independent of the past, so ``y``, the
+time from R until the process is free again, is a Markov chain from batch to batch:
 
 - the next batch is full and dispatched when the process comes free, at ``y``: then ``y' = z + S``, with
   ``z = y - t`` and t the arrival of the batch's last request after R, an Erlang variable;
 - or the batch is dispatched by the process coming free or by the timer with n < B requests, or by its B-th
   arrival while the process idles: then ``y' = S`` of n requests, and z is 0.
 
-The chain is solved on a lattice for z > 0, closed by its exponential tail (the root of the Cramér-Lundberg
-equation), with the states z = 0 kept apart for each batch size and evaluated off the lattice.
+The chain is solved on a lattice for z > 0, closed by its exponential tail (the root of the Cramér-Lundberg equation),
+with the states z = 0 kept apart for each batch size and evaluated off the lattice.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from gpuprof.estimators.queueing.batch_backlog import decay_rate, lattice_law, t
 
 Array = NDArray[Any]
 
-#: Cells of the lattice in the time of a full batch, and so many such times that it spans; the tail is geometric.
+#: Cells of the lattice per full batch's time, and full batches' times per lattice; the tail is geometric.
 _CELLS_PER_SERVICE = 32
 _LATTICE_SERVICES = 4
 _TAIL_MASS = 1e-7
 _MAX_TAIL_CELLS = 40_000
 #: Number of terms of the Poisson law up to which summing is faster than the incomplete gamma function.
 _SUMMED = 8
-#: Where so many are expected, the probability of as few as `_SUMMED` is below what a float holds.
+#: Expected number above which the probability of `_SUMMED` or fewer is below a float's range.
 _NEVER_SO_FEW = 800.0
-#: Edges, in probability, of the intervals that a service time is divided into.
+#: Edges, in probability, of the intervals of a service time.
 _SERVICE_EDGES = (0.0, 0.02, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Service times of a batch of 1..B requests: mean, and the shape that all have in common."""
+    """Service times of a batch of 1..B requests: means, and their common shape."""
 
     means: Array  #: Shape (B,). In any unit of time.
     #: ``edges``, ``weights``, ``nodes``: Shape (Q + 1,), (Q,), (Q,). The distribution divided by its mean (a gamma of
@@ -52,15 +52,15 @@ class Service:
     weights: Array
     nodes: Array
     cv: float
-    #: Shape (2 B,). Means of the states without backlog: of batches that follow another at once, then of those that
-    #: find the process at rest, which may take longer.
+    #: Shape (2 B,). Means of the states without backlog: of batches that follow another at once, then of batches on an
+    #: idle process, which may take longer.
     fresh_means: Array
 
 
 def service_of(means: Array, cv: float, pause: float = 1.0) -> Service:
     """Return the service times with these means and this coefficient of variation.
 
-    ``pause`` is the time of a batch that finds the process at rest over that of one that follows another.
+    ``pause``: ratio of a batch's time on an idle process to its time directly after another batch.
     """
     fresh = np.concatenate([means, pause * means])
     if cv < 1e-3:
@@ -70,7 +70,7 @@ def service_of(means: Array, cv: float, pause: float = 1.0) -> Service:
     edges = np.append(gammaincinv(shape, probabilities) / shape, 0.0)
     edges[-1] = gammaincinv(shape, 1.0 - 1e-6) / shape
     weights = np.diff(np.append(probabilities, 1.0))
-    # The conditional mean of a gamma needs only the distribution of the gamma with one more degree of shape.
+    # The conditional mean of a gamma follows from the gamma distribution with its shape increased by 1.
     above = gammaincc(shape + 1.0, edges * shape)
     above[-1] = 0.0
     nodes = -np.diff(above) / weights
@@ -82,9 +82,9 @@ class StationaryLaw:
     """Law of ``y`` just after a batch has been dispatched."""
 
     #: Shape (2 B,). Probability of the states without backlog, by the batch's size, of batches that followed another
-    #: and of those that found the process at rest: there ``y`` is the service time.
+    #: and of batches on an idle process: there ``y`` is the service time.
     fresh: Array
-    #: ``lattice_y``, ``lattice_mass``: Shape (L,). The states with backlog.
+    #: ``lattice_y``, ``lattice_mass``: Shape (L,). States with backlog.
     lattice_y: Array
     lattice_mass: Array
 
@@ -126,7 +126,7 @@ def poisson_cdf(count: int, mean: Array) -> Array:
 
 
 def geometric_grid(start: float, stop: float, count: int) -> Array:
-    """Return ``count`` points from ``start`` to ``stop``, each the same factor above the one before.
+    """Return ``count`` points from ``start`` to ``stop`` with a constant ratio.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> A
     Returns
     -------
     ndarray of shape (2 B, K)
-        First of batches that the process takes when it comes free, then of those that find it at rest.
+        First the batches taken when the process comes free, then the batches on an idle process.
     """
     sizes = np.arange(1, batch)[:, None]
     idle = np.exp(-rate * np.maximum(y - max_wait, 0.0))  # the first request is younger than the timer at y
@@ -219,11 +219,11 @@ def _fresh_from_service(rate: float, max_wait: float, service: Service, live: Ar
 
 
 def _fixed_vector(matrix: Array) -> Array:
-    """Return the vector v with matrix @ v = v and sum 1, for a matrix whose columns sum to one."""
+    """Return the vector v with matrix @ v = v and sum 1, for a matrix with column sums of 1."""
     size = len(matrix)
     matrix = matrix / matrix.sum(axis=0)
     system = matrix - np.eye(size)
-    # The equations are one too many: the last makes way for the sum of the probabilities.
+    # One equation is redundant: the sum of the probabilities replaces the last.
     system[-1] = 1.0
     wanted = np.zeros(size)
     wanted[-1] = 1.0

@@ -1,7 +1,7 @@
 """Time in the system of the requests of one batching process, from the stationary law of its chain.
 
-For every batch size n, the expected number of requests of a batch of n that wait at most w, given the time ``y``
-until the process is free, has a closed form for Poisson arrivals. It is averaged over the stationary ``y``; then
+For every batch size n, the expected number of requests in a batch of n with a wait of at most w, given the time ``y``
+until the process is free, has a closed form for Poisson arrivals. The form is averaged over the stationary ``y``; then
 the service time of n is added.
 """
 
@@ -24,22 +24,22 @@ from gpuprof.estimators.queueing.batch_chain import (
 )
 
 _NEGLIGIBLE = 1e-9
-_SHORT = 700  # cells; convolving fewer takes longer by way of their spectra
+_SHORT = 700  # cells; below, Fourier transforms are slower
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingLaw:
-    """Waits of the requests, by the size of the batch that they leave in, twice.
+    """Waits of the requests, by the size of their batch, twice.
 
-    First come batches that follow another at once, then those that find the process at rest.
+    First come batches that follow another at once, then batches on an idle process.
     """
 
     waits: Array  #: Shape (K,). Increasing, from 0.
-    #: Shape (2 B, K). Probability that a request leaves in a batch of n and has waited at most ``waits``, without the
+    #: Shape (2 B, K). Probability that a request leaves in a batch of n after waiting at most ``waits``, without the
     #: two atoms.
     below: Array
-    #: ``at_once``, ``timer``: Shape (2 B,). Probability that it leaves in a batch of n having waited exactly 0, or
-    #: exactly ``max_wait``.
+    #: ``at_once``, ``timer``: Shape (2 B,). Probability that a request leaves in a batch of n after waiting exactly 0,
+    #: or exactly ``max_wait``.
     at_once: Array
     timer: Array
     batch_sizes: Array  #: Shape (2 B,). Probability that a batch has n requests.
@@ -72,7 +72,7 @@ def waiting_law(rate: float, max_wait: float, service: Service, law: StationaryL
     by_timer = np.concatenate([np.zeros(batch), timer, [0.0]])
     sizes_law = fresh.copy()
     sizes_law[batch - 1] = 1.0 - fresh.sum()  # the rest are full batches that leave or follow a backlog
-    # 1 but for what the lattice and the cut-off tails lose.
+    # 1 except for losses by the lattice and by the cut tails.
     total = below[:, -1].sum() + timer.sum() + fresh[-1]
     return WaitingLaw(waits, below / total, at_once / total, by_timer / total, sizes_law, max_wait)
 
@@ -92,7 +92,7 @@ def sojourn_cdf(waits: WaitingLaw, service: Service, times: Array) -> Array:
 
 def _service_cdf(times: Array, mean: float, cv: float) -> Array:
     if cv == 0.0:
-        # A time that is the mean up to rounding counts as answered.
+        # A time equal to the mean up to rounding counts as within.
         return np.asarray(times >= mean * (1.0 - 1e-12), dtype=np.float64)
     shape = 1.0 / cv**2
     return np.asarray(gammainc(shape, shape * np.maximum(times, 0.0) / mean), dtype=np.float64)
@@ -104,7 +104,7 @@ def _points(rate: float, service: Service, law: StationaryLaw) -> tuple[Array, A
     fresh_y = (service.fresh_means[:, None] * service.nodes).ravel()
     fresh_mass = (law.fresh[:, None] * service.weights).ravel()
     kept = fresh_mass > _NEGLIGIBLE
-    # Of a Poisson number with this mean, fewer than B come with a probability below 1e-9, for every B up to 512.
+    # A Poisson number with this mean is below B with a probability below 1e-9, for every B up to 512.
     end = int(np.searchsorted(law.lattice_y * rate, batch + 6.0 * batch**0.5 + 14.0))
     return (
         np.concatenate([fresh_y[kept], law.lattice_y[:end]]),
@@ -113,7 +113,7 @@ def _points(rate: float, service: Service, law: StationaryLaw) -> tuple[Array, A
 
 
 def _wait_grid(max_wait: float, service: Service, law: StationaryLaw) -> Array:
-    """Return waits to tabulate at: every kink, fine where the shortest service is, coarse in the tail."""
+    """Return a grid of waits: every kink, fine at the shortest service, coarse in the tail."""
     means = service.fresh_means
     step = 2.0 * law.lattice_y[0]
     last = max(float(law.lattice_y[-1]) + 0.5 * step, float(means.max() * service.edges[-1])) + step
@@ -129,7 +129,7 @@ def _wait_grid(max_wait: float, service: Service, law: StationaryLaw) -> Array:
 
 
 def _by_process(rate: float, max_wait: float, sizes: Array, y: Array, mass: Array, waits: Array) -> Array:
-    """Batches of n < B that the process takes when it comes free: arrivals in (0, y), one older than the timer."""
+    """Return the waits in batches of n < B at the process's release: arrivals in (0, y), the oldest past the timer."""
     late = y > max_wait
     y, mass = y[late], mass[late]
     if not len(y) or not len(sizes):
@@ -144,7 +144,9 @@ def _by_process(rate: float, max_wait: float, sizes: Array, y: Array, mass: Arra
 def _filled_while_idle(
     rate: float, max_wait: float, batch: int, y: Array, mass: Array, waits: Array, probability: float
 ) -> Array:
-    """Full batches dispatched by their own last request: the waits of the others, at most ``max_wait``."""
+    """Return the waits in full batches dispatched by their last request, for the other requests, at
+    most ``max_wait``.
+    """
     if batch < 2 or probability < _NEGLIGIBLE:
         return np.zeros(len(waits))
     order = np.argsort(y)
@@ -168,14 +170,14 @@ def _late_density(rate: float, max_wait: float, batch: int, start: Array) -> Arr
 
 
 def _full_on_release(rate: float, service: Service, law: StationaryLaw, waits: Array) -> Array:
-    """Full batches that the process takes when it comes free: the waits of their B requests."""
+    """Return the waits in full batches taken when the process comes free, for their B requests."""
     batch = len(service.means)
     step = 2.0 * law.lattice_y[0]
     mass = _with_fresh(service, law, step)
     centres = (np.arange(len(mass)) + 0.5) * step
     taken = _mean_taken(rate * centres, batch)
-    # Requests that arrived more than w before the release are those among the first B of (0, y - w). From its middle
-    # on the convolution is the sum over y of mass(y) taken(y - k step), for k from 0 on.
+    # Requests that arrived more than w before the release are those among the first B of (0, y - w). From its middle on
+    # the convolution is the sum over y of mass(y) taken(y - k step), for k from 0 on.
     older = (np.convolve if len(mass) < _SHORT else convolve)(mass, taken[::-1])[len(mass) - 1 :]
     within = float(mass @ taken) - np.append(older, 0.0)
     partial = mass * poisson_cdf(batch - 2, rate * centres) * rate

@@ -1,4 +1,4 @@
-"""How many threads the libraries of linear algebra may use."""
+"""Controls the number of threads of linear algebra libraries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @cache
 def blas_threads() -> Any:
-    """Return what limits the threads of the libraries that are loaded by now."""
+    """Return a controller of the threads of all loaded libraries."""
     from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
     return ThreadpoolController()

@@ -1,10 +1,10 @@
-"""Work that requests find where calm and bursts alternate and one server does one request after another.
+"""Work found by requests when calm and bursts alternate and one server processes one request after another.
 
-Exactly it is the workload of the MMPP/G/1 queue, known by its Laplace transform (V. Ramaswami, "The N/G/1 queue and its
-detailed analysis", 1980; W. Fischer and K. Meier-Hellstern, "The Markov-modulated Poisson process cookbook", 1992),
-which is inverted numerically (J. Abate and W. Whitt, "Numerical inversion of Laplace transforms of probability
-distributions", 1995). Where requests are many and small it is a Brownian motion whose drift and variance change with
-the phase, reflected at 0, whose law is a sum of two exponentials (S. Asmussen, "Stationary distributions for fluid flow
+The exact law is the workload of the MMPP/G/1 queue, known by its Laplace transform (V. Ramaswami, "The N/G/1 queue and
+its detailed analysis", 1980; W. Fischer and K. Meier-Hellstern, "The Markov-modulated Poisson process cookbook", 1992)
+and inverted numerically (J. Abate and W. Whitt, "Numerical inversion of Laplace transforms of probability
+distributions", 1995). For many small requests it tends to a Brownian motion whose drift and variance change with the
+phase, reflected at 0, whose law is a sum of two exponentials (S. Asmussen, "Stationary distributions for fluid flow
 models with or without Brownian noise", 1995).
 """
 
@@ -19,28 +19,28 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-#: Of the bracket around the transform's root: more than the 53 bits of a double.
+#: Halvings of the bracket around the transform's root: more than the 53 bits of a double.
 _HALVINGS = 80
-#: Below it a service time counts as constant: the gamma's transform, a power of 1 / scv, loses its digits there.
+#: Squared variation below which a service time counts as constant: the gamma's transform, a power of 1 / scv, loses its
+#: digits there.
 _SMALL = 1e-8
-#: A of Abate and Whitt's algorithm Euler, which errs by exp(-A) = 1e-8, and its plain and its averaged terms as there.
+#: A of Abate and Whitt's algorithm Euler, with an error of exp(-A) = 1e-8, and its numbers of plain and averaged terms.
 _DAMPING = 18.4
 _TERMS, _AVERAGED = 15, 11
 
 
 @dataclass(frozen=True, slots=True)
 class BurstBacklog:
-    """Law of the work, in time, that requests find in the calm (phase 0) and in a burst (phase 1)."""
+    """Law of the work, in time, found by requests in the calm (phase 0) and in a burst (phase 1)."""
 
-    #: ``stays``, ``rates``: Mean time in each phase and requests a unit of time; less than the server can do on
-    #: average.
+    #: ``stays``, ``rates``: Mean time in each phase and requests per unit of time; below capacity on average.
     stays: tuple[float, float]
     rates: tuple[float, float]
     #: ``service``, ``service_scv``: Mean time of a request and its squared coefficient of variation (gamma).
     service: float
     service_scv: float
-    parts: Array = field(init=False)  #: Shape (2,). Of the requests that come in each phase.
-    decays: Array = field(init=False)  #: Shape (2,). Rates at which the Brownian motion's law falls.
+    parts: Array = field(init=False)  #: Shape (2,). Part of the requests in each phase.
+    decays: Array = field(init=False)  #: Shape (2,). Decay rates of the Brownian motion's law.
     _weights: Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class BurstBacklog:
             d0 * d1 - a0 * leave_burst - a1 * leave_calm,
             -(d0 * leave_burst + d1 * leave_calm),
         )
-        decays = np.sort(np.roots(cubic).real)[1:]  # one is negative, since less comes than can be done
+        decays = np.sort(np.roots(cubic).real)[1:]  # one is negative, since the load is below capacity
         shapes = np.array([np.full(2, leave_burst), leave_calm - (a0 * decays + d0) * decays])
         phases = self._phases()
         parts = phases * self.rates
@@ -62,19 +62,20 @@ class BurstBacklog:
         object.__setattr__(self, "_weights", shapes * np.linalg.solve(shapes, phases) / phases[:, None])
 
     def beyond(self, backlog: Array) -> Array:
-        """Return the probabilities of more in each phase by the Brownian motion, of shape (2, backlogs)."""
+        """Return the probabilities of a larger backlog in each phase by the Brownian motion, of shape (2, backlogs)."""
         return np.asarray(np.clip(self._weights @ np.exp(-np.outer(self.decays, backlog)), 0.0, 1.0))
 
     def beyond_exactly(self, backlog: Array) -> Array:
-        """Return the same by the transform, good to some 1e-7; each backlog above 0."""
+        """Return the probabilities of a larger backlog by the transform, with errors of some 1e-7;
+        each backlog above 0.
+        """
         points = (0.5 * _DAMPING + 1j * math.pi * np.arange(_TERMS + _AVERAGED + 1)) / backlog[:, None]
         terms = self._tail_transform(points).real * (-1.0) ** np.arange(points.shape[1])
         terms[:, :, 0] *= 0.5
         sums = np.cumsum(terms, axis=2)[:, :, _TERMS:]
         weights = np.array([math.comb(_AVERAGED, k) for k in range(_AVERAGED + 1)]) / 2.0**_AVERAGED
         beyond = math.exp(0.5 * _DAMPING) / backlog * (sums @ weights) / self._phases()[:, None]
-        # Where hardly anything is beyond, the error of the inversion exceeds it, and the result would rise or be
-        # negative.
+        # In the far tail the error of the inversion exceeds the probability, and the result could rise or be negative.
         return np.asarray(np.minimum.accumulate(np.clip(beyond, 0.0, 1.0), axis=1))
 
     def _phases(self) -> Array:
@@ -82,7 +83,7 @@ class BurstBacklog:
         return np.array(self.stays) / sum(self.stays)
 
     def _tail_transform(self, points: Array) -> Array:
-        """Return the transforms of the probabilities of more and of each phase, of shape (2, *points)."""
+        """Return the joint transforms of exceeding a backlog and being in each phase, of shape (2, *points)."""
         calm, burst = self._diagonal(points)
         leave_calm, leave_burst = (1.0 / stay for stay in self.stays)
         idle = self._idle()
@@ -106,9 +107,9 @@ class BurstBacklog:
         return calm, burst
 
     def _idle(self) -> tuple[float, float]:
-        """Return how often there is nothing to do, in the calm and in a burst.
+        """Return the probabilities of an empty system, in the calm and in a burst.
 
-        They are in the proportion that keeps the transform finite where the determinant is 0, at its one positive root.
+        Their ratio keeps the transform finite where the determinant is 0, at its one positive root.
         """
         leave_calm, leave_burst = (1.0 / stay for stay in self.stays)
 

@@ -1,4 +1,4 @@
-"""The default queueing model, imported at its first question: plans for part of the SLO ask none."""
+"""The default queueing model, imported on first use: plans for part of the SLO never use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DeferredQueue:
         return _import_queue().pool(arrivals, servers, coarse=coarse)
 
     def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
-        """Return about which part of the requests is late; see `QuickQueueModel.late_parts`."""
+        """Return the approximate parts of late requests; see `QuickQueueModel.late_parts`."""
         return _import_queue().late_parts(rate_rps, server, limits_ms)
 
 

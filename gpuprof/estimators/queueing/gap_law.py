@@ -14,17 +14,17 @@ from gpuprof.domain.arrival_process import HyperexponentialArrivals, LognormalAr
 
 Array = NDArray[Any]
 
-#: Arrivals whose gaps are independent: the backlog that they build up follows Lindley's recursion.
+#: Arrivals with independent gaps: their backlog follows Lindley's recursion.
 Renewal = LognormalArrivals | HyperexponentialArrivals
 
-_FINER = 8  # cells of a single gap in one of the sum
-_LONGEST = 1_200  # cells of the sum: what comes later finds no backlog, how much later does not matter
+_FINER = 8  # cells of a single gap per cell of the sum
+_LONGEST = 1_200  # cells of the sum: later arrivals find no backlog, however late
 
 
 def sum_law(process: Renewal, count: int, step: float) -> Array:
-    """Return the law of ``count`` gaps in a row on multiples of ``step``, what is longer than the lattice at its end.
+    """Return the law of the sum of ``count`` gaps on multiples of ``step``, longer times at the lattice's end.
 
-    ``process``: with its rate in requests a unit of time, not a second.
+    ``process``: with its rate in requests per unit of time, not per second.
 
     Returns
     -------
@@ -34,7 +34,7 @@ def sum_law(process: Renewal, count: int, step: float) -> Array:
     fine = step / _FINER
     total = _split(process, fine)
     law = np.ones(1)
-    while count:  # its power, by squaring
+    while count:  # power of the law, by squaring
         if count % 2:
             law = _add(law, total)
         count //= 2
@@ -48,15 +48,15 @@ def sum_law(process: Renewal, count: int, step: float) -> Array:
 
 
 def _split(process: Renewal, step: float) -> Array:
-    """Return one gap's law, each time split over the two multiples beside it so that means are kept."""
+    """Return the law of a gap, each time split over its two neighbouring multiples with the mean kept."""
     shortfall = _shortfall(process, np.arange(_LONGEST * _FINER + 2) * step) / step
     mass = np.maximum(np.diff(shortfall, 2, prepend=0.0), 0.0)
-    mass[-1] = max(0.0, 1.0 - mass[:-1].sum())  # what is longer
+    mass[-1] = max(0.0, 1.0 - mass[:-1].sum())  # longer gaps
     return np.asarray(mass)
 
 
 def _shortfall(process: Renewal, times: Array) -> Array:
-    """Return by how much a gap falls short of these times on average, E[max(0, t - gap)]."""
+    """Return the mean shortfall of a gap against these times, E[max(0, t - gap)]."""
     mean = 1.0 / process.rate_rps
     if isinstance(process, LognormalArrivals):
         variance = math.log1p(process.scv)
@@ -69,7 +69,7 @@ def _shortfall(process: Renewal, times: Array) -> Array:
 
 
 def _add(first: Array, second: Array) -> Array:
-    """Return the law of the sum of two independent times, what is beyond the lattice at its end."""
+    """Return the law of the sum of two independent times, with the mass beyond the lattice at its end."""
     count, most = len(first) + len(second) - 1, _LONGEST * _FINER + 1
     size = next_fast_len(count, real=True)
     law = np.maximum(irfft(rfft(first, size) * rfft(second, size), size)[:count], 0.0)

@@ -1,10 +1,10 @@
-"""Which part of a replica's requests is late, in machine code: for batches of a size that always take the same time.
+"""Part of late requests of a replica, in machine code, for batches of constant time by size.
 
-One process takes all that wait, up to a full batch, as soon as it is free. How many wait then is a Markov chain by
-itself: those left over, and a Poisson number that come during a batch. From its stationary law follows who stands
-before a request that comes in while a batch runs, and how many come after it until its own batch begins, which takes
-the longer the larger it gets. A moment of each batch stands for those around it. This says of one limit in tens of
-microseconds what `gpuprof.estimators.queueing.batch_chain` says of all times in milliseconds.
+The process takes all waiting requests, up to a full batch, as soon as it is free. The number waiting then is a Markov
+chain by itself: the requests left over, plus a Poisson number of arrivals during a batch. Its stationary law gives the
+requests ahead of an arrival during a batch, and the arrivals behind it until its own batch begins, which takes longer
+with its size. Single moments of each batch represent the time around them. The kernel answers for one limit in tens of
+microseconds; `gpuprof.estimators.queueing.batch_chain` answers for all times in milliseconds.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import numpy as np
 from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.machine.machine_code import compile_function
 
-#: Moments of a batch at which requests come in.
+#: Moments of a batch at which arrivals are evaluated.
 _MOMENTS = 24
-#: Of probabilities that are left out.
+#: Probabilities below this are left out.
 _NOTHING = 1e-9
 _LOG_NOTHING = -math.log(_NOTHING)
-#: Probability of a move between states below which there is none.
+#: Probability of a transition between states treated as zero.
 _NO_MOVE = 1e-14
-#: Beyond it there are more states than are kept.
+#: Maximum load: beyond it the number of states exceeds the limit.
 _MOST_LOAD = 0.999
-#: Of Newton's method.
+#: Steps of Newton's method.
 _ROOT_STEPS = 8
-#: Late requests that are distinct states, times the unused fraction of the capacity.
+#: Number of late requests kept as distinct states, times the unused fraction of the capacity.
 _LATE_LONG = 3.0
-#: Most waiting requests beyond a full batch that are distinct states.
+#: Maximum number of waiting requests beyond a full batch kept as distinct states.
 _MOST_LEFT = 400
 
 
 def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> bool:
-    """Fill in the parts of Poisson requests that take longer than the limits; False where larger batches are quicker.
+    """Fill in the parts of Poisson requests later than the limits; False where larger batches are quicker.
 
     ``rate``: requests per unit of time, below capacity; ``times``: of batches of 1, 2, … B requests; ``limits``:
     rising.
@@ -49,7 +49,7 @@ def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> b
     before, ahead, in_time, within = np.empty(states), np.empty(states), np.empty(batch), np.empty(batch + 1)
     for size in range(1, batch + 1):
         lasts = times[size - 1]
-        left = states - batch if size == batch else 1  # numbers left over are distinct states for full batches
+        left = states - batch if size == batch else 1  # numbers left over are distinct states only for full batches
         mass = 0.0
         for number in range(left):
             mass += _weight(waiting, size, number)
@@ -64,7 +64,7 @@ def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> b
                 rest = limits[one] - begins
                 most = _count_in_time(times, batch, rest)
                 if most < batch:
-                    # Who stands before a request and who comes behind it in time are together who come in a batch.
+                    # Requests ahead of a request and those behind it in time form its batch together.
                     found = mass - within[most]
                 elif mass - within[batch] < _NOTHING:
                     continue
@@ -82,7 +82,7 @@ def _fill_late_parts(rate: float, times: Array, limits: Array, late: Array) -> b
 
 
 def _largest_used(rate: float, times: Array) -> int:
-    """Return the largest batch that comes about, but for next to never."""
+    """Return the largest batch that occurs with more than negligible probability."""
     for size in range(1, len(times)):
         mean = rate * times[size - 1]
         if size > mean + 6.0 * math.sqrt(mean) + 4.0:
@@ -91,19 +91,21 @@ def _largest_used(rate: float, times: Array) -> int:
 
 
 def _count_states(rate: float, full: float, batch: int, limit: float) -> int:
-    """Return how many numbers of waiting requests are distinct states: beyond them a request is late, or none is."""
+    """Return the number of distinct states: with more waiting requests all are late, or the
+    probability is negligible.
+    """
     load = min(rate * full / batch, _MOST_LOAD)
-    # Near capacity those who are late long since still keep others waiting.
+    # Near capacity, requests long overdue still delay others.
     late = batch * (int(limit / full) + 3) + int(_LATE_LONG / (1.0 - load))
     usual = batch + int(_LOG_NOTHING / math.log(_decay_of_left(load))) + 1
     return min(late, usual, batch + _MOST_LEFT) + 2
 
 
 def _decay_of_left(load: float) -> float:
-    """Return a factor by whose powers the probabilities of 1, 2, … requests left by a full batch fall at least.
+    """Return a lower bound of the decay factor of the probabilities of 1, 2, … requests left by a full batch.
 
-    It is the root above 1 of ``ln z = load (z - 1)``, from above by Newton's method: Lundberg's inequality for the walk
-    by what comes during a full batch less what it takes, and smaller batches take no longer.
+    The bound is the root above 1 of ``ln z = load (z - 1)``, from above by Newton's method: Lundberg's inequality for
+    the random walk of arrivals during a full batch minus the batch; smaller batches take no longer.
     """
     root = 1.0 / (load * load)
     for _ in range(_ROOT_STEPS):
@@ -112,7 +114,7 @@ def _decay_of_left(load: float) -> float:
 
 
 def _fill_poisson(mean: float, law: Array) -> int:
-    """Fill in the probabilities of 0, 1, … requests; return after how many there is next to nothing."""
+    """Fill in the probabilities of 0, 1, … requests; return the number of non-negligible ones."""
     term = math.exp(-mean)
     law[0] = term
     for number in range(1, len(law)):
@@ -124,7 +126,7 @@ def _fill_poisson(mean: float, law: Array) -> int:
 
 
 def _stationary(rate: float, times: Array, batch: int, states: int) -> Array:
-    """Return the law of how many wait as the process comes free, by elimination of states from the last on."""
+    """Return the law of the number waiting when the process comes free, by elimination of states from the last on."""
     moves, law = np.zeros((states, states)), np.empty(states)
     for waiting in range(states):
         size = min(max(waiting, 1), batch)
@@ -143,7 +145,7 @@ def _stationary(rate: float, times: Array, batch: int, states: int) -> Array:
             if moves[state, last] > _NO_MOVE:
                 part = moves[state, last] = moves[state, last] / leaving
                 row = moves[state, lowest:last]
-                for number in range(len(leaves)):  # from 0, so that it becomes vector instructions
+                for number in range(len(leaves)):  # starts at 0, so that the compiler vectorises the loop
                     row[number] += part * leaves[number]
             else:
                 moves[state, last] = 0.0
@@ -157,12 +159,14 @@ def _stationary(rate: float, times: Array, batch: int, states: int) -> Array:
 
 
 def _weight(waiting: Array, size: int, number: int) -> float:
-    """Return the probability that a batch of ``size`` leaves ``number`` behind, one alone at once or after none."""
+    """Return the probability that a batch of ``size`` leaves ``number`` behind; a lone request also
+    follows an idle state.
+    """
     return float(waiting[size + number]) + (float(waiting[0]) if size == 1 and number == 0 else 0.0)
 
 
 def _fill_within(mean: float, waiting: Array, size: int, left: int, law: Array, within: Array) -> None:
-    """Fill in the probabilities of fewer than 0, 1, … of those left by a batch and of those who come during it.
+    """Fill in the probabilities of fewer than 0, 1, … requests left by a batch and arriving during it, together.
 
     ``law`` is working memory.
     """
@@ -177,7 +181,7 @@ def _fill_within(mean: float, waiting: Array, size: int, left: int, law: Array, 
 
 
 def _fill_ahead(mean: float, waiting: Array, size: int, left: int, law: Array, ahead: Array) -> None:
-    """Fill in the probabilities that 0, 1, … stand before a request; ``mean`` came before it during the batch."""
+    """Fill in the probabilities of 0, 1, … requests ahead of a request; ``mean``: earlier arrivals during the batch."""
     known = _fill_poisson(mean, law)
     ahead[:] = 0.0
     for number in range(left):
@@ -187,7 +191,7 @@ def _fill_ahead(mean: float, waiting: Array, size: int, left: int, law: Array, a
 
 
 def _count_in_time(times: Array, batch: int, rest: float) -> int:
-    """Return the largest batch up to ``batch`` that takes no longer than ``rest``."""
+    """Return the largest batch up to ``batch`` within the time ``rest``."""
     low, high = 0, batch
     while low < high:
         middle = (low + high) // 2
@@ -199,16 +203,16 @@ def _count_in_time(times: Array, batch: int, rest: float) -> int:
 
 
 def _late_behind(rate: float, times: Array, begins: float, rest: float, ahead: Array, in_time: Array) -> float:
-    """Return the probability that a request is late, by who stands before it, at least a full batch.
+    """Return the probability that a request with at least a full batch ahead is late.
 
     Parameters
     ----------
     rate : float
     times : (b,) float64
     begins, rest : float
-        Time until the batch that follows is done, and what is left of the limit then.
+        Time until the following batch is done, and the limit's remainder then.
     ahead : (states,) float64
-        Probability that so many stand before it.
+        Probability of each number of requests ahead.
     in_time : (b,) float64
         Working memory.
     """
@@ -219,7 +223,7 @@ def _late_behind(rate: float, times: Array, begins: float, rest: float, ahead: A
         if most == 0:
             break
         if most < batch:
-            # Of so many that come behind it at most, where there is room for so many.
+            # Probabilities of at most 0, 1, … arrivals behind the request.
             term = math.exp(-rate * begins)
             total = in_time[0] = term
             for number in range(1, most):

@@ -1,7 +1,7 @@
 """The replicas of one model behind one router, request by request, compiled by numba.
 
-Which replica takes a request and how large a batch is are decided by the functions that the server itself calls,
-`gpuprof.rules.routing` and `gpuprof.rules.batching`, compiled.
+The server's own functions, `gpuprof.rules.routing` and `gpuprof.rules.batching`, compiled, decide the replica of a
+request and the size of a batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuprof.rules import batching, routing
 
 Array = NDArray[Any]
 
-#: Standard normal scores at which the quantiles of a law are tabulated, and how many entries there are in one.
+#: Range of the standard normal scores at which the quantiles of a law are tabulated, and number of entries per score.
 SCORE_REACH = 5.5
 ENTRIES_PER_SCORE = 40
 ENTRIES = int(2 * SCORE_REACH * ENTRIES_PER_SCORE) + 1
@@ -25,7 +25,7 @@ _NEVER = np.inf
 
 
 class Replicas(NamedTuple):
-    """What does not change: K replicas of batches up to B, P processes in all, Q laws of service times."""
+    """Constants of the pool: K replicas of batches up to B, P processes in all, Q laws of service times."""
 
     means: Array  #: Shape (K, B). Mean time of a batch of 1, 2, … requests.
     #: ``batch``, ``max_wait``, ``kind``: Shape (K,). ``kind``: replicas of the same kind are reported together.
@@ -34,59 +34,59 @@ class Replicas(NamedTuple):
     kind: Array
     first: Array  #: Shape (K + 1,). First process of each replica.
     owner: Array  #: Shape (P,).
-    #: ``running``, ``rested``: Shape (K,). Rows of ``laws``: of a batch that follows another at once, and of one that
-    #: finds its process at rest.
+    #: ``running``, ``rested``: Shape (K,). Rows of ``laws``: for a batch directly after another, and for a batch on an
+    #: idle process.
     running: Array
     rested: Array
     laws: Array  #: Shape (Q, ENTRIES). Quantiles of a service time over its mean, by standard normal score.
 
 
 class PoolState(NamedTuple):
-    """What changes; times are absolute, and infinite where nothing is awaited."""
+    """Mutable state; times are absolute, and infinite without a pending event."""
 
-    #: ``waiting``, ``head``, ``tail``, ``free``: Shape (K,). Requests in the queue, the first and the last of them, and
-    #: idle processes.
+    #: ``waiting``, ``head``, ``tail``, ``free``: Shape (K,). Number of queued requests, the first and the last of them,
+    #: and idle processes.
     waiting: Array
     head: Array
     tail: Array
     free: Array
-    #: ``timer``, ``finish``, ``delay``: Shape (K,). When the oldest request has waited long enough; and a request that
-    #: joins now is expected to be answered at the later of ``finish`` and now + ``delay``.
+    #: ``timer``, ``finish``, ``delay``: Shape (K,). End of the oldest request's batching delay; the expected answer of
+    #: a request that joins now is at the later of ``finish`` and now + ``delay``.
     timer: Array
     finish: Array
     delay: Array
-    #: ``done``, ``expected``, ``freed``: Shape (P,). When the batch of a process ends and when it was expected to; when
-    #: the process came to rest.
+    #: ``done``, ``expected``, ``freed``: Shape (P,). Actual and expected end of a process's batch; start of its idle
+    #: time.
     done: Array
     expected: Array
     freed: Array
-    next: Array  #: Shape (N,). The request behind each in its queue.
-    used: Array  #: Shape (groups,). Whether the service time drawn for a group of requests was taken.
-    counts: Array  #: Shape (2,). Service times drawn beside those, and the router's turn.
-    #: ``busy``, ``batches``: Shape (K,). Time that batches took and how many there were.
+    next: Array  #: Shape (N,). Successor of each request in its queue.
+    used: Array  #: Shape (groups,). Whether the service time drawn for a group of requests was used.
+    counts: Array  #: Shape (2,). Number of further service times drawn, and the router's rotation counter.
+    #: ``busy``, ``batches``: Shape (K,). Total time and number of batches.
     busy: Array
     batches: Array
-    spare: Array  #: Shape (P,). Room to work in: compiled code makes no arrays.
-    #: ``recent``, ``counted``: Shape (K,). Arrivals as `gpuprof.rules.routing.decay_count` leaves them, and when the
-    #: last of them came.
+    spare: Array  #: Shape (P,). Working memory: compiled code allocates no arrays.
+    #: ``recent``, ``counted``: Shape (K,). Arrivals as `gpuprof.rules.routing.decay_count` leaves them, and the time of
+    #: the last.
     recent: Array
     counted: Array
-    joining: Array  #: Shape (K,). Requests that the next batch is expected to hold.
-    tried: Array  #: Shape (K,). Processes that ever had a batch: the first ones, since the first idle one takes it.
+    joining: Array  #: Shape (K,). Expected number of requests in the next batch.
+    tried: Array  #: Shape (K,). Processes ever used: the first ones, since the first idle process takes a batch.
 
 
 class Draws(NamedTuple):
     """Random numbers."""
 
-    #: ``groups``, ``others``: Standard normal scores for each group of requests, and for batches beyond one in a group.
+    #: ``groups``, ``others``: Standard normal scores for each group of requests, and for further batches of a group.
     groups: Array
     others: Array
-    even: Array  #: Evenly spread ones for the times that are reported.
-    group: int  #: How many requests are a group.
+    even: Array  #: Evenly spread scores for the reported times.
+    group: int  #: Number of requests per group.
 
 
 def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:
-    """Return idle replicas with space for this many requests."""
+    """Return idle replicas with space for ``requests`` requests."""
     count, processes = len(replicas.batch), len(replicas.owner)
     return PoolState(
         waiting=np.zeros(count, np.int64),
@@ -136,7 +136,7 @@ def value_at(law: Array, score: float) -> Any:
 def label_groups(
     group: int, mean: float, law: Array, scores: Array, arrived: Array, step: float, labels: Array, strata: Array
 ) -> None:
-    """Fill ``strata`` with the stratum of the backlog that each group of requests finds (`batch_backlog`)."""
+    """Fill ``strata`` with the stratum of the backlog found by each group of requests (`batch_backlog`)."""
     backlog = last = 0.0
     for number in range(len(strata)):
         now = arrived[(number + 1) * group - 1]
@@ -148,7 +148,7 @@ def label_groups(
 
 @_jit
 def find_backlogs(group: int, mean: float, law: Array, scores: Array, arrived: Array, backlogs: Array) -> None:
-    """Fill ``backlogs`` with what each request finds, in time: each brings a part of its group's service."""
+    """Fill ``backlogs`` with the backlog found by each request, in time: each adds a part of its group's service."""
     backlog = last = service = 0.0
     mask = len(scores) - 1
     for i in range(len(arrived)):
@@ -163,9 +163,9 @@ def find_backlogs(group: int, mean: float, law: Array, scores: Array, arrived: A
 
 @_jit
 def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, now: float) -> None:
-    """Note when a request that joins a replica is expected to be answered, as the router's rule has it."""
+    """Record the expected answer of a request that joins a replica, by the router's rule."""
     if len(state.finish) == 1:
-        return  # there is nothing to choose from
+        return  # a single replica leaves no choice
     begin, end = replicas.first[replica], replicas.first[replica + 1]
     busy = state.spare[: end - begin]
     latency = replicas.means[replica, : replicas.batch[replica]]
@@ -178,13 +178,13 @@ def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, no
     state.finish[replica] = now + _finish_ms(waiting, waited, busy, rows, latency, limit)
     for i in range(end - begin):
         busy[i] = 0.0
-    # What it falls to, relative to now, once batches last longer than expected and the oldest has waited.
+    # Limit of the expected time, relative to now, once batches are overdue and the oldest request has waited.
     state.delay[replica] = _finish_ms(waiting, limit, busy, rows, latency, limit)
 
 
 @_jit
 def _choose(state: PoolState, now: float) -> int:
-    """Return the replica that is expected to answer first; of equal ones each in turn."""
+    """Return the replica with the earliest expected answer; ties in rotation."""
     count = len(state.finish)
     if count == 1:
         return 0
@@ -223,7 +223,7 @@ def _start(
     state.tried[replica] = max(state.tried[replica], process + 1 - replicas.first[replica])
     request = state.head[replica]
     group = request // draws.group
-    if state.used[group]:  # the group's own number is used: each is drawn once at most
+    if state.used[group]:  # each group's number is drawn once at most
         score = draws.others[state.counts[0] % len(draws.others)]
         state.counts[0] += 1
     else:
@@ -237,8 +237,8 @@ def _start(
     recent = _decay_count(state.recent[replica], now - state.counted[replica], latency[batch - 1])
     state.joining[replica] = _forecast_joining(recent, mean, latency, processes, 0.0, np.inf)
     for _ in range(size):
-        # The service is independent of the wait: for what is reported each request has one of its own, evenly spread
-        # over the law, where its batch's would leave the tail to few.
+        # Service and wait are independent: for the reported times each request has a service time of its own, evenly
+        # spread over the law, since batches alone would sample the tail too rarely.
         spent[request] = now - arrived[request] + mean * value_at(law, draws.even[request & (len(draws.even) - 1)])
         request = state.next[request]
     state.head[replica] = request
@@ -269,7 +269,7 @@ def _dispatch(
 
 @_jit
 def _soonest(replicas: Replicas, state: PoolState) -> tuple[int, float]:
-    """Return the process that is done first, or minus one and the replica whose timer ends first; and when."""
+    """Return the process that ends first, or -1 - j for the replica j whose timer ends first, with the time."""
     event, when = 0, _NEVER
     for j in range(len(state.tried)):
         for p in range(replicas.first[j], replicas.first[j] + state.tried[j]):
@@ -283,10 +283,10 @@ def _soonest(replicas: Replicas, state: PoolState) -> tuple[int, float]:
 
 @_jit
 def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
-    """Serve the arrivals; fill ``spent`` with the requests' times and ``kinds`` with the kind that answered each."""
+    """Serve the arrivals; fill ``spent`` with the requests' times and ``kinds`` with the kind of each one's replica."""
     event, when = 0, _NEVER
     for i in range(len(arrived) + 1):
-        # One turn more than arrivals: the last serves what still waits.
+        # One iteration more than arrivals: the last serves the remaining queue.
         until = arrived[i] if i < len(arrived) else 1e300
         while when <= until:
             replica = -1 - event

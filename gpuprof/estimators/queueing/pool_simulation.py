@@ -1,12 +1,12 @@
-"""Replicas that share a stream of requests: simulated, their tail taken from analysis where there is one.
+"""Simulation of replicas that share a stream of requests, with an analytical tail where available.
 
-Where no analysis of the real queue is known, requests are simulated one by one with fixed random numbers, so that the
-result is a function of its arguments and neighbouring arguments give comparable results. A plain simulation would
-need millions of requests near capacity, because a backlog stays for thousands of batches. So each request is counted
-by the backlog that it would have found had one server of all replicas' capacity always served full batches
-(`batch_backlog`), whose law is known exactly where gaps are independent (post-stratification): the simulation only has
-to tell how long requests take *given* that backlog, which varies little and is forgotten within a few batches. Under
-bursts it is another one's (`burst_path`); arrivals of other shapes are simulated for longer instead.
+Where the real queue has no analysis, requests are simulated one by one with fixed random numbers, so that the result is
+a function of its arguments, and neighbouring arguments give comparable results. A plain simulation would need millions
+of requests near capacity, because a backlog persists for thousands of batches. So requests are stratified by the
+backlog of a single server with all replicas' capacity and full batches only (`batch_backlog`), whose law is known
+exactly for independent gaps (post-stratification): the simulation only estimates the requests' times *given* that
+backlog, which vary little and are forgotten within a few batches. Under bursts the backlog of `burst_path` is used;
+other arrival processes are simulated for longer instead.
 """
 
 from __future__ import annotations
@@ -40,54 +40,54 @@ from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 Array = NDArray[Any]
 
 _SEED = 20240229
-#: Where gaps are gamma: so many requests at least, and so many full batches, of one process and of several, which
-#: forget a backlog sooner.
+#: Least number of requests with gamma gaps, and number of full batches for one process and for several, which forget a
+#: backlog sooner.
 _REQUESTS = 1 << 17
 _GROUPS = 24_576
 _POOL_GROUPS = 8_192
-#: Beyond so many requests, so many full batches do: within a large batch requests vary little.
+#: Number of requests above which fewer full batches suffice: within a large batch requests vary little.
 _LARGE = 1 << 19
 _LARGE_GROUPS = 4_096
-#: Requests of other arrival processes, at least and at most; so many cycles of those that have any.
+#: Least and maximum number of requests of other arrival processes; number of cycles of periodic ones.
 _UNWEIGHTED = 1 << 19
 _MOST = 1 << 22
 _CYCLES = 400
-#: Requests in bursts: how long the next bursts last is not all that decides what happens in them.
+#: Number of requests in bursts: their sojourn depends on more than the length of the next bursts.
 _IN_BURSTS = 1 << 21
-#: So many streams of gamma gaps are kept, a megabyte or several each.
+#: Maximum number of cached streams of gamma gaps, a megabyte or several each.
 _MOST_UNIT_ARRIVALS = 8
-#: Pieces of a recording that is longer than can be simulated.
+#: Pieces of a recording too long to be simulated.
 _PIECES = 64
-#: So many times fewer requests are simulated where a coarse answer is enough.
+#: Reduction of the number of requests for a coarse answer.
 _COARSER = 10
-#: Random numbers that are drawn once, a power of two; and bins of the histogram of the times, in even steps of their
-#: logarithm, from this part of the longest on.
+#: Number of random numbers, drawn once, a power of two; bins of the histogram of the times, equal in logarithm, and the
+#: lowest time as a part of the longest.
 _SCORES = 1 << 19
 _BINS = 1 << 13
 _SHORTEST = 1e-8
-#: So many times are put into bins at once: few enough to stay in the processor's cache.
+#: Times binned per step: few enough to stay in the processor's cache.
 _CHUNK = 1 << 14
-#: What comes first and is not counted: so many groups, and so many of the longest full batches. Many replicas of large
-#: batches that all begin idle go on in step for that long, the longer the less their batches vary, and the router's
+#: Warm-up left out of the statistics: number of groups, and number of longest full batches. Many replicas of large
+#: batches that all begin idle stay synchronised for this time, the longer the less their batches vary, and the router's
 #: counts of arrivals must fill.
 _WARM_UP = 100
 _SETTLING = 40.0
-#: So many of the longest full batches are looked at after that; so many where a coarse answer is enough.
+#: Number of longest full batches simulated after the warm-up; number for a coarse answer.
 _SETTLED = 160.0
 _SETTLED_COARSE = 15.0
-#: Groups that a stratum must have been seen in.
+#: Least number of groups observed in a stratum.
 _ENOUGH = 10
-#: Between the quantiles of the backlog at these probabilities lie the strata.
+#: Quantile levels of the backlog between which the strata lie.
 _STRATA = np.concatenate([np.linspace(0.04, 0.96, 24), 1.0 - np.geomspace(0.03, 1e-4, 12)])
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """What was seen of each kind of server, in the last row of all together."""
+    """Statistics for each kind of server; the last row is for all together."""
 
-    times: Array  #: Shape (kinds + 1, probabilities). In the system, at the probabilities asked for.
-    #: ``mean``, ``part``, ``mean_batch``, ``busy``: Shape (kinds + 1,). Mean time, part of the requests, requests in a
-    #: batch and part of the time that a process is busy.
+    times: Array  #: Shape (kinds + 1, probabilities). Time in the system at the given probabilities.
+    #: ``mean``, ``part``, ``mean_batch``, ``busy``: Shape (kinds + 1,). Mean time, part of the requests, requests per
+    #: batch and busy part of a process's time.
     mean: Array
     part: Array
     mean_batch: Array
@@ -108,7 +108,7 @@ class _Strata:
 def simulate_pool(
     stream: PoolArrivals, kinds: Sequence[tuple[ScaledServer, int]], probabilities: Array, *, coarse: bool = False
 ) -> PoolSample:
-    """Simulate replicas, so many of each kind, that are stable, and return what was seen.
+    """Return the statistics of a stable pool with ``kinds`` as pairs of a server and its count.
 
     ``probabilities``: rising; ``coarse``: simulate a small part of the requests only.
     """
@@ -141,7 +141,7 @@ def simulate_pool(
     spent, served_by = np.empty(len(arrived)), np.zeros(len(arrived), np.int64)
     draws = pool_kernel.Draws(scores, others, even, group)
     if len(replicas.batch) == 1 and replicas.max_wait[0] == 0.0:
-        serve_alone(replicas, state, draws, arrived, spent)  # compiles sooner than the pool's
+        serve_alone(replicas, state, draws, arrived, spent)  # compiles sooner than the pool's kernel
     else:
         pool_kernel.serve(replicas, state, draws, arrived, spent, served_by)
     if not isinstance(later, float):
@@ -154,7 +154,7 @@ def simulate_pool(
 
 
 def _backlog(stream: PoolArrivals, group: int, mean: float, cv: float) -> Backlog | None:
-    """Return the law of the backlog of one server that takes ``mean`` for a group; None where it is not known."""
+    """Return the law of the backlog of a single server with a time ``mean`` per group; None where unknown."""
     rate, scv = float(f"{stream.rate * mean:.6g}"), stream.scv
     process = None if stream.process is None else scale_to_rate(stream.process, rate)
     if isinstance(process, LognormalArrivals | HyperexponentialArrivals):
@@ -167,12 +167,12 @@ def _backlog(stream: PoolArrivals, group: int, mean: float, cv: float) -> Backlo
 
 @lru_cache(maxsize=4_000)
 def _scaled_backlog(rate: float, scv: float, group: int, cv: float, process: Renewal | None) -> Backlog | None:
-    with blas_threads().limit(limits=1, user_api="blas"):  # waking threads for matrices so small costs more than they
+    with blas_threads().limit(limits=1, user_api="blas"):  # waking threads costs more than such small matrices
         return backlog_law(rate, scv, group, 1.0, cv, process)
 
 
 def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
-    """Return how many requests are simulated where a full batch of all servers together holds ``group``."""
+    """Return the number of requests to simulate where a full batch of all servers together holds ``group``."""
     if stream.process is None:
         groups = _POOL_GROUPS if processes > 1 else _GROUPS
         return max(min(groups * group, max(_LARGE, _LARGE_GROUPS * group)), _REQUESTS)
@@ -187,7 +187,7 @@ def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
 def _arrivals(stream: PoolArrivals, requests: int) -> Array:
     if stream.process is None:
         unit = _unit_arrivals(stream.scv, 1 << (requests - 1).bit_length())[:requests]
-        # At the rate asked for, exactly: near capacity, waiting is very sensitive to it.
+        # Scaled to the exact rate: near capacity, waiting is very sensitive to it.
         return np.asarray(unit * (1.0 / stream.rate * requests / unit[-1]))
     if isinstance(stream.process, RecordedArrivals):
         return _pick_pieces(stream.process.times * 1e-6 / stream.unit_ms, requests)
@@ -195,13 +195,13 @@ def _arrivals(stream: PoolArrivals, requests: int) -> Array:
     times = stream.process.stream(random).take(requests) * 1e-6 / stream.unit_ms
     if not len(times):
         return np.asarray(times)
-    # At the rate asked for, exactly: near capacity, waiting is very sensitive to it.
+    # Scaled to the exact rate: near capacity, waiting is very sensitive to it.
     return np.asarray(times * (len(times) / stream.rate / times[-1]))
 
 
 @lru_cache(maxsize=_MOST_UNIT_ARRIVALS)
 def _unit_arrivals(scv: float, requests: int) -> Array:
-    """Return the arrivals of gaps whose law has a mean of 1."""
+    """Return the arrivals for gaps with a mean of 1."""
     scores, law = np.resize(_scores()[0], requests).astype(np.float64), _quantiles(scv)
     places = (scores + pool_kernel.SCORE_REACH) * pool_kernel.ENTRIES_PER_SCORE
     cells = np.clip(places.astype(np.int64), 0, pool_kernel.ENTRIES - 2)
@@ -209,7 +209,7 @@ def _unit_arrivals(scv: float, requests: int) -> Array:
 
 
 def _pick_pieces(times: Array, requests: int) -> Array:
-    """Return a recording, or as many requests of it as wanted: pieces from all over it, one behind the other."""
+    """Return a recording, or ``requests`` requests of it: pieces from all its parts, one after another."""
     if len(times) <= requests:
         return np.asarray(times, dtype=np.float64)
     length = requests // _PIECES
@@ -221,7 +221,9 @@ def _pick_pieces(times: Array, requests: int) -> Array:
 def _arrive_in_bursts(
     stream: PoolArrivals, process: MmppArrivals, kinds: Sequence[tuple[ScaledServer, int]], group: int, requests: int
 ) -> tuple[Array, Array, Backlog, _Strata, Array | float]:
-    """Return arrivals, strata of their groups, the law of the backlog, and by how much later each is answered."""
+    """Return arrivals, strata of their groups, the law of the backlog, strata and the additional time
+    of each request.
+    """
     random = np.random.Generator(np.random.PCG64(_SEED))
     capacity, cv = sum(server.capacity * count for server, count in kinds), _mean_cv(kinds)
     path = draw_path(process, stream.rate, stream.unit_ms, capacity, requests, random, group * cv**2)
@@ -235,7 +237,7 @@ def _arrive_in_bursts(
 
 
 def _mean_cv(kinds: Sequence[tuple[ScaledServer, int]]) -> float:
-    """Return the variation of a service time of the kinds, by what they answer."""
+    """Return the variation of a service time of the kinds, weighted by their capacity."""
     return float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
 
 
@@ -265,7 +267,9 @@ def _replicas(kinds: Sequence[tuple[ScaledServer, int]]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Cumulative distributions of the times by kind and of all, their masses, and that of backlogs hardly seen."""
+    """Cumulative distributions of the times by kind and in total, their masses, and the mass of rarely
+    seen backlogs.
+    """
 
     edges: Array
     below: Array
@@ -285,7 +289,7 @@ def _weigh(spent: Array, served_by: Array, group: int, strata: Array, parts: _St
     weights = (mass / np.maximum(seen, 1.0))[merged]
     high = float(spent.max())
     low = max(float(spent.min()), _SHORTEST * high)
-    # Even in the logarithm of the time: bursts make some requests take a thousand times as long as others.
+    # Equal in the logarithm of the time: with bursts, some requests take a thousand times as long as others.
     scale = _BINS / max(math.log(high / low), 1e-9)
     each, binned = np.repeat(weights[strata], group), np.zeros(kinds * _BINS)
     for first in range(0, len(spent), _CHUNK):
@@ -300,7 +304,7 @@ def _weigh(spent: Array, served_by: Array, group: int, strata: Array, parts: _St
     edges = low * np.exp(np.arange(_BINS + 1) / scale)
     centres = 0.5 * (edges[:-1] + edges[1:])
     mean = histogram @ centres / total
-    # A higher backlog than was seen takes longer by as much as it is higher.
+    # Backlogs above the highest observed add their excess to the time.
     longer = float(parts.mass[beyond] @ (parts.level[beyond] - parts.level[top]))
     means = np.bincount(merged, sums, top + 1) / np.maximum(seen, 1.0) / group
     mean += float(mass @ means) - mean[-1] + longer
@@ -309,9 +313,9 @@ def _weigh(spent: Array, served_by: Array, group: int, strata: Array, parts: _St
 
 
 def _merge_rare(counts: Array) -> tuple[Array, int]:
-    """Return for each stratum the one that it is counted with, and the last that was seen often enough.
+    """Return for each stratum the stratum that represents it, and the last stratum with enough observations.
 
-    Strata that were seldom seen join the next lower one that was, the lowest the next higher.
+    Rarely observed strata join the next lower sufficient stratum, the lowest the next higher.
     """
     often = np.flatnonzero(counts >= _ENOUGH)
     lowest, top = (int(often[0]), int(often[-1])) if len(often) else (0, 0)
@@ -328,7 +332,7 @@ def _sample(
     answered: Array,
     duration: float,
 ) -> PoolSample:
-    """Return what was simulated; ``answered``: requests of each kind, of which the strata give it another part."""
+    """Return the statistics; ``answered``: requests of each kind, whose parts the strata's weights change."""
     quantiles = np.array([_quantiles_of(times, row, probabilities, law) for row in times.below])
     kinds = len(quantiles) - 1
     batches = np.bincount(replicas.kind, state.batches, kinds)
@@ -345,12 +349,12 @@ def _sample(
 
 
 def _with_total(by_kind: Array) -> Array:
-    """Return the values with their sum behind them."""
+    """Return the values followed by their sum."""
     return np.append(by_kind, by_kind.sum())
 
 
 def _quantiles_of(times: _Times, below: Array, probabilities: Array, law: Backlog | None) -> Array:
-    """Return the quantiles, those in the unseen tail at least as far above the last seen as the backlog's are."""
+    """Return the quantiles; in the unseen tail they rise above the last seen at least as far as the backlog's."""
     quantiles = np.interp(probabilities, below, times.edges)
     if law is None or times.unseen <= 0.0:
         return quantiles
@@ -385,9 +389,9 @@ def _quantiles(scv: float) -> Array:
 
 @cache
 def _scores() -> tuple[Array, Array, Array, Array]:
-    """Return standard normal numbers for gaps, for the batches of each group and for batches more in a group.
+    """Return standard normal numbers for gaps, for the batches of each group and for further batches of a group.
 
-    Last come evenly spread ones: multiples of the golden section, of which any stretch is nearly uniform.
+    The last are evenly spread numbers: multiples of the golden section, of which any stretch is nearly uniform.
     """
     random = np.random.default_rng(_SEED)
     gaps, groups, more = (random.standard_normal(size, np.float32) for size in (_SCORES, _SCORES, _SCORES // 4))

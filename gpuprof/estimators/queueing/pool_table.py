@@ -1,10 +1,9 @@
-"""Pools of replicas at a grid of loads, simulated when asked for, kept, and interpolated between.
+"""Pools of replicas at a grid of loads, simulated on demand, cached, and interpolated.
 
-The time at each probability grows nearly in proportion to ``1 / (1 - load)`` near capacity, and with the same random
-numbers at every load it is smooth; so the grid has even steps of that's logarithm, and questions that were never asked
-are answered by two loads beside them. Below the tail that goes by the probability of each time: where batches do not
-vary, only how often a request takes a certain time changes with the load. Arrivals that are not renewals with gamma
-gaps are simulated at the very load.
+Near capacity the time at each probability grows nearly in proportion to ``1 / (1 - load)``, smoothly, since all loads
+use the same random numbers. So the grid has even steps of that factor's logarithm, and other loads are interpolated
+between two neighbours. Below the tail, probabilities are interpolated instead of times: with constant batches, the load
+changes only the frequency of each time. Arrivals other than renewals with gamma gaps are simulated at the exact load.
 """
 
 from __future__ import annotations
@@ -22,23 +21,24 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPar
 from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
-#: More replicas are treated as this many at the same load: a pool of hundreds hardly waits less than one of these.
+#: Maximum simulated replicas; larger pools are treated as this many at the same load, since waits hardly shrink
+#: further.
 MOST_REPLICAS = 96
 _MOST_TABLES = 4_000
 _MOST_EXACT = 500  # loads of one table
-_NO_WAIT = 1e-9  # of a batch's time; less is none
-_SAME = 1e-6  # of a step of the grid
+_NO_WAIT = 1e-9  # part of a batch's time, below which there is no wait
+_SAME = 1e-6  # part of a step of the grid
 _ALIKE = 0.05  # squared coefficient of variation of gaps
 PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 77), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
 )
 
-#: How far each probability belongs to the tail, which grows with the load as a whole.
+#: Weight of each probability in the tail, where times as a whole grow with the load.
 _TAIL = np.clip((PROBABILITIES - 0.9) / 0.09, 0.0, 1.0)
 
 
 def scale_server(server: BatchServer, unit_ms: float) -> ScaledServer:
-    """Return a replica with its times in this unit, to the precision that anyone knows them with."""
+    """Return a replica with its times in ``unit_ms``, rounded to the precision of measurements."""
     return ScaledServer(
         tuple(round_figure(latency / unit_ms) for latency in server.latency_ms[: server.batch]),
         round_figure(server.max_wait_ms / unit_ms) if server.max_wait_ms > _NO_WAIT * unit_ms else 0.0,
@@ -50,7 +50,7 @@ def scale_server(server: BatchServer, unit_ms: float) -> ScaledServer:
 
 
 def simulate_one(rate: float, scv: float, server: ScaledServer, *, coarse: bool = False) -> Sojourn:
-    """Return the time in one replica at just this rate of gamma gaps, in units of its own."""
+    """Return the time in one replica at the exact rate of gamma gaps, in units of its own."""
     from gpuprof.estimators.queueing.pool_simulation import simulate_pool  # numba takes long to import
 
     sample = simulate_pool(PoolArrivals(rate, scv), [(server, 1)], PROBABILITIES, coarse=coarse)
@@ -59,7 +59,7 @@ def simulate_one(rate: float, scv: float, server: ScaledServer, *, coarse: bool 
 
 
 def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-    """Return the time in a pool that is stable, by interpolation in its table."""
+    """Return the time in a stable pool, by interpolation in its table."""
     counts = Counter(servers)
     fastest = min(counts, key=lambda one: (one.latency_ms[one.batch - 1], one.batch))
     unit_ms = fastest.latency_ms[fastest.batch - 1]
@@ -69,7 +69,7 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     kinds = _shrink(scaled)
     capacity = math.fsum(one.capacity * count for one, count in kinds)
     load = arrivals.rate_rps / math.fsum(one.capacity_rps * count for one, count in counts.items())
-    # A process that knows absolute times has a table for its unit; all others share one.
+    # A process in absolute times has a table for its unit; all others share one.
     shape = None if arrivals.process is None else scale_to_rate(arrivals.process, 1000.0 * capacity / unit_ms)
     stream = PoolArrivals(0.0, round(arrivals.scv, 4), shape, unit_ms if shape is not None else 1.0)
     table = _TABLES.table(kinds, stream, coarse=coarse)
@@ -86,7 +86,7 @@ def pair_quantiles(probabilities: Array, times: Array) -> tuple[tuple[float, flo
 
 
 def round_figure(value: float) -> float:
-    """Round to five significant digits: nobody knows more of a latency, and the cache hits more often."""
+    """Return the value rounded to five significant digits, the precision of latencies, for more cache hits."""
     return float(f"{value:.5g}")
 
 
@@ -94,7 +94,7 @@ _Kinds = tuple[tuple[ScaledServer, int], ...]
 
 
 def _shrink(counts: Counter[ScaledServer]) -> _Kinds:
-    """Return the kinds of replicas in a fixed order, of large pools so few as are simulated, in the same proportion."""
+    """Return the kinds of replicas in a fixed order; large pools are reduced to the simulated size, in proportion."""
     total = counts.total()
     scale = min(1.0, MOST_REPLICAS / total)
     ordered = sorted(counts.items(), key=lambda item: (item[0].latency, item[0].processes, item[0].cv, item[0].pause))
@@ -103,7 +103,7 @@ def _shrink(counts: Counter[ScaledServer]) -> _Kinds:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A pool at one load: by kind, then of all together, as `pool_simulation.PoolSample`."""
+    """A pool at one load: by kind, then in total, as `pool_simulation.PoolSample`."""
 
     times: Array
     mean: Array
@@ -112,7 +112,7 @@ class _Row:
     busy: Array
 
     def blend(self, other: _Row, part: float) -> _Row:
-        """Return times and batches between those of this row and another; as busy as this one, with its parts."""
+        """Return times and batches between those of this row and another, with this row's utilisation and parts."""
         mean, batch = (
             one + part * (two - one) for one, two in ((self.mean, other.mean), (self.mean_batch, other.mean_batch))
         )
@@ -121,7 +121,7 @@ class _Row:
 
 
 def _mix_times(first: Array, second: Array, part: float) -> Array:
-    """Return times at `PROBABILITIES` between two laws: by how probable each time is, in the tail by the times."""
+    """Return times at `PROBABILITIES` between two laws: interpolated in probability, in the tail in time."""
     times = np.union1d(first, second)
     below = (1.0 - part) * np.interp(times, first, PROBABILITIES) + part * np.interp(times, second, PROBABILITIES)
     mixed, between = np.interp(PROBABILITIES, below, times), first + part * (second - first)
@@ -130,7 +130,7 @@ def _mix_times(first: Array, second: Array, part: float) -> Array:
 
 @dataclass(slots=True)
 class _Table:
-    """The rows of one pool that were asked for."""
+    """The simulated rows of a pool."""
 
     kinds: _Kinds
     stream: PoolArrivals
@@ -141,8 +141,8 @@ class _Table:
     def at(self, load: float) -> _Row:
         """Return the pool at a load below 1.
 
-        Nothing is interpolated of shapes that have times of their own, nor where gaps are all alike: batches and
-        arrivals then meet in patterns, which change with the load from one to the other.
+        There is no interpolation for arrival processes of other shapes, nor for nearly constant gaps: batches and
+        arrivals then form patterns that differ from load to load.
         """
         if self.stream.process is not None or self.stream.scv < _ALIKE:
             return self._exact_row(float(f"{load:.6g}"))
@@ -156,8 +156,8 @@ class _Table:
         low, high = (1.0 / (1.0 - grid_to_load(number)) for number in (index, index + 1))
         below, above = self._row(index), self._row(index + 1)
         blend = below.blend(above, (1.0 / (1.0 - load) - low) / (high - low))
-        # What a kind answers, and how busy that keeps it, grow with the load: by one rule, since a kind is no less busy
-        # than its requests make it. Waiting grows with the inverse of what is left of the capacity.
+        # The answered requests and the utilisation of a kind grow with the load, both linearly, so that a kind's
+        # utilisation matches its requests. Waiting grows with the inverse of the remaining capacity.
         loads = grid_to_load(index), grid_to_load(index + 1)
         part = (load - loads[0]) / (loads[1] - loads[0])
         answered = (1.0 - part) * loads[0] * below.part + part * loads[1] * above.part
@@ -186,14 +186,14 @@ class _Table:
 
 
 class _Tables:
-    """The tables of the pools that were asked for last."""
+    """The most recently used tables of pools."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[object, _Table] = OrderedDict()
         self._lock = Lock()
 
     def table(self, kinds: _Kinds, stream: PoolArrivals, *, coarse: bool) -> _Table:
-        """Return the table of a pool under a stream of any rate, empty when it is new."""
+        """Return the table of a pool under a stream of any rate, empty when new."""
         key = (kinds, stream, coarse)
         with self._lock:
             table = self._tables.get(key)
@@ -217,7 +217,7 @@ def _read_row(
     rate_rps: float,
     unit_ms: float,
 ) -> PoolSojourn:
-    """Return a row as times of the replicas that were asked for."""
+    """Return a row as times of the given replicas."""
     numbers = {one: number for number, (one, _) in enumerate(kinds)}
     each = _share_out(row, kinds, scaled)
     parts = {}
@@ -230,12 +230,12 @@ def _read_row(
 
 
 def _share_out(row: _Row, kinds: _Kinds, scaled: Counter[ScaledServer]) -> dict[ScaledServer, float]:
-    """Return which part of the requests each replica of a kind answers, all replicas together 1."""
+    """Return the part of the requests of each replica of a kind; all replicas together have 1."""
     simulated = dict(kinds)
     parts = {one: float(row.part[number]) for number, (one, _) in enumerate(kinds)}
     if simulated == scaled:
         return {one: part / scaled[one] for one, part in parts.items()}
-    # In a pool that was shrunk, few replicas of a kind stand for more than their part.
+    # In a reduced pool, rounding may over-represent small kinds.
     each = {one: part / simulated[one] for one, part in parts.items()}
     total = math.fsum(each[one] * count for one, count in scaled.items())
     return {one: part / total for one, part in each.items()}

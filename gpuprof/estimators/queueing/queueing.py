@@ -1,4 +1,4 @@
-"""The default queueing model: one process under Poisson requests is solved, all else simulated."""
+"""The default queueing model: one process under Poisson requests is solved, all other cases are simulated."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gpuprof.estimators.queueing.blas_threads import blas_threads
 from gpuprof.estimators.queueing.pool_table import pair_quantiles, round_figure, scale_server, simulate_one, solve_pool
 from gpuprof.estimators.queueing.scaled_server import ScaledServer
 
-#: Probability, for each batch, of more requests than fit while it runs: what is that rare is left out.
+#: Negligible probability, per batch, of more arrivals than fit during its run.
 _NEVER = 1e-12
 
 
 def drop_unused_batches(rate_rps: float, server: BatchServer) -> BatchServer:
-    """Return one process under Poisson requests without the sizes of batches above those that it ever takes.
+    """Return one process under Poisson requests without the batch sizes that it never reaches.
 
-    Where no request waits for a batch to fill, a batch holds what came while the one before it ran. If no more than K
-    come while the longest batch of up to K runs, none is larger than K, and how long larger ones would take makes no
-    difference. Replicas that differ in those alone have one queue, which is solved once. ``server``: of one process,
-    with ``max_wait_ms`` of zero.
+    Without a batching delay, a batch holds the arrivals during the preceding batch. If at most K requests arrive during
+    the longest batch of up to K, no batch exceeds K, and the times of larger batches do not matter. Replicas that
+    differ only in those times have the same queue, solved once. ``server``: of one process, with ``max_wait_ms`` of
+    zero.
     """
     means = np.maximum.accumulate(np.asarray(server.latency_ms[: server.batch], dtype=float))
     slowest = max(1.0, server.pause_factor)
@@ -43,22 +43,23 @@ def drop_unused_batches(rate_rps: float, server: BatchServer) -> BatchServer:
 
 
 _REFINEMENTS = 3
-#: Times of a full batch that smaller ones may take: what comes while one runs must fit the lattice of `batch_chain`.
+#: Maximum time of smaller batches in full batches' times: arrivals during a batch must fit the lattice of
+#: `batch_chain`.
 _LONGEST = 4.0
-_LEAST_RATE = 1e-9  # requests in a full batch's time; less is as good as none
+_LEAST_RATE = 1e-9  # requests per full batch's time; smaller rates are rounded up
 
 
 class BatchQueue:
     """Implements `gpuprof.domain.sojourn.QueueModel` for the rules of `gpuprof.rules.batching` and `routing`.
 
-    One process under Poisson requests is solved by its embedded Markov chain (`batch_chain`, `batch_sojourn`).
-    Several processes or replicas, other arrivals, batches whose variation differs after a pause, and small batches that
-    take several times as long as full ones are simulated request by request with fixed random numbers; the backlog,
-    which makes plain simulations so long near capacity, is taken from analysis where gaps are gamma
-    (`pool_simulation`). Pools are simulated at a grid of loads and interpolated between. Service times are gamma with
-    the given coefficient of variation. A server whose batches take longer after a pause is stable as long as it is at
-    full speed.
-    Results are cached; the cache knows that only ratios of times matter. `bench.queueing` prints the errors.
+    One process under Poisson requests is solved by its embedded Markov chain (`batch_chain`, `batch_sojourn`). Several
+    processes or replicas, other arrivals, batches whose variation differs after a pause, and small batches that take
+    several times as long as full ones are simulated request by request with fixed random numbers; the backlog, which
+    makes plain simulations so long near capacity, is taken from analysis where gaps are gamma (`pool_simulation`).
+    Pools are simulated at a grid of loads and interpolated. Service times are gamma with the given coefficient of
+    variation. A server whose batches take longer after a pause is stable if it is stable at full speed.
+
+    Results are cached by ratios of times, which alone matter. `bench.queueing` prints the errors.
     """
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
@@ -77,7 +78,7 @@ class BatchQueue:
             server = drop_unused_batches(arrivals.rate_rps, server)
             unit = server.latency_ms[server.batch - 1]
             replica = scale_server(server, unit)
-        # In units of the full batch's time, and rounded: models whose times are in proportion share a solution.
+        # In units of the full batch's time, and rounded: models with proportional times share a solution.
         rate, scv = round_figure(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4)
         law = _solve(rate, scv, replica, coarse and not _is_analysed(scv, replica))
         return _scale_sojourn(law, unit, server.overhead_ms)
@@ -98,7 +99,7 @@ class BatchQueue:
         return solve_pool(arrivals, servers, coarse=coarse)
 
     def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
-        """Return about which parts of the requests are late; None where batches vary, wait, or get quicker."""
+        """Return the approximate parts of late requests; None where batches vary, have a delay, or get quicker."""
         varies = max(server.latency_cv, server.pause_cv or 0.0) >= 1e-3 or server.pause_factor != 1.0
         if server.processes > 1 or server.max_wait_ms > 0.0 or varies:
             return None
@@ -130,7 +131,7 @@ def _solve(rate: float, scv: float, replica: ScaledServer, coarse: bool) -> Sojo
     load = rate / replica.capacity
     if load >= 1.0:
         return _overfull(load, float(len(replica.latency)))
-    # Waking threads for matrices this small costs more than they do.
+    # Waking threads costs more than such small matrices.
     with blas_threads().limit(limits=1, user_api="blas"):
         if _is_analysed(scv, replica):
             return _exact(max(rate, _LEAST_RATE), replica)
@@ -157,7 +158,7 @@ def _exact(rate: float, replica: ScaledServer) -> Sojourn:
 
 
 def _tabulate(waits: batch_sojourn.WaitingLaw, service: batch_chain.Service) -> tuple[Array, Array]:
-    """Return times and the probabilities of being answered within them, dense where the probability climbs."""
+    """Return times with their cumulative probabilities, dense where the probability climbs."""
     means = service.fresh_means
     longest = float(waits.waits[-1] + means.max() * service.edges[-1])
     shortest = float(means.min() * service.edges[0])
@@ -169,7 +170,7 @@ def _tabulate(waits: batch_sojourn.WaitingLaw, service: batch_chain.Service) -> 
             jumps,
         ]
     )
-    # Both sides of a step: who interpolates would else make a slope of it.
+    # Both sides of a step, since interpolation would turn it into a slope.
     times = np.unique(np.concatenate([times, jumps * (1.0 - 1e-9)]))
     within = batch_sojourn.sojourn_cdf(waits, service, times)
     for _ in range(_REFINEMENTS):
@@ -184,11 +185,12 @@ def _tabulate(waits: batch_sojourn.WaitingLaw, service: batch_chain.Service) -> 
 
 
 def _steep(times: Array, within: Array) -> Array:
-    """Return times to add in the intervals over which the probability climbs too far to interpolate in."""
-    # In the tail what remains is what counts, since SLOs are of high percentiles: there steps are in its logarithm.
+    """Return additional times in intervals where the probability climbs too far to interpolate."""
+    # In the tail, decisive for SLOs at high percentiles, steps are measured in the logarithm of the remaining
+    # probability.
     remaining = np.maximum(1.0 - within, 1e-5)
     steep = (np.diff(within) > 0.03) | ((np.log(remaining[:-1] / remaining[1:]) > 0.35) & (within[1:] > 0.9))
-    # A step of the law itself stays steep however many times lie in it.
+    # A step of the law itself stays steep at any resolution.
     steep &= np.diff(times) > 1e-4 * times[1:]
     start, width = times[:-1][steep], np.diff(times)[steep]
     return np.asarray((start[:, None] + width[:, None] * np.array([0.25, 0.5, 0.75])).ravel(), dtype=np.float64)

@@ -1,7 +1,8 @@
-"""One replica whose requests do not wait for a batch to fill, compiled by numba: `pool_kernel` without the router.
+"""One replica without batching delay, compiled by numba: `pool_kernel` without the router.
 
-Requests begin in the order in which they arrive, so that those who wait are a stretch of the arrivals: nothing is
-ranked, linked or counted for a choice among replicas. The times are those of `pool_kernel.serve` to the last bit.
+Requests begin in the order of their arrival, so that the waiting requests are a contiguous part of the arrivals: there
+is no ranking, linking or counting for a choice among replicas. The times equal those of `pool_kernel.serve` to the last
+bit.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def _start(
     law = replicas.laws[replicas.rested[0] if now > state.freed[process] else replicas.running[0]]
     mean = replicas.means[0, size - 1]
     group = head // draws.group
-    if state.used[group]:  # the group's own number is used: each is drawn once at most
+    if state.used[group]:  # each group's number is drawn once at most
         score = draws.others[state.counts[0] % len(draws.others)]
         state.counts[0] += 1
     else:
         score = draws.groups[group & (len(draws.groups) - 1)]
         state.used[group] = True
     service = mean * value_at(law, score)
-    if law[0] == law[-1]:  # quantiles rise: all are the same
+    if law[0] == law[-1]:  # quantiles rise: all are equal
         for request in range(head, head + size):
             spent[request] = now - arrived[request] + service
     else:
@@ -49,7 +50,7 @@ def _start(
 
 
 def _find_soonest(done: Array) -> int:
-    """Return the process whose batch ends first, the first of those that end together."""
+    """Return the process whose batch ends first, the first of simultaneous ones."""
     soonest = 0
     for process in range(1, len(done)):
         if done[process] < done[soonest]:
@@ -60,12 +61,12 @@ def _find_soonest(done: Array) -> int:
 def _serve_alone(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array) -> None:
     """Serve the arrivals by one replica without ``max_wait``, and fill ``spent`` with the requests' times."""
     requests, batch, idle = len(arrived), replicas.batch[0], len(state.done)
-    head = come = 0  # the first request that waits, and the first that has not come
+    head = come = 0  # first waiting request, and first request yet to arrive
     while head < requests:
         if idle > 0 and head == come:
             soonest = _find_soonest(state.done)
             now, come = arrived[come], come + 1
-            # Who ends as a request comes has ended.
+            # Batches that end at the time of an arrival have ended.
             while state.done[soonest] <= now:
                 state.freed[soonest], state.done[soonest] = state.done[soonest], _NEVER
                 idle += 1

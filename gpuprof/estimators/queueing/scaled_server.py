@@ -1,4 +1,4 @@
-"""Replicas, and the requests to them, with times in units that a whole pool has in common."""
+"""Replicas and their requests, with times in units common to the whole pool."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gpuprof.domain.arrival_process import ArrivalProcess
 
 @dataclass(frozen=True, slots=True)
 class ScaledServer:
-    """A `gpuprof.domain.sojourn.BatchServer` with times in units that the whole pool has in common."""
+    """A `gpuprof.domain.sojourn.BatchServer` with times in units common to the whole pool."""
 
     latency: tuple[float, ...]  #: Mean time of a batch of 1, 2, … requests.
     max_wait: float
     processes: int
-    #: ``cv``, ``pause``, ``pause_cv``: Variation of a service time (gamma); time of a batch that finds its process at
-    #: rest over that of one that follows another, and its variation.
+    #: ``cv``, ``pause``, ``pause_cv``: Variation of a service time (gamma); ratio of a batch's time on an idle process
+    #: to its time directly after another batch, and the variation on an idle process.
     cv: float
     pause: float
     pause_cv: float
@@ -30,8 +30,8 @@ class ScaledServer:
 class PoolArrivals:
     """Requests to a pool."""
 
-    rate: float  #: Per unit of time.
+    rate: float  #: Requests per unit of time.
     scv: float = 1.0  #: Squared coefficient of variation of gamma gaps.
-    #: Where given, the arrivals, at this rate already; ``scv`` then says nothing.
+    #: Arrivals, scaled to this rate; ``scv`` is then ignored.
     process: ArrivalProcess | None = None
-    unit_ms: float = 1.0  #: Of time, which processes need that know absolute times.
+    unit_ms: float = 1.0  #: Unit of time, for processes in absolute times.

@@ -1,7 +1,7 @@
-"""Devices with the rates that were measured on them, from the ``devices`` table of the kernel database.
+"""Devices with their measured rates, from the ``devices`` table of the kernel database.
 
-Where a CPU was measured under a share only, its cores are taken to do the same each: caches and arithmetic go with the
-share, and memory as `roofline.bandwidth` has it.
+Where a CPU was measured only under a share, all its cores are assumed equal: caches and arithmetic scale with the
+share, and memory as in `roofline.bandwidth`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ _ALL = 100.0
 
 
 def profiled_devices(db: KernelDb) -> tuple[str, ...]:
-    """Return the names of the devices that models were measured on, the one with most measurements first."""
+    """Return the names of the devices with measured models, the device with most measurements first."""
     counts = Counter(db.read_table("models", columns=["device"]).column("device").to_pylist())
     return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
 
 def with_ceilings(device: Device, db: KernelDb | None) -> Device:
-    """Return ``device`` with the rates that the database has measured of it, if it has: of the whole before shares."""
+    """Return ``device`` with its measured rates in the database, if any; rows of the whole device
+    precede rows of shares.
+    """
     row = _last_row(db, device.name)
     if row is None or not row.measured:
         return device
@@ -48,7 +50,7 @@ def with_ceilings(device: Device, db: KernelDb | None) -> Device:
 
 
 def recorded_device(name: str, db: KernelDb) -> Device | None:
-    """Return a device that only the database knows (the CPU of another machine), None if it does not or not enough."""
+    """Return a device from the database alone (the CPU of another machine), None if missing or incomplete."""
     row = _last_row(db, name)
     if row is None or not _rates(row):
         return None
@@ -71,17 +73,17 @@ def recorded_device(name: str, db: KernelDb) -> Device | None:
 
 
 def _last_row(db: KernelDb | None, name: str) -> DeviceRow | None:
-    """Return the last row, one with measured rates before any without, and of a CPU one of more before one of less."""
+    """Return the last row; rows with measured rates come first, and for a CPU rows of larger shares."""
     if db is None:
         return None
     rows = read_records(db, DeviceRow, {"device": name})
     rows = [row for row in rows if row.sm_share_pct == _ALL or (row.kind == "cpu" and row.measured)]
-    telling = [row for row in rows if row.dram_bytes_per_s or _rates(row)]  # some know the link to the host only
+    telling = [row for row in rows if row.dram_bytes_per_s or _rates(row)]  # some rows hold the link to the host only
     return max(telling, key=lambda row: (bool(row.measured), row.sm_share_pct, row.run_id), default=None)
 
 
 def _of_the_whole(row: DeviceRow, device: Device) -> DeviceRow:
-    """Return a row with the rates of the whole device that those under its share speak for."""
+    """Return a row with the rates of the whole device, scaled from those of its share."""
     share = Share(row.sm_share_pct)
     if row.sm_share_pct == _ALL:
         return row

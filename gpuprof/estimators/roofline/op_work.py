@@ -1,4 +1,4 @@
-"""Work of a model's ops as functions of the batch size, so that a graph is read twice and not for every batch."""
+"""Work of a model's ops as functions of the batch size, so that graphs are read at few batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MATRIX_OPS = frozenset(
 )
 
 
-#: Op types that go through a sequence step by step.
+#: Op types that process a sequence step by step.
 RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
 
 _PER_ITEM = ("flops", "bytes_moved")
@@ -28,31 +28,31 @@ _PER_ITEM = ("flops", "bytes_moved")
 
 @dataclass(frozen=True, slots=True)
 class GraphWork:
-    """FLOPs and bytes of every op at one batch size."""
+    """FLOPs and bytes of every op at a batch size."""
 
     op_types: tuple[str, ...]
-    dtypes: tuple[str, ...]  #: Type of each op's arithmetic: that of its first floating-point tensor.
+    dtypes: tuple[str, ...]  #: Type of each op's arithmetic, by its first floating-point tensor.
     #: ``flops``, ``bytes_moved``: Shape (N,). Operations (0 where unknown), bytes read and written.
     flops: Array
     bytes_moved: Array
     unknown_ops: tuple[str, ...]  #: Op types without a formula.
-    activation_bytes: float  #: Most bytes of activations alive at once.
+    activation_bytes: float  #: Largest number of live activation bytes.
     weight_bytes: int
-    #: Into how many steps, one after another, each op falls: those of a recurrent op's sequence. Empty: one each.
+    #: Sequential steps of each op: the length of a recurrent op's sequence. Empty: one step each.
     steps: tuple[int, ...] = ()
 
 
 class WorkByBatch:
-    """Work of a model at any batch size, from its graph at two of them.
+    """Work of a model at any batch size, from its graph at two sizes.
 
-    Every quantity of an op is a fixed part (weights) and a part in proportion to the batch; where the graph at a third
-    size contradicts that (ops that mix the items of a batch), the graph is read at each size asked for. ``graph_at``:
-    batch size → `ModelGraph`; ``only``: the batch that the model fixes.
+    Every quantity of an op is a fixed part (weights) plus a part in proportion to the batch; where the graph at a third
+    size contradicts this (ops that mix the items of a batch), the graph is read at each requested size. ``graph_at``:
+    batch size → `ModelGraph`; ``only``: the model's fixed batch.
     """
 
     def __init__(self, graph_at: Callable[[int], ModelGraph], only: int | None = None) -> None:
         self._graph_at = graph_at
-        self.smallest_batch = only or 1  #: That it takes: 1 unless it fixes another.
+        self.smallest_batch = only or 1  #: 1, or the model's fixed batch.
         self.smallest = work_of(graph_at(self.smallest_batch))
         self._two: GraphWork | None = None
         self._linear = True
@@ -60,7 +60,7 @@ class WorkByBatch:
 
     @property
     def graph(self) -> ModelGraph:
-        """The graph at the smallest batch that it takes: 1 unless it fixes another."""
+        """Graph at the smallest accepted batch: 1, or the model's fixed batch."""
         return self._graph_at(self.smallest_batch)
 
     def at(self, batch: int) -> GraphWork:
@@ -73,7 +73,7 @@ class WorkByBatch:
 
     def _at(self, batch: int) -> GraphWork:
         if self._two is None:
-            self._graph_at(batch)  # where it cannot be, the error names the batch that was asked for
+            self._graph_at(batch)  # in case of an error, the message names the requested batch
             self._two = work_of(self._graph_at(2))
             four = work_of(self._graph_at(4))
             self._linear = len(four.flops) == len(self._two.flops) == len(self.smallest.flops) and all(
@@ -110,7 +110,7 @@ def work_of(graph: ModelGraph) -> GraphWork:
 
 
 def steps_of(op_type: str, sequence: Sequence[int], layout: object = None) -> int:
-    """Return the steps of an op, each of which waits for the one before: the length of a recurrent op's sequence.
+    """Return the sequential steps of an op: the length of a recurrent op's sequence.
 
     ``sequence``: shape of the op's first input; ``layout``: ONNX's attribute: 0 or absent puts the sequence first, 1
     the batch.

@@ -9,38 +9,37 @@ from gpuprof.domain.estimate import ROOFLINE, UNCALIBRATED
 from gpuprof.domain.share import Share
 from gpuprof.estimators.roofline.op_work import MATRIX_OPS, Array, GraphWork
 
-#: Key of `Device.sources` that says that the device's rates were measured on it.
+#: Key of `Device.sources` for rates measured on the device.
 CEILINGS = "ceilings"
 
-#: Work that is not worth dividing further between SMs: one step of a 64 x 64 x 64 tile, and what the 2048 threads
-#: of an SM fetch with 16 bytes each.
+#: Work not worth dividing further between SMs: a step of a 64 x 64 x 64 tile, and the bytes fetched by the 2048 threads
+#: of an SM at 16 bytes each.
 _TILE_FLOPS = 2.0 * 64**3
 _FETCH_BYTES = 2048 * 16.0
 #: Half of a GPU's SMs draw all of its bandwidth: an SM's outstanding requests cover about twice its fair part.
 _BANDWIDTH_REACH = 2.0
 _FALLBACK_TYPE = "float32"
-#: What launching a kernel costs at least where it was not measured: 1.37 us, the scheduling delay of a kernel alone on
-#: a V100 in the profile that iGniter's authors publish with their code (`idletime` of the hardware).
+#: Least launch time of a kernel where not measured: 1.37 us, the scheduling delay of a kernel alone on a V100 in the
+#: profile that iGniter's authors publish with their code (`idletime` of the hardware).
 LAUNCH_US = 1.37
-#: What a CPU takes at most for an op with next to nothing to do, where it was not measured: the median that ONNX
-#: Runtime's profile gives for 1,667 executions of less than 1,000 FLOPs and 4 KB on two cores of an AMD EPYC, with what
-#: profiling itself takes.
+#: Maximum time of a CPU for an op with almost no work, where not measured: the median of 1,667 executions of less than
+#: 1,000 FLOPs and 4 KB in ONNX Runtime's profile on two cores of an AMD EPYC, including the profiler's overhead.
 DISPATCH_US = 4.0
-#: An op without a formula takes at most this multiple of its traffic, or the time of the slowest op that has one: local
-#: response normalisation, the slowest measured op without a matrix product, takes a hundred times its traffic.
+#: Maximum time of an op without a formula: this multiple of its traffic, or the time of the slowest op with a formula.
+#: Local response normalisation, the slowest measured op without a matrix product, takes a hundred times its traffic.
 _DEAREST = 100.0
 
 
 def roofline_ms(work: GraphWork, device: Device, share: Share) -> float:
-    """Return the least time in milliseconds that one execution takes on ``share`` of ``device``."""
+    """Return the least time in milliseconds of an execution on ``share`` of ``device``."""
     return float(op_times_s(work, device, share).sum() * 1e3)
 
 
 def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
     """Return the least time of each op in seconds: of its arithmetic or its traffic, and its launches.
 
-    A recurrent op on a GPU is a product for the inputs of all steps and then a kernel a step, as in cuDNN's standard
-    algorithm, which ONNX Runtime asks for; a step has its part of the work to fill the SMs with. Persistent kernels,
+    A recurrent op on a GPU is a product for the inputs of all steps and then a kernel per step, as in cuDNN's standard
+    algorithm, which ONNX Runtime selects; each step has only its part of the work to fill the SMs. Persistent kernels,
     which stay for all steps and synchronise the whole GPU between them, are not assumed.
 
     Returns
@@ -65,12 +64,12 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
 
 
 def dispatch_ms(work: GraphWork, device: Device) -> float:
-    """Return what a CPU may take more, in milliseconds, for going from op to op, which `roofline_ms` does not count."""
+    """Return a CPU's additional time for dispatching ops in milliseconds, which `roofline_ms` leaves out."""
     return 0.0 if device.kind == "gpu" else len(work.op_types) * DISPATCH_US * 1e-3
 
 
 def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
-    """Return what the ops without a formula may take more, in milliseconds, than `roofline_ms` counts for them."""
+    """Return the possible extra milliseconds of ops without a formula beyond `roofline_ms`."""
     if not work.unknown_ops:
         return 0.0
     unknown = np.array([op in work.unknown_ops for op in work.op_types], dtype=bool)
@@ -82,7 +81,9 @@ def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
 
 
 def bandwidth(device: Device, share: Share) -> float:
-    """Return the bytes per second that ``share`` can draw: a MIG instance's slices, else what its units can ask for."""
+    """Return the bytes per second available to ``share``: a MIG instance's slices, else the limit of
+    its units' requests.
+    """
     if share.mig is not None and device.mig_slices:
         slices = device.mig_profile(share.mig).memory_slices / device.mig_slices
         return device.dram_bytes_per_s * min(slices, 1.0) * min(1.0, _BANDWIDTH_REACH * share.sm_pct / 100.0)
@@ -90,10 +91,10 @@ def bandwidth(device: Device, share: Share) -> float:
 
 
 def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:
-    """Return the bytes per second at which ``share`` rereads data at a reuse distance of this many bytes.
+    """Return the bytes per second at which ``share`` rereads data at a reuse distance of ``touched`` bytes.
 
-    Caches belong to the cores, so that a share has its part of what they deliver; beyond them `bandwidth` holds, as
-    everywhere where the caches were not measured.
+    Caches belong to the cores, so that a share has its part of their bandwidth; beyond the caches, or where they were
+    not measured, `bandwidth` holds.
 
     Parameters
     ----------
@@ -113,7 +114,7 @@ def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:
 
 
 def source_of(device: Device) -> str:
-    """Return what a roofline figure on ``device`` is called: uncalibrated unless its rates were measured."""
+    """Return the source of a roofline figure on ``device``: uncalibrated unless its rates were measured."""
     return ROOFLINE if CEILINGS in device.sources else UNCALIBRATED
 
 
