@@ -1,1 +1,1 @@
-"""The command line: one file per verb, which parses options, calls the library and renders the result."""
+"""The command line: a file for each verb, which parses options, calls the library and renders the result."""

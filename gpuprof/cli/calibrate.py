@@ -1,4 +1,4 @@
-"""``gpuprof calibrate``: fit how workloads slow each other down, iGniter's coefficients of a GPU among it."""
+"""``gpuprof calibrate``: fit the interference on a device, including iGniter's coefficients of a GPU."""
 
 from __future__ import annotations
 

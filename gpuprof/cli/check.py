@@ -19,12 +19,12 @@ _COLUMNS = (
     Column("where", "where", right=False),
     Column("message", "what is wrong", right=False),
 )
-#: So many places of one mistake are named in a table.
+#: Maximum places of a fault named in a table.
 _MOST_PLACES = 3
 
 
 class TimeOptions(Settings):
-    """Times to check with; default: those that the map was planned with."""
+    """Times for the check; by default those that the map was planned with."""
 
     title: ClassVar[str] = "Estimator and database"
 
@@ -68,7 +68,7 @@ def check(
 
 
 def group_equal(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Return a row for each rule and message, with the first places where it is broken and how often it is."""
+    """Return a row for each rule and message, with the first places of the fault and their number."""
     places: dict[tuple[object, object], list[str]] = {}
     for row in rows:
         places.setdefault((row["rule"], row["message"]), []).append(str(row["where"]))

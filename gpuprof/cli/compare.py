@@ -49,8 +49,8 @@ _COLUMNS = (
     Column("remark", "remark", right=False),
 )
 _SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
-#: Columns that not every comparison has: least numbers, which few policies give, and what a plan comes to at the ends
-#: of the estimates' intervals, where not everything was measured.
+#: Optional columns: lower bounds, which few policies give, and device counts at the ends of the estimates' intervals,
+#: for plans with unmeasured times.
 _SOMETIMES = frozenset({"lower_bound_gpus", "gpus_at_lower_ends", "gpus_at_upper_ends"})
 
 _GPU_COLUMNS = (
@@ -88,7 +88,7 @@ _CELL_COLUMNS = (
 
 
 class Compared(StrEnum):
-    """What each row of the comparison is."""
+    """The subject of a row of the comparison."""
 
     POLICY = "policy"
     GPU = "gpu"
@@ -253,7 +253,7 @@ def _compare_gpus(
 
 
 def _print(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], chosen: Format) -> None:
-    """Print the comparison; for people remarks come below it, where they do not widen every row."""
+    """Print the comparison; remarks are printed below a table, where they do not widen every row."""
     if chosen is not Format.TABLE:
         print_rows(rows, columns, chosen)
         return

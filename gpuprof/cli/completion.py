@@ -1,6 +1,6 @@
-"""Completes values on a command line: devices, policies, networks of the zoo, models of the database.
+"""Completion of values on a command line: devices, policies, networks of the zoo, models of the database.
 
-Whatever goes wrong completes nothing: a shell has no place for errors.
+Errors complete nothing: a shell has no place to show them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _quietly(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
         return []
 
     complete.__annotations__ = {"incomplete": str, "return": list[str]}
-    del complete.__wrapped__  # typer reads the signature of what it calls
+    del complete.__wrapped__  # typer reads the signature of the wrapped function
     return complete
 
 

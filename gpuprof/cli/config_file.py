@@ -1,6 +1,6 @@
-"""Options of verbs from a YAML file: what the command line leaves out is taken from there.
+"""Options of verbs from a YAML file, for options that the command line omits.
 
-A key a verb, below it a key an option, named as on the command line without dashes::
+Each key is a verb, and each key below it an option, named as on the command line without dashes::
 
     place:
       slo-file: slo.csv
@@ -48,11 +48,10 @@ def take_config(words: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
-    """Return the defaults of a group's commands, as click takes them.
+    """Return the defaults of a group's commands, in click's form.
 
-    Raises `InputError` with the line: no YAML, a verb or an option that does not exist, or a value that no option can
-    have. ``group``: of the commands that may run; options of others are not read; ``verbs``: all commands that there
-    are.
+    Raises `InputError` with the line: no YAML, an unknown verb or option, or an impossible value. ``group``: group of
+    the commands that may run; options of other commands are not read; ``verbs``: names of all commands.
     """
     root = read_yaml(path, "options")
     if root is None:
@@ -69,7 +68,7 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
 def read_yaml(path: Path, contents: str) -> yaml.Node | None:
     """Return the root of a YAML file, whose nodes know their lines; None for an empty file.
 
-    Raises `InputError` when it cannot be read, is larger than a file of ``contents`` is, or no YAML.
+    Raises `InputError` when the file cannot be read, is too large for a file of ``contents``, or is no YAML.
     """
     try:
         if refuse_pipe(path).stat().st_size > _MAX_BYTES:
@@ -108,7 +107,7 @@ def _command_defaults(path: Path, node: yaml.Node, command: Any) -> dict[str, An
 
 
 def list_options(command: Any) -> dict[str, Any]:
-    """Return the parameters of a command by what they are called on the command line."""
+    """Return the parameters of a command by their names on the command line."""
     return {
         name: parameter
         for parameter in command.params
@@ -118,7 +117,7 @@ def list_options(command: Any) -> dict[str, Any]:
 
 
 def read_value(path: Path, node: yaml.Node, parameter: Any) -> Any:
-    """Return a value as the command line would give it: texts, a flag, or several where a parameter takes them."""
+    """Return a value in the form of the command line: a text, a flag, or a list where a parameter takes several."""
     several = parameter.multiple or parameter.nargs == -1
     if isinstance(node, yaml.SequenceNode):
         texts = [_scalar(path, one) for one in node.value]
@@ -148,5 +147,5 @@ def read_pairs(node: yaml.Node, path: Path, entries: str) -> list[tuple[yaml.Sca
 
 
 def error_at(path: Path, node: yaml.Node, error: InputError) -> InputError:
-    """Return the error with the file and the line before it."""
+    """Return the error, its message prefixed by the file and the line."""
     return InputError(f"{path}:{node.start_mark.line + 1}: {error.message}", error.fix)

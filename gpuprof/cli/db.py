@@ -1,4 +1,4 @@
-"""``gpuprof db``: look into the kernel database, check it, and carry data in and out."""
+"""``gpuprof db``: show, check, import and export the kernel database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Look into the kernel database, che
 
 
 class ExportFormat(StrEnum):
-    """What ``gpuprof db export`` writes."""
+    """The output format of ``gpuprof db export``."""
 
     CSV = "csv"
     PARQUET = "parquet"
@@ -40,7 +40,7 @@ _SEEN = {
     "solo_latency_mean_ms stable error",
 }
 
-#: What tells the rows of those tables apart.
+#: Columns that identify a row in those tables.
 _KEYS = frozenset(
     {"run_id", "model", "device", "batch", "sm_share_pct", "mig_profile", "processes", "beside", "position"}
 )
@@ -183,7 +183,7 @@ def _columns(
 
 
 def _role_of(name: str, rows: Sequence[Mapping[str, object]]) -> ColumnRole:
-    """Return that a column may be left out where the terminal is narrow when no row has anything in it."""
+    """Return the role of a column: derived, and so omitted in narrow terminals, where all its values are None."""
     empty = bool(rows) and all(row[name] is None for row in rows)
     return ColumnRole.DERIVED if empty else ColumnRole.FIGURE
 
@@ -196,7 +196,7 @@ def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if time := _TIME.fullmatch(str(value)):
-        return f"{time[1]}T{time[2]}"  # in one word, which no column breaks
+        return f"{time[1]}T{time[2]}"  # a single word, which a column does not break
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
     return number_formatter(4)(value) if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""``gpuprof doctor``: what this machine can do, and for each thing missing what to do about it."""
+"""``gpuprof doctor``: the capabilities of this machine, and a remedy for each missing part."""
 
 from __future__ import annotations
 

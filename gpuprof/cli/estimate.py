@@ -1,4 +1,4 @@
-"""``gpuprof estimate``: what a model needs at any batch, share and device, and how that is known."""
+"""``gpuprof estimate``: a model's requirements at any batch, share and device, with the source of each figure."""
 
 from __future__ import annotations
 

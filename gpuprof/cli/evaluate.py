@@ -1,4 +1,4 @@
-"""``gpuprof evaluate``: how far off estimates are, on what was measured and left out."""
+"""``gpuprof evaluate``: errors of estimates on left-out measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpuprof load``: send traffic to a server and compare what comes back with what was predicted."""
+"""``gpuprof load``: send traffic to a server and compare its answers with the predictions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ _MEASURED = (
     Column("p99_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
     Column("slo_ms", "SLO ms", number_formatter()),
 )
-#: Columns that are shown where any row has one of these figures; beside what was sent, so that no width hides them.
+#: Columns that appear where any row has one of these figures; they follow the sent requests, so that no width hides
+#: them.
 _NOT_ANSWERED = (
     (
         ("refused", "predicted_refused"),
@@ -197,7 +198,7 @@ def _show_tables(result: LoadResult, rows: Sequence[Mapping[str, object]]) -> No
 
 
 def _columns_with_values(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> list[Column]:
-    """Return the columns without those of predictions where nothing is predicted."""
+    """Return the columns without predictions where there are no predictions."""
     empty = {column.key for column in columns if all(row.get(column.key) is None for row in rows)}
     return [
         one

@@ -1,4 +1,4 @@
-"""Assembles the verbs, and turns errors into one line on stderr and an exit code."""
+"""Entry point: assembles the verbs, and turns errors into one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuprof.cli.termination import termination_as_interrupt
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
 
-#: As shells say of a program that SIGINT ended: 128 and the signal's number.
+#: Shells' exit code of a program that SIGINT ended: 128 and the signal's number.
 INTERRUPTED_EXIT_CODE = 130
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Verbs that read a file of demands.
@@ -29,8 +29,8 @@ _OF_DEMANDS = ("place", "compare")
 #: collection looks at them, for Python's 700.
 _PLANNING, _COLLECTED = ("place", "compare", "explain", "check", "estimate"), 50_000
 
-#: Verbs of the help's first screen with their descriptions. The module of gpuprof.cli of a verb's name defines it as a
-#: function of that name, or as a typer app called ``app``. Nothing of it is imported for the list.
+#: Verbs of the help's first screen with their descriptions. The module of a verb in gpuprof.cli defines a function of
+#: the verb's name, or a typer app called ``app``. The list imports no such module.
 FIRST_VERBS = {
     "doctor": "Print what this machine can do; nothing is changed.",
     "profile": "Measure models on this machine.",
@@ -79,7 +79,7 @@ def _list_more_verbs() -> str:
 def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> typer.Typer:
     """Return the typer app with these verbs; heavy imports happen inside the verbs.
 
-    ``names_only``: without the verbs' modules, as the list of verbs needs it.
+    ``names_only``: skip the verbs' modules, which the list of verbs does not need.
     """
     app = typer.Typer(
         name="gpuprof",
@@ -105,17 +105,17 @@ def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run gpuprof and return the exit code; see `gpuprof.errors` for what each means."""
+    """Run gpuprof and return the exit code; `gpuprof.errors` lists the exit codes."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or bool(os.environ.get("GPUPROF_DEBUG"))
     try:
         code = run_line([word for word in words if word != "--debug"])
-        sys.stdout.flush()  # a full disk behind it is found while it can be told
+        sys.stdout.flush()  # detects a full disk while an error can still be reported
         return code
     except GpuprofError as error:
         if debug:
             raise
-        for note in getattr(error, "__notes__", ()):  # what was known of the result that there now is none of
+        for note in getattr(error, "__notes__", ()):  # notes of the lost result
             say_note(note)
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
@@ -125,9 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _fail("the memory of this machine does not suffice for what was asked", GpuprofError.exit_code)
-    except Exception as error:  # the border of the program: whatever escapes is a bug and is reported as one
-        # Typer carries its own copy of click from 0.26 on and uses the installed one before: known by what they have.
-        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was asked: what could be is no error
+    except Exception as error:  # top level: any other exception is a bug and is reported so
+        # Typer carries its own copy of click from 0.26 on and uses the installed click before: errors are recognised
+        # by name and attributes.
+        if type(error).__name__ == "NoArgsIsHelpError":  # a command without arguments prints its help
             sys.stdout.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]
             return 0
         if hasattr(error, "format_message"):
@@ -135,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if isinstance(error, OSError) and error.errno in _FULL:
-            # What is left in the buffer would be written when the program ends, and fail again.
+            # The program's end would flush the buffer, and fail again.
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
             where = f" {error.filename}" if error.filename else ""
             return _fail(f"cannot write{where}: {error.strerror}", GpuprofError.exit_code)
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _extra_with(module: str) -> str | None:
-    """Return the extra of gpuprof that brings a module, None where none does."""
+    """Return the extra of gpuprof that installs a module; None without such an extra."""
     import re
     from importlib.metadata import PackageNotFoundError, requires
 
@@ -167,10 +168,10 @@ def run_line(line: Sequence[str]) -> int:
     """Run a command line without ``gpuprof`` and return its exit code; errors are the caller's."""
     words, config = list(line), None
     if any(word.startswith("--config") for word in line):
-        from gpuprof.cli.config_file import take_config  # which imports a parser that few command lines need
+        from gpuprof.cli.config_file import take_config  # imports a parser that few command lines need
 
         words, config = take_config(line)
-    wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # one verb starts faster than all
+    wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # a single verb starts faster than all verbs
     is_list = list(words) in (["-h"], ["--help"]) or (not words and "_GPUPROF_COMPLETE" not in os.environ)
     app = build_app(wanted, names_only=True) if is_list else build_app(wanted)
     try:
@@ -195,7 +196,7 @@ def _read_defaults(config: Path | None, command: Any) -> dict[str, Any]:
 
 
 def console_script() -> None:
-    """Entry point of the ``gpuprof`` command; what a terminal's encoding lacks is printed as its escape."""
+    """Run the ``gpuprof`` command; characters outside a terminal's encoding are printed as escapes."""
     _reserve_stdout()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -209,8 +210,8 @@ def console_script() -> None:
 def _reserve_stdout() -> None:
     """Keep standard output for results: send file descriptor 1 to stderr and give ``sys.stdout`` a copy of it.
 
-    Compiled libraries print to the descriptor, whatever their options say (HiGHS 1.16 its banner), and would break
-    ``--json`` for the programs that read it.
+    Compiled libraries print to the descriptor, regardless of their options (HiGHS 1.16 its banner), and would corrupt
+    ``--json`` output.
     """
     if not isinstance(sys.stdout, io.TextIOWrapper) or not isinstance(sys.stderr, io.TextIOWrapper):
         return  # closed by the caller

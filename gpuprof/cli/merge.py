@@ -1,4 +1,4 @@
-"""``gpuprof merge``: several models that share weights become one graph."""
+"""``gpuprof merge``: merge several models that share weights into one graph."""
 
 from __future__ import annotations
 

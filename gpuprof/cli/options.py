@@ -22,7 +22,7 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import CommandLine, SettingError, Settings, command_line
 
 MapFileArgument = Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")]
-#: Of verbs that can do without a database.
+#: Option of verbs that do not need a database.
 OptionalDbOption = Annotated[Path | None, typer.Option(help="Kernel database.")]
 DbOption = Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")]
 DEFAULT_DB = Path("gpuprof-db")
@@ -48,10 +48,10 @@ _COMPLETERS: Mapping[str, Callable[[str], list[str]]] = {
 
 
 def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return ``verb`` as typer is to see it: with the fields of its settings as options of their own.
+    """Return ``verb`` with a signature for typer: the fields of its settings become options.
 
     ``verb``: parameters whose type is a `Settings` are groups: each field becomes an option, in the help under the
-    heading of its group. Others stay as they are.
+    heading of its group. Other parameters stay unchanged.
     """
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, type[Settings]] = {name: kind for name, kind in hints.items() if _is_settings(kind)}
@@ -152,7 +152,7 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
 
 
 def _rules(field: FieldInfo) -> Iterator[Any]:
-    """Yield the rules for a field's value, those of a union's members too."""
+    """Yield the rules for a field's value, including those of a union's members."""
     yield from field.metadata
     for part in get_args(field.annotation):
         if get_origin(part) is Annotated:
@@ -161,7 +161,7 @@ def _rules(field: FieldInfo) -> Iterator[Any]:
 
 
 def _plain_types(hint: Any) -> Iterator[Any]:
-    """Yield the classes of a hint: the members of a union, without what is annotated to them."""
+    """Yield the classes of a hint: the members of a union, without their annotations."""
     if get_origin(hint) is Annotated:
         yield from _plain_types(get_args(hint)[0])
     elif get_origin(hint) in (Union, UnionType):
@@ -185,7 +185,7 @@ def duration_option(
 ) -> Any:
     """Return an option whose value is a number of ``unit``.
 
-    ``name``: as on the command line, for messages; ``least_s``, ``most_s``: as `parse_duration` takes them.
+    ``name``: the option's name in messages; ``least_s``, ``most_s``: limits for `parse_duration`.
     """
 
     def parse_given(given: str | float) -> float:
@@ -198,8 +198,8 @@ def duration_option(
 def check_output_file(path: Path | None) -> Path | None:
     """Return the path of a file to write, as the callback of an option.
 
-    Raises `InputError` when it is a directory or a named pipe, its directory is not there, or nothing may be written to
-    it.
+    Raises `InputError` when the path is a directory or a named pipe, its directory is missing, or writing is not
+    permitted.
     """
     if path is None:
         return None
@@ -221,9 +221,9 @@ def check_output_file(path: Path | None) -> Path | None:
 
 
 def check_output_folder(path: Path | None) -> Path | None:
-    """Return the path of a directory to write into, which is made where it is missing, as the callback of an option.
+    """Return the path of an output directory, created where missing, as the callback of an option.
 
-    Raises `InputError` when it is a file or below one, or may not be made or written to.
+    Raises `InputError` when the path is a file or below a file, or the directory may not be created or written to.
     """
     if path is None:
         return None

@@ -37,7 +37,7 @@ CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a t
 
 
 class Format(StrEnum):
-    """How results are printed."""
+    """The format of printed results."""
 
     TABLE = "table"
     JSON = "json"
@@ -46,9 +46,9 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: the key in each row, its heading, how a value is shown to people, and what it is for.
+    """A column of a table: its key in each row, its heading, the text of a value, and its role.
 
-    Programs get every key of the row, unrounded, whatever the columns are.
+    Machine-readable formats contain every key of the row, unrounded, whatever the columns.
     """
 
     key: str
@@ -79,14 +79,14 @@ def print_rows(
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document on stdout; NaN and infinities become null, which JSON has no word for."""
+    """Print one JSON document on stdout; NaN and infinities become null, because JSON cannot express them."""
     # A terminal of another encoding could not print the letters themselves.
     escaped = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     sys.stdout.write(json.dumps(_replace_non_finite(document), indent=1, ensure_ascii=escaped) + "\n")
 
 
 def print_text(text: str) -> None:
-    """Print a line of text on stdout; in a terminal it is broken between words."""
+    """Print a line of text on stdout; a terminal breaks the line between words."""
     from rich.console import Console
     from rich.text import Text
 
@@ -95,16 +95,16 @@ def print_text(text: str) -> None:
 
 
 def say(message: str) -> None:
-    """Print a line for people on stderr, broken between words where that is a terminal.
+    """Print a line for people on stderr; a terminal breaks the line between words.
 
-    Where stderr goes to a full disk, the line is lost and nothing else.
+    A line for a full disk is lost, without an error.
     """
     with suppress(OSError):
         sys.stderr.write(_break_lines(message) + "\n")
 
 
 def _break_lines(message: str) -> str:
-    """Return a text whose lines end between words where stderr is a terminal; names longer than a line stay whole."""
+    """Return a text with line breaks between words where stderr is a terminal; names longer than a line stay whole."""
     if not sys.stderr.isatty():
         return message
     width = shutil.get_terminal_size().columns
@@ -120,9 +120,9 @@ def say_note(*notes: str) -> None:
 
 @contextmanager
 def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
-    """Yield a callback that shows how far work has come: steps as a bar, what has no known end as a line of its own.
+    """Yield a callback that shows progress: steps as a bar, work without a known end as separate lines.
 
-    ``refresh_between``: whether the bar is drawn between steps, too, ten times a second; not where this process
+    ``refresh_between``: whether the bar is redrawn between steps, too, ten times a second; False where this process
     measures latencies.
     """
     with progress(refresh_between) as bar:
@@ -144,7 +144,7 @@ def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
 
 
 def progress(refresh_between: bool = True) -> Progress:
-    """Return a progress bar on stderr, with the time left; it vanishes when done and is silent in a pipe."""
+    """Return a progress bar on stderr, with the time left; the bar vanishes when done and is absent in a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -159,7 +159,7 @@ def progress(refresh_between: bool = True) -> Progress:
         console=console,
         transient=True,
         auto_refresh=refresh_between,
-        # In a pipe or a log every redrawn bar would be a line.
+        # Each redrawn bar would be a line in a pipe or a log.
         disable=not console.is_terminal,
     )
 
@@ -205,7 +205,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
         if line:
             console.print(Text(line))
     for order, group in enumerate(layout.tables):
-        # Beside the divider, which is one character wide.
+        # Padding at each side of the divider, which is one character wide.
         left = (layout.gap - 1) // 2
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, layout.gap - 1 - left, 0, left))
         if order:
@@ -224,7 +224,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
 
 
 def _has_width(console: Console) -> bool:
-    """Return whether what is printed goes to a terminal, or to something that says how wide it is."""
+    """Return whether the output goes to a terminal, or its width is given by ``COLUMNS``."""
     return console.is_terminal or "COLUMNS" in os.environ
 
 
@@ -235,19 +235,19 @@ def _show_column(column: Column, values: Sequence[object]) -> list[str]:
 
 
 def _describe_common(texts: Sequence[ColumnText], layout: TableLayout) -> str:
-    """Return what is the same in every row, without what no row has."""
+    """Return the values common to all rows, without empty values."""
     shown = ((position, texts[position].cells[0]) for position in layout.above)
     named = [_name_cell(_full_heading(texts, position), cell) for position, cell in shown if cell.strip(" –")]
     return ("; " if any(", " in one for one in named) else ", ").join(named)
 
 
 def _name_cell(heading: str, cell: str) -> str:
-    """Return a cell with its heading as people say it: ``"share 25%"`` where the heading is "share %"."""
+    """Return a cell with its heading in natural order: ``"share 25%"`` for the heading "share %"."""
     return f"{heading.removesuffix(' %')} {cell}%" if heading.endswith(" %") else f"{heading} {cell}"
 
 
 def _full_heading(texts: Sequence[ColumnText], position: int) -> str:
-    """Return a heading that says what it belongs to where it stands alone, without the unit of that."""
+    """Return a heading for use alone: a joined column's heading follows its owner's, without the owner's unit."""
     owner = position
     while texts[owner].joined and owner:
         owner -= 1

@@ -142,7 +142,7 @@ def place(
 
 
 def print_map(result: PlaceResult, chosen: Format) -> None:
-    """Print the replicas of a map and, for people, what is predicted of the whole."""
+    """Print the replicas of a map and, in a table, the predictions for the whole map."""
     from gpuprof.domain.map_sources import (
         describe_basis,
         describe_certainty,

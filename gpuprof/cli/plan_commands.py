@@ -1,4 +1,4 @@
-"""Makes command lines of a file of steps: what a step leaves out is taken from the models and devices of the file."""
+"""Command lines for the steps of a file: options that a step omits are taken from the file's models and devices."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gpuprof.cli.config_file import error_at, list_options, read_value
 from gpuprof.cli.plan_file import PlannedStep, RunPlan
 from gpuprof.errors import GpuprofError, InputError, unknown_name
 
-#: What takes the models themselves, and what a plan for devices.
+#: Verbs on models, and verbs on demands.
 _OF_MODELS = frozenset({"profile", "estimate"})
 _OF_DEMANDS = frozenset({"place", "compare"})
-#: What makes a map, by which later steps go.
+#: The verb that makes the map for later steps.
 _MAKES_MAP = "place"
-#: What fills a database that a report can then draw.
+#: Verbs that fill a database, which a report can then show.
 _FILLS_DATABASE = frozenset({"profile", "calibrate", "train"})
 _RESULTS = {"place": "map.json", "simulate": "simulation.json", "report": "report.html"}
-#: Options that name what a command writes.
+#: Options for output files.
 _OUTPUTS = frozenset({"output", "figures", "picture"})
-#: What of the results a report is made from, when its step does not say.
+#: Verbs whose results a report shows by default.
 _REPORTED = frozenset({"place", "simulate", "evaluate", "load"})
 
 
@@ -31,15 +31,15 @@ class StepCommand:
 
     words: tuple[str, ...]  #: Without ``gpuprof``.
     verb: str
-    save: Path | None  #: File to write what it prints to.
-    #: ``inputs``, ``outputs``: Files and folders that it reads and writes, as far as its words name them.
+    save: Path | None  #: File for the printed output.
+    #: ``inputs``, ``outputs``: Files and folders read and written by the command, as far as its words name them.
     inputs: tuple[Path, ...]
     outputs: tuple[Path, ...]
 
 
 @dataclass(slots=True)
 class _Results:
-    """What the steps so far have made."""
+    """The results of the steps so far."""
 
     map_file: str
     has_database: bool
@@ -49,8 +49,8 @@ class _Results:
 def list_commands(plan: RunPlan, group: Any) -> list[StepCommand]:
     """Return the command lines of a plan, in their order.
 
-    ``group``: of all verbs. Raises `InputError` with the line: an option that the verb does not have, a value that the
-    option cannot have, or one that it lacks.
+    ``group``: click group of all verbs. Raises `InputError` with the line: an unknown option, an impossible value, or
+    a missing option.
     """
     results = _Results(str(plan.folder / "map.json"), Path(plan.db).exists())
     commands: list[StepCommand] = []
@@ -104,7 +104,7 @@ def _read_options(plan: RunPlan, step: PlannedStep, command: Any) -> dict[str, A
 def _fill_in(
     plan: RunPlan, step: PlannedStep, command: Any, given: Mapping[str, Any], results: _Results
 ) -> list[dict[str, Any]]:
-    """Return the values of each command line of a step: one for each device and sizes where a command takes one."""
+    """Return the values of each command line of a step: a line for each device and sizes where a command takes one."""
     names, verb = {parameter.name for parameter in command.params}, step.verb[0]
     usual: dict[str, Any] = {"map_file": results.map_file}
     if results.has_database or verb in _FILLS_DATABASE:
@@ -135,7 +135,7 @@ def _fill_in(
 
 
 def _for_each_device(plan: RunPlan, verb: str, filled: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the values of the command lines of a step: one for each device where the command takes one."""
+    """Return the values for the command lines of a step: one for each device where a command takes a single device."""
     kinds = [one.partition(":")[0] for one in plan.devices]
     if verb == "estimate" and "device" not in filled and kinds and "any" not in kinds:
         return [filled | {"device": kind} for kind in kinds]
@@ -151,7 +151,7 @@ def _check_demands(plan: RunPlan, step: PlannedStep) -> None:
 
 
 def _check_values(plan: RunPlan, step: PlannedStep, command: Any, filled: Mapping[str, Any]) -> None:
-    """Refuse what the command line would refuse, before anything runs; outputs are looked at when they are written."""
+    """Refuse values that the command line would refuse, before the first step; outputs are checked when written."""
     shown = {name: Path(str(value)).name if name in _OUTPUTS else value for name, value in filled.items()}
     # Outputs by their names alone, in the current folder: theirs may be made by an earlier step.
     operands, options = _words(command, shown)
@@ -159,7 +159,7 @@ def _check_values(plan: RunPlan, step: PlannedStep, command: Any, filled: Mappin
         command.make_context(" ".join(step.verb), [*options, *operands])
     except GpuprofError as error:
         raise error_at(plan.path, step.node, InputError(error.message, error.fix)) from None
-    except Exception as error:  # click is typer's own copy in some versions: its errors are told by what they have
+    except Exception as error:  # some typer versions copy click: its errors are recognised by their attributes
         if not hasattr(error, "format_message"):
             raise
         name = getattr(getattr(error, "param", None), "name", None)
@@ -170,7 +170,7 @@ def _check_values(plan: RunPlan, step: PlannedStep, command: Any, filled: Mappin
 
 
 def _save_path(plan: RunPlan, step: PlannedStep, filled: Mapping[str, Any]) -> Path | None:
-    """Return where a command line's print goes: with the device in its name where the step has a line for each."""
+    """Return the file for a command's printed output, with the device in its name where a step has several devices."""
     if step.save is None:
         return None
     path = plan.folder / step.save

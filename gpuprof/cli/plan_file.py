@@ -1,4 +1,4 @@
-"""Reads the file of ``gpuprof run``: models, devices and steps of a whole run, each mistake told with its line."""
+"""Reader for the file of ``gpuprof run``: models, devices and steps of a whole run, with the line of each error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpuprof.cli.config_file import error_at, read_pairs, read_yaml
 from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError, unknown_name
 
-#: Verbs that do not end by themselves, or need a server that does not, and this one.
+#: Verbs that run until interrupted, or need such a server, and ``run`` itself.
 _NO_STEPS = frozenset({"serve", "apply", "run"})
-#: By its ending a file says whether a step prints JSON, CSV or a table into it.
+#: File name endings that select the printed format of a step: JSON, CSV or a table.
 _SAVED = frozenset({".json", ".csv", ".txt"})
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -27,7 +27,7 @@ class _Part(BaseModel):
 
 
 class PlannedModel(_Part):
-    """A service: its model as a file, or by its name in the database, and what is asked for it, as in slo.csv."""
+    """A service: its model as a file, or by its name in the database, and its demand, as in slo.csv."""
 
     file: str | None = None
     model: str | None = None
@@ -45,7 +45,7 @@ def _as_list(value: object) -> object:
 
 
 class _Header(_Part):
-    """All of the file but the steps, whose options the verbs know."""
+    """The content of the file except the steps, whose options are the verbs' own."""
 
     models: dict[str, PlannedModel] = Field(default_factory=dict)
     devices: Annotated[list[str], BeforeValidator(_as_list)] = Field(default_factory=list)
@@ -56,12 +56,12 @@ class _Header(_Part):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step as it stands in the file."""
+    """A step in the file."""
 
     verb: tuple[str, ...]  #: A verb, or the two words of a command: ``("zoo", "build")``.
-    options: tuple[tuple[yaml.ScalarNode, yaml.Node], ...]  #: As on the command line.
-    save: str | None  #: File to write what the step prints to: JSON, CSV or the text.
-    node: yaml.Node  #: Where it stands.
+    options: tuple[tuple[yaml.ScalarNode, yaml.Node], ...]  #: Options as on the command line.
+    save: str | None  #: File for the printed output of the step: JSON, CSV or text.
+    node: yaml.Node  #: Node of the step in the file.
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,9 @@ class RunPlan:
 
 
 def read_plan(path: Path, verbs: Sequence[str]) -> RunPlan:
-    """Return what a file says, every key and value of the wrong kind refused.
+    """Return the plan in a file, with all keys and values checked.
 
-    Raises `InputError` with the line: no YAML, a key or a verb that does not exist, a value that cannot be, or no step
-    at all.
+    Raises `InputError` with the line: no YAML, an unknown key or verb, an impossible value, or no step.
     """
     root = read_yaml(path, "steps")
     if root is None:
@@ -173,7 +172,7 @@ def _read_save(path: Path, node: yaml.Node) -> str:
 
 
 def _refuse_twice(path: Path, root: yaml.Node) -> None:
-    """Refuse a key that stands twice, of which YAML would take the last without a word."""
+    """Refuse a repeated key, of which YAML would silently take the last."""
     waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()
@@ -192,7 +191,7 @@ def _refuse_twice(path: Path, root: yaml.Node) -> None:
 
 
 def _find_node(node: yaml.Node, where: Sequence[str]) -> yaml.Node:
-    """Return the node that stands there, or the nearest above it; of the last part its key."""
+    """Return the node at a path, or the nearest node above it; for the last part of the path, its key."""
     for depth, part in enumerate(where):
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
         found = next(((key, value) for key, value in pairs if key.value == part), None)

@@ -1,4 +1,4 @@
-"""Runs the steps of a file in order, and skips those whose inputs have not changed since they ran."""
+"""Runner for the steps of a file, in order, which skips steps whose inputs have not changed since they ran."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpuprof.errors import GpuprofError, InputError, UnstableError, refuse_unwri
 
 #: Files up to this size are compared by content, larger ones by size and modification time.
 _HASHED_BYTES = 64 << 20
-#: What a database holds beside its runs that later steps depend on; other hidden folders are copies.
+#: Learned data in a database's hidden folders, on which later steps depend; other hidden folders are copies.
 _LEARNT = frozenset({".trained", ".calibrated"})
-#: Of slo.csv, in this order, those that are used.
+#: Columns of slo.csv, in this order; unused columns are omitted.
 _COLUMNS = (
     *("model", "rate_rps", "slo_ms", "service", "file"),
     *("percentile", "min_goodput_rps", "priority", "max_replicas", "dims"),
@@ -29,18 +29,18 @@ _COLUMNS = (
 
 
 def show_line(command: StepCommand) -> str:
-    """Return a command line as one types it."""
+    """Return a command line as typed in a shell."""
     line = f"gpuprof {shlex.join(command.words)}"
     return line if command.save is None else f"{line} > {shlex.quote(str(command.save))}"
 
 
 def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = False) -> int:
-    """Run the command lines in their order and return the exit code of the last; the first that fails ends the run.
+    """Run the command lines in order and return the exit code of the last; the first failure ends the run.
 
-    Times of a noisy machine do not: ``profile`` keeps and marks them, the steps after it go on with them, and the next
-    run measures them again. ``fresh``: whether steps are run again that were done before. Raises `GpuprofError`: of the
-    step that fails, with a note which it is; `UnstableError` at the end, when all steps ran and measured times cannot
-    be trusted; `InputError` when the folder of the results cannot be written.
+    An unstable ``profile`` does not: its times are kept and marked, later steps use them, and the next run measures
+    them again. ``fresh``: whether completed steps are run again. Raises `GpuprofError` of the failed step, with a note
+    on the step; `UnstableError` at the end, when all steps ran but measured times cannot be trusted; `InputError` when
+    the folder of the results cannot be written.
     """
     from gpuprof.cli.main import run_line
 
@@ -69,7 +69,7 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
             raise
         if code:
             return code
-        # What a step adds to what it reads, as a profile to the database, is no reason to run it again.
+        # The fingerprint is taken afterwards: a step may change its own inputs, as a profile changes the database.
         done[line] = [__version__, _fingerprint(command.inputs), _fingerprint(command.outputs)]
         _write_done(plan.folder, done)
     if unstable:
@@ -83,7 +83,7 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
 
 
 def _require_files(plan: RunPlan, commands: Sequence[StepCommand]) -> None:
-    """Refuse a run whose model files are not there and no step makes, before its first step."""
+    """Refuse a run, before its first step, when a model file is missing and no step makes it."""
     made = {path.absolute() for command in commands for path in command.outputs}
     missing = [file for file in plan.files() if not Path(file).exists() and Path(file).absolute() not in made]
     if missing:
@@ -132,7 +132,7 @@ def _locate_state_file(folder: Path) -> Path:
 
 
 def _read_done(folder: Path) -> dict[str, list[str]]:
-    """Return what was done before; what cannot be read was not."""
+    """Return the record of completed steps; empty where the record cannot be read."""
     try:
         content = json.loads(_locate_state_file(folder).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -143,20 +143,20 @@ def _read_done(folder: Path) -> dict[str, list[str]]:
 def _write_done(folder: Path, done: dict[str, list[str]]) -> None:
     target = _locate_state_file(folder)
     with refuse_unwritable(target):
-        # Written beside it and renamed: a run that is killed must not leave half a list.
+        # A rename makes the file appear whole: a killed run must not leave half a list.
         part = target.with_suffix(".part")
         part.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
         part.replace(target)
 
 
 def _fingerprint(paths: Sequence[Path]) -> str:
-    """Return a digest of what stands under the paths; one that is not there counts as that."""
+    """Return a digest of the files below the paths; a missing path changes the digest."""
     digest = hashlib.sha256()
     for path in paths:
         for file in sorted(_list_files(path)):
             digest.update(f"{file}\0".encode())
             digest.update(_describe_file(file))
-        # Names and contents stay apart: without it "ab" and "c" would be as "a" and "bc".
+        # A separator between paths: without it "ab" and "c" would equal "a" and "bc".
         digest.update(b"\0")
     return digest.hexdigest()
 

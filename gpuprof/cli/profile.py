@@ -1,4 +1,4 @@
-"""``gpuprof profile``: measure models and keep what was measured in the kernel database."""
+"""``gpuprof profile``: measure models and store the measurements in the kernel database."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class WorkloadOptions(Settings):
     )
 
     def shares(self) -> list[str] | None:
-        """Return the shares as they were written; None: those of the device."""
+        """Return the shares as written; None: the default shares of the device."""
         return None if self.share is None else self.share.split(",")
 
 
@@ -238,7 +238,7 @@ def _measure_cluster(
     db: Path,
     chosen: Format,
 ) -> None:
-    """Measure models at batch sizes on the places of a Ray cluster; what came before a failure is printed, too."""
+    """Measure models at batch sizes on a Ray cluster; rows before a failure are printed, too."""
     from gpuprof.pipeline.profile import profile_cluster
     from gpuprof.pipeline.profile_result import ProfileProgress
 
@@ -298,9 +298,9 @@ def _ingest(
 
 
 def _describe_options(workloads: WorkloadOptions, settings: ProfileSettings, source: SourceOptions) -> list[str]:
-    """Return the options for each place of the cluster, as its own command line takes them.
+    """Return the options for each place of the cluster, in the form of its own command line.
 
-    Raises `InputError` when there is no such engine, or it does not measure ops.
+    Raises `InputError` for an unknown engine, or an engine that does not measure ops.
     """
     if source.engine != "ray" or source.per_op:
         raise InputError(f"--engine must be local, or ray without --per-op, but got {source.engine}")

@@ -1,4 +1,4 @@
-"""``gpuprof report``: one HTML page, or pictures, of what was measured, predicted, placed, simulated and served."""
+"""``gpuprof report``: one HTML page, or pictures, of measurements, predictions, maps, simulations and load tests."""
 
 from __future__ import annotations
 

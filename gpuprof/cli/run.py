@@ -1,4 +1,4 @@
-"""``gpuprof run``: a whole run from one file that can be committed."""
+"""``gpuprof run``: run a whole plan from one file that can be committed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(
     from gpuprof.cli.plan_run import run_steps, show_line, write_csv
 
     plan = read_plan(plan_file, list(VERBS))
-    with _folder(plan_file.absolute().parent):  # paths count from the file, wherever it is run from
+    with _folder(plan_file.absolute().parent):  # relative paths start at the file's folder
         commands = list_commands(
             plan, typer.main.get_command(build_app({step.verb[0] for step in plan.steps} | {"run"}))
         )

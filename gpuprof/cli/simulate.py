@@ -1,4 +1,4 @@
-"""``gpuprof simulate``: what clients of a map would see, without a device."""
+"""``gpuprof simulate``: predict the clients' view of a map, without a device."""
 
 from __future__ import annotations
 

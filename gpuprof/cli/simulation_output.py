@@ -1,4 +1,4 @@
-"""How the outcome of a simulation is printed."""
+"""Printed outcome of a simulation."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _show_tables(outcome: SimulationOutcome) -> None:
 
 
 def show_comparison(result: SimulateResult, chosen: Format) -> None:
-    """Print what each policy made of the same load."""
+    """Print each policy's result for the same load."""
     print_rows(result.rows(), _POLICIES, chosen)
 
 

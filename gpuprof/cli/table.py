@@ -1,7 +1,7 @@
-"""Fits a table into a terminal: numbers are never broken, texts break between words, and key columns are kept.
+"""Layout of a table in a terminal: numbers are never broken, texts break between words, and key columns are kept.
 
-Where the columns are too many, those that are the same in every row go into a line above; where they still are, those
-that follow from others are left out, and the rest go below one another, each part with the keys of its rows.
+With too many columns, columns of equal values move into a line above; if that is not enough, derived columns are left
+out, and the rest is split into tables below one another, each with the keys of its rows.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-#: Characters between two columns, and where that lets more of them stand beside one another.
+#: Characters between two columns, and the narrow gap for more columns in a table.
 GAP, _NARROW_GAP = 3, 2
-#: Names without a space that are longer are broken where the column ends.
+#: Longer names without a space are broken at the column's end.
 _LONGEST_NAME = 32
 #: Largest part of the width for keys that every part of a table repeats.
 _MOST_FOR_KEYS = 0.6
 
 
 class ColumnRole(StrEnum):
-    """The role of a column, which decides how it is shortened in a narrow terminal."""
+    """The role of a column, which decides its treatment in a narrow terminal."""
 
-    SUBJECT = "subject"  #: what rows are about: stands in every part of the table
-    KEY = "key"  #: tells rows apart: likewise, or above where it is the same in all
+    SUBJECT = "subject"  #: subject of the rows: in every part of the table
+    KEY = "key"  #: identifies a row: in every part, or above where all its values are equal
     FIGURE = "figure"
     DERIVED = "derived"  #: follows from other columns: left out first
 
@@ -35,7 +35,7 @@ class ColumnText:
     cells: tuple[str, ...]
     right: bool = True  #: Whether it holds numbers, which are not broken.
     role: ColumnRole = ColumnRole.FIGURE
-    joined: bool = False  #: Whether it says more of the column before, from which it is not parted.
+    joined: bool = False  #: Whether it qualifies the column before, from which it is not separated.
 
     @property
     def full(self) -> int:
@@ -51,7 +51,7 @@ class ColumnText:
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlace:
-    """Where a column stands: its position among those asked for, and its width in characters."""
+    """The place of a column: its position in the input, and its width in characters."""
 
     position: int
     width: int
@@ -59,7 +59,7 @@ class ColumnPlace:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The columns of each table, below one another, what stands above them, and what is left out, by position."""
+    """The layout of a table: columns of each part, common columns above, and omitted columns, by position."""
 
     tables: tuple[tuple[ColumnPlace, ...], ...]
     above: tuple[int, ...] = ()
@@ -68,9 +68,9 @@ class TableLayout:
 
 
 def lay_out_columns(columns: Sequence[ColumnText], width: int) -> TableLayout:
-    """Return how the columns fit a terminal of ``width`` characters.
+    """Return the layout of the columns in a terminal of ``width`` characters.
 
-    A table has a column beside its keys whatever its width.
+    Each part has a column in addition to its keys, whatever the width.
     """
     usual, narrow = (_lay_out(columns, width, gap) for gap in (GAP, _NARROW_GAP))
     worse = (len(usual.tables), len(usual.left_out)) > (len(narrow.tables), len(narrow.left_out))
@@ -94,9 +94,9 @@ def _lay_out(columns: Sequence[ColumnText], width: int, gap: int) -> TableLayout
 
 
 def _is_above(columns: Sequence[ColumnText], position: int) -> bool:
-    """Return whether a column is the same in every row and no figure.
+    """Return whether a column is printed above: no figure, and equal in every row.
 
-    Where there is one row, only its keys, and texts that say more of a figure, such as where it is from.
+    With a single row, only its keys, and texts that qualify a figure, such as its source.
     """
     column = columns[position]
     if position == 0 and not any(one.role is ColumnRole.SUBJECT for one in columns):
@@ -147,7 +147,7 @@ def _repeated_keys(
 
 
 def _first_that_tell_apart(columns: Sequence[ColumnText], kept: Sequence[int]) -> list[int]:
-    """Return of columns that nobody gave a role, such as those of a query, the first that no two rows agree in."""
+    """Return the first columns that together identify each row, for columns without roles, such as a query's."""
     keys = list(kept[:1])
     for position in kept[1:]:
         distinct_rows = set(zip(*(columns[key].cells for key in keys), strict=True))
@@ -161,7 +161,7 @@ def _first_that_tell_apart(columns: Sequence[ColumnText], kept: Sequence[int]) -
 def _share_width(
     group: Sequence[int], full: Sequence[int], least: Sequence[int], available: int
 ) -> tuple[ColumnPlace, ...]:
-    """Give each column its full width; where that is too much, narrow the widest that can be narrowed."""
+    """Give each column its full width; if the sum is too large, narrow the widest column that can be narrowed."""
     widths = {position: full[position] for position in group}
     while sum(widths.values()) > available:
         wide = [position for position in group if widths[position] > least[position]]

@@ -9,16 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-#: Who ends a process group tells its leader, too, so that the same word comes twice at once (timeout does).
+#: Seconds within which a repeated signal is ignored: programs that signal a process group signal its leader, too
+#: (timeout does).
 _SAME_WORD_S = 1.0
 _WORDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP unless it is ignored, do what SIGINT does, or interrupt where that is ignored.
+    """Handle SIGTERM, and SIGHUP unless ignored, like SIGINT, or as an interrupt where SIGINT is ignored.
 
-    Raises `KeyboardInterrupt`: within it, when the process is told to end and nobody took SIGINT for himself.
+    Raises `KeyboardInterrupt`: within the context, on such a signal when SIGINT has no handler of its own.
     """
     # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
@@ -33,11 +34,11 @@ def termination_as_interrupt() -> Iterator[None]:
         told_s[0] = now_s
         if callable(signal.getsignal(signal.SIGINT)):
             signal.raise_signal(signal.SIGINT)
-        else:  # as for what a shell started in the background
+        else:  # SIGINT is ignored, as for background jobs of a shell
             raise KeyboardInterrupt
 
     before = {word: signal.getsignal(word) for word in _WORDS}
-    # Only where nobody else has set one: nohup ignores SIGHUP, and a test may have a handler of its own.
+    # Only default handlers are replaced: nohup ignores SIGHUP, and a test may have a handler of its own.
     taken = [word for word, handler in before.items() if handler is signal.SIG_DFL]
     for word in taken:
         signal.signal(word, handle_signal)

@@ -7,10 +7,10 @@ from rich.text import Text
 
 
 class TimeLeftColumn(TimeRemainingColumn):
-    """Shows the time left at the mean pace of the steps that are done.
+    """Column with the time left at the mean pace of the completed steps.
 
-    Reads two fields of its task: ``first``, the steps that were done when it began, and ``paced_s``, its age in
-    seconds when a step was last reported. A task without them is shown as rich does.
+    Reads two fields of its task: ``first``, the steps completed at its start, and ``paced_s``, its age in seconds at
+    the last reported step. A task without them is shown by rich's rule.
     """
 
     def render(self, task: Task) -> Text:
@@ -20,7 +20,7 @@ class TimeLeftColumn(TimeRemainingColumn):
             return super().render(task)
         left_s = task.fields["paced_s"] / steps * (task.total - task.completed)
         left_s = max(0.0, left_s - ((task.elapsed or 0.0) - task.fields["paced_s"]))
-        if left_s < 0.5:  # the last step takes longer than those before it
+        if left_s < 0.5:  # the last step takes longer than the mean
             return Text("-:--:--", style="progress.remaining")
         minutes, seconds = divmod(round(left_s), 60)
         hours, minutes = divmod(minutes, 60)

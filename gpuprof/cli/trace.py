@@ -28,7 +28,7 @@ _COLUMNS = (
     Column("peak_rps", "peak/s", number_formatter(4)),
     Column("gap_scv", "SCV of gaps", number_formatter()),
     Column("longest_gap_s", "longest gap s", number_formatter()),
-    # Never broken into lines, as numbers are not: the halves of a picture below one another show no time.
+    # A sparkline is not broken into lines, like numbers: its halves below one another would show no time.
     Column("sparkline", "over time"),
 )
 
@@ -48,7 +48,7 @@ class ArrivalProcessOptions(Settings):
     def rates_rps(self) -> dict[str, float]:
         """Return requests per second by model.
 
-        Raises `InputError` when nothing says what comes, or a rate cannot be read.
+        Raises `InputError` when no rate is given, or a rate cannot be read.
         """
         from gpuprof.domain.demand import read_demands
         from gpuprof.pipeline.problem import name_demand

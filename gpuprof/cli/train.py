@@ -1,4 +1,4 @@
-"""``gpuprof train``: fit the regressors that estimate models that were never profiled."""
+"""``gpuprof train``: fit the regressors that estimate unprofiled models."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ _Sections = dict[str, list[tuple[str, str]]]
 
 
 class VerbCommand(TyperCommand):
-    """A command that refuses an option of one value that is given twice, and whose help lists options by their
-    ``rich_help_panel``, as plain text, those without one last.
+    """A command that refuses a repeated option of a single value.
+
+    Its help lists options by their ``rich_help_panel``, as plain text, those without a panel last.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
