@@ -1,10 +1,10 @@
-"""The largest rate that a replica serves within an SLO, found by solving as few queues as possible.
+"""The largest rate of a replica within an SLO, found by solving as few queues as possible.
 
-Answers are remembered across the policies that work on one problem. A rate below one that is in time is in time, one
-above another that is not is not; so most questions are answered by what was asked before. The search is a bisection
-whose cells are guessed: between two rates of known tails the time grows nearly in proportion to ``1 / (1 - load)``, so
-interpolation says where the bisection would end, and only the ends of that cell are asked for. The first guess is the
-load that replicas much alike bore. The answer is the bisection's own.
+Results are cached across the policies that work on a problem. A rate below a rate in time is in time, and a rate above
+a late rate is late, so most queries are answered from earlier ones. The search is a bisection with guessed cells:
+between two rates of known tails the time grows nearly in proportion to ``1 / (1 - load)``, so interpolation predicts
+the last cell of the bisection, and only the ends of that cell are evaluated. The first guess is the load sustained by
+similar replicas. The result equals the bisection's own.
 """
 
 from __future__ import annotations
@@ -24,46 +24,45 @@ from gpuprof.placement.load_search import find_load
 from gpuprof.placement.rate_bound import most_within_rps
 from gpuprof.placement.sustained_loads import SustainedLoads
 
-#: The search for the largest rate that a replica can serve stops when it is known this well, from below.
+#: Relative precision, from below, at which the search for a replica's largest rate stops.
 RATE_PRECISION = 0.01
-#: Part of its throughput at which a replica is nearly idle: one that keeps the SLO only below it is not offered for
-#: more than that, since hundreds of them would do the work of one.
+#: Part of its throughput at which a replica is nearly idle. A replica that keeps the SLO only below it is not offered
+#: for more, since hundreds of them would do the work of a better one.
 NEARLY_IDLE = 0.01
-#: Steps after which one bisects: guesses may converge from one side only.
+#: Number of steps between bisections: guesses may converge from one side only.
 _HALVED = 3
-#: Where the search for a load begins of which nothing is known.
+#: Initial load of a search without a known load.
 _LIKELY_LOAD = 0.8
-#: The tail of a coarse simulation of Poisson requests is at most this part off below the load given, beyond it the
-#: other part; what is nearer to the limit is simulated finely. Of 200 replicas the largest was 7.5% below and 5.3%
-#: beyond.
+#: Maximum relative error of the tail of a coarse simulation of Poisson requests, below the given load and above it;
+#: tails nearer to the limit are simulated finely. The largest error over 200 replicas was 7.5% below and 5.3% above.
 _LOW_LOAD, _LOW_LOAD_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
-#: How much quick answers may be off: from a load on, in parts of the SLO and of what is late. Of 31,000 random replicas
-#: none was on another side than its queue.
+#: Tolerances of quick answers: from a load on, in parts of the SLO and of the late part. None of 31,000 random replicas
+#: was on another side than its queue.
 _QUICK_ERRORS = ((0.5, 0.006, 0.05), (0.0, 0.012, 0.1))
-#: Parts of the SLO at which the tail is asked for as well, for the next guess of a rate.
+#: Parts of the SLO at which the tail is evaluated as well, for the next guess of a rate.
 _FAR_BELOW, _FAR_ABOVE = 0.6, 1.7
-#: So many queues are solved before quick answers are asked for, unless one was simulated: both need machine code, which
-#: takes long to load. Of so many demands that many queues would be solved in any case.
+#: Number of solved queues before quick answers are used, unless a queue was simulated: both need machine code, which
+#: takes long to load. Number of demands from which that many queues would be solved in any case.
 _FEW_SOLVED, _MANY_DEMANDS = 160, 60
 _LEAST_PART = 1e-12
-#: Rates above what times allow by this factor are late whatever rounding does; nearer ones are asked for.
+#: Rates above the times' upper bound by this factor are late whatever the rounding; nearer rates are evaluated.
 _CLEARLY_MORE = 1.01
 
 
 @dataclass(slots=True)
 class _KnownRates:
-    """What is known of one replica under one SLO: the largest rate in time, the smallest that is not, their tails."""
+    """Known rates of a replica under an SLO: the largest in time, the smallest late, and their tails."""
 
     passes_rps: float = 0.0
     passes_ms: float = 0.0
     fails_rps: float = math.inf
     fails_ms: float = math.inf
-    most_rps: float = math.inf  #: No rate above it is in time, by the replica's times alone.
+    most_rps: float = math.inf  #: Upper bound of the rates in time, by the replica's times alone.
 
 
 @dataclass(slots=True)
 class RateLimits:
-    """Caches the largest rates of replicas; one object serves all policies on the same problem."""
+    """Caches the largest rates of replicas; a single object serves all policies on the same problem."""
 
     _known: dict[tuple[int, BatchServer, Slo], _KnownRates] = field(default_factory=dict)
     _models: dict[int, QueueModel] = field(default_factory=dict)
@@ -74,7 +73,7 @@ class RateLimits:
 
     @contextmanager
     def until(self, limit: Limit) -> Iterator[None]:
-        """Within, let questions raise `TimeUpError` once the time is up, whichever policy asks them."""
+        """Within the context, let queries of any policy raise `TimeUpError` once the time is up."""
         before, self._limit = self._limit, limit
         try:
             yield
@@ -82,11 +81,11 @@ class RateLimits:
             self._limit = before
 
     def expect_demands(self, count: int) -> None:
-        """Prepare for questions about so many demands."""
+        """Prepare for queries about this number of demands."""
         self._has_code = self._has_code or count >= _MANY_DEMANDS
 
     def check_time(self) -> None:
-        """Raise `TimeUpError` when the time for questions is up."""
+        """Raise `TimeUpError` when the time for queries is up."""
         if self._limit.is_over:
             raise TimeUpError
 
@@ -102,8 +101,7 @@ class RateLimits:
     ) -> float:
         """Return the largest rate within the SLO, to `RATE_PRECISION` from below.
 
-        ``idle_rps``: where not even this rate is in time the answer is 0.0; ``wanted_rps``: more than this is not
-        looked for.
+        ``idle_rps``: the result is 0.0 where this rate is late; ``wanted_rps``: upper limit of the search.
         """
         if self.in_time(queueing, server, slo, wanted_rps):
             return wanted_rps
@@ -127,11 +125,11 @@ class RateLimits:
             asked += 1
 
     def bound_rps(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
-        """Return a rate above which a replica is late by its times alone, infinite where the queue decides it all."""
+        """Return a rate above which a replica is late by its times alone, infinite where only the queue decides."""
         return self._of(queueing, server, slo).most_rps
 
     def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
-        """Evaluate one rate between those known, store the result, and return whether it is in time."""
+        """Evaluate a rate between the known ones, store the result, and return whether it is in time."""
         tail = math.inf if rate_rps > known.most_rps else None
         if tail is None and (self._has_code or self._solved >= _FEW_SOLVED):
             tail = _tail_at_once(queueing, server, slo, rate_rps)
@@ -152,17 +150,17 @@ class RateLimits:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = _KnownRates()
-            if _is_quick(type(queueing)):  # else it may be a rule of thumb, which allows more than batches can do
+            if _is_quick(type(queueing)):  # other models may be rules of thumb, which allow more than batches can do
                 known.most_rps = _CLEARLY_MORE * most_within_rps(server, slo.latency_ms, slo.percentile)
         return known
 
     def _number(self, queueing: QueueModel) -> int:
-        self._models.setdefault(id(queueing), queueing)  # kept, so that its number stays its own
+        self._models.setdefault(id(queueing), queueing)  # kept, so that its id stays unique
         return id(queueing)
 
 
 def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> float:
-    """Return the time at the SLO's percentile, only as precisely as is needed to tell it from the SLO."""
+    """Return the time at the SLO's percentile, only as precise as its comparison with the SLO needs."""
     if rate_rps >= server.capacity_rps:
         return math.inf
     arrivals = Arrivals(rate_rps)
@@ -171,7 +169,7 @@ def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: floa
         off = _LOW_LOAD_ERROR if rate_rps < _LOW_LOAD * server.capacity_rps else _COARSE_ERROR
         if coarse > (1.0 + off) * slo.latency_ms:
             return coarse
-        # How far a coarse tail is too short depends on the shape: one of waves of an hour may have seen none of them.
+        # The error of a coarse tail depends on the shape: with waves of an hour it may have seen none of them.
         if coarse < (1.0 - off) * slo.latency_ms and not isinstance(queueing, ShapedQueue):
             return coarse
     return _finite_tail_ms(queueing.sojourn(arrivals, server), slo)
@@ -179,11 +177,11 @@ def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: floa
 
 @cache
 def _is_quick(model: type[QueueModel]) -> bool:
-    return issubclass(model, QuickQueueModel)  # which takes as long as an answer does
+    return issubclass(model, QuickQueueModel)  # the check takes as long as an answer
 
 
 def _tail_at_once(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> float | None:
-    """Return about the time at the SLO's percentile, None where it is too near to the SLO or a queue must be solved."""
+    """Return about the time at the SLO's percentile, None where it is too near the SLO or a queue must be solved."""
     if not _is_quick(type(queueing)):
         return None
     load = rate_rps / server.capacity_rps
@@ -217,7 +215,7 @@ def _guess_load(queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
 
 
 def _is_simulated(queueing: QueueModel, server: BatchServer) -> bool:
-    """Whether a queue is beyond analysis, as under other than Poisson requests: a coarse answer is cheaper."""
+    """Return whether a queue must be simulated, as under non-Poisson requests: a coarse answer is cheaper."""
     return isinstance(queueing, ShapedQueue) or server.processes > 1 or server.pause_cv not in (None, server.latency_cv)
 
 
@@ -226,15 +224,15 @@ def _finite_tail_ms(sojourn: Sojourn, slo: Slo) -> float:
 
 
 def _guess(known: _KnownRates, capacity_rps: float, limit_ms: float) -> float:
-    """Return about where the tail reaches the limit: linear in 1 / (1 - load) between the two rates known."""
+    """Return about the rate where the tail reaches the limit: linear in 1 / (1 - load) between the two known rates."""
 
     def stretch(rate_rps: float) -> float:
         return 1.0 / max(1e-9, 1.0 - rate_rps / capacity_rps)
 
     first = stretch(known.passes_rps)
     if math.isinf(known.fails_ms):
-        # The queue grows for ever there; until a finite tail is known, it is taken to double as the load halves its
-        # distance from one.
+        # The queue grows without bound there; until a finite tail is known, the tail is assumed to double as the load
+        # halves its distance from one.
         wanted = first * max(1.0, limit_ms / known.passes_ms)
     else:
         slope = (stretch(known.fails_rps) - first) / (known.fails_ms - known.passes_ms)
@@ -243,7 +241,7 @@ def _guess(known: _KnownRates, capacity_rps: float, limit_ms: float) -> float:
 
 
 def _cell(low: float, high: float, known: _KnownRates, guess: float | None) -> tuple[float, float]:
-    """Return the cell at which bisection ends if the limit is at ``guess``; without one, its next undecided half."""
+    """Return the last cell of a bisection for a limit at ``guess``; without a guess, its next undecided half."""
     while high - low > RATE_PRECISION * low:
         middle = (low + high) / 2.0
         if known.passes_rps < middle < known.fails_rps and guess is None:

@@ -17,10 +17,10 @@ from gpuprof.rules.turns import without_turn_mates
 
 
 def retime_map(deployment: DeploymentMap, evidence: Evidence, name: str) -> DeploymentMap:
-    """Return the map with the times that the estimator of ``evidence``, called ``name``, says of its replicas.
+    """Return the map with the times of its replicas by the estimator of ``evidence``, called ``name``.
 
-    Percentiles are left out: they are what the queue of these times is asked for. Raises `InputError` when there is no
-    estimator, or it knows nothing of a replica.
+    Percentiles are left out: they follow from the queue of these times. Raises `InputError` without an estimator, or
+    where a replica has no estimate.
     """
     if evidence.estimator is None:
         raise InputError(f"the estimator {name!r} needs a kernel database", "give --db DATABASE")
@@ -56,7 +56,7 @@ def _retime_replica(
         update={
             **batch_figures(full),
             "utilization": replica.rate_rps / full.throughput_rps.value,
-            # Those of the old times would be wrong beside the new ones.
+            # Percentiles of the old times would be wrong beside the new times.
             **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "p99_ms_interval", "goodput_rps_interval")),
         }
     )

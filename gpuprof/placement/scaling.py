@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 
-#: What a solution may miss a row by, as a part of the largest term in it: the rounding of sums, and where real columns
-#: stand in the row the solver's own tolerance.
+#: Tolerance of a row, as a part of its largest term: the rounding of sums, and for rows with real columns the solver's
+#: own tolerance.
 _ROUNDING = 1e-9
 _REAL_ROUNDING = 1e-7
-#: How often the rows are looked through for limits of columns that have none of their own.
+#: Number of passes over the rows to find limits of columns without limits of their own.
 _PASSES = 4
 
 
@@ -25,7 +25,7 @@ class Columns:
     costs: Vector
     highs: Vector
     integer: NDArray[np.bool_]  #: Shape (n_columns,).
-    #: Shape (n_columns + 1,). Where the entries of each column begin in ``rows`` and ``values``.
+    #: Shape (n_columns + 1,). Start of each column's entries in ``rows`` and ``values``.
     starts: NDArray[np.int64]
     #: ``rows``, ``values``: Shape (n_entries,).
     rows: NDArray[np.int32]
@@ -42,15 +42,15 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Powers of two, so that scaling rounds nothing: what rows, columns and the objective are multiplied by."""
+    """Factors of rows, columns and the objective: powers of two, so that scaling rounds nothing."""
 
     rows: Vector  #: Shape (n_rows,).
-    columns: Vector  #: Shape (n_columns,). A column is this times its scaled self; 1.0 of integers.
+    columns: Vector  #: Shape (n_columns,). A column is its scaled value times this; 1.0 for integers.
     objective: float
 
 
 def fit_scales(program: Columns) -> Scales:
-    """Return the scales under which real columns end at about one, and the largest entry of every row is about one."""
+    """Return scales under which real columns end at about one, and the largest entry of every row is about one."""
     real = ~program.integer & np.isfinite(program.highs) & (program.highs > 0.0)
     columns = np.where(real, _power_of_two(np.where(real, program.highs, 1.0)), 1.0)
     largest = np.zeros(len(program.row_lows))
@@ -74,11 +74,12 @@ def find_violated_row(program: Columns, values: Vector) -> int | None:
 
 
 def dual_bound(program: Columns, duals: Vector, objective: float) -> float:
-    """Return what no solution, whole or not, costs less than, by any duals (Neumaier and Shcherbina 2004).
+    """Return a lower bound on the cost of every solution, integer or not, from any duals (Neumaier and Shcherbina
+    2004).
 
-    Duals of a wrong sign count as zero; what remains of a column's cost after the rows' prices is counted at the
-    column's limit where it is negative. Columns without a limit get one from the rows, and from ``objective``: what
-    costs more than a solution that is known is not looked for.
+    Duals of a wrong sign are treated as zero; a negative reduced cost of a column is multiplied by the column's limit.
+    Columns without a limit get one from the rows, and from ``objective``: solutions that cost more than the known
+    solution are irrelevant.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ def dual_bound(program: Columns, duals: Vector, objective: float) -> float:
     Returns
     -------
     float
-        Minus infinity where the duals say nothing.
+        Minus infinity where the duals give no bound.
     """
     prices = np.where(np.isneginf(program.row_lows), np.minimum(duals, 0.0), duals)
     prices = np.where(np.isposinf(program.row_highs), np.maximum(prices, 0.0), prices)
@@ -104,11 +105,11 @@ def dual_bound(program: Columns, duals: Vector, objective: float) -> float:
 
 
 def _implied_limits(program: Columns, objective: float) -> Vector:
-    """Return what each column is at most in any solution that costs no more than ``objective``."""
+    """Return the maximum of each column over all solutions that cost at most ``objective``."""
     limits = program.highs.copy()
     if (program.costs >= 0.0).all():
         dear = program.costs > 0.0
-        # Rounded outwards here and below: a limit that is a little too large only weakens the bound.
+        # Rounded outwards here and below: a limit that is slightly too large only weakens the bound.
         limits[dear] = np.minimum(limits[dear], max(0.0, objective) / program.costs[dear] * (1.0 + 1e-9) + 1e-9)
     for _ in range(_PASSES):
         before = limits.copy()
@@ -120,7 +121,9 @@ def _implied_limits(program: Columns, objective: float) -> Vector:
 
 
 def _tighten(program: Columns, limits: Vector, values: Vector, ends: Vector) -> None:
-    """Lower the limits by the rows ``values x <= ends``: what one column adds, the others' least leaves."""
+    """Lower the limits by the rows ``values x <= ends``: a column's term is at most the rest left by the others'
+    minimum.
+    """
     negative = values < 0.0
     least = np.zeros(len(values))
     least[negative] = values[negative] * limits[program.owners[negative]]

@@ -1,6 +1,6 @@
 """The search space of every policy: batch sizes, numbers of processes and shares of a replica.
 
-One rule for all of them, so that a bound over the search space is a bound on what any policy can reach.
+All policies obey the same rule, so a bound over the search space bounds every policy's result.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.problem import Problem
 
-#: Processes inside a MIG instance where their number is not given; ParvaGPU (SC'24 §III) stops at three.
+#: Default maximum of processes inside a MIG instance; ParvaGPU (SC'24 §III) stops at three.
 MIG_PROCESSES = 3
 #: Percent of an instance that several models may share.
 PARTS = (10.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 90.0)
-#: Of listed batches that are nearer to one another than this, not all are looked at where each takes a queue to solve.
+#: Ratio below which neighbouring listed batches are thinned out where each batch takes a solved queue.
 _APART = 1.2
-#: Percent; iGniter allots shares in such units, and finer ones are within every estimate's error.
+#: Percent; iGniter allots shares in such units, and finer steps are within every estimate's error.
 SHARE_STEP = 2.5
-#: A share that is not listed: an estimator that answers for it answers for those between the listed ones.
+#: An unlisted share: an estimator that answers for it answers for all between the listed ones.
 _ODD_PERCENT = 13.0
 
 
 @dataclass(slots=True)
 class SearchSpace:
-    """The batches, processes and shares of one problem.
+    """The batches, processes and shares of a problem.
 
-    By a latency budget a batch is any up to the largest that the estimator lists, where it answers for those between;
-    by queues it is one that is listed for the share or for the whole device, and where many are, only some of them,
-    each a fifth larger than the one before.
+    With a latency budget, all batches up to the largest listed batch are allowed where the estimator answers for them.
+    Under the queueing model, only batches listed for the share or for the whole device are; where these are many, only
+    some of them, each a fifth larger than the one before.
     """
 
     problem: Problem
@@ -42,7 +42,7 @@ class SearchSpace:
     _steps: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
 
     def listed_batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batches that are listed for the share or the whole device and looked at, rising."""
+        """Return the allowed batches listed for the share or the whole device, rising."""
         key = (model, device.name, share)
         if key not in self._listed:
             whole = () if share.mig is not None else self._batches_asked_for(model, device, Share())
@@ -55,7 +55,7 @@ class SearchSpace:
         return range(1, listed[-1] + 1) if self.is_dense(model, device, share) else listed
 
     def is_dense(self, model: str, device: Device, share: Share) -> bool:
-        """Whether batches between those listed may run too."""
+        """Whether batches between the listed ones may run too."""
         if self.problem.options.latency_budget is None:
             return False
         listed = self.listed_batches(model, device, share)
@@ -66,12 +66,12 @@ class SearchSpace:
         return gap is not None and self._answers[key]
 
     def processes(self, share: Share) -> range:
-        """Return how many processes a replica under ``share`` may have."""
+        """Return the allowed numbers of processes of a replica under ``share``."""
         most = self.problem.options.max_processes
         return range(1, 1 + (most if most is not None else MIG_PROCESSES if share.mig is not None else 1))
 
     def steps(self, model: str, device: Device, mig: str | None) -> tuple[float, ...]:
-        """Return percentages of a partition that are not listed but known and may be given, rising."""
+        """Return the unlisted percentages of a partition that may be given, rising."""
         if device.kind != "gpu":
             return ()
         if mig is not None:
@@ -104,9 +104,9 @@ class SearchSpace:
         return sorted(steps - known)
 
     def _answers_between(self, model: str, device: Device) -> bool:
-        """Whether the estimator answers for shares that it does not list.
+        """Whether the estimator answers for unlisted shares.
 
-        Where shares make no difference to the time, small ones matter most: more replicas fit on a device.
+        Where shares make no difference to the time, small shares matter most: more replicas fit on a device.
         """
         batch = max(self.listed_batches(model, device, Share()), default=1)
         return self._is_known(model, device, batch, Share(_ODD_PERCENT))
@@ -114,7 +114,7 @@ class SearchSpace:
     def _required_shares(self, model: str, device: Device) -> set[float]:
         """Return the profiled requirements by any metric at any batch, which USHER gives as shares.
 
-        Predicted ones are in whole steps.
+        Predicted requirements are in whole steps.
         """
         shares: set[float] = set()
         for batch in self.listed_batches(model, device, Share()):

@@ -19,7 +19,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.placement.search_space import SearchSpace
 
-#: A tail is shorter when it is below this part of the other.
+#: Part of another tail below which a tail is treated as shorter.
 SHORTER = 0.98
 
 
@@ -27,7 +27,8 @@ SHORTER = 0.98
 class Segment:
     """A possible replica: a share of a device with a batch size and a number of processes.
 
-    ParvaGPU (SC'24) §III calls a MIG instance with processes in it a segment; here a share without MIG is one too.
+    ParvaGPU (SC'24) §III calls a MIG instance with processes in it a segment; here a share without MIG is a segment
+    too.
     """
 
     model: str
@@ -35,8 +36,7 @@ class Segment:
     share: Share  #: Of all processes together.
     batch: int
     processes: int
-    #: The largest rate of Poisson arrivals that it serves within the demand's SLO; where it was looked for with
-    #: ``capped``, no more than the demand asks for.
+    #: The largest rate of Poisson arrivals served within the demand's SLO; with ``capped``, at most the demand's rate.
     capacity_rps: float
     fraction: float  #: Of the device's compute units.
     memory_bytes: int | None  #: Of all processes together.
@@ -44,7 +44,7 @@ class Segment:
 
     @property
     def workload(self) -> Workload:
-        """What runs under the share."""
+        """The workload under the share."""
         return Workload(self.model, self.batch, self.share, self.processes)
 
     def replica(self, rate_rps: float) -> PlacedReplica:
@@ -55,9 +55,9 @@ class Segment:
 
 
 class Segments(PlannedWorkloads):
-    """Finds the segments of demands on devices; remembers what it computed.
+    """Finds the segments of demands on devices, and caches them.
 
-    ``capped``: look for capacities up to the demand's own rate only, which is quicker and all that most policies need.
+    ``capped``: search capacities up to the demand's own rate only, which is quicker and enough for most policies.
     """
 
     def __init__(self, problem: Problem, *, capped: bool = True) -> None:
@@ -71,7 +71,7 @@ class Segments(PlannedWorkloads):
         self._last_largest: dict[tuple[str, str], tuple[int, int]] = {}
 
     def device_reason(self, demand: Demand, device: Device, find: Callable[[], str | None]) -> str | None:
-        """Return what ``find`` says of why the device serves none of the demand, asked once for all policies."""
+        """Return the reason of ``find`` why the device serves none of the demand, cached for all policies."""
         queueing = self.problem.queueing
         key = (demand, device.name, self.problem.options, id(queueing), type(self), self._capped)
         if key not in self._reasons:
@@ -81,9 +81,8 @@ class Segments(PlannedWorkloads):
     def best(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
         """Return for each share the segment of largest capacity, smallest share first.
 
-        Of equal ones (which serve all that is asked for) that of fewest processes is taken, and the smallest batch
-        beyond which the tail is not shortened by another 2%. Shares under which nothing meets the SLO are
-        absent.
+        Among equal segments (which serve the whole demand), the one with fewest processes is chosen, at the smallest
+        batch beyond which the tail does not shorten by another 2%. Shares without a segment within the SLO are absent.
         """
         key = (demand.model, device.name)
         if key not in self._best:
@@ -106,9 +105,9 @@ class Segments(PlannedWorkloads):
         return self._segments[key]
 
     def largest(self, demand: Demand, device: Device, workloads: Iterable[Workload]) -> Segment | None:
-        """Return the segment of largest capacity of these, the first of equal ones; None when nothing meets the SLO.
+        """Return the segment of largest capacity, the first among equal ones; None when no workload meets the SLO.
 
-        The batch that was best under the last share is looked at first: it likely leaves little to the others.
+        The batch that was best under the last share is evaluated first: its capacity likely excludes most others.
         """
         best: tuple[float, int, Segment] | None = None
         last = self._last_largest.get((demand.model, device.name))
@@ -126,7 +125,7 @@ class Segments(PlannedWorkloads):
         return best[2]
 
     def workloads(self, model: str, device: Device, share: Share) -> Iterator[Workload]:
-        """Yield what may run under ``share`` in the listed batches: fewest processes first, then smallest batch."""
+        """Yield the workloads under ``share`` in the listed batches: fewest processes first, then smallest batch."""
         for processes in self.search_space.processes(share):
             for batch in self.search_space.listed_batches(model, device, share):
                 yield Workload(model, batch, share, processes)
@@ -141,10 +140,10 @@ class Segments(PlannedWorkloads):
         least_rps: float = 0.0,
         whole: bool = False,
     ) -> Segment | None:
-        """Return the segment that ``workload`` is, None when it fits no memory or meets the SLO at no rate.
+        """Return the segment of ``workload``, None when it fits no memory or meets the SLO at no rate.
 
-        One that cannot serve ``least_rps`` may be None or come with any smaller capacity that it has: it is not looked
-        for. With ``whole`` it is None unless it serves all that is asked for.
+        For a segment that cannot serve ``least_rps``, the result may be None or have any smaller capacity. With
+        ``whole`` it is None unless the segment serves the whole demand.
         """
         try:
             estimate = self.estimate(device, workload, beside)
@@ -156,7 +155,7 @@ class Segments(PlannedWorkloads):
             else:
                 capacity = self._capacity_rps(demand, device, workload, beside, least_rps)
         except InputError:
-            return None  # nothing is known of this batch, of a smaller one, or of this number of processes
+            return None  # no estimate of this batch, of a smaller batch, or of this number of processes
         if capacity <= 0.0:
             return None
         return Segment(
@@ -174,8 +173,9 @@ class Segments(PlannedWorkloads):
     def best_of(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         """Return the segment of largest capacity under ``share``, None when nothing meets the SLO.
 
-        Once a segment serves all that is asked for, larger batches are looked at only while they shorten its tail.
-        Where batches between the listed ones may run too, it is the best of all, given that larger batches take longer.
+        Once a segment serves the whole demand, larger batches are evaluated only while they shorten its tail. Where
+        batches between the listed ones may run too, the best of all is returned, assuming that larger batches take
+        longer.
         """
         known = self._best_of.setdefault((demand.model, device.name), {})
         first = self._first_demand(demand)
@@ -190,9 +190,9 @@ class Segments(PlannedWorkloads):
         return known[share]
 
     def leaner(self, demand: Demand, device: Device, best: Segment) -> Iterator[Segment]:
-        """Yield the segments under the share of ``best`` in listed batches that hold less memory, the least first.
+        """Yield segments under the share of ``best`` in listed batches with less memory, least memory first.
 
-        Each serves more than all that hold less.
+        Each serves more than all with less memory.
         """
         able: list[tuple[int, Workload]] = []
         for workload in self.workloads(demand.model, device, best.share):
@@ -210,12 +210,12 @@ class Segments(PlannedWorkloads):
                     return
 
     def looked_at(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
-        """Return the best segments under the shares that were looked at so far."""
+        """Return the best segments under the shares evaluated so far."""
         known = self._best_of.get((demand.model, device.name), {})
         return tuple(segment for segment in known.values() if segment is not None)
 
     def _best_between(self, demand: Demand, device: Device, share: Share, best: Segment | None) -> Segment | None:
-        """Return the best segment of any batch, given the best of those listed."""
+        """Return the best segment of any batch, given the best of the listed batches."""
         listed = self.search_space.listed_batches(demand.model, device, share)
         for processes in self.search_space.processes(share):
             gaps = list(zip((0, *listed), listed, strict=False))
@@ -233,9 +233,10 @@ class Segments(PlannedWorkloads):
         return best
 
     def most_between_rps(self, demand: Demand, device: Device, workload: Workload, high: int) -> float:
-        """Return a rate that no batch from that of ``workload`` to below ``high`` exceeds within the latency budget.
+        """Return an upper bound of the rate within the latency budget, for batches of ``workload`` up to below
+        ``high``.
 
-        Given that no larger batch is quicker; batch 0 stands for nothing, of which nothing is known.
+        Assumes that no larger batch is quicker; batch 0 means no batch, without a bound.
         """
         if not workload.batch:
             return math.inf
@@ -252,16 +253,16 @@ class Segments(PlannedWorkloads):
         return whole or self.largest(demand, device, self.workloads(demand.model, device, share))
 
     def serving_all(self, demand: Demand, device: Device, share: Share) -> Segment | None:
-        """Return the best segment under ``share`` that serves all that is asked for, None where no batch does.
+        """Return the best segment under ``share`` that serves the whole demand, None where no batch does.
 
-        It has the fewest processes, and the smallest batch beyond which the tail is not shortened.
+        It has the fewest processes, and the smallest batch beyond which the tail does not shorten.
         """
         best: Segment | None = None
         for workload in self.workloads(demand.model, device, share):
             if best is not None and workload.processes > best.processes:
                 break
             if self._ceiling_rps(device, workload) < demand.rate_rps:
-                continue  # not even full batches serve it
+                continue  # even full batches serve too little
             if best is None and self._most_rps(demand, device, workload) < demand.rate_rps:
                 continue
             segment = self.make(demand, device, workload, whole=True)
@@ -276,7 +277,7 @@ class Segments(PlannedWorkloads):
     def _capacity_rps(
         self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload], least_rps: float
     ) -> float:
-        """Return the largest rate within the SLO, at most the demand's; 0 when even a lonely request is too slow."""
+        """Return the largest rate within the SLO, at most the demand's; 0 when even a lone request is too slow."""
         ceiling = self._ceiling_rps(device, workload, beside)
         wanted = min(ceiling, demand.rate_rps) if self._capped else ceiling
         if self.problem.options.latency_budget is not None:
@@ -284,12 +285,12 @@ class Segments(PlannedWorkloads):
         server = self.server(device, workload, beside)
         idle = ceiling * NEARLY_IDLE
         if not self._is_in_time(demand, server, min(least_rps, wanted)):
-            return 0.0  # less than ``least_rps`` will not be taken (see `make`)
+            return 0.0  # less than ``least_rps`` is not used (see `make`)
         queueing = queue_of(self.problem.queueing, demand.model)
         return self.problem.limits.largest_rps(queueing, server, demand.slo, idle, wanted)
 
     def _most_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
-        """Return a rate that a replica never exceeds within the demand's SLO, by its times alone."""
+        """Return an upper bound of a replica's rate within the demand's SLO, by its times alone."""
         ceiling = self._ceiling_rps(device, workload)
         if self.problem.options.latency_budget is not None:
             return ceiling
@@ -305,6 +306,6 @@ class Segments(PlannedWorkloads):
         return self.segment_tail_ms(demand, segment) < SHORTER * self.segment_tail_ms(demand, best)
 
     def segment_tail_ms(self, demand: Demand, segment: Segment) -> float:
-        """Return the planned time at the demand's percentile, at all that the segment serves."""
+        """Return the planned time at the demand's percentile, at the segment's full capacity."""
         device = self.problem.device(segment.device)
         return self.tail_ms(demand, device, segment.workload, segment.capacity_rps)

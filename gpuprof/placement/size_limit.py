@@ -12,19 +12,20 @@ from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.search_space import SearchSpace
 
-#: Devices that a demand may take at least. Policies look at each replica beside others, so that times grow faster.
+#: Maximum of a demand's minimum number of devices. Policies evaluate each replica with neighbours, so times grow
+#: faster.
 MOST_DEVICES = 2000
-#: MIG cuts no device into more.
+#: Maximum number of MIG instances of a device.
 _MOST_INSTANCES = 7
-#: Below this rate no demand is looked at: even at 50 requests/s a device it stays below the limit.
+#: Rate below which a demand is not checked: even at 50 requests/s a device it stays below the limit.
 _PLAIN_RPS = 50.0 * MOST_DEVICES
 
 
 def refuse_oversized(problem: Problem) -> None:
-    """Refuse demands for which even the quickest device, always full, would be needed too often.
+    """Refuse demands that even the quickest device, always full, would serve only in too large a number.
 
-    Only devices of which there are as many as needed count: a fixed number of them limits the plan itself. Raises
-    `InputError` when a demand would take more than `MOST_DEVICES`.
+    Only devices of unlimited count matter: a fixed number of them limits the plan itself. Raises `InputError` when a
+    demand would take more than `MOST_DEVICES`.
     """
     endless = [entry.device for entry in problem.fleet.entries if entry.count is None or entry.count > MOST_DEVICES]
     search_space = SearchSpace(problem)
@@ -41,7 +42,7 @@ def refuse_oversized(problem: Problem) -> None:
 
 
 def _most_rps(problem: Problem, search_space: SearchSpace, demand: Demand, device: Device) -> float:
-    """Return what the device answers at most of batches that are always full, cut into any one kind of share."""
+    """Return the maximum rate of the device with full batches, divided into any one kind of share."""
     most = 0.0
     for share in problem.estimator.shares(demand.model, device):
         copies = 100.0 / share.sm_pct * (1 if share.mig is None else _MOST_INSTANCES)

@@ -1,4 +1,4 @@
-"""The loads that replicas sustained within their SLOs, from which the limit of a similar one is guessed."""
+"""The loads that replicas sustained within their SLOs, for guessing the limits of similar replicas."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from gpuprof.domain.demand import Slo
 from gpuprof.domain.sojourn import BatchServer
 
-#: Replicas are alike whose single requests take the same part of a full batch's time to this precision.
+#: Precision of similarity: similar replicas have the same ratio of single requests' to full batches' times.
 _ALIKE = 20
 
 
 @dataclass(slots=True)
 class SustainedLoads:
-    """Remembers loads by what the SLO leaves in batch times; between two known ones it interpolates."""
+    """Stores loads by the SLO's slack in batch times; interpolates between two known loads."""
 
     _loads: dict[tuple[float, ...], list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, server: BatchServer, slo: Slo, load: float) -> None:
-        """Remember that a replica sustains ``load``, a part of its capacity, and hardly more."""
+        """Store the largest load that a replica sustains, as a part of its capacity."""
         insort(self._loads.setdefault(_similarity_key(server, slo), []), (_relative_slack(server, slo), load))
 
     def load(self, server: BatchServer, slo: Slo) -> float:
-        """Return about the load that a replica sustains, 0.0 where none on either side is known."""
+        """Return about the load that a replica sustains, 0.0 without a known load on both sides."""
         known, slack = self._loads.get(_similarity_key(server, slo), []), _relative_slack(server, slo)
         place = bisect_left(known, (slack, 0.0))
         if not 0 < place < len(known):

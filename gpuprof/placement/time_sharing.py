@@ -1,8 +1,8 @@
 """Time sharing on a CPU: lightly loaded models take turns in one share instead of a share each.
 
-The least share of a CPU that a profile covers is mostly a core, so that a machine of two cores would hold two models.
-Models that take turns (`gpuprof.rules.turns`) run one batch at a time on all cores of their share; each batch waits for
-at most one batch of each of the others, and every SLO must hold with that wait.
+The least profiled share of a CPU is mostly a core, so a machine of two cores would hold only two models. Models that
+take turns (`gpuprof.rules.turns`) run one batch at a time on all cores of their share; each batch waits for at most one
+batch of each of the others, and every SLO must hold with that wait.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
 _EPSILON = 1e-9
-#: Batches hold the arrivals of so many cycles: the least that is stable, and more for queues that are still too long.
+#: Cycles whose arrivals a batch holds: the least stable number, and more for queues that are still too long.
 _CYCLES_PER_BATCH = (1.0, 1.5, 2.5)
 #: Seconds beyond the time limit in any case: each trial solves a few queues.
 _LEAST_S = 2.0
 
 
 def share_time(problem: Problem, placement: Placement, limit: Limit) -> Placement:
-    """Return the placement with CPUs time-shared where that serves more demands, or takes fewer devices.
+    """Return the placement with CPUs time-shared where this serves more demands, or takes fewer devices.
 
-    Bounds for maps without time sharing are replaced by those of the work that the devices can do. Unchanged with the
-    option ``isolate``, or without a CPU in the fleet.
+    Bounds for maps without time sharing are replaced by bounds from the devices' work. Unchanged with the option
+    ``isolate``, or without a CPU in the fleet.
     """
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries if entry.device.kind == "cpu"}
     if problem.options.isolate or not devices:
@@ -55,13 +55,13 @@ def share_time(problem: Problem, placement: Placement, limit: Limit) -> Placemen
         shared = with_unplaced(problem, segments, replace(placement, gpus=tuple(gpus), unplaced=()))
         shared = replace(shared, found_by="time sharing")
         if check(to_map(problem, shared), collect_evidence(problem)):
-            shared = placement  # replicas on several devices are one queue, which no device alone can tell
+            shared = placement  # replicas on several devices are one queue, which no device alone can verify
     return _with_work_bounds(problem, segments, shared)
 
 
 @dataclass(slots=True)
 class _TimeSharing:
-    """Joins models on CPUs; ``changed`` tells whether any was."""
+    """Joins models on CPUs; ``changed`` is True after any join."""
 
     problem: Problem
     segments: Segments
@@ -69,7 +69,7 @@ class _TimeSharing:
     changed: bool = False
 
     def add(self, gpus: Sequence[PlacedGpu], model: str, rate_rps: float) -> list[PlacedGpu]:
-        """Return the devices with a demand that had no room: on one of them if it can share time, else on a new one."""
+        """Return the devices with an unplaced demand: on a device that can share time, else on a new one."""
         used = Counter(gpu.device for gpu in gpus)
         spare = (
             PlacedGpu(entry.device.name, ())
@@ -120,7 +120,7 @@ class _TimeSharing:
         return device.fraction(replica.share) * replica.rate_rps / throughput_rps
 
     def _share(self, gpu: PlacedGpu, added: Sequence[PlacedReplica]) -> PlacedPartition | None:
-        """Return a device's partition with further models, None where no way of sharing time keeps all SLOs.
+        """Return a device's partition with further models, None where no time sharing keeps all SLOs.
 
         The busiest replicas keep their shares as long as the others can take turns in the rest of the device.
         """
@@ -150,7 +150,7 @@ class _TimeSharing:
         return None
 
     def _shares(self, device: Device, rates: Mapping[str, float], free_pct: float) -> Iterator[Share]:
-        """Yield the largest share within ``free_pct`` that the estimator knows of every model."""
+        """Yield the largest share within ``free_pct`` that is listed for every model."""
         known = [set(self.problem.estimator.shares(model, device)) for model in rates]
         fitting = [share for share in set.intersection(*known) if not share.mig and share.sm_pct <= free_pct + _EPSILON]
         yield from sorted(fitting, key=lambda share: -share.sm_pct)[:1]
@@ -177,7 +177,7 @@ class _TimeSharing:
     ) -> dict[str, int] | None:
         """Return for each model the least batch that holds the arrivals of ``cycles`` cycles, None where none does.
 
-        A larger batch makes the cycle longer, so that batches grow from the least until none is too small.
+        A larger batch lengthens the cycle, so batches grow from the least until all are large enough.
         """
         listed = {model: self.segments.search_space.listed_batches(model, device, share) for model in rates}
         if not all(listed.values()):
@@ -219,8 +219,8 @@ class _TimeSharing:
 def _with_work_bounds(problem: Problem, segments: Segments, placement: Placement) -> Placement:
     """Return the placement with bounds that also hold for maps with time sharing.
 
-    A request takes a part of a device's time, the least over the batches and shares that may be planned: all requests
-    together need so many devices.
+    A request takes a part of a device's time, the least over the allowed batches and shares; the total over all
+    requests bounds the number of devices.
     """
     least_devices, least_cost = 0.0, 0.0
     for demand in problem.demands:
@@ -230,7 +230,7 @@ def _with_work_bounds(problem: Problem, segments: Segments, placement: Placement
             if (part := _least_part(segments, demand.model, entry.device)) is not None
         ]
         if not parts:
-            continue  # it is not served by any map
+            continue  # no map serves it
         least_devices += demand.rate_rps * min(part for part, _ in parts)
         least_cost += demand.rate_rps * min(cost for _, cost in parts)
     if placement.unplaced:
@@ -247,9 +247,9 @@ def _with_work_bounds(problem: Problem, segments: Segments, placement: Placement
 
 
 def _least_part(segments: Segments, model: str, device: Device) -> float | None:
-    """Return the least part of a device's time in seconds that a request takes, None where none can be planned.
+    """Return the least part of a device's time in seconds that a request takes, None without a workload.
 
-    Zero, which bounds nothing, where batches between the listed ones may run: they are too many to ask for.
+    Zero, which bounds nothing, where batches between the listed ones may run: they are too many to evaluate.
     """
     parts = []
     for share in segments.problem.estimator.shares(model, device):

@@ -25,15 +25,15 @@ from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.placement.segment import Segments
 
 _GIB = 2**30
-#: The reason while none is wanted, and where a time limit ended the search for one.
+#: Reasons where none is needed, and where a time limit ended the search.
 _UNEXPLAINED = "the reason was not looked for"
 NO_TIME = "the time limit left no time to look for more than a first place for it"
-#: With more kinds of devices than this only the first one's reason is given, to keep the line readable.
+#: Maximum number of kinds of devices for which all reasons are given; with more, only the first, for a readable line.
 _MOST_REASONS = 3
 
 
 def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, placement: Placement | None = None) -> str:
-    """Return why nothing at all of ``demand`` was placed: memory, its own latency, its neighbours, or a full fleet."""
+    """Return why nothing of ``demand`` was placed: memory, its own latency, its neighbours, or a full fleet."""
     if not problem.options.explains:
         return _UNEXPLAINED
     reasons = [
@@ -61,7 +61,7 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
 
 
 def is_refused_everywhere(segments: Segments, demand: Demand) -> bool:
-    """Whether the estimator knows no batch of the demand's model on any kind of device."""
+    """Return whether no batch of the demand's model has an estimate on any kind of device."""
     devices = [entry.device for entry in segments.problem.fleet.entries]
     return not any(
         _is_known(segments, device, one) for device in devices for one in _list_workloads(segments, demand, device)
@@ -85,7 +85,7 @@ def explain_shortfall(problem: Problem, demand: Demand, served_rps: float) -> st
 
 
 def with_unplaced(problem: Problem, segments: Segments, placement: Placement) -> Placement:
-    """Return the placement with everything named that it does not serve."""
+    """Return the placement with all unserved demands named."""
     unplaced = []
     rates = placement.rates_rps()
     for demand in problem.by_priority():
@@ -101,7 +101,7 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
 
 
 def with_reasons(problem: Problem, placement: Placement, limit: Limit) -> Placement:
-    """Return the placement with the reasons that were not wanted before, as far as there is time to find them."""
+    """Return the placement with the reasons that were skipped before, as far as time allows."""
     if all(one.reason != _UNEXPLAINED for one in placement.unplaced):
         return placement
     segments, unplaced = Segments(problem), list(placement.unplaced)
@@ -117,7 +117,7 @@ def with_reasons(problem: Problem, placement: Placement, limit: Limit) -> Placem
 def find_least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:
     """Return the least SLO that some batch and share of ``device`` keeps while nearly idle, infinity if none.
 
-    With a latency budget it is the least of which that part is as long as some batch.
+    With a latency budget, the least SLO whose budgeted part holds some batch.
     """
     least = math.inf
     for workload in _list_workloads(segments, demand, device):
@@ -160,9 +160,9 @@ def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | 
 
 
 def _idle_reason(problem: Problem, demand: Demand, placement: Placement, reasons: Sequence[str | None]) -> str | None:
-    """Return which devices that could serve some of ``demand`` stand idle, None where none does: no more would help.
+    """Return the idle devices that could serve some of ``demand``, None without any: more devices would not help.
 
-    ``reasons``: why it cannot, by kind of device.
+    ``reasons``: causes against it, by kind of device.
     """
     used = Counter(gpu.device for gpu in placement.gpus)
     left = [
@@ -180,9 +180,9 @@ def _idle_reason(problem: Problem, demand: Demand, placement: Placement, reasons
 
 
 def _neighbour_reason(segments: Segments, demand: Demand, placement: Placement) -> str | None:
-    """Return what keeps ``demand`` from the largest free part of a device in which it would do alone, None without one.
+    """Return the cause against the largest free part of a device where ``demand`` fits alone, None without such a part.
 
-    Its own latency beside what is placed there is looked at; where that is not the cause, theirs may be.
+    The latency of ``demand`` beside its neighbours is checked first; otherwise their latencies may be the cause.
     """
     for gpu in sorted(placement.gpus, key=_free_pct, reverse=True):
         device = segments.problem.device(gpu.device)
@@ -211,7 +211,7 @@ def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
         except InputError as error:
             refusals.append(str(error))
             continue
-        if needs[-1] <= device.memory_bytes(workload.share):  # then it is its time that is not known
+        if needs[-1] <= device.memory_bytes(workload.share):  # the cause is then an unknown time
             try:
                 segments.server(device, workload)
             except InputError as error:
@@ -228,7 +228,7 @@ def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
 
 
 def _find_refusal(segments: Segments, workload: Workload, device: Device) -> str:
-    """Return what the estimator says where it lists no share or batch: of what failed it lists none, either."""
+    """Return the estimator's refusal where it lists no share or batch: failed runs are not listed, either."""
     try:
         segments.estimate(device, workload)
     except InputError as error:
@@ -259,13 +259,13 @@ def _fits_memory(segments: Segments, device: Device, workload: Workload) -> bool
 
 
 def _round_up(value: float) -> str:
-    """Show to three digits, never below the value."""
-    # To the safe side: the SLO, or the rate below, that a user is told to ask for must be one that works.
+    """Return the value to three digits, never below the value."""
+    # Rounded to the safe side: the SLO or rate suggested to a user must be feasible.
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / step * (1 + 1e-9)) * step:g}"
 
 
 def _round_down(value: float) -> str:
-    """Show to four digits, never above the value."""
+    """Return the value to four digits, never above the value."""
     step = 10.0 ** (math.floor(math.log10(value)) - 3)
     return f"{math.floor(value / step * (1 + 1e-9)) * step:g}"

@@ -1,4 +1,4 @@
-"""Checks that no device is given more work than it does in the same time (`gpuprof.domain.board_work`)."""
+"""Checks that no device is given more work than it can do in the same time (`gpuprof.domain.board_work`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpuprof.domain.estimate import MEASURED
 from gpuprof.placement.evidence import Evidence, Violation
 from gpuprof.placement.map_workloads import upper_ms
 
-#: Rounding of predicted times, and what estimates beyond the batches that were measured may promise more.
+#: Rounding of predicted times, and the excess allowed to estimates beyond the measured batches.
 _ROUNDING, _BEYOND_MEASURED = 0.01, 0.25
 
 
 def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Yield each device whose replicas' requests take more of its time than there is, by the estimator's word."""
+    """Yield each device whose replicas' requests take more than all of its time, by the estimator."""
     if evidence.estimator is None:
         return
     for node in deployment.nodes:
@@ -28,12 +28,14 @@ def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
 
 
 def _add_work(gpu: Gpu, evidence: Evidence) -> tuple[float, float]:
-    """Return seconds of work that come to a device each second, and the tolerance; of unknown work and merges none."""
+    """Return a device's seconds of work per second, and the tolerance; unknown work and merged replicas are left
+    out.
+    """
     assert evidence.estimator is not None
     seconds, slack = [], _ROUNDING
     for partition in gpu.partitions:
         for replica in partition.replicas:
-            if replica.merged:  # whose members share some of their work
+            if replica.merged:  # merged models share some of their work
                 continue
             work = board_work(evidence.estimator, replica.model, evidence.devices[gpu.device])
             if work is not None:

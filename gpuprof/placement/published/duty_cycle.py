@@ -10,11 +10,11 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class TurnDemand:
-    """What a model asks of a cycle."""
+    """Requirements of a model for a cycle."""
 
     rate_rps: float
     slo_ms: float
-    latency_ms: Mapping[int, float]  #: Time of each batch size that it may have, alone on the device.
+    latency_ms: Mapping[int, float]  #: Time of each possible batch size, alone on the device.
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class DutyCycle:
     """A cycle in which each model has one turn."""
 
     cycle_ms: float
-    batches: tuple[int, ...]  #: Of the models, in the order in which they were given.
+    batches: tuple[int, ...]  #: Batches of the models, in the given order.
     busy: float  #: Part of the cycle in which a batch runs, at most 1.
 
 
 def list_duty_cycles(models: Sequence[TurnDemand]) -> tuple[DutyCycle, ...]:
-    """Return the cycles in which all models keep their SLOs, those with most time to spare first.
+    """Return the cycles in which all models keep their SLOs, those with most spare time first.
 
-    In a cycle of D come rᵢ·D requests of model i, which are its next batch: bᵢ ≥ rᵢ·D. All batches fit the cycle,
-    Σ lⱼ(bⱼ) ≤ D, and a request that has just missed its model's turn is answered after the next one:
-    D + lᵢ(bᵢ) ≤ SLOᵢ. Among the cycles with the same batches the longest that the SLOs allow has most time to spare.
+    In a cycle of D, rᵢ·D requests of model i arrive, which form its next batch: bᵢ ≥ rᵢ·D. All batches fit the cycle, Σ
+    lⱼ(bⱼ) ≤ D, and a request that has just missed its model's turn is answered after the next turn: D + lᵢ(bᵢ) ≤ SLOᵢ.
+    Among the cycles with the same batches, the longest within the SLOs has most spare time.
     """
     found = {cycle.batches: cycle for cycle in _find_cycles(models)}
     return tuple(sorted(found.values(), key=lambda one: (one.busy, one.cycle_ms)))
@@ -51,6 +51,6 @@ def _find_cycles(models: Sequence[TurnDemand]) -> Iterator[DutyCycle]:
 
 
 def _smallest_batch(demand: TurnDemand, cycle_ms: float) -> int | None:
-    """Return the smallest batch that holds what comes in a cycle, None where the largest does not."""
+    """Return the smallest batch that holds the arrivals of a cycle, None where the largest does not."""
     needed = demand.rate_rps * cycle_ms / 1000.0 * (1.0 - _EPSILON)
     return min((batch for batch in demand.latency_ms if batch >= needed), default=None)

@@ -19,10 +19,9 @@ from gpuprof.placement.unplaced_reasons import explain_shortfall, explain_unplac
 class FirstFitDecreasing:
     """Chooses for each demand the cheapest segments that serve it, then packs the largest first.
 
-    The shares, batch sizes and numbers of processes are those that the estimator has something to say about. A
-    replica goes to the first device that has room for it and where it and everybody there keep their SLOs, beside
-    one another. On a fixed fleet, what does not fit is tried again in smaller segments, demands of high priority
-    first, so that as much as possible is served.
+    The shares, batch sizes and numbers of processes are those with an estimate. A replica goes to the first device with
+    enough room where all co-located replicas keep their SLOs. On a fixed fleet, the remainder is tried again in smaller
+    segments, demands of high priority first, so that as much as possible is served.
     """
 
     def place(self, problem: Problem) -> Placement:
@@ -47,7 +46,7 @@ def _choices(problem: Problem, segments: Segments, demand: Demand) -> tuple[Segm
 
 
 def _pack(problem: Problem, choices: dict[str, tuple[Segment, ...]], cost: Cost, bins: FleetBins) -> dict[str, float]:
-    """Place the cheapest covers, largest replica first; return the rate of each model that found no place."""
+    """Place the cheapest covers, largest replica first; return the unplaced rate of each model."""
     missing = {}
     items: list[tuple[int, float, int, str, PlacedReplica]] = []
     for position, demand in enumerate(problem.demands):
@@ -62,7 +61,7 @@ def _pack(problem: Problem, choices: dict[str, tuple[Segment, ...]], cost: Cost,
 
 
 def _squeeze(demand: Demand, missing_rps: float, segments: Sequence[Segment], bins: FleetBins) -> float:
-    """Fill what room is left with the segments that serve most; return the rate that still has no place."""
+    """Fill the remaining room with the segments that serve most; return the rate that is still unplaced."""
     placed = bins.count(demand.model)
     most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     for segment in sorted(segments, key=lambda s: (-min(s.capacity_rps, missing_rps), s.fraction)):

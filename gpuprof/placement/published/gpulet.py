@@ -1,4 +1,4 @@
-"""gpu-lets: at most two partitions on a GPU, of the size that gives most throughput for it (Choi et al., ATC'22).
+"""gpu-lets: at most two partitions on a GPU, of the size with most throughput per share (Choi et al., ATC'22).
 
 With temporal sharing several models take turns in a gpu-let, see `gpuprof.placement.published.duty_cycle`.
 """
@@ -24,50 +24,49 @@ from gpuprof.placement.published.duty_cycle import TurnDemand, list_duty_cycles
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Sizes of a gpu-let in percent, as the paper splits a GPU; 100 is an unsplit one.
+#: Sizes of a gpu-let in percent, as the paper splits a GPU; 100 is an unsplit GPU.
 SIZES_PCT = (20.0, 40.0, 50.0, 60.0, 80.0, 100.0)
 
 
-#: Duty cycles of a gpu-let that are looked at, those with most time to spare first: queues are solved for each.
+#: Maximum number of evaluated duty cycles of a gpu-let, most spare time first: queues are solved for each.
 _MOST_CYCLES = 3
 
 
 @dataclass(slots=True)
 class _Gpu:
     entry: FleetEntry
-    #: By gpu-let: one replica, or several that take turns.
+    #: Replicas by gpu-let: a single replica, or several that take turns.
     lets: list[tuple[PlacedReplica, ...]] = field(default_factory=list)
     free_pct: float = 100.0
 
     @property
     def replicas(self) -> tuple[PlacedReplica, ...]:
-        """All that stand on it so far."""
+        """All replicas on the GPU so far."""
         return tuple(one for let in self.lets for one in let)
 
     @property
     def partition(self) -> PlacedPartition:
-        """The whole device with the replicas that it has so far."""
+        """The whole device with its replicas so far."""
         return PlacedPartition(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpulet:
-    """Elastic partitioning: the size is the smaller of the most efficient one and the least that serves the rate.
+    """Elastic partitioning: the size is the smaller of the most efficient size and the least that serves the rate.
 
     Follows the descriptions by iGniter (TPDS'22 §5.1, gpu-lets+) and ParvaGPU (SC'24 §II): a workload goes to the
-    best-fitting free part; a GPU is split once, and the second workload gets all that is left of it; workloads are
-    placed by falling rate. Decided here: the first kind of device of the fleet with room is used; of equally free
-    parts the one opened first; whether two workloads bear each other is the estimator's to say, in place of the
-    paper's linear model.
+    best-fitting free part; a GPU is split once, and the second workload gets its whole rest; workloads are placed by
+    falling rate. Decided here: the fleet's first kind of device with room is used; among equally free parts, the one
+    opened first; the estimator decides whether two workloads can be co-located, in place of the paper's linear model.
     """
 
     #: Whether models may also share a gpu-let in time (`duty_cycle`). A workload takes turns, with its whole rate or
-    #: not at all, in the first gpu-let that keeps all SLOs: in one as large as it is, else in a free part, else in one
-    #: that takes the free part of its GPU, too. Cycles are chosen by times alone; all must also keep their SLOs beside
-    #: the other gpu-let, with the longest wait for their turn.
+    #: not at all, in the first gpu-let that keeps all SLOs: at its present size, else the workload goes to a free part,
+    #: else to a gpu-let that also takes the free part of its GPU. Cycles are chosen by times alone; all models must
+    #: also keep their SLOs beside the other gpu-let, with the longest wait for their turn.
     temporal: bool = False
-    #: False asks nobody whether two workloads bear each other, as gpu-lets+ in iGniter's §5, whose throughputs are
-    #: those of workloads alone. Its maps need not be sound.
+    #: False skips the co-location check, as in gpu-lets+ in iGniter's §5, whose throughputs are those of workloads
+    #: alone. Its maps need not be sound.
     aware: bool = True
 
     def place(self, problem: Problem) -> Placement:
@@ -82,7 +81,7 @@ class Gpulet:
 
 @dataclass(slots=True)
 class _OpenGpus:
-    """The GPUs in use; those that are split and have a free part stand in ``_halves``, the fullest first."""
+    """The GPUs in use; split GPUs with a free part are in ``_halves``, the fullest first."""
 
     problem: Problem
     segments: Segments
@@ -105,7 +104,7 @@ class _OpenGpus:
             count += 1
 
     def _place_one(self, sizes: Mapping[str, Sequence[Segment]], missing_rps: float) -> float:
-        """Put one gpu-let for up to ``missing_rps`` requests/s somewhere; return what it serves, 0 without room."""
+        """Place a gpu-let for up to ``missing_rps`` requests/s; return its served rate, 0 without room."""
         for entry in self.problem.fleet.entries:
             segments = sizes[entry.device.name]
             if not segments:
@@ -122,11 +121,11 @@ class _OpenGpus:
         return 0.0
 
     def _beside(self, entry: FleetEntry, sizes: Sequence[Segment], missing_rps: float) -> float:
-        """Give the best-fitting free part to the workload; return what it serves there, 0 where nothing fits."""
+        """Give the best-fitting free part to the workload; return its served rate, 0 where nothing fits."""
         halves = self._halves.get(entry.device.name, [])
         least = _ideal(sizes, missing_rps).share.sm_pct
         rests: dict[float, tuple[Segment, PlacedReplica] | None] = {}
-        borne: dict[tuple[PlacedReplica, ...], bool] = {}  # many devices hold the same
+        borne: dict[tuple[PlacedReplica, ...], bool] = {}  # many devices have equal contents
         for index in range(bisect_left(halves, least - 1e-9, key=_free), len(halves)):
             gpu = halves[index]
             if gpu.free_pct not in rests:
@@ -148,7 +147,7 @@ class _OpenGpus:
         return 0.0
 
     def _in_turn(self, entry: FleetEntry, model: str, missing_rps: float, *, larger: bool) -> float:
-        """Let the workload take turns in a gpu-let, ``larger`` than it is; return what it serves, 0 where it cannot."""
+        """Let the workload take turns in a gpu-let, grown if ``larger``; return its served rate, 0 where it cannot."""
         for gpu in self.gpus if self.temporal else ():
             if gpu.entry is not entry or any(one.model == model for one in gpu.replicas):
                 continue
@@ -205,7 +204,9 @@ class _OpenGpus:
         return PlacedReplica(*named, memory_bytes=memory, turns=workload.turns)
 
     def _do_all_keep_slos(self, device: Device, partition: PlacedPartition) -> bool:
-        """Whether memory suffices, and each keeps its SLO with the waits for its turn, beside all others if asked."""
+        """Whether memory suffices, and each replica keeps its SLO with the waits for turns, and with neighbours if
+        aware.
+        """
         held = sum(one.memory_bytes or 0 for one in partition.replicas)
         if held > device.dram_bytes or len(partition.replicas) > MPS_CLIENTS:
             return False
@@ -248,11 +249,11 @@ class _OpenGpus:
         pairs = ((one, other) for one in together for other in together if one is not other)
         try:
             return all(self._keeps(gpu.entry.device, one, other) for one, other in pairs)
-        except InputError:  # nothing is known of one beside the other, or they failed so
+        except InputError:  # no estimate of a replica beside the other, or a failed run
             return False
 
     def _keeps(self, device: Device, replica: PlacedReplica, other: PlacedReplica) -> bool:
-        """Whether ``replica`` keeps its SLO beside ``other``; what pairs do to each other is not kept."""
+        """Whether ``replica`` keeps its SLO beside ``other``; effects of pairs are not cached."""
         workload, beside = replica.workload, (other.workload,)
         estimate = self.problem.estimator.estimate(
             replica.model, device, replica.batch, replica.share, beside, replica.processes
@@ -285,7 +286,7 @@ def _sizes(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Segmen
 
 
 def _ideal(sizes: Sequence[Segment], missing_rps: float) -> Segment:
-    """Return the smaller of the most efficient size and the least that serves all that is left."""
+    """Return the smaller of the most efficient size and the least size that serves the remaining rate."""
     efficient = max(sizes, key=lambda one: (one.capacity_rps / one.share.sm_pct, -one.share.sm_pct))
     enough = [one for one in sizes if one.capacity_rps >= missing_rps]
     return min([efficient, *enough[:1]], key=lambda one: one.share.sm_pct)

@@ -17,7 +17,7 @@ from gpuprof.placement.published.igniter import Igniter, first_of
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: No share grows by more than this factor in one adjustment, however far its latency is off.
+#: Maximum growth factor of a share in an adjustment, however far its latency is off.
 _MOST_GROWTH = 2.0
 
 _State = tuple[PlacedReplica, ...]  # of one device
@@ -27,19 +27,19 @@ _State = tuple[PlacedReplica, ...]  # of one device
 class Gslice:
     """GSLICE with iGniter's placement of the workloads, the baseline of iGniter (TPDS'22 §5.1, §5.3) and ParvaGPU.
 
-    The workloads stand together as iGniter has them. Each starts with the least share that keeps its SLO alone, and
-    always takes the largest batch that does (adaptive batching). Then, up to five times, each of them, without
-    regard to the others, raises its share when the latency or the throughput that is seen of it beside them misses
-    its objective, and lowers it when both are better by more than the threshold.
+    The workloads are co-located as in iGniter's map. Each starts with the least share that keeps its SLO alone, and
+    always takes the largest batch that does (adaptive batching). Then, up to five times, each workload independently
+    raises its share when its observed latency or throughput beside the others misses its objective, and lowers it when
+    both are better by more than the threshold.
 
-    The descriptions leave open, and here is decided: what is seen is what the estimator says; shares change in
-    proportion to how far the objective is off, in whole units, and grow no further than what is free on the device
-    (GSLICE itself gives out more than the whole, iGniter's Table 1); what is kept is the last state in which every
-    SLO holds; where there is none, the workload furthest off gets another device, or is reported as not served.
+    The descriptions leave open, and here is decided: observations come from the estimator; shares change in proportion
+    to the deviation from the objective, in whole units, and grow at most into the free part of the device (GSLICE
+    itself assigns more than the whole, iGniter's Table 1); the last state in which every SLO holds is kept; without
+    such a state, the workload furthest off gets another device, or is reported as not served.
     """
 
-    threshold: float = 0.1  #: Part of the objective; iGniter's figures are with one tenth.
-    adjustments: int = 5  #: iGniter's figures are after five.
+    threshold: float = 0.1  #: Part of the objective; one tenth in iGniter's figures.
+    adjustments: int = 5  #: Number of adjustments; five in iGniter's figures.
     unit_pct: float = 2.5  #: Step of a share.
 
     def place(self, problem: Problem) -> Placement:
@@ -76,13 +76,13 @@ class _ShareTuner:
 
     def alone(self, replica: PlacedReplica) -> PlacedReplica:
         """Return the replica with the least share that keeps its SLO without neighbours."""
-        # Here and below, 1e-9: quotients carry rounding, and `int` would take a whole unit away for it.
+        # Here and below, 1e-9: quotients carry rounding errors, and `int` would drop a whole unit.
         most = int(100.0 / self.policy.unit_pct + 1e-9)
         units = first_of(range(1, most + 1), partial(self._suffices_alone, replica))
         return replica if units is None else self._with_largest_batch(self._with_units(replica, units), ())
 
     def settle(self, state: _State) -> tuple[_State, list[PlacedReplica]]:
-        """Return the last state in which all SLOs hold, and who had to leave so that there is one."""
+        """Return the last state in which all SLOs hold, and the replicas evicted for it."""
         evicted: list[PlacedReplica] = []
         while True:
             current, sound = state, None
@@ -103,9 +103,8 @@ class _ShareTuner:
         return any(self._meets(replace(shared, batch=batch), ()) for batch in self._sizes(shared))
 
     def _adjust(self, state: _State) -> _State:
-        """Return the state after every workload has adjusted itself to what is seen of it in ``state``."""
-        # All adjust at once to what is seen in ``state``, but room is what those before have left in ``after``: nobody
-        # may get what another has just taken.
+        """Return the state after every workload has adjusted itself to its observations in ``state``."""
+        # All adjust at once to observations in ``state``, but free shares come from ``after``: no share is given twice.
         after = list(state)
         for index, replica in enumerate(state):
             pressure = self._pressure(state, index)
@@ -128,7 +127,9 @@ class _ShareTuner:
         return True
 
     def _pressure(self, state: _State, index: int) -> float:
-        """Return latency or throughput over what is asked for, whichever is further off; above 1 the SLO is missed."""
+        """Return latency or throughput relative to its objective, whichever is further off; above 1 the SLO is
+        missed.
+        """
         replica, beside = state[index], self._beside(state, index)
         demand = self.segments.problem.demand(replica.model)
         allowed = demand.slo.latency_ms * (self.segments.problem.options.latency_budget or 1.0)
@@ -136,7 +137,7 @@ class _ShareTuner:
         return max(late, replica.rate_rps / self.segments.throughput_rps(self.device, replica.workload, beside))
 
     def _with_largest_batch(self, replica: PlacedReplica, beside: Sequence[Workload]) -> PlacedReplica:
-        """Return the replica with the largest batch that keeps its SLO beside the others; as it is where none does."""
+        """Return the replica with the largest batch that keeps its SLO beside the others; unchanged where none does."""
         for batch in reversed(self._sizes(replica)):
             larger = replace(replica, batch=batch)
             if self._meets(larger, beside):
@@ -158,7 +159,7 @@ class _ShareTuner:
             fits = (held or 0) <= self.device.dram_bytes
             return fits and self.segments.meets(demand, self.device, replica.workload, replica.rate_rps, beside)
         except InputError:
-            return False  # nothing is known of this batch under this share
+            return False  # no estimate of this batch under this share
 
     def _holds(self, state: _State) -> bool:
         if sum(one.memory_bytes or 0 for one in state) > self.device.dram_bytes:

@@ -1,4 +1,4 @@
-"""iGniter: shares that just keep the SLOs beside each other (Xu et al., TPDS'22, §3.2 and §4)."""
+"""iGniter: shares that just keep the SLOs of co-located workloads (Xu et al., TPDS'22, §3.2 and §4)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: The most replicas that a workload too large for one device is split into.
+#: Maximum number of replicas for a workload that is too large for a single device.
 _MOST_SPLITS = 1_000
-#: So many larger batches in turn that need as large a share as the best are looked at.
+#: Number of successive larger batches without a smaller share after which the search stops.
 _MOST_IN_VAIN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A workload to be placed: a demand or an equal part of one, its batch and its lower bound."""
+    """A workload to be placed: a demand or an equal part of a demand, its batch and its lower bound."""
 
     demand: Demand
     rate_rps: float
@@ -37,30 +37,29 @@ class _Task:
     memory_bytes: int
 
 
-#: What stands on a device: (class of the task, units that it has now), sorted. Tasks of a class are interchangeable.
+#: Content of a device: (class of the task, present units), sorted. Tasks of a class are interchangeable.
 _State = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Igniter:
-    """Algorithm 1 with Algorithm 2 for the shares, on the kind of device that costs least in all.
+    """Algorithm 1 with Algorithm 2 for the shares, on the kind of device of least total cost.
 
     The estimator's ``beside`` is the interference model; with iGniter's own (equations 1 to 11) the lower bounds are
-    those of Theorem 1. Decided here where the paper is silent: the lower bound is looked for among the multiples of
-    the unit with the estimator instead of by equation 18, which is the same for its model and holds for any; a
-    workload that needs more than a whole device is split into the fewest equal parts that do not (the paper refuses
-    it); where equation 17 asks for a larger batch than any that is known, the largest is taken, which only adds time
-    in hand; models whose files are the same count as one, so that equal devices have to be tried only once; by latency
-    percentiles, where they are asked for instead of half of the SLO, the batch is the smallest whose share is least;
-    memory is respected.
+    those of Theorem 1. Decided here where the paper is silent: the lower bound is searched among the multiples of the
+    unit with the estimator instead of by equation 18, which gives the same for its model and works for any other; a
+    workload that needs more than a whole device is split into the fewest equal parts that fit (the paper refuses it);
+    where equation 17 requires a larger batch than any known, the largest is taken, which only adds slack; models with
+    equal files are treated as one model, so that equal devices are tried only once; under latency percentiles instead
+    of half the SLO, the batch is the smallest whose share is least; memory is respected.
     """
 
     unit_pct: float = 2.5  #: Step of a share; the paper's 2.5%.
-    #: False gives the paper's FFD+: lower bounds, first fit, no regard to neighbours. Its maps need not be sound.
+    #: False gives the paper's FFD+: lower bounds and first fit, without interference. Its maps need not be sound.
     aware: bool = True
 
     def place(self, problem: Problem) -> Placement:
-        """Return the cheapest of the placements on one kind of device each.
+        """Return the cheapest of the placements on a single kind of device.
 
         Raises `InputError` when ``unit_pct`` is not a part of 100%.
         """
@@ -83,7 +82,7 @@ class Igniter:
 
 @dataclass(slots=True)
 class _Cluster:
-    """Computes shares on one kind of device and remembers them: equal devices are many."""
+    """Computes shares on a kind of device and caches them: many devices are equal."""
 
     segments: Segments
     device: Device
@@ -92,7 +91,7 @@ class _Cluster:
     classes: list[_Task] = field(default_factory=list)
     _class_of: dict[tuple[object, ...], int] = field(default_factory=dict)
     _allocated: dict[tuple[_State, int], _State] = field(default_factory=dict)
-    _refused: dict[tuple[_State, int], int] = field(default_factory=dict)  #: Units that were not enough.
+    _refused: dict[tuple[_State, int], int] = field(default_factory=dict)  #: Insufficient numbers of units.
     _made: dict[tuple[object, ...], _Task | None] = field(default_factory=dict)
 
     @property
@@ -109,13 +108,13 @@ class _Cluster:
         return self._class_of[key]
 
     def _equivalence_key(self, demand: Demand) -> tuple[object, ...]:
-        """Return what two demands must share for their replicas to behave alike."""
+        """Return the properties that two demands must share for their replicas to behave alike."""
         file = self.segments.problem.files.get(demand.model)
         content = self.segments.first_alike(demand.model) if file is None or file.sha256 is None else file.sha256
         return (content, demand.slo)
 
     def tasks(self, demand: Demand) -> list[_Task]:
-        """Return the demand, split into the fewest equal parts of which each fits a device; none when nothing does."""
+        """Return the demand, split into the fewest equal parts that each fit a device; empty when nothing fits."""
         most, fails, works = min(demand.max_replicas or _MOST_SPLITS, _MOST_SPLITS), 0, 1
         while works < most and self._task(demand, demand.rate_rps / works) is None:
             fails, works = works, min(2 * works, most)
@@ -135,7 +134,8 @@ class _Cluster:
         best: _Task | None = None
         in_vain = 0
         for batch in self._batches(demand, rate_rps):
-            fewer = range(1, self.most_units + 1 if best is None else best.units)  # more than the best are no use
+            # more units than the best are useless
+            fewer = range(1, self.most_units + 1 if best is None else best.units)
             units = first_of(fewer, partial(self._alone, demand, rate_rps, batch))
             in_vain += best is not None and units is None
             if in_vain > _MOST_IN_VAIN:
@@ -151,14 +151,14 @@ class _Cluster:
     def _batches(self, demand: Demand, rate_rps: float) -> Sequence[int]:
         options = self.segments.problem.options
         if options.latency_budget is not None:
-            # The batch that just meets the rate when it takes all of its part of the SLO (equation 17).
+            # The batch that just meets the rate within its whole part of the SLO (equation 17).
             rate, time = rate_rps / 1000.0, options.latency_budget * demand.slo.latency_ms
             sizes = self.segments.search_space.sizes(demand.model, self.device, Share())
             if not sizes:
                 return []
             try:
                 hidden = self.segments.estimate(self.device, Workload(demand.model, sizes[0], Share())).overlapped_ms
-            except InputError:  # nothing is known of it on this kind of device, or it failed there
+            except InputError:  # no estimate on this kind of device, or a failed run
                 return []
             batch = math.ceil(time * rate / (1.0 + rate * hidden / sizes[0]) * (1 - 1e-9))
             return [size for size in sizes if size >= batch][:1] or [sizes[-1]]
@@ -171,7 +171,7 @@ class _Cluster:
         return self.segments.meets(demand, self.device, self._workload(demand.model, batch, units), rate_rps)
 
     def allocate(self, state: _State, number: int, most: int) -> _State | None:
-        """Algorithm 2: raise the shares until every SLO is kept; None when that takes more units than ``most``."""
+        """Algorithm 2: raise the shares until every SLO is kept; None when this takes more units than ``most``."""
         key = (state, number)
         if key not in self._allocated and most > self._refused.get(key, -1):
             raised = self._raise_shares(state, number, most)
@@ -211,7 +211,7 @@ class _Cluster:
 
 @dataclass(slots=True)
 class _Devices:
-    """The devices in use, equal ones together."""
+    """The devices in use, with equal devices grouped."""
 
     cluster: _Cluster
     count: int | None
@@ -220,14 +220,14 @@ class _Devices:
     _equal: dict[_State, list[int]] = field(default_factory=dict)  # indices, a heap
 
     def add(self, task: _Task) -> None:
-        """Lines 5 to 17: the device whose shares have to be raised least takes the task, or a new one."""
+        """Lines 5 to 17: give the task to the device whose shares have to be raised least, or to a new device."""
         number = self.cluster.number(task)
         best: tuple[int, int, _State] | None = None
         for state, indices in self._equal.items():
             used = sum(units for _, units in state)
             if used + task.units > self.cluster.most_units:
                 continue
-            # More than on another device is of no use.
+            # A larger increase than on another device is useless.
             most = self.cluster.most_units if best is None else min(self.cluster.most_units, used + best[0])
             raised = self.cluster.allocate(state, number, most)
             if raised is None:
@@ -255,7 +255,7 @@ class _Devices:
         insort(self._equal.setdefault(state, []), index)
 
     def to_gpus(self, device: str) -> tuple[PlacedGpu, ...]:
-        """Return what stands on each device."""
+        """Return the contents of each device."""
         gpus = []
         for state, tasks in zip(self._states, self._tasks, strict=True):
             waiting = {number: list(own) for number, own in tasks.items()}
@@ -265,7 +265,7 @@ class _Devices:
 
 
 def first_of(numbers: range, holds: Callable[[int], bool]) -> int | None:
-    """Return the first number for which ``holds``, which then holds for all above, by bisection."""
+    """Return, by bisection, the first number for which ``holds`` is true; ``holds`` must then be true for all above."""
     low, high = numbers.start, numbers.stop - 1
     if high < low or not holds(high):
         return None

@@ -15,7 +15,7 @@ from gpuprof.placement.published.requirement import CreqMetric, Requirement, req
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: What the second objective may take away from the goodput, of the whole.
+#: Relative goodput that the second objective may give up.
 _GIVE = 1e-7
 
 _Known = Mapping[str, Mapping[str, Mapping[int, Requirement]]]
@@ -25,16 +25,17 @@ _Known = Mapping[str, Mapping[str, Mapping[int, Requirement]]]
 class Milp:
     """Maximises Σ min(rate, goodput) over binary placements of (model, batch) on the GPUs of a fixed fleet.
 
-    One batch size a model, at most one replica of a model on a GPU, ΣCreq and ΣMreq at most 100% on each GPU, at most
-    ``max_replicas`` replicas. With several kinds of device goodput, Creq and Mreq have the device as a third index.
-    The thesis leaves open which of equally good solutions is taken: here the one of least ΣCreq + ΣMreq. Decided here
-    too: as for `usher`, goodput is the largest rate within the problem's latency rule, and a replica for which an SLO
-    would break beside the others goes, with its batch, to the first other GPU where none does, if there is one.
+    Constraints: one batch size per model, at most one replica of a model on a GPU, ΣCreq and ΣMreq at most 100% on each
+    GPU, at most ``max_replicas`` replicas. With several kinds of devices, goodput, Creq and Mreq have the device as a
+    third index. The thesis leaves the choice among equally good solutions open: here the solution of least ΣCreq +
+    ΣMreq. Also decided here: as for `usher`, goodput is the largest rate within the problem's latency rule, and a
+    replica that would break an SLO beside the others goes, with its batch, to the first other GPU where no SLO breaks,
+    if any.
     """
 
     creq: CreqMetric = "max-occupancy"  #: Metric behind Creq (thesis §5.3).
-    #: Whether replicas are held to no share by MPS, as in the thesis (§6.1.3), each free to use all SMs of its GPU. By
-    #: default each gets a share of Creq, as `usher` gives it.
+    #: Whether replicas have no MPS shares, as in the thesis (§6.1.3), each free to use all SMs of its GPU. By default
+    #: each gets a share of Creq, as in `usher`.
     unshared: bool = False
 
     def place(self, problem: Problem) -> Placement:
@@ -68,7 +69,8 @@ class _ThesisProgram:
     known: _Known
     program: Program = field(default_factory=Program)
     gpus: list[str] = field(default_factory=list)
-    placed: list[tuple[Demand, Requirement, int, int]] = field(default_factory=list)  # demand, what, GPU, column of x
+    # demand, requirement, GPU, column of x
+    placed: list[tuple[Demand, Requirement, int, int]] = field(default_factory=list)
     _served: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,13 +107,12 @@ class _ThesisProgram:
                 self.placed.append((demand, requirement, gpu, program.column(0.0, entries, 1.0)))
 
     def solve(self) -> Solution | None:
-        """Return the solution of most goodput, and of those the one of least requirements."""
+        """Return the solution of most goodput, and among those the solution of least requirements."""
         options = self.problem.options
         best = self.program.solve(time_limit_s=options.time_limit_s, seed=options.seed)
         if best is None:
             return None
-        # Lexicographic: the goodput is held, but for what the solver may miss it by, while the requirements are
-        # minimised.
+        # Lexicographic: the goodput is held, up to the solver's tolerance, while the requirements are minimised.
         kept = self.program.row(low=-best.objective * (1.0 - _GIVE))
         for column in self._served:
             self.program.add(column, kept, 1.0)
@@ -144,7 +145,7 @@ def _put_elsewhere(
     batch: int,
     rate_rps: float,
 ) -> None:
-    """Put a replica on the first GPU without one of its model where everybody keeps the SLO, if there is one."""
+    """Put a replica on the first GPU without a replica of its model where all SLOs hold, if any."""
     for one in bins:
         requirement = known[one.device.name].get(batch)
         if requirement is None or any(replica.model == model for replica in one.to_gpu().replicas()):

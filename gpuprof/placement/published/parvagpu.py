@@ -24,8 +24,8 @@ from gpuprof.placement.unplaced_reasons import explain_shortfall, explain_unplac
 FRAGMENTED_SLICES = 4
 #: Small enough to fill gaps (§III-E2).
 _SMALL_SLICES = 2
-#: Instances of three slices go to their highest start only, so that slot 3 stays usable (§III-E1); the others to
-#: the lowest that is free.
+#: Instances of three slices go to their highest start only, so that slot 3 stays usable (§III-E1); the others go to the
+#: lowest free start.
 _HIGH_SLICES = 3
 #: Most processes of an instance (§III-D).
 _PROCESSES = 3
@@ -33,7 +33,7 @@ _PROCESSES = 3
 
 @dataclass(frozen=True, slots=True)
 class _Triplet:
-    """The best (batch, processes) of one instance size for one service."""
+    """The best (batch, processes) of an instance size for a service."""
 
     segment: Segment
     slices: int
@@ -56,7 +56,7 @@ class _Service:
 
     @staticmethod
     def optimal(triplets: Iterable[_Triplet]) -> _Triplet:
-        """OPTSEG: the most throughput for each slice; the smaller instance where that is equal."""
+        """OPTSEG: the most throughput for each slice; the smaller instance among equals."""
         return max(triplets, key=lambda t: (t.efficiency, -t.slices))
 
 
@@ -70,7 +70,7 @@ class _Gpu:
         return sum(triplet.slices for _, _, triplet in self.placed)
 
     def add(self, device: Device, service: _Service, triplet: _Triplet) -> bool:
-        """Place the segment where it hinders others least, if it fits."""
+        """Place the segment where it blocks the fewest others, if it fits."""
         profile = device.mig_profile(str(triplet.segment.share.mig))
         starts = legal_starts(device, profile, [place for place, _, _ in self.placed])
         if triplet.slices == _HIGH_SLICES:
@@ -85,21 +85,20 @@ class _Gpu:
 class ParvaGpu:
     """Optimal Triplet Decision, Demand Matching, Segment Relocation and Allocation Optimization (Algorithms 1, 2).
 
-    Every service gets MIG instances of its own, in each of which processes of it share the compute units by MPS.
-    The paper and the published code leave open, and here is decided: the starts are those that the driver allows
-    (the paper's configuration 18 has one that it does not); of equally efficient instance sizes the smaller is
-    taken; the broken-up placement is kept only where it takes no more GPUs; the rate is shared out over a service's
-    segments in proportion to their throughput. `triplets` and `_match_rate` are Algorithm 1, `allocate` and `optimize`
-    Algorithm 2.
+    Every service gets MIG instances of its own, in each of which its processes share the compute units by MPS. The
+    paper and the published code leave open, and here is decided: the starts are those that the driver allows (the
+    paper's configuration 18 has a forbidden one); among equally efficient instance sizes the smaller is taken; the
+    broken-up placement is kept only where it takes no more GPUs; the rate is divided among a service's segments in
+    proportion to their throughput. `triplets` and `_match_rate` are Algorithm 1, `allocate` and `optimize` Algorithm 2.
 
-    With an older map in the problem (`Problem.previous`), only services whose demand or profile is another than then
-    are configured and relocated (§III-F), beside the segments of the others. Decided here: Allocation Optimization
-    then breaks up only GPUs on which changed services stand alone, so that no other service moves.
+    With an older map in the problem (`Problem.previous`), only services with a changed demand or profile are configured
+    and relocated (§III-F), beside the segments of the others. Decided here: Allocation Optimization then breaks up only
+    GPUs with changed services alone, so that no other service moves.
     """
 
     single: bool = False  #: One process in each instance (the paper's ParvaGPU-single).
     unoptimized: bool = False  #: Without Allocation Optimization (ParvaGPU-unoptimized).
-    #: Most processes of an instance where `Options.max_processes` says nothing; None: three, as the paper says.
+    #: Maximum processes of an instance where `Options.max_processes` is None; None: three, as in the paper.
     processes: int | None = None
 
     def place(self, problem: Problem) -> Placement:
@@ -129,7 +128,7 @@ class ParvaGpu:
 
 
 def triplets(segments: Segments, demand: Demand, device: Device) -> tuple[_Triplet, ...]:
-    """Optimal Triplet Decision (Algorithm 1, lines 2 to 12): of each instance size the segment of most throughput."""
+    """Optimal Triplet Decision (Algorithm 1, lines 2 to 12): the segment of most throughput for each instance size."""
     triplet_list = []
     for profile in basic_profiles(device):
         share = Share(100.0, profile.name)
@@ -158,7 +157,7 @@ def _match_rate(service: _Service) -> list[_Triplet]:
 def allocate(entry: FleetEntry, queue: Sequence[tuple[_Service, _Triplet]], gpus: Sequence[_Gpu]) -> list[_Gpu]:
     """Segment Relocation (Algorithm 2, ALLOCATION): largest segments first, each to the first GPU that takes it.
 
-    Segments that find no place on a fixed fleet are left out.
+    Segments without room on a fixed fleet are left out.
     """
     filled = [_Gpu(list(gpu.placed)) for gpu in gpus]
     first: dict[int, int] = {}
@@ -177,9 +176,9 @@ def allocate(entry: FleetEntry, queue: Sequence[tuple[_Service, _Triplet]], gpus
 
 
 def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: Sequence[_Service]) -> list[_Gpu]:
-    """Return the GPUs of the older map with the segments of the services that it serves as they are asked for now.
+    """Return the GPUs of the older map with the segments of the services that it still serves as demanded.
 
-    Nothing of the map is kept when it takes more GPUs of this kind than there are, or two of its segments overlap.
+    Nothing of the map is kept when it takes more GPUs of this kind than available, or two of its segments overlap.
     """
     if problem.previous is None:
         return []
@@ -199,7 +198,7 @@ def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: 
 def _segments_then(
     previous: DeploymentMap, segments: Segments, entry: FleetEntry, service: _Service
 ) -> list[tuple[tuple[str, int], MigPlacement, _Triplet]]:
-    """Return where the service's segments stood, none when it has to be reconfigured."""
+    """Return the locations of the service's old segments, none when it has to be reconfigured."""
     demand, then = service.demand, previous.models.get(service.demand.model)
     if then is None or (then.rate_rps, Slo(then.slo_ms, then.percentile)) != (demand.rate_rps, demand.slo):
         return []
@@ -225,11 +224,11 @@ def _segments_then(
 def optimize(entry: FleetEntry, gpus: Sequence[_Gpu], movable: frozenset[str]) -> list[_Gpu]:
     """Allocation Optimization (Algorithm 2, lines 12 to 32): breaks up fragmented GPUs, the last first.
 
-    Their services get segments of one or two slices instead, in the gaps of the GPUs before them. What was freed
-    beyond need is counted towards the service's next segments. GPUs with a service that is not ``movable`` stay.
+    Their services get segments of one or two slices instead, in the gaps of the GPUs before them. Surplus capacity
+    counts towards the service's next segments. GPUs with a service that is not ``movable`` stay.
     """
     current = list(gpus)
-    owed: dict[str, float] = {}  # by model; below zero a surplus (freed_rate of Algorithm 2)
+    owed: dict[str, float] = {}  # by model; a negative value is a surplus (freed_rate of Algorithm 2)
     for position in range(len(gpus) - 1, -1, -1):
         if position >= len(current) or not 0 < current[position].slices <= FRAGMENTED_SLICES:
             continue
@@ -242,14 +241,14 @@ def optimize(entry: FleetEntry, gpus: Sequence[_Gpu], movable: frozenset[str]) -
         others = [*current[:position], *current[position + 1 :]]
         tried = allocate(entry, small, others)
         complete = sum(len(gpu.placed) for gpu in tried) == sum(len(gpu.placed) for gpu in others) + len(small)
-        # More segments than before may take more GPUs: then the GPU stays as it was.
+        # More segments than before may take more GPUs: then the GPU stays unchanged.
         if complete and len(tried) <= len(current):
             current, owed = tried, now_owed
     return current
 
 
 def _broken_up(gpu: _Gpu, owed: Mapping[str, float]) -> tuple[list[tuple[_Service, _Triplet]], dict[str, float]] | None:
-    """Return the small segments that serve what ``gpu`` does, and what is owed then; None when there are none."""
+    """Return the small segments that replace those of ``gpu``, and the new owed rates; None without small segments."""
     now_owed = dict(owed)
     small: list[tuple[_Service, _Triplet]] = []
     for _, service, triplet in gpu.placed:
@@ -263,11 +262,11 @@ def _broken_up(gpu: _Gpu, owed: Mapping[str, float]) -> tuple[list[tuple[_Servic
 
 
 def _small_segments(service: _Service, owed_rps: float) -> tuple[list[_Triplet] | None, float]:
-    """Return segments of at most two slices for the rate, and what of it remains (below zero: a surplus).
+    """Return segments of at most two slices for the rate, and the remaining rate (below zero: a surplus).
 
-    SMALLSEGMENTS (Algorithm 2, line 22) says no more than that. Here the last one is the smallest that serves the
-    rest, as LASTSEG chooses; were all of the most efficient size, ParvaGPU-single would take eight GPUs for the
-    paper's scenario 4, as its Figure 5 has it, and not seven; no other scenario tells the two apart.
+    SMALLSEGMENTS (Algorithm 2, line 22) gives no more detail. Here the last segment is the smallest that serves the
+    rest, as in LASTSEG; with all segments of the most efficient size, ParvaGPU-single would take eight GPUs for the
+    paper's scenario 4, as in its Figure 5, and not seven; no other scenario distinguishes the two.
     """
     small = [triplet for triplet in service.triplets if triplet.slices <= _SMALL_SLICES]
     if not small or service.demand.max_replicas is not None:
@@ -283,7 +282,7 @@ def _small_segments(service: _Service, owed_rps: float) -> tuple[list[_Triplet] 
 
 
 def _placement(name: str, problem: Problem, segments: Segments, entry: FleetEntry, gpus: Sequence[_Gpu]) -> Placement:
-    """Share the rates out over what was placed and name what is missing."""
+    """Divide the rates among the placed segments and name the unplaced demands."""
     rates: dict[str, list[PlacedReplica]] = {}
     unplaced = []
     for demand in problem.by_priority():

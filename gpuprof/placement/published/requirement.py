@@ -28,17 +28,17 @@ _METRICS = {"max-occupancy": "max_occupancy", "wao": "wavg_occupancy", "wsm": "w
 class Requirement:
     """A replica by its requirements."""
 
-    #: Under a share of Creq percent, which is what USHER gives it (thesis §5.2.2), or without one; its capacity is the
+    #: Under a share of Creq percent, as given by USHER (thesis §5.2.2), or without a share; its capacity is the
     #: goodput.
     segment: Segment
     #: ``creq_pct``, ``mreq_pct``: Percent of the device.
     creq_pct: float
     mreq_pct: float
-    figure: Figure | None = None  #: Creq as it was measured or predicted, with its interval.
-    metric: str | None = None  #: What it is by, as estimates call it.
+    figure: Figure | None = None  #: Measured or predicted Creq, with its interval.
+    metric: str | None = None  #: Metric of Creq, by its name in estimates.
 
     def replica(self, rate_rps: float) -> PlacedReplica:
-        """Return the replica that serves ``rate_rps``, which knows what it was taken to require."""
+        """Return the replica that serves ``rate_rps``, with its assumed requirement."""
         return replace(self.segment.replica(rate_rps), creq=self.figure, creq_metric=self.metric)
 
     @property
@@ -52,8 +52,8 @@ def requirements(
 ) -> tuple[dict[int, Requirement], tuple[float, float] | None]:
     """Return the requirement at each batch that meets the SLO, and the mean (Creq, Mreq) over all batches.
 
-    With ``unshared`` a replica may use the whole device, and is not held to its requirement. Raises `InputError` when
-    ``metric`` is known at no batch.
+    With ``unshared`` a replica may use the whole device, and is not limited to its requirement. Raises `InputError`
+    when ``metric`` is known at no batch.
     """
     by_batch: dict[int, Requirement] = {}
     seen: list[tuple[float, float]] = []
@@ -80,7 +80,9 @@ def requirements(
 
 
 def _required_pct(creq: Figure) -> float:
-    """Return the percentage to plan with: as profiled; predicted ones in the steps in which shares may be given."""
+    """Return the planning percentage: profiled values as they are, predicted values rounded up to the steps of
+    shares.
+    """
     value = float(cap_occupancy(creq.value))
     if creq.is_observed:
         return value
@@ -88,7 +90,7 @@ def _required_pct(creq: Figure) -> float:
 
 
 def require_gpus(policy: str, problem: Problem) -> None:
-    """Raise when a device of the fleet cannot be shared without shares: on a CPU they are cores.
+    """Raise when a device of the fleet cannot be left unshared: on a CPU, shares are cores.
 
     Raises `InputError` naming the device.
     """
@@ -101,9 +103,9 @@ def require_gpus(policy: str, problem: Problem) -> None:
 
 
 def require_metric(known: bool, metric: CreqMetric) -> None:
-    """Raise when nothing is known of the compute requirement of any model.
+    """Raise when no model has a known compute requirement.
 
-    Raises `InputError` naming what has to be profiled.
+    Raises `InputError` naming the required profiling.
     """
     if not known:
         raise InputError(

@@ -1,4 +1,4 @@
-"""USHER: groups of balanced models, replicas of each decided together (Shubha et al., OSDI'24, §3.3)."""
+"""USHER: groups of balanced models with jointly decided replicas (Shubha et al., OSDI'24, §3.3)."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ from gpuprof.placement.published.usher_placement import (
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Replication degrees tried are 1 … 6 times the least that serves the rate (§3.3.2).
+#: Maximum multiple of the least replication degree: 1 … 6 times the least that serves the rate (§3.3.2).
 _MULTIPLES = 6
-#: Above this many configurations of a group, those that another one is better than in everything are left out.
+#: Number of configurations of a group above which dominated options are left out.
 _MOST_CONFIGURATIONS = 10_000
 _EPSILON = 1e-9
-#: More than goodputs differ by where they are added up in another order.
+#: Tolerance of goodputs above their summation error.
 _ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Usher:
-    """Algorithms 1 and 2, for elastic fleets (least cost) and fixed ones (most goodput).
+    """Algorithms 1 and 2, for elastic fleets (least cost) and fixed fleets (most goodput).
 
     `balanced_groups` makes the groups (§3.3.1); `_options` lists the configurations of a group (Algorithm 1, line 2)
-    and `_best` tries them and keeps one (lines 3 to 5); `Trial` and `order_models` in `usher_placement`
-    are Algorithm 2. Where USHER is silent, this follows the reading of Elvinger's thesis (§5.2.2): groups by
-    matchings, placed in the order of their first demand; of configurations that are equally good the first, batches
-    and replication degrees ascending; neutral models last; a model whose least replication degree exceeds a fixed
-    fleet is not served. Decided here: the batch sizes are those that the estimator knows; with several kinds of
-    device a model's Creq and Mreq are the means over those that can host it; goodput is the largest rate that a
-    replica serves by the problem's latency rule; of configurations of equal goodput the cheapest, on fixed fleets
-    too; a replica whose SLO, or whose neighbours', would break where USHER puts it, which USHER does not look at,
-    gets a further device if there is one, of the same kind or else the one that serves most of it.
+    and `_best` tries them and keeps the best (lines 3 to 5); `Trial` and `order_models` in `usher_placement` are
+    Algorithm 2. Where USHER is silent, this follows the reading of Elvinger's thesis (§5.2.2): groups by matchings,
+    placed in the order of their first demand; among equally good configurations the first, batches and replication
+    degrees ascending; neutral models last; a model whose least replication degree exceeds a fixed fleet is not served.
+    Decided here: the batch sizes are the estimator's; with several kinds of devices a model's Creq and Mreq are the
+    means over the kinds that can host it; goodput is the largest rate of a replica by the problem's latency rule; among
+    configurations of equal goodput the cheapest, on fixed fleets too; a replica whose SLO, or whose neighbours', would
+    break in USHER's place, which USHER does not check, gets a further device if available, of the same kind or else of
+    the kind that serves most of its rate.
     """
 
     creq: CreqMetric = "max-occupancy"  #: Metric behind Creq (thesis §5.3).
-    group_size: int = 4  #: Models in a group at most.
-    #: One of "", "CM", "WD", "S". The paper's ablations: no compute- and memory-heavy classes, no workload division, no
-    #: sorting.
+    group_size: int = 4  #: Maximum number of models in a group.
+    #: The paper's ablations: "" (none), "CM" (no compute- and memory-heavy classes), "WD" (no workload division), "S"
+    #: (no sorting).
     without: Ablation = ""
-    #: Whether replicas are held to no share by MPS, each free to use all SMs of its device (thesis, Figure A.1); by
-    #: default each gets a share of Creq.
+    #: Whether replicas have no MPS shares, each free to use all SMs of its device (thesis, Figure A.1); by default each
+    #: gets a share of Creq.
     unshared: bool = False
-    #: USHER's result depends on the order of the demands, which it takes as given: of equal matchings and equally good
-    #: configurations the first is kept. With more than one, so many orders are tried, the given one first and others
-    #: drawn at random, and the best map is kept; what the worst and the best came to stands in ``found_by``.
+    #: Number of orders of the demands to try. USHER's result depends on the given order: among equal matchings and
+    #: equally good configurations the first is kept. With more than one, the given order comes first, the others are
+    #: drawn at random, and the best map is kept; ``found_by`` gives the worst and the best result.
     orders: int = 1
 
     def place(self, problem: Problem) -> Placement:
@@ -122,7 +122,7 @@ class Usher:
     def _options(
         self, problem: Problem, demand: Demand, known: Mapping[int, Mapping[str, Requirement]]
     ) -> list[Option]:
-        """Return every {BS, RD} of a model (§3.3.2): RD in multiples of what the largest batch needs."""
+        """Return every {BS, RD} of a model (§3.3.2): RD in multiples of the largest batch's number of replicas."""
         largest = known[max(known)]
         highest = max(requirement.segment.capacity_rps for requirement in largest.values())
         least = math.ceil(demand.rate_rps / highest * (1 - _EPSILON))
@@ -139,10 +139,9 @@ class Usher:
         return options
 
     def _best(self, ground: OpenedDevices, options: Sequence[Sequence[Option]]) -> Trial | None:
-        """Algorithm 1: keep the configuration of most goodput, of these the cheapest, of equally good ones the first.
+        """Algorithm 1: keep the configuration of most goodput, among these the cheapest, then the first.
 
-        Configurations that cannot be better than the best so far, because too few devices can host their replicas,
-        are passed over.
+        Configurations that cannot beat the best so far, because too few devices can host their replicas, are skipped.
         """
         best: Trial | None = None
         choices = _manageable(options)
@@ -167,7 +166,7 @@ class Usher:
     def _placement(
         self, problem: Problem, segments: Segments, spaces: Sequence[FreeCapacity], hosts: Sequence[tuple[Option, int]]
     ) -> Placement:
-        """Put the replicas on real devices, which may refuse for interference, and name what is missing."""
+        """Put the replicas on real devices, which may refuse for interference, and name the unplaced demands."""
         bins = [Bin(problem.device(space.device), unshared=self.unshared) for space in spaces]
         refused: list[tuple[Option, str, float]] = []
         for model, own in _by_model(hosts).items():
@@ -187,9 +186,9 @@ class Usher:
     def _apart(
         self, problem: Problem, segments: Segments, bins: Sequence[Bin], refused: Sequence[tuple[Option, str, float]]
     ) -> list[Bin]:
-        """Return further devices for the replicas that would not bear their neighbours, first fit.
+        """Return further devices for the replicas that break an SLO with their neighbours, first fit.
 
-        They are of the same kind, else of that which serves most of it, the cheapest of equal ones.
+        They are of the same kind, else of the kind that serves most of the rate, the cheapest among equals.
         """
         used = Counter(one.device.name for one in bins)
         fresh: list[Bin] = []
@@ -212,7 +211,7 @@ class Usher:
 
 
 def _manageable(options: Sequence[Sequence[Option]]) -> list[list[Option]]:
-    """Return the options, without those that another is better than in everything where there are too many."""
+    """Return the options, without dominated ones where there are too many."""
     if math.prod(len(choice) for choice in options) <= _MOST_CONFIGURATIONS:
         return [list(choice) for choice in options]
     kept = [[one for one in choice if not any(_dominates(other, one) for other in choice)] for choice in options]
@@ -223,7 +222,7 @@ def _manageable(options: Sequence[Sequence[Option]]) -> list[list[Option]]:
 
 
 def _fewer(options: Sequence[Option], most: int) -> list[Option]:
-    """Return at most so many of the options: the first that serve everything, and some of those that serve less."""
+    """Return at most ``most`` options: the first that serve everything, and some that serve less."""
     whole = [one for one in options if one.served_rps >= one.demand.rate_rps * (1 - _EPSILON)]
     partial = [one for one in options if one not in whole]
     few = max(most - len(whole), min(len(partial), most // 2))
@@ -231,7 +230,7 @@ def _fewer(options: Sequence[Option], most: int) -> list[Option]:
 
 
 def _reorder(problem: Problem, count: int) -> Iterator[Problem]:
-    """Yield the problem with its demands in different orders, as they are given first."""
+    """Yield the problem with its demands in different orders, the given order first."""
     random, seen = Random(problem.options.seed), set[tuple[str, ...]]()
     demands = list(problem.demands)
     for _ in range(count):
@@ -243,7 +242,7 @@ def _reorder(problem: Problem, count: int) -> Iterator[Problem]:
 
 
 def _rank(problem: Problem, placement: Placement) -> tuple[float, float]:
-    """Return what placements are compared by: most requests served, then least cost."""
+    """Return the ranking of placements: most requests served, then least cost."""
     cost = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
     return round(sum(placement.rates_rps().values()), 6), -cost
 

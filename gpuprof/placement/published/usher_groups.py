@@ -7,21 +7,21 @@ from itertools import accumulate, combinations
 
 import networkx
 
-#: With more groups than this pairs are formed by sorting, which is as good in weight and breaks ties otherwise.
+#: Number of groups above which pairs are formed by sorting, with equal weight but another tie-break.
 _MOST_MATCHED = 100
-#: Breaks ties between matchings of equal weight, far below what a requirement is known to.
+#: Breaks ties between matchings of equal weight, far below the precision of a requirement.
 _TIE = 1e-6
 
 
 def balanced_groups(requirements: Mapping[str, tuple[float, float]], most: int) -> tuple[tuple[str, ...], ...]:
     """Group models so that in each group ΣCreq ≈ ΣMreq (OSDI'24 §3.3.1).
 
-    The variant of k-means that USHER names is not described; as in Elvinger's thesis (§5.2.2) pairs are formed in
-    rounds by a matching of minimum weight among those of maximum cardinality, the weight of a pair of groups being
-    |ΣCreq - ΣMreq| over both. Where all models lean the same way the weights add up and many matchings are equal: of
-    those, the one that pairs neighbours in the given order is taken. Among more than a hundred the greatest surplus of
-    compute is paired with the greatest of memory, then the next ones: as the weight is a convex function of a sum, no
-    matching is lighter, and sorting takes the place of a search that would take minutes.
+    USHER does not describe its variant of k-means; as in Elvinger's thesis (§5.2.2), pairs are formed in rounds by a
+    matching of minimum weight among those of maximum cardinality. The weight of a pair of groups is |ΣCreq - ΣMreq|
+    over both. Where all models lean the same way the weights add up and many matchings are equal: the matching that
+    pairs neighbours in the given order is taken. Among more than a hundred groups, the greatest surplus of compute is
+    paired with the greatest of memory, then the next ones: as the weight is a convex function of a sum, no matching is
+    lighter, and sorting replaces a search of minutes.
 
     ``requirements``: mean Creq and Mreq of each model; ``most``: largest group.
 
@@ -58,7 +58,7 @@ def _match(surplus: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def _sorted_pairs(surplus: Sequence[float]) -> list[tuple[int, int]]:
-    """Return a matching of least Σ |surplus + surplus|: least with greatest; of an odd number one is left out."""
+    """Return a matching of least Σ |surplus + surplus|: least with greatest; of an odd number one group is left out."""
     order = sorted(range(len(surplus)), key=lambda index: (surplus[index], index))
     if len(order) % 2:
         del order[_left_out([surplus[index] for index in order])]
@@ -69,7 +69,7 @@ def _sorted_pairs(surplus: Sequence[float]) -> list[tuple[int, int]]:
 def _left_out(rising: Sequence[float]) -> int:
     """Return the position without which the pairs of least and greatest weigh least.
 
-    Leaving out one of the lower half, the pairs outside it stay and those inside it shift by one; likewise above.
+    Without a position of the lower half, the pairs outside it stay and those inside it shift by one; likewise above.
     """
     last, half = len(rising) - 1, len(rising) // 2
     outside = [0.0, *accumulate(abs(rising[k] + rising[last - k]) for k in range(half))]

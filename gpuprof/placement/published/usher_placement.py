@@ -1,4 +1,4 @@
-"""USHER's Algorithm 2: where the replicas of one group of models go in one configuration."""
+"""USHER's Algorithm 2: devices for the replicas of a group of models in a configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.placement.published.requirement import Requirement
 
-#: A model is heavy in one resource when it needs this many times as much of it as of the other (§3.3.2).
+#: Ratio of a model's requirements from which it is heavy in a resource (§3.3.2).
 HEAVY = 1.2
 _EPSILON = 1e-9
 
@@ -21,16 +21,16 @@ Ablation = Literal["", "CM", "WD", "S"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """A batch size and a replication degree of one model ({BS, RD} of Algorithm 1, line 2)."""
+    """A batch size and a replication degree of a model ({BS, RD} of Algorithm 1, line 2)."""
 
     demand: Demand
     batch: int
     replicas: int
     by_device: Mapping[str, Requirement]  #: The kinds of device that can host it.
-    #: ``creq_pct``, ``mreq_pct``: The mean over them.
+    #: ``creq_pct``, ``mreq_pct``: mean over these kinds.
     creq_pct: float = field(init=False)
     mreq_pct: float = field(init=False)
-    goodput_rps: float = field(init=False)  #: Of one replica on the kind of device where it is least.
+    goodput_rps: float = field(init=False)  #: Least goodput of a replica over the kinds of devices.
 
     def __post_init__(self) -> None:
         known = list(self.by_device.values())
@@ -40,25 +40,25 @@ class Option:
 
     @property
     def total_pct(self) -> float:
-        """Creq + Mreq, by which models are sorted."""
+        """Creq + Mreq, the sorting key of models."""
         return self.creq_pct + self.mreq_pct
 
     @property
     def leaning(self) -> Literal["compute", "memory", ""]:
-        """Whether it is compute-heavy, memory-heavy or neither (line 7)."""
+        """Compute-heavy, memory-heavy or neither (line 7)."""
         if self.creq_pct >= HEAVY * self.mreq_pct:
             return "compute"
         return "memory" if self.mreq_pct >= HEAVY * self.creq_pct else ""
 
     @property
     def served_rps(self) -> float:
-        """Of all replicas, as far as it is asked for."""
+        """Rate of all replicas, at most the demand's."""
         return min(self.demand.rate_rps, self.goodput_rps * self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class FreeCapacity:
-    """What is free on a device, in percent, and which models of the current group stand there."""
+    """Free percentages of a device, and the models of the current group on it."""
 
     device: str
     compute_pct: float = 100.0
@@ -71,7 +71,7 @@ class FreeCapacity:
         return self.compute_pct + self.memory_pct
 
     def after(self, model: str, requirement: Requirement) -> FreeCapacity | None:
-        """Return the device with one replica more, None when it does not fit. A device holds one replica of a model."""
+        """Return the device with another replica, None when it does not fit. A device holds one replica of a model."""
         compute, memory = self.compute_pct - requirement.creq_pct, self.memory_pct - requirement.mreq_pct
         if compute < -_EPSILON or memory < -_EPSILON or model in self.models:
             return None
@@ -80,7 +80,7 @@ class FreeCapacity:
 
 @dataclass(slots=True)
 class OpenedDevices:
-    """The devices that the groups before have opened, as the configurations of a group find them."""
+    """The devices opened for earlier groups, as the starting point of a group's configurations."""
 
     entries: Sequence[FleetEntry]  #: Cheapest first.
     spaces: Sequence[FreeCapacity]
@@ -92,9 +92,9 @@ class OpenedDevices:
         self._fits = {}
 
     def fits(self, option: Option) -> list[tuple[float, int]]:
-        """Return (what stays free, index) of the devices that could host a replica, fullest first.
+        """Return (free percentage afterwards, index) of the devices that could host a replica, fullest first.
 
-        No model of the group stands on them yet, since a model is in one group.
+        They hold no model of the group yet, since a model is in one group.
         """
         if option not in self._fits:
             needs = {name: (one.creq_pct, one.mreq_pct) for name, one in option.by_device.items()}
@@ -109,46 +109,46 @@ class OpenedDevices:
         return self._fits[option]
 
     def count_unopened(self, option: Option) -> float:
-        """Return how many devices that could host it are still to be opened; infinity on an elastic fleet."""
+        """Return the number of unopened devices that could host the option; infinity on an elastic fleet."""
         able = [entry for entry in self.entries if entry.device.name in option.by_device]
         return sum(math.inf if e.count is None else e.count - self.used[e.device.name] for e in able)
 
     def most_goodput_rps(self, option: Option) -> float:
-        """Return what no placement of the option exceeds."""
+        """Return an upper bound on the goodput of every placement of the option."""
         hosts = min(option.replicas, len(self.fits(option)) + self.count_unopened(option))
         most = max(one.segment.capacity_rps for one in option.by_device.values())
         return min(option.demand.rate_rps, hosts * most)
 
     def least_cost(self, option: Option) -> float:
-        """Return what every placement of all its replicas costs at the least: a device holds one of them."""
+        """Return the minimum cost of placing all replicas of the option: a device holds one of them."""
         cheapest = min((e.price_per_hour for e in self.entries if e.device.name in option.by_device), default=0.0)
         return max(0, min(option.replicas - len(self.fits(option)), self.count_unopened(option))) * cheapest
 
 
 @dataclass(slots=True)
 class Trial:
-    """One configuration of a group being placed (what PLACEMENT returns)."""
+    """A configuration of a group being placed (the result of PLACEMENT)."""
 
     ground: OpenedDevices
-    #: Each replica, and the index of its device: those of the ground first, then those opened.
+    #: Each replica, and the index of its device: opened devices follow those of the ground.
     hosts: list[tuple[Option, int]] = field(default_factory=list)
-    #: ``cost``, ``goodput_rps``: Of the devices opened; of the group's models.
+    #: ``cost``, ``goodput_rps``: cost of the opened devices; goodput of the group's models.
     cost: float = 0.0
     goodput_rps: float = 0.0
     _changed: dict[int, FreeCapacity] = field(default_factory=dict)
     _opened: list[FreeCapacity] = field(default_factory=list)
 
     def spaces(self) -> list[FreeCapacity]:
-        """Return all devices as this configuration leaves them."""
+        """Return all devices with their free capacity under this configuration."""
         kept = [self._changed.get(index, space) for index, space in enumerate(self.ground.spaces)]
         return [FreeCapacity(space.device, space.compute_pct, space.memory_pct) for space in (*kept, *self._opened)]
 
     def rank(self) -> tuple[float, float]:
-        """Return what configurations are compared by: most goodput, then least cost."""
+        """Return the ranking of configurations: most goodput, then least cost."""
         return round(self.goodput_rps, 6), -self.cost
 
     def place(self, option: Option) -> None:
-        """Lines 11 to 17 for one model."""
+        """Place a model (lines 11 to 17)."""
         first = len(self.hosts)
         missing = self._host(option, option.replicas, self._own(option))  # line 11
         missing = self._host(option, missing, self._outside(option, missing))  # line 12
@@ -169,7 +169,7 @@ class Trial:
         return sorted(self._taking(option, range(there, there + len(self._opened))))
 
     def _outside(self, option: Option, most: int) -> list[tuple[float, int]]:
-        """Return at most so many of the other groups' devices that can host a replica, fullest first."""
+        """Return at most ``most`` of the other groups' devices that can host a replica, fullest first."""
         fits = list(self._taking(option, self._changed))
         for fit in self.ground.fits(option) if most else []:
             if most <= 0:
@@ -189,7 +189,7 @@ class Trial:
                 yield after.free_pct, index
 
     def _host(self, option: Option, missing: int, fits: Sequence[tuple[float, int]]) -> int:
-        """Put replicas on devices in this order; return how many are left."""
+        """Put replicas on devices in this order; return the number left."""
         for _, index in fits[:missing]:
             space = self._space(index)
             after = space.after(option.demand.model, option.by_device[space.device])
@@ -206,7 +206,7 @@ class Trial:
             self._changed[index] = space
 
     def _initialise(self, option: Option) -> bool:
-        """NEW_LOWEST_COST_GPU_INITIALIZATION: open the cheapest device that can host the model, if there is one."""
+        """NEW_LOWEST_COST_GPU_INITIALIZATION: open the cheapest device that can host the model, if available."""
         for entry in self.ground.entries:
             name = entry.device.name
             used = self.ground.used[name] + sum(space.device == name for space in self._opened)
@@ -221,7 +221,9 @@ class Trial:
 
 
 def order_models(configuration: Sequence[Option], without: Ablation = "") -> list[Option]:
-    """Lines 7 to 9: compute- and memory-heavy models in turn, each class by falling Creq + Mreq, neutral ones last."""
+    """Lines 7 to 9: alternate compute- and memory-heavy models, each class by falling Creq + Mreq, neutral models
+    last.
+    """
     if without == "S":
         return list(configuration)
     falling = sorted(configuration, key=lambda option: -option.total_pct)
