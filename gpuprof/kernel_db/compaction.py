@@ -17,7 +17,7 @@ from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_ru
 
 #: Not the writers' lock: runs can be appended while a compaction reads and sorts.
 _COMPACT_LOCK = ".compact.lock"
-#: Segments of single runs, and compacted ones, that may stand before `compact_if_due` merges them.
+#: Most segments of single runs, and most compacted segments, before `compact_if_due` merges them.
 _MOST_RUNS = 64
 _MOST_COMPACTED = 16
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Probability of detecting a change as large as the reported smallest change.
 POWER = 0.95
-#: Columns of a run that may select a side.
+#: Columns of a run usable for the selection of a side.
 _RUN_KEYS = ("runtime_version", "driver", "model_sha256", "host", "gpuprof_version", "collector", "run_id")
 #: Degrees of freedom added when the variance of a cell is raised to at least the mean variance, and the fewest cells
 #: for this. With spreads differing up to threefold between cells, alarms then stay at the stated rate, and three runs a
@@ -40,7 +40,7 @@ class ChangeVerdict(StrEnum):
     FASTER = "faster"
     SLOWER = "slower"
     NONE = "no difference"
-    UNKNOWN = "unknown"  #: Measured once a side, which does not tell a change from noise.
+    UNKNOWN = "unknown"  #: Measured once per side: a change cannot be distinguished from noise.
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -44,14 +44,14 @@ def read_records(
     name = table or _table_of(record)
     columns = _columns(name, record)
     content = database.read_table(name, list(columns), where)
-    # Column by column: a dictionary for each row takes several times as long.
+    # Column by column: a dictionary per row takes several times as long.
     values = [list_values(content.column(column)) for column in columns]
     return [record(*row) for row in zip(*values, strict=True)]
 
 
 def list_values(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column, times as `datetime`."""
-    import pyarrow as pa  # not needed where there is no database
+    import pyarrow as pa  # not needed without a database
 
     if not pa.types.is_timestamp(column.type):
         return list(column.to_pylist())

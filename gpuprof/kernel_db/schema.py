@@ -95,7 +95,8 @@ class DeviceRow:
     float64_flops_per_s: float | None = None
     dram_bytes: int | None = None
     dram_bytes_per_s: float | None = None
-    #: JSON list of pairs, ascending: so many bytes, read and written again and again, at so many bytes per second.
+    #: JSON list of pairs, ascending: size of a repeatedly read and written working set in bytes, and its bytes per
+    #: second.
     reread_bytes_per_s: str | None = None
     l2_bytes: int | None = None
     compute_capability: str | None = None
@@ -116,7 +117,7 @@ class DeviceRow:
     #: MiB of its inputs.
     host_ms: float | None = None
     host_ms_per_mib: float | None = None
-    host_ms_busy: float | None = None  #: The former at 600 requests/s, where `host_ms` is at 60.
+    host_ms_busy: float | None = None  #: The same as `host_ms`, but at 600 requests/s instead of 60.
     measured: bool = False  #: Rates are measured; False: read from a data sheet.
     source: str | None = None  #: Method of measurement, or data sheet.
 
@@ -164,7 +165,7 @@ class ModelRow:
     flops: int | None = None
     #: SMs granted to each process; under MPS, the SMs of its percentage.
     client_sms: int | None = None
-    #: CPU time taken, percent of the share's cores, while batches ran back to back.
+    #: CPU time used, percent of the share's cores, with batches running back to back.
     cpu_utilization_pct: float | None = None
     power_w: float | None = None
     idle_power_w: float | None = None
@@ -174,8 +175,8 @@ class ModelRow:
     max_occupancy_pct: float | None = None
     wavg_occupancy_pct: float | None = None
     wavg_sm_util_pct: float | None = None
-    #: Column of ``kernels`` that the occupancies stand on: ``"achieved_occupancy_pct"`` (counted) or
-    #: ``"launch_occupancy_pct"`` (estimated from launches); null: not known. WSM always stands on launches.
+    #: Column of ``kernels`` behind the occupancies: ``"achieved_occupancy_pct"`` (counted) or
+    #: ``"launch_occupancy_pct"`` (estimated from launches); null: unknown. WSM is always computed from launches.
     occupancy_source: str | None = None
     #: ``l2_pct``, ``dram_pct``: Mean use of the L2 cache's and the DRAM's bandwidth, percent of peak.
     l2_pct: float | None = None
@@ -373,7 +374,7 @@ def to_arrow(table: str, rows: Iterable[Row]) -> pa.Table:
     import pyarrow as pa
 
     schema = arrow_schema(table)
-    rows = list(rows)  # column by column: a dictionary for each row takes ten times as long
+    rows = list(rows)  # column by column: a dictionary per row takes ten times as long
     columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -386,7 +387,7 @@ def from_arrow(table: str, content: pa.Table) -> list[Row]:
 
 
 def model_at_dims(model: str, dims: str | None) -> str:
-    """Return the name by which a model at the sizes of a row goes: ``"bert[seq=64]"``, alone where there are none."""
+    """Return the name of a model at the sizes of a row: ``"bert[seq=64]"``, or the plain name without sizes."""
     return f"{model}[{dims}]" if dims else model
 
 

@@ -39,7 +39,7 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
         for table, rows in tables.items():
             if rows.num_rows:
                 _write_parquet(rows, temporary / f"{table}.parquet")
-        # A footer tells where the pages are: with a flipped bit there, whole columns could be misread unseen.
+        # A footer locates the pages: a flipped bit there could make whole columns read wrongly without an error.
         checksums = {file.name: _footer_checksum(file) for file in sorted(temporary.glob("*.parquet"))}
         (temporary / FOOTERS).write_text(json.dumps(checksums))
         for file_name, content in extra.items():
@@ -124,7 +124,7 @@ def _write_parquet(rows: pa.Table, path: Path) -> None:
         rows,
         path,
         compression="zstd",
-        # Arrow takes an encoding only for columns without a dictionary.
+        # Arrow accepts an encoding only for columns without a dictionary.
         use_dictionary=[name for name in rows.column_names if name not in sorted_integers],
         column_encoding=dict.fromkeys(sorted_integers, "DELTA_BINARY_PACKED"),
         write_page_checksum=True,

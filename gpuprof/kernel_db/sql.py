@@ -12,7 +12,7 @@ from gpuprof.kernel_db.store import KernelDb
 #: Memory limit: a careless join must fail with an error, not take memory from the models served on the machine.
 _MEMORY_LIMIT = "4GB"
 _EXAMPLE = "select model, batch, latency_p50_ms from latest_models"
-#: The rows of ``models`` to look at first: of those measured alike, the newest.
+#: View of ``models`` with the newest of all rows measured under equal conditions.
 LATEST_MODELS = """
 create view latest_models as
 select * from models

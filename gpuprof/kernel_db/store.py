@@ -202,7 +202,7 @@ class KernelDb:
     def writing(self) -> Iterator[None]:
         """Hold the writers' lock, which the system releases when the process dies."""
         with (self.path / _LOCK).open("a") as lock:
-            # Shared: writers need not wait for each other, since each fills a directory of its own.
+            # Shared lock: writers need not wait for each other, since each writes its own directory.
             fcntl.flock(lock, fcntl.LOCK_SH)
             yield
 
@@ -282,14 +282,14 @@ def _list_directory(database: Path) -> dict[str, Path]:
     try:
         with os.scandir(database) as entries:
             return {e.name: Path(e.path) for e in entries if not e.name.startswith(".") and _is_directory(e)}
-    except FileNotFoundError:  # nothing has been appended yet
+    except FileNotFoundError:  # no run has been appended yet
         return {}
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link in a circle, a place that may not be looked at
+    except OSError:  # a circular link, or an inaccessible path
         return False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-# Columns behind the name (proc(5)). Later ones, guests' time, are contained in the first two.
+# Columns after the name (proc(5)). Later columns (guest time) are contained in the first two.
 _IDLE, _IOWAIT, _STOLEN, _USED = 3, 4, 7, 8
 
 
@@ -21,7 +21,7 @@ def busy_cores(seconds: float, cores: Collection[int], stat: Path = _STAT) -> fl
 def busy_between(
     before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]], cores: Collection[int]
 ) -> float | None:
-    """Return the mean number of busy cores between two readings of (busy, all) ticks by core; None: not known."""
+    """Return the mean number of busy cores between two readings of (busy, all) ticks by core; None: unknown."""
     busy, known = 0.0, False
     for core in cores:
         if core in before and core in after:

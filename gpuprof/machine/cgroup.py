@@ -13,8 +13,8 @@ from gpuprof.errors import UnavailableError
 
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "gpuprof-"
-# A short period keeps batches even: under half a core and the kernel's 100 ms, a batch of 5 ms would run at full
-# speed ten times and then stand still for 50 ms.
+# A short period keeps batches even: with half a core and the kernel's period of 100 ms, a batch of 5 ms would run at
+# full speed ten times and then pause for 50 ms.
 _PERIOD_US = 10_000
 # Limits of the kernel (kernel/sched/core.c): a quota of at least 1 ms, a period of at most 1 s.
 _MIN_QUOTA_US = 1_000

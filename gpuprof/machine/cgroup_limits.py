@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-# Version 1 says "no limit" with the largest multiple of the page size that fits into 63 bits.
+# Version 1 expresses "no limit" by the largest multiple of the page size that fits into 63 bits.
 _UNLIMITED_BYTES = 2**62
 
 
 def cgroup_version(root: Path = Path("/")) -> int | None:
-    """Return 2 or 1, which of the two controls CPU time here, or None without control groups.
+    """Return the version (2 or 1) of the control groups for CPU time here, or None without control groups.
 
-    ``root``: root of the file system to look at.
+    ``root``: root of the file system.
     """
     mount = root / "sys/fs/cgroup"
     if (mount / "cgroup.controllers").exists():
@@ -34,7 +34,7 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 
 def usable_cores(processors: int, quota_cores: float | None) -> int:
-    """Return how many processors a process can keep busy that may run on ``processors`` under this quota."""
+    """Return the number of processors a process on ``processors`` can keep busy under this quota."""
     return processors if quota_cores is None else max(1, min(processors, math.ceil(quota_cores)))
 
 
@@ -59,7 +59,7 @@ def _list_mounts(mount: Path, controller: str) -> Iterator[Path]:
 
 
 def _list_upwards(base: Path, path: str) -> Iterator[Path]:
-    # A container sees its host's path but its own mount: then only the mount's root is there.
+    # A container sees its host's path but has its own mount, with only the mount's root inside.
     group = base / path.lstrip("/")
     yield from (place for place in (group, *group.parents) if place == base or base in place.parents)
 

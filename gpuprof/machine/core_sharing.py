@@ -76,7 +76,7 @@ class CoreSharing:
             self._is_off = avoid_cores(self._taken)
 
     def watch(self, now: float, spent_s: float | None = None) -> None:
-        """Use the workers' cores, too, while the free ones are overloaded; to be called periodically.
+        """Use the workers' cores too while the free cores are overloaded; to be called periodically.
 
         ``now``: monotonic seconds; ``spent_s``: CPU time of this process so far; measured unless given.
         """

@@ -34,10 +34,10 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 class CpuInfo:
     """Data of ``/proc/cpuinfo`` for the processors available to this process."""
 
-    model: str  #: ``"AMD EPYC"``; the machine's architecture where there is no name.
+    model: str  #: ``"AMD EPYC"``; without a name, the machine's architecture.
     vendor: str
-    family: int  #: 0 where the vendor has none.
-    flags: frozenset[str]  #: Vector extensions and the like.
+    family: int  #: CPU family of the vendor; 0 if unknown.
+    flags: frozenset[str]  #: CPU feature flags, such as vector extensions.
     mhz: float | None  #: Current clock; on virtual machines the nominal clock.
     physical_cores: int  #: Physical cores of the usable processors: two hyper-threads share a core.
 
@@ -104,7 +104,7 @@ def flops_per_cycle(info: CpuInfo) -> tuple[Mapping[str, float], str]:
     fused = 2 if info.flags & {"fma", "avx512f", "asimd", "sve"} else 1
     # Two pipes, each with a multiply-add (two operations) on every lane of 32 bits.
     single = 2.0 * fused * bits / 32
-    # int8 without an instruction for dot products: three (multiply, widen, add) on four times as many elements.
+    # int8 without dot-product instructions: three operations (multiply, widen, add) on four times as many elements.
     rates = {"float64": single / 2, "float32": single, "float16": single, "bfloat16": single, "int8": single * 4 / 3}
     if info.flags & {"avx512_fp16", "asimdhp", "fphp"}:
         rates["float16"] = 2 * single
@@ -143,7 +143,7 @@ def _clock_mhz(root: Path, info: CpuInfo, processor: int) -> tuple[float, str]:
 
 
 def _physical_cores(blocks: list[dict[str, str]], processors: int) -> int:
-    # Hyper-threads of a core have the same pair; Arm and some virtual machines say nothing of cores.
+    # Hyper-threads of a core have the same pair; Arm and some virtual machines report no cores.
     places = {(block.get("physical id"), block.get("core id")) for block in blocks if "core id" in block}
     return len(places) or max(1, processors)
 

@@ -86,7 +86,7 @@ class MachineView:
     version: Callable[[str], str | None] = _version
     #: Name of a distribution → its requirements, in the words of its metadata.
     requirements: Callable[[str], Sequence[str]] = _requirements
-    affinity: Callable[[], Sequence[int]] = _affinity  #: → the processors that this process may run on.
+    affinity: Callable[[], Sequence[int]] = _affinity  #: → processors available to this process.
     #: Command → its output; None: cannot be started, fails or hangs.
     execute: Callable[[Sequence[str]], str | None] = _execute_command
     is_root: bool = field(default_factory=lambda: os.geteuid() == 0)

@@ -23,7 +23,7 @@ _COUNTERS_FIX = (
 
 
 def gpu_findings(machine: MachineView) -> Iterator[Finding]:
-    """Yield a finding for each GPU, or why there is none, and for MPS."""
+    """Yield a finding for each GPU, or the reason for a missing GPU, and for MPS."""
     yield from _find_gpus(machine)
     yield _examine_mps(machine)
 
@@ -93,7 +93,7 @@ def _examine_mps(machine: MachineView) -> Finding:
     if binary is None:
         fix = "comes with NVIDIA's driver; without it GPU shares are not enforced, MIG instances still are"
         return Finding("gpu", "MPS", Status.MISSING, "nvidia-cuda-mps-control is not on the PATH", fix)
-    # The kernel keeps 15 characters of a name: both the daemon and its server are "nvidia-cuda-mps" there.
+    # The kernel truncates names to 15 characters: the daemon and its server both appear as "nvidia-cuda-mps".
     running = any(name.startswith("nvidia-cuda-mps") for name in _list_process_names(machine.root))
     pipe = machine.environment.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     state = f"daemon running, pipe {pipe}" if running else "daemon not running; gpuprof starts its own when needed"

@@ -25,9 +25,9 @@ class MigInstanceId:
 
 
 def mig_instances(nvml: Any = None) -> tuple[MigInstanceId, ...]:
-    """Return the MIG instances of the first GPU; empty where MIG is off or there is no driver. Creates none.
+    """Return the MIG instances of the first GPU; empty without MIG or without a driver. No instance is created.
 
-    ``nvml``: in place of ``pynvml``.
+    ``nvml``: replaces ``pynvml``.
     """
     nvml = nvml or load_nvml()
     if nvml is None:

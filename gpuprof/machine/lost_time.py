@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-#: Columns of the line of all cores behind its name (proc(5)); later ones, guests' time, are contained in the first two.
+#: Columns after the name in the line of all cores (proc(5)); later columns (guest time) are contained in the first two.
 _STOLEN, _USED = 7, 8
 _NAP_S = 0.002
 
 
 class StolenTime:
-    """Measures, from its creation, the fraction of this machine's CPU time that the hypervisor gives to others.
+    """Measures, from its creation, the fraction of this machine's CPU time stolen by the hypervisor.
 
-    ``stat``: the kernel's file.
+    ``stat``: path of the kernel's counters.
     """
 
     def __init__(self, stat: Path = _STAT) -> None:
@@ -26,7 +26,7 @@ class StolenTime:
         self._before = _read_ticks(stat)
 
     def part(self) -> float | None:
-        """Return the part since the beginning; None where the kernel does not say."""
+        """Return the stolen fraction since the beginning; None without kernel counters."""
         after = _read_ticks(self._stat)
         if self._before is None or after is None or after[1] <= self._before[1]:
             return None

@@ -57,7 +57,7 @@ def _compile_with_callees(function: Callable[..., Any], options: dict[str, Any],
 
 
 def is_machine_code_cached(function: Callable[..., Any]) -> bool:
-    """Return whether machine code of a function's module, as its sources are now, is on disk."""
+    """Return whether machine code of a function's module, for its current sources, is on disk."""
     name = f"{Path(function.__code__.co_filename).stem}.{function.__name__}-"
     return any(file.name.startswith(name) for file in code_directory(function).rglob("*.nbi"))
 

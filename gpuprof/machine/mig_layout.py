@@ -34,7 +34,7 @@ class MigLayout:
 
 
 def read_layout(gpu: int, tool: str = NVIDIA_SMI) -> MigLayout:
-    """Return how GPU number ``gpu`` is cut now.
+    """Return the current layout of GPU number ``gpu``.
 
     Raises `UnavailableError` when there is no such GPU or no nvidia-smi.
     """
@@ -60,7 +60,7 @@ def apply_layout(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayo
     try:
         _change(gpu, before, wanted, tool)
     except UnavailableError:
-        # The driver may have refused halfway, with some of the instances made.
+        # The driver may have refused after creating some of the instances.
         restore_layout(gpu, before, tool)
         raise
     return before

@@ -171,7 +171,7 @@ def read_log_tails(directory: Path | str | None) -> str:
 
 
 def _wait_until_responding(control: str, environment: Mapping[str, str]) -> bool:
-    """Return whether a daemon that was just started answers, or does within some seconds."""
+    """Return whether a newly started daemon responds within some seconds."""
     end = time.monotonic() + _START_S
     while not (answers := _is_responding(control, environment)) and time.monotonic() < end:
         time.sleep(_PAUSE_S)
@@ -199,6 +199,8 @@ def _send_command(control: str, environment: Mapping[str, str], command: str) ->
 
 
 def _merge_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment with ``environment``; a share of our own must not reach the daemon."""
+    """Return this process's environment with ``environment``, without this process's own share, which must not reach
+    the daemon.
+    """
     own = {name: value for name, value in os.environ.items() if name not in (PERCENTAGE, MEMORY)}
     return {**own, **environment}

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def load_nvml() -> Any:
-    """Return the module ``pynvml``; None where nvidia-ml-py is not installed."""
+    """Return the module ``pynvml``; None if nvidia-ml-py is not installed."""
     try:
         return import_module("pynvml")
     except ImportError:
@@ -15,7 +15,7 @@ def load_nvml() -> Any:
 
 
 def ask_nvml(nvml: Any, function: str, *arguments: Any) -> Any:
-    """Return NVML's answer, or None where the GPU, the driver or the binding does not have the question."""
+    """Return NVML's answer, or None for a query unsupported by the GPU, the driver or the binding."""
     try:
         return getattr(nvml, function)(*arguments)
     except (nvml.NVMLError, AttributeError):
@@ -23,5 +23,5 @@ def ask_nvml(nvml: Any, function: str, *arguments: Any) -> Any:
 
 
 def decode_nvml(text: str | bytes) -> str:
-    """Return a text of NVML's, which older bindings give as bytes."""
+    """Return a text of NVML, which older bindings return as bytes."""
     return text.decode(errors="replace") if isinstance(text, bytes) else text

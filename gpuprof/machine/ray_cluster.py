@@ -32,7 +32,7 @@ def join_cluster(address: str) -> Any:
 
 
 def _probe_address(address: str) -> None:
-    """Fail at once if nothing listens there: Ray itself would retry for a minute."""
+    """Fail at once if nothing listens at the address: Ray itself would retry for a minute."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "//" in address:
         return

@@ -19,7 +19,7 @@ _SCHED_OTHER = 0
 # System call by number: the C library wraps it only from glibc 2.41 on.
 _SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, first version
-_QUICK_SLICE_NS = 100_000  # the shortest that the kernel takes
+_QUICK_SLICE_NS = 100_000  # shortest slice accepted by the kernel
 
 
 def shorten_wakeup_latency() -> bool:

@@ -1,4 +1,4 @@
-"""The contract of collectors, as tests: subclass `CollectorContract` under pytest and say how to make yours."""
+"""The contract of collectors, as tests: subclass `CollectorContract` under pytest and implement its factory methods."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class CollectorContract(ABC):
         return _COLLECTED[type(self)]
 
     def test_it_says_who_it_is(self) -> None:
-        """Name, kinds, version and runtime stand in every run."""
+        """Name, kinds, version and runtime are recorded in every run."""
         collector = self.make_collector()
         assert collector.name and collector.version()
         assert set(collector.kinds) <= {"cpu", "gpu"} and collector.kinds
         assert all(collector.runtime())
 
     def test_it_is_available_or_says_why_not_in_one_line(self) -> None:
-        """A reason is a line for people, never an exception."""
+        """A reason is a single line, never an exception."""
         reason = self.make_collector().available()
         assert reason is None or (reason and "\n" not in reason)
 
@@ -57,7 +57,7 @@ class CollectorContract(ABC):
             assert to_arrow(table, getattr(found, table)).num_rows == len(getattr(found, table))
 
     def test_what_was_not_measured_is_null_and_times_are_positive(self) -> None:
-        """Zero means measured as zero: a batch or a kernel never takes none."""
+        """Zero means measured as zero: no batch or kernel takes zero time."""
         for model in self.collect_distinct().models:
             assert model.error or model.latency_mean_ms is None or model.latency_mean_ms > 0
             assert model.memory_peak_bytes is None or model.memory_peak_bytes > 0

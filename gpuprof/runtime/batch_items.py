@@ -81,7 +81,7 @@ def find_constant_output(path: Path) -> str | None:
 
 
 def _has_item_each(kind: TypeProto) -> bool:
-    """Tell whether an output has a part for each item of a batch: a tensor, or a map for each as ZipMap gives them."""
+    """Return whether an output has a part for each item of a batch: a tensor, or a map per item, as ZipMap gives."""
     held = kind.WhichOneof("value")
     return held in (None, "tensor_type") or (
         held == "sequence_type" and kind.sequence_type.elem_type.WhichOneof("value") == "map_type"
@@ -158,7 +158,7 @@ def first_mixed(
         whole = inputs(seed)
         together = run_plain(whole)
         alone = [run_plain(_item(whole, axes, number)) for number in range(ITEMS)]
-        # Twice the same item: an output that differs from itself is random, and says nothing of mixing.
+        # The same item twice: outputs that differ between both are random, and cannot show mixing.
         again = run_plain(_item(whole, axes, 0))
         names = [name for name in together if _is_close(alone[0][name], again[name], quantised)]  # others are random
         output = next(
@@ -205,6 +205,6 @@ def _is_close(want: Array, got: Array, quantised: bool) -> bool:
         return bool(np.array_equal(want, got))
     tolerance = max(TOLERANCE.get(kind, _TOLERANCE), _QUANTISED_TOLERANCE if quantised else 0.0)
     a, b = want.astype(np.float64), got.astype(np.float64)
-    # The largest finite value: masks of attention give infinities, and relative errors near zero mean nothing.
+    # Largest finite value: attention masks give infinities, and relative errors near zero mean nothing.
     scale = float(np.abs(a[np.isfinite(a)]).max(initial=1e-6))
     return bool(np.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True))

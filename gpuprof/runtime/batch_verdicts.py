@@ -1,4 +1,4 @@
-"""Caches beside the kernel database which models mix the items of a batch."""
+"""Caches, in the kernel database's directory, the names of outputs that mix the items of a batch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class BatchVerdicts:
 
 
 def describe_mixing(model: str, output: str) -> str:
-    """Return in words why requests for a model do not share a batch, as `find_mixed_output` found."""
+    """Return the reason found by `find_mixed_output` why requests for a model do not share a batch."""
     if output.startswith(("input ", "output ")):
         return (
             f"{model} cannot have several requests in one batch: the first dimension of its {output} is not the batch"

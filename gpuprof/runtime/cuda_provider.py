@@ -40,8 +40,8 @@ CUDA_OPTIONS: Mapping[str, str] = MappingProxyType(
         "use_tf32": "1",
     }
 )
-#: Compute capabilities of the machine code in ONNX Runtime's wheels (1.30 and 1.31, read from the binaries), which hold
-#: nothing that a driver could translate for others.
+#: Compute capabilities of the machine code in ONNX Runtime's wheels (1.30 and 1.31, read from the binaries). The wheels
+#: contain nothing a driver could translate for other GPUs.
 WHEEL_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
 LIBRARIES_FIX = "pip install 'onnxruntime-gpu[cuda,cudnn]', or put them on LD_LIBRARY_PATH"
 _START_S = 120.0
@@ -51,7 +51,8 @@ _ERROR_LINE = re.compile(r"\[E:.*?\]\s*(?P<said>.*)")
 
 
 def has_wheel_code(compute_capability: str) -> bool:
-    """Return whether ONNX Runtime's wheels have machine code for a GPU: code runs on its own generation's later boards.
+    """Return whether ONNX Runtime's wheels have machine code for a GPU: code also runs on later boards of the same
+    generation.
 
     >>> has_wheel_code("8.7"), has_wheel_code("7.0"), has_wheel_code("10.0")
     (True, False, False)
@@ -84,7 +85,7 @@ def check_provider(session: Any, provider: str, path: Path | str) -> None:
 
     Raises `UnavailableError`, naming the missing library, when ONNX Runtime fell back to the CPU.
     """
-    # ONNX Runtime opens the session on the CPU, without an error, where a provider does not start.
+    # If a provider does not start, ONNX Runtime opens the session on the CPU without an error.
     if provider in session.get_providers():
         return
     missing = missing_libraries()
@@ -129,7 +130,7 @@ def provider_unavailable_reason() -> str | None:
             text=True,
             errors="replace",
             timeout=_START_S,
-            # The package may not be installed, such as in a checkout that was started from elsewhere.
+            # The package may not be installed, as in a checkout started from another directory.
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
         )

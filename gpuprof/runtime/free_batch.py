@@ -111,7 +111,7 @@ def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
 
 
 def _copy_data(source: Path, target: Path) -> None:
-    # A copy and no link: ONNX takes a data file with several names for an attack.
+    # A copy, not a link: ONNX rejects a data file with several names as a possible attack.
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpuprof.domain.model import Tensor
 from gpuprof.graph.executed_graph import ExecutedNode, read_executed
 
-#: Models with more weights are not asked about: ONNX Runtime holds and writes them all, if only zeros.
+#: Larger models are skipped: ONNX Runtime holds and writes all weights, even if only zeros.
 _MOST_WEIGHT_BYTES = 2**31
 _MOST_KNOWN = 256
 _ZEROS = "zeros"

@@ -104,7 +104,7 @@ def _make_model_rows(run_id: str, device: str, name: str, table: Mapping[str, An
 def _make_copy_rows(
     run_id: str, device: str, group: int, name: str, table: Mapping[str, Any]
 ) -> Iterable[ColocationRow]:
-    """Return the rows of two copies that ran at once, each on half of the device."""
+    """Return the rows of two concurrent copies, each on half of the device."""
     if "activetime_2" not in table:
         return
     for member in range(2):

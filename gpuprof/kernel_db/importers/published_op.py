@@ -37,7 +37,7 @@ def describe_op(kind: str, sizes: Sizes, dtype: str) -> Op:
 
 
 def op_row(run: RunRow, op: Op, batch: int, latency_ms: float, execution: str, note: str | None = None) -> OpRow:
-    """Return the row of an op that was measured by itself."""
+    """Return the row of an op measured alone."""
     nanoseconds = round(latency_ms * _NANOSECONDS_PER_MS)
     return OpRow(
         run_id=run.run_id,

@@ -136,9 +136,9 @@ class Source:
         return tuple(name.strip() for name in first)
 
     def number(self, line: int, row: Mapping[str, str], name: str) -> float | None:
-        """Return a non-negative number of a row; None where the field is empty or says that there is none.
+        """Return a non-negative number of a row; None for an empty field or a mark for a missing value.
 
-        Raises `InputError` with the line number, for anything else.
+        Raises `InputError` with the line number, for any other text.
         """
         # Published tables separate thousands by commas.
         text = row[name].replace(",", "")
@@ -191,6 +191,6 @@ class Source:
 
 
 def _rounding(text: str) -> float:
-    """Return by which part of itself a printed number above 0 may have been rounded."""
+    """Return the largest relative rounding error of a printed number above 0."""
     number = Decimal(text.replace(",", ""))
     return 0.5 * 10.0 ** int(number.as_tuple().exponent) / float(number)

@@ -51,12 +51,12 @@ _WARM_UP_RUNS = 3
 _MAX_WARM_UP_S = 3.0
 _CHECK_EVERY_S = 0.25
 _PR_SET_PDEATHSIG = 1
-#: Without a buffer: a word that had been read ahead of its turn would not be seen by select.
+#: Unbuffered: select would not see a line already read into a buffer.
 _STDIN = io.FileIO(0, closefd=False)
 
 
 def main() -> int:
-    """Run the task given on stdin; exit code 1 after an error, which was sent on stdout."""
+    """Run the task given on stdin; exit code 1 after an error, reported on stdout."""
     die_with_parent()
     speech = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # output printed by libraries must not mix with the protocol
@@ -250,7 +250,7 @@ def _least_ns(run: Callable[[], object], effort: Effort) -> int:
 
 
 def _run_repeatedly(run: Callable[[], object], effort: Effort) -> int:
-    """Run as often as ``effort`` says; return how often that was."""
+    """Run as often as given by ``effort``; return the number of runs."""
     end = time.monotonic() + effort.time_s
     most = math.inf if effort.max_repeats is None else effort.max_repeats
     repeats = 0
@@ -272,7 +272,7 @@ def _warm_up(run: Callable[[], object], seconds: float) -> None:
 
 
 def _measure_runs(run: Callable[[], object], task: LatencyTask) -> tuple[list[int], list[int], float]:
-    """Return starts and durations in nanoseconds, and the CPU seconds taken meanwhile."""
+    """Return starts and durations in nanoseconds, and the CPU seconds used in between."""
     starts: list[int] = []
     latencies: list[int] = []
     over = _make_stopping_rule(latencies, task.limits) if task.leads else _is_stop_requested
@@ -325,7 +325,7 @@ def die_with_parent() -> None:
 
 
 def wait_for(word: str) -> None:
-    """Wait for a line on stdin, which must be ``word``; end the process otherwise."""
+    """Wait for a line on stdin, which must be ``word``; otherwise end the process."""
     line = _STDIN.readline().decode()
     if line.strip() != word:  # the parent is gone
         raise SystemExit(1)

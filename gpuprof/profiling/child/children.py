@@ -121,7 +121,7 @@ class Child:
         cause = f"exit code {code}"
         if code < 0:
             cause = f"signal {signal.Signals(-code).name}"
-        # Linux ends the process that takes too much memory by SIGKILL, and nobody else does here.
+        # SIGKILL comes from Linux for a process with too much memory; nothing else here sends it.
         fix = "out of memory? try a smaller batch" if code == -signal.SIGKILL else self._read_log_tail()
         return UnavailableError(f"profiling {self.what}: the process died ({cause})", fix)
 

@@ -24,7 +24,7 @@ class TimingLimits:
     either ``want_repeats`` (needed for a 99th percentile) or ``want_time_s`` are reached; or after ``max_time_s``.
     """
 
-    #: Half the width of the median's 95% confidence interval, as a fraction of the median, that counts as known.
+    #: Required half-width of the median's 95% confidence interval, as a fraction of the median.
     precision: float = 0.02
     min_repeats: int = 6
     min_time_s: float = 1.0

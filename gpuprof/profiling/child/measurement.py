@@ -37,12 +37,12 @@ class Timing:
     memory_peak_bytes: int
     memory_held_bytes: int
     cpu_utilization_pct: float  #: CPU time, percent of the share.
-    #: ``paused_ms``, ``paused_std_ms``: Mean time of a batch that follows a pause, with fresh inputs, and its standard
-    #: deviation; None: not measured beside others.
+    #: ``paused_ms``, ``paused_std_ms``: Mean time, and its standard deviation, of a batch after a pause, with fresh
+    #: inputs; None: not measured with neighbours.
     paused_ms: float | None
     paused_std_ms: float | None
     part: CpuSlice  #: The share as cores.
-    sms: int | None = None  #: SMs that its processes were given; None: on a CPU, or not known.
+    sms: int | None = None  #: SMs granted to the processes; None: on a CPU, or unknown.
 
 
 @dataclass(frozen=True, slots=True)

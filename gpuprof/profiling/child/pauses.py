@@ -18,7 +18,7 @@ _MAX_PAUSE_S = 0.25  # by then the caches are as cold as they get
 #: Mean pause, in batch times: the pause of a process busy a third of its time. At higher loads fewer batches find an
 #: idle process.
 _MEAN_PAUSE = 3.0
-#: At least three batches, eight if that takes no longer than six seconds, 150 in three.
+#: At least three batches; eight if within six seconds; 150 if within three.
 _BATCHES_WITHIN_S = ((3, float("inf")), (8, 6.0), (150, 3.0))
 
 
@@ -34,7 +34,7 @@ def time_after_pauses(run: Callable[[Mapping[str, Any]], object], feeds: Mapping
     while any(len(durations) < count and time.monotonic() - begin < limit_s for count, limit_s in _BATCHES_WITHIN_S):
         time.sleep(min(_MAX_PAUSE_S, _pause_in_batches(len(durations)) * usual_ns / 1e9))
         start = time.perf_counter_ns()
-        # Other inputs each time: the last ones may still be in a cache after the pause.
+        # Other inputs each time: the previous inputs may still be cached after the pause.
         run(pool[len(durations) % len(pool)])
         durations.append(time.perf_counter_ns() - start)
     return durations

@@ -26,8 +26,8 @@ class LatencyStats:
     #: nothing is assumed of the distribution.
     latency_p50_low_ms: float | None
     latency_p50_high_ms: float | None
-    #: ``latency_p95_ms``, ``latency_p99_ms``: None where the sample has fewer than 20 or 100 values, which cannot show
-    #: such a percentile.
+    #: ``latency_p95_ms``, ``latency_p99_ms``: None for samples of fewer than 20 or 100 values, too small for the
+    #: percentile.
     latency_p95_ms: float | None
     latency_p99_ms: float | None
     stable: bool  #: The interval is within the requested precision and the sample's halves agree.

@@ -111,7 +111,7 @@ class RecordedTask(ChildTask):
     inputs: Path
     warm_up: int
     repeats: int
-    #: ``kineto``, ``kineto_nodes``: Where torch.profiler's traces go, of the plain runs and of those with ``nodes``;
+    #: ``kineto``, ``kineto_nodes``: Trace files of torch.profiler, for the plain runs and for the runs with ``nodes``;
     #: None: another program records.
     kineto: Path | None = None
     kineto_nodes: Path | None = None

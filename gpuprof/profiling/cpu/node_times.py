@@ -20,7 +20,7 @@ _SKIPPED_REPEATS = 2  # of a fresh session: they allocate
 class NodeEvent:
     """An execution of a node."""
 
-    #: ``name``, ``op_type``: Of the node in the graph that the runtime made of the model.
+    #: ``name``, ``op_type``: Name and type of the node in the graph executed by the runtime.
     name: str
     op_type: str
     repeat: int  #: Number of the model's run, from 0; -1 outside any run.
@@ -78,7 +78,7 @@ class NodeTimes:
 def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> NodeTimes:
     """Tie the executions in ``trace`` to the ops of ``graph`` and sum them up.
 
-    ``executed``: the graph that the runtime made of the model; ``trace``: in order of time.
+    ``executed``: graph executed by the runtime; ``trace``: in order of time.
     """
     tied = tie_nodes(graph, executed)
     nodes = zip(match_events(executed, trace), trace, strict=True)
@@ -107,9 +107,9 @@ def _summarize_group(group: Group, durations: dict[int, list[int]]) -> GroupTime
 
 
 def match_events(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> list[int | None]:
-    """Return for each event the position of its node in ``executed``, None where there is none.
+    """Return for each event the position of its node in ``executed``, None without such a node.
 
-    Nodes without a name cannot be told apart but by their order, which is the same in every run.
+    Nodes without a name are distinguished by their order, equal in every run.
     """
     named = {node.name: index for index, node in enumerate(executed) if node.name}
     nameless: dict[str, list[int]] = defaultdict(list)

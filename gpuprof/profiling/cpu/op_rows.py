@@ -15,7 +15,7 @@ _KERNEL_REPEATS = 3  # runs with individually stored kernels
 
 
 def op_rows(request: Request, times: NodeTimes) -> tuple[OpRow, ...]:
-    """Return a row for each op of the model, in its order; the time of fused ops stands at the costliest."""
+    """Return a row for each op of the model, in order; the costliest op of a fused node carries the node's time."""
     ops = request.job.graph.ops
     anchors: dict[int, GroupTime] = {}
     notes: dict[int, str] = {}

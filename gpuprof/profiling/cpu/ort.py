@@ -115,7 +115,7 @@ def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> Mod
 
 
 def colocation_rows(request: Request, timings: Sequence[Timing]) -> tuple[ColocationRow, ...]:
-    """Return a row for each job that ran beside the others."""
+    """Return a row for each co-located job."""
     jobs = (request.job, *request.beside)
     labels = [workload_label(j.graph.sized_name, j.graph.batch, j.share.sm_pct, j.share.mig, j.processes) for j in jobs]
     return tuple(

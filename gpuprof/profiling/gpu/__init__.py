@@ -1,1 +1,1 @@
-"""Collecting on a GPU, and from recordings made elsewhere."""
+"""Collection on a GPU, and from existing recordings."""

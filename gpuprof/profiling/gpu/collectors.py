@@ -86,7 +86,9 @@ class GpuCollector:
         self._outputs = SharedOutputs()
 
     def available(self) -> str | None:
-        """Return None when the GPU, the runtime and every tool of this collector are here, else the first reason."""
+        """Return None when the GPU, the runtime and all tools of this collector are available, else the first
+        reason.
+        """
         reasons = [nvml_unavailable_reason(), gpu_unavailable_reason()]
         if self.timeline == "nsys":
             reasons.append(_nsys_unavailable_reason())
@@ -229,7 +231,7 @@ class GpuCollector:
         )
 
     def _measure_idle(self) -> NvmlFigures:
-        """Return the memory that others hold now, and the least power seen: a GPU cools down for some seconds."""
+        """Return the memory held by other processes, and the least power seen: a GPU cools down for some seconds."""
         seen = idle_figures(seconds=_IDLE_S if self._idle_power_w is None else _GLANCE_S)
         known = [power for power in (seen.power_w, self._idle_power_w) if power is not None]
         self._idle_power_w = min(known, default=None)
@@ -296,7 +298,7 @@ class GpuCollector:
     def _timelines(
         self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], with_nodes: bool
     ) -> Timelines:
-        """Record the program by itself, and once more with ONNX Runtime's own profile of its nodes."""
+        """Record the plain program, and again with ONNX Runtime's own profile of its nodes."""
         nodes = program.directory if with_nodes else None
         if self.timeline == "cupti":
             plain_file, nodes_file = _kineto_files(program)
@@ -325,7 +327,7 @@ class GpuCollector:
     def _count_kernels(
         self, program: RecordedProgram, environment: Mapping[str, str]
     ) -> tuple[Counters | None, tuple[str, ...], tuple[str, ...]]:
-        """Return the counters, notes, and why there are none where a timeline is there already without them."""
+        """Return the counters, notes, and the reason for missing counters if a timeline already exists."""
         # ncu selects kernels by their range: a single run makes the selection unambiguous.
         command = program.command(replace(program.task, repeats=_COUNTED_REPEATS))
         try:
@@ -359,7 +361,7 @@ class NsysCollector(GpuCollector):
 
 
 class CuptiCollector(GpuCollector):
-    """Kernels in time, by torch.profiler, which reads the same records of CUPTI where nsys is missing."""
+    """Kernels in time, by torch.profiler, which reads the same CUPTI records without nsys."""
 
     name, timeline = "cupti", "cupti"
 

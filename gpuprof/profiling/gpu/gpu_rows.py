@@ -51,7 +51,7 @@ class Recording:
     plain_kernels: pd.DataFrame | None = None
     nodes: NodeTimes | None = None  #: Kernels' times by the runtime's nodes and the model's ops.
     executed: tuple[ExecutedNode, ...] = ()  #: Graph executed by the runtime, if recorded.
-    lost: tuple[str, ...] = ()  #: Why counters that were asked for are missing.
+    lost: tuple[str, ...] = ()  #: Reasons for missing requested counters.
 
     @property
     def runs(self) -> int:
@@ -65,7 +65,7 @@ class Recording:
         return nodes is not None and len(nodes) > 0 and bool(nodes["provider"].str.startswith("CPU").all())
 
     def estimate_occupancy(self, device: Device) -> Recording:
-        """Return the recording with the occupancy that launches allow, and a note where nothing was counted."""
+        """Return the recording with occupancies estimated from launches, and a note if nothing was counted."""
         kernels, notes = with_occupancy(self.kernels, device)
         plain = None if self.plain_kernels is None else with_occupancy(self.plain_kernels, device)[0]
         return replace(self, kernels=kernels, plain_kernels=plain, notes=(*self.notes, *notes))
@@ -76,7 +76,7 @@ class Recording:
         return compute_requirement(kernels, self.plain or self.timeline, device if device.sm else None, latency_ms)
 
     def tie_to_ops(self, graph: ModelGraph) -> Recording:
-        """Return the recording with the op of each kernel, where the runtime's nodes were recorded."""
+        """Return the recording with the op of each kernel, if the runtime's nodes were recorded."""
         if self.timeline is None or "node" not in self.kernels or not (graph.ops or len(self.timeline.nodes)):
             return self
         has_node = self.kernels["node"].notna()
@@ -88,7 +88,7 @@ class Recording:
 
 
 def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...]:
-    """Return a row for each kernel of the last few runs, tied to its op where that is known."""
+    """Return a row for each kernel of the last few runs, tied to its op if known."""
     if not len(kernels):
         return ()
     kept = kernels[kernels["repeat"] > kernels["repeat"].max() - _KERNEL_REPEATS]
@@ -107,7 +107,7 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
     origin = 0 if starts.isna().all() else int(starts.min())
     positions = kept.groupby("repeat").cumcount().tolist()
     columns = [str(name) for name in kept.columns if name in _COLUMNS - _OWN]
-    # Column by column: a dictionary of each row of a frame takes several times as long.
+    # Column by column: a dictionary per row of a frame takes several times as long.
     values = [[_plain_value(name, value) for value in kept[name].tolist()] for name in columns]
     common = request.columns()
     return tuple(

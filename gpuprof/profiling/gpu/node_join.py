@@ -90,7 +90,7 @@ def profile_runs(profile: Timeline) -> int:
 def _find_offset(timeline: Timeline, profile: Timeline, runs: pd.DataFrame) -> int:
     """Return the nanoseconds to add to the profile's times."""
     marked = profile.ranges.sort_values("start_ns")
-    # Clocks that are both said to be Unix time may still be apart: the runs decide.
+    # Clocks declared as Unix time may still differ: the runs decide.
     by_clock = None
     if timeline.epoch_ns is not None and profile.epoch_ns is not None:
         by_clock = profile.epoch_ns - timeline.epoch_ns

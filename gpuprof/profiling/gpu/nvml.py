@@ -67,7 +67,7 @@ class NvmlSampler:
             self._thread.join()
 
     def begin(self) -> None:
-        """Discard the samples so far, which were taken while the model was loaded."""
+        """Discard the samples so far, taken during the loading of the model."""
         self._samples.clear()
         self._stopped = False
         self._energy = [self._read_energy()]
@@ -150,7 +150,7 @@ def visible_gpu(nvml: Any) -> int:
 
 
 def idle_figures(nvml: Any = None, seconds: float = _IDLE_S) -> NvmlFigures:
-    """Return an idle GPU's power, and the memory that other processes hold."""
+    """Return an idle GPU's power, and the memory held by other processes."""
     with NvmlSampler(nvml=nvml) as sampler:
         time.sleep(seconds)
     return sampler.figures()

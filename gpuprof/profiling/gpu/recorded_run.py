@@ -48,12 +48,12 @@ def record_model(task: RecordedTask) -> None:
         # Outputs that differ between runs cannot be compared with those of another program.
         if task.outputs and outputs_differ(first, last) is None:
             np.savez(task.outputs, allow_pickle=False, **last)
-        del run  # its memory, before another session takes as much
+        del run  # release its memory before another session takes as much
     if task.nodes is not None:
         files = NodeFiles(task.nodes)
         try:
             _record_nodes(task, files, feeds)
-        except GpuprofError as error:  # the plain recording is there all the same
+        except GpuprofError as error:  # the plain recording remains valid
             files.index.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Imports recordings made elsewhere: reports of nsys, ncu, torch.profiler and ONNX Runtime, joined where they fit."""
+"""Imports existing recordings: reports of nsys, ncu, torch.profiler and ONNX Runtime, joined if they match."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _ORT = "onnxruntime"
 class ReportSet:
     """Reports of a program, at most one of each kind."""
 
-    timeline: Timeline | None = None  #: Kernels in time, or ONNX Runtime's profile where that is all.
+    timeline: Timeline | None = None  #: Kernels in time; without kernels, ONNX Runtime's profile.
     profile: Timeline | None = None  #: ONNX Runtime's profile of the same runs.
     counters: Counters | None = None
-    executed: tuple[ExecutedNode, ...] = ()  #: The graph that ONNX Runtime made of the model.
+    executed: tuple[ExecutedNode, ...] = ()  #: Graph executed by ONNX Runtime.
 
 
 class ReplayCollector:
@@ -80,7 +80,7 @@ class ReplayCollector:
         return ", ".join(f"{tool} {version}".strip() for tool, version in self.recording().tools.items())
 
     def runtime(self) -> tuple[str, str]:
-        """Return the runtime of the model: a report does not say."""
+        """Return the runtime of the model: reports do not name it."""
         return "unknown", "unknown"
 
     def recording(self) -> Recording:
@@ -116,7 +116,7 @@ class ReplayCollector:
 
 
 def _latency_columns(recording: Recording, request: Request) -> tuple[dict[str, Any], str]:
-    """Return the columns of latency and throughput of the runs in a report, and a note of how they were taken."""
+    """Return the latency and throughput columns of the runs in a report, and a note on their source."""
     if recording.timeline is None:
         return {}, f"{_UNTIMED}counters replay kernels one by one"
     times, how = recording.timeline.run_times_ns()
@@ -128,7 +128,7 @@ def _latency_columns(recording: Recording, request: Request) -> tuple[dict[str, 
 
 
 def _find_variant(recording: Recording) -> dict[str, Any]:
-    """Return the runtime and the execution that reports tell: torch.profiler sees PyTorch's operators."""
+    """Return the runtime and the execution found in reports: torch.profiler sees PyTorch's operators."""
     if "torch.profiler" in recording.tools and _ORT not in recording.tools:
         return {"runtime": "pytorch", "execution": None, "precision": None}
     return {"runtime": "onnxruntime", "execution": "fused"} if _ORT in recording.tools else {}
@@ -167,7 +167,7 @@ def read_report_set(paths: Sequence[Path]) -> ReportSet:
 
 
 def recordings_of(evidence: ReportSet, runs: str | None = None) -> tuple[Recording, ...]:
-    """Return a recording for each GPU, joined kernel by kernel where there are a timeline and counters."""
+    """Return a recording for each GPU; a timeline and counters are joined kernel by kernel."""
     counted = evidence.counters.by_gpu() if evidence.counters else {}
     if evidence.timeline is None:
         return tuple(_recording_of_counters(counters, gpu, len(counted)) for gpu, counters in counted.items())
@@ -182,7 +182,7 @@ def recordings_of(evidence: ReportSet, runs: str | None = None) -> tuple[Recordi
 
 
 def split_runs(evidence: ReportSet, runs: str | None) -> dict[tuple[str | None, int | None], str | None]:
-    """Return (model, batch) → the runs of each, where the pattern ``runs`` has groups of these names; else ``runs``."""
+    """Return (model, batch) → pattern of its runs, if the pattern ``runs`` has groups of these names; else ``runs``."""
     if runs is None or runs.isdecimal() or evidence.timeline is None:
         return {(None, None): runs}
     try:

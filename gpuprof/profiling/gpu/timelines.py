@@ -42,7 +42,7 @@ class NodeFiles:
 
     @property
     def executed(self) -> Path:
-        """The graph that ONNX Runtime made of the model."""
+        """Graph executed by ONNX Runtime."""
         return self.directory / "executed.onnx"
 
     @property

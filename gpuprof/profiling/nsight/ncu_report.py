@@ -239,7 +239,7 @@ def find_decimal_mark(texts: Iterable[str]) -> str:
 
 
 def number_of(text: str, mark: str = ".") -> float | None:
-    """Return the number in ``text`` with the decimal mark ``mark``; None where nothing was measured.
+    """Return the number in ``text`` with the decimal mark ``mark``; None for a missing value.
 
     Raises `InputError` for a word.
     """
@@ -348,7 +348,7 @@ def _import_with_ncu(path: Path) -> Counters:
 
 
 def _list_rows(text: str, source: str) -> Iterator[list[str]]:
-    """Yield the table's rows, header first; other lines were printed by other programs."""
+    """Yield the table's rows, header first; lines printed by other programs are skipped."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith(f'"{_ID}",') and _NAME in line), None)
     if start is None:
@@ -421,7 +421,7 @@ def _make_counters(
                 else in_column_unit(name, value, cells.get(f"{metric} unit", units.get(metric, "")))
                 for cells in launches
             ]  # fmt: skip
-        except InputError as error:  # a column must not cost the others
+        except InputError as error:  # a broken column must not discard the others
             notes.append(f"{name} could not be read: {error.message}")
     if not set(COUNTERS) & set(columns):
         raise InputError("; ".join(notes) or "it has no counters", _CSV_FIX)

@@ -22,7 +22,7 @@ from gpuprof.profiling.nsight.tool_process import ask_tool, find_tool, run_tool
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
 
 _QUERY_S = 120.0
-#: Clocks as they are and caches warm, as when the model runs by itself; both stand in the run's settings.
+#: Clocks unlocked and caches warm, as in normal runs of the model; both are recorded in the run's settings.
 CONDITIONS = {"clock_control": "none", "cache_control": "none"}
 #: Modes of counting, in order of preference: a single pass in a single run of the program; replay of each kernel;
 #: replay of a single launch of each kernel and grid.

@@ -142,13 +142,13 @@ class _Tables:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         if head != _MAGIC:
             raise InputError(f"{path} is not a SQLite file", _EXPORT_FIX)
-        # Immutable: SQLite takes no lock and looks for no journal, so that a report on a read-only disk opens too.
+        # Immutable: SQLite takes no lock and looks for no journal, so reports on a read-only disk open too.
         self.connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         self.columns: dict[str, tuple[str, ...]] = {}
         self.version = "unknown"
 
     def read_catalogue(self) -> None:
-        """Read which tables there are, and the versions of tool and schema."""
+        """Read the list of tables, and the versions of tool and schema."""
         listed = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         for (name,) in listed:
             self.columns[name] = tuple(row[1] for row in self.connection.execute(f'PRAGMA table_info("{name}")'))
@@ -329,8 +329,8 @@ def _describe_copies(copies: pd.DataFrame) -> pd.DataFrame:
 def _read_gpus(tables: _Tables) -> tuple[dict[int, GpuDescription], dict[tuple[int | None, int], int]]:
     """Return the description of each GPU by its id, and (process, CUDA's index) → id.
 
-    The index that a kernel carries is CUDA's within its process, where ``CUDA_VISIBLE_DEVICES`` may have renumbered
-    the GPUs. A software adapter has no SMs and runs no kernel.
+    A kernel's index is CUDA's index within its process, possibly renumbered by ``CUDA_VISIBLE_DEVICES``. A software
+    adapter has no SMs and runs no kernel.
     """
     if not tables.has("TARGET_INFO_GPU", "id", "name"):
         return {}, {}

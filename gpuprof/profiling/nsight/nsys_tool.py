@@ -83,7 +83,7 @@ def export_report(report: Path) -> Iterator[Path]:
 
 
 def find_importer(binary: Path) -> Path | None:
-    """Return the program that turns a raw recording into a report; None where the host part is not installed."""
+    """Return the program that converts a raw recording into a report; None without the host part of nsys."""
     for root in binary.resolve().parents:
         for place in ("host-linux-*/QdstrmImporter", *_IMPORTER_PLACES):
             if found := sorted(root.glob(place)):

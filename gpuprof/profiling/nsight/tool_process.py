@@ -49,7 +49,7 @@ def find_tool(name: str) -> Path | None:
 
 
 def tool_version(binary: Path) -> str | None:
-    """Return ``"2024.6.1"``; None when the program does not run, or does not say."""
+    """Return ``"2024.6.1"``; None when the program does not run, or prints no version."""
     printed = ask_tool([str(binary), "--version"], _VERSION_S)
     match = _VERSION.search(printed or "")
     return match[1] if match else None
@@ -159,7 +159,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_group_alive(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()  # a zombie of ours would keep its group alive
+    process.poll()  # an unreaped zombie would keep its group alive
     try:
         os.killpg(process.pid, 0)
     except (ProcessLookupError, PermissionError):

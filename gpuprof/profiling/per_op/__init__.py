@@ -1,1 +1,1 @@
-"""Each distinct op once, as a model of its own."""
+"""Measurement of each distinct op once, as a single-op model."""

@@ -96,7 +96,7 @@ class CpuOpBackend:
 
     @contextmanager
     def bind(self) -> Iterator[Bound]:
-        """Give a task held to its cores."""
+        """Yield a task held to its cores."""
         part = slices_of([self.share])[0]
         with shared_group("ops") as group:
             yield OpsTask(provider=self.provider, threads=part.threads, part=part, group=group, effort=EFFORT), None
@@ -148,7 +148,7 @@ class GpuOpBackend:
 
     @contextmanager
     def bind(self) -> Iterator[Bound]:
-        """Give a task bound to its share by MPS or MIG."""
+        """Yield a task bound to its share by MPS or MIG."""
         with bind_shares(self.device, [self.share]) as environments:
             yield KernelsTask(provider=self.provider, effort=GPU_EFFORT, range=RUN_RANGE), environments[0] or None
 

@@ -21,7 +21,7 @@ from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph, load_nodes, require_sizes
 
 Array = npt.NDArray[np.generic]
-_OLDEST_IR = 4  # from here on a weight need not be an input, too
+_OLDEST_IR = 4  # from this version on a weight need not also be an input
 #: Weights repeat these values: drawing millions for each op would take longer than measuring the op. All are at least
 #: 0.1, to avoid divisions by zero and denormal numbers, which a CPU computes slowly.
 _BLOCK = np.random.default_rng(0).uniform(0.1, 1.0, 4096).astype(np.float32)

@@ -1,7 +1,7 @@
 """Measures each distinct op of many models once, as a single-op model, and stores the result.
 
-This is USHER's way of profiling (section 4.1: operators, not models). An op by itself finds its weights in the
-cache more often than within its model, and is fused with nothing: its time is the op's, not the model's share.
+This is USHER's way of profiling (section 4.1: operators, not models). A single op finds its weights in the cache more
+often than within its model, and is not fused: its time differs from its part of the model's time.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Campaign:
                 yield CellResult(cell, rows[0], tuple(rows[1:]), measured_now=False)
                 continue
             if key not in ahead and (group := self._group_of(cell, open_cells)):
-                # All of the group are measured now and kept until their turn: results come in the order of cells.
+                # The whole group is measured now; results are held back to be yielded in the order of cells.
                 ahead |= {CellKey.of_cell(result.cell): result for result in self._measure_together(group)}
             result = ahead.pop(key) if key in ahead else self._measure(cell, alone)
             alone[key] = result.row.latency_mean_ms
@@ -121,7 +121,7 @@ class Campaign:
                 )
                 yield self._store(request, cell, collected, time.monotonic() - clock)
                 clock = time.monotonic()
-        except UnavailableError as error:  # of the share: all that is left would fail alike
+        except UnavailableError as error:  # error of the share: all remaining cells would fail alike
             for cell, request in pending:
                 yield self._store(request, cell, _failed_attempt(request, cell, str(error)), time.monotonic() - clock)
 

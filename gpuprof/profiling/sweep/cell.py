@@ -39,7 +39,7 @@ class CellResult:
     row: MeasuredRow  #: Row of the cell in ``models``, or in ``colocations`` for a cell with neighbours.
     others: tuple[MeasuredRow, ...] = ()  #: Rows of the neighbours.
     measured_now: bool = True  #: False: measured earlier.
-    lost: tuple[str, ...] = ()  #: Why counters that were asked for are missing.
+    lost: tuple[str, ...] = ()  #: Reasons for missing requested counters.
 
 
 @dataclass(frozen=True, slots=True)

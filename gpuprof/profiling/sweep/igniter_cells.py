@@ -6,10 +6,10 @@ from gpuprof.domain.share import Share
 from gpuprof.profiling.sweep.cell import Cell
 from gpuprof.profiling.sweep.planning import NamedModel
 
-#: Batch and share in percent. The paper says eleven without naming them: the first nine are those of its published
-#: profiles, the other two add a batch between, and the share at which five copies fit a GPU.
+#: Batch and share in percent. The paper uses eleven configurations without naming them: the first nine are those of its
+#: published profiles; the other two add an intermediate batch, and the share at which five copies fit a GPU.
 CONFIGURATIONS = (*((batch, share) for batch in (1, 16, 32) for share in (10.0, 50.0, 100.0)), (8, 50.0), (16, 20.0))
-#: Copies of the last configuration that run at once: for the power and scheduling coefficients, and the cache's.
+#: Concurrent copies of the last configuration: for the coefficients of power, scheduling and cache.
 COPIES = (2, 3, 4, 5)
 
 

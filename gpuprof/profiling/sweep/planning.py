@@ -65,7 +65,7 @@ class Neighbour:
 
 
 def parse_model(text: str) -> NamedModel:
-    """Read ``"path/to/model.onnx"``, called by its stem, or ``"name=path/to/model.onnx"``.
+    """Read ``"path/to/model.onnx"``, named by its stem, or ``"name=path/to/model.onnx"``.
 
     Raises `InputError` when there is no such file.
     """
@@ -96,7 +96,7 @@ def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
 def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[NamedModel]:
     """Return each model at every combination of sizes of its own free dimensions.
 
-    Raises `InputError` when a model cannot be read, or none has a dimension that is given.
+    Raises `InputError` when a model cannot be read, or no model has a given dimension.
     """
     free = {model: {one.name for one in read_free_dims(model.path)} for model in models}
     require_dimensions((name for name, _ in sweep[0]), free.values())
@@ -223,9 +223,9 @@ def plan_cells(
     processes: Sequence[int] = (1,),
     neighbours: Sequence[Neighbour] = (),
 ) -> tuple[Cell, ...]:
-    """Return a cell for each model, share, batch and number of processes, and beside the neighbours again.
+    """Return a cell for each model, share, batch and number of processes, alone and with the neighbours.
 
-    Workloads with neighbours, and these, are measured alone first: a slowdown needs both. Raises `InputError`
+    All workloads, neighbours included, are measured alone first: a slowdown compares both. Raises `InputError`
     when a model cannot be read or bound to a batch, or the neighbours leave no room.
     """
     cells: list[Cell] = []
@@ -242,7 +242,7 @@ def plan_cells(
 
 
 def _identity(cell: Cell) -> tuple[object, ...]:
-    """Tell cells apart without comparing graphs of thousands of ops."""
+    """Return the identity of a cell, without comparing graphs of thousands of ops."""
     return tuple((job.path, job.workload) for job in (cell.job, *cell.beside))
 
 

@@ -32,12 +32,12 @@ SEED_TABLES = ("runs", "devices", "models", "colocations")
 #: Run id of the seed, which sorts before all others.
 _SEED = "00000000-000000-000000-before"
 _ATTEMPTS = 3
-_UNSTABLE = 2  # exit code: the rows are there, marked
+_UNSTABLE = 2  # exit code: rows are stored, but marked unstable
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The unit of work of one worker."""
+    """Unit of work of a worker."""
 
     name: str  #: Display name.
     arguments: tuple[str, ...]  #: Arguments of ``gpuprof profile``, without the database.
@@ -228,7 +228,7 @@ class RaySweep:
     def _store(self, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
         known = set(self._database.read_table("runs", ["run_id"])["run_id"].to_pylist())
         for run, tables in measured.runs.items():
-            # Seeds may differ: another place can have brought the same run meanwhile.
+            # Seeds may differ: another worker may already have returned the same run.
             if run in known:
                 continue
             rows = {name: read_table(content) for name, content in tables.items()}

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-#: A gap may come out so far below nothing, in parts of the latency: clocks differ a little from run to run.
+#: Tolerance for negative gaps, as a part of the latency: clocks differ a little between runs.
 _NOISE = 0.05
 _MEDIANS = ("max_occupancy_pct", "wavg_occupancy_pct", "wavg_sm_util_pct", "l2_pct", "dram_pct")
 
@@ -35,16 +35,16 @@ class GpuRequirement:
     The first profiled run is slower: the profiler allocates and registers. Counts and bytes are means.
     """
 
-    #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: The metrics of Creq; of kernels that overlap
-    #: the sum, at most 100 (`domain.occupancy.cap_occupancy`). Averages are over the whole execution, gaps between
-    #: kernels included, as in the thesis; None where the gaps are not known.
+    #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: The metrics of Creq; overlapping kernels are
+    #: summed, to at most 100 (`domain.occupancy.cap_occupancy`). Averages cover the whole execution, including gaps
+    #: between kernels, as in the thesis; None if the gaps are unknown.
     max_occupancy_pct: float | None
     wavg_occupancy_pct: float | None
     wavg_sm_util_pct: float | None
     #: ``l2_pct``, ``dram_pct``: Use of L2's and DRAM's bandwidth, weighted by the kernels' times.
     l2_pct: float | None
     dram_pct: float | None
-    kernel_count: float | None  #: None where CUDA graphs were recorded without their kernels.
+    kernel_count: float | None  #: None if CUDA graphs were recorded without their kernels.
     busy_ms: float | None  #: Time in which a kernel ran, or a CUDA graph.
     copy_ms: float  #: Time in which a copy or a memset ran and no kernel.
     #: Time in which the device waited for launches: the latency of a run without a profiler, beyond kernels, copies and
@@ -53,7 +53,7 @@ class GpuRequirement:
     dispatch_ms: float | None
     h2d_bytes: float | None
     d2h_bytes: float | None
-    #: Column of ``kernels`` that the occupancies stand on: ``"achieved_occupancy_pct"`` or ``"launch_occupancy_pct"``.
+    #: Column of ``kernels`` behind the occupancies: ``"achieved_occupancy_pct"`` or ``"launch_occupancy_pct"``.
     occupancy_source: str | None = None
     notes: tuple[str, ...] = ()  #: Refused figures, with the reason.
 
@@ -211,7 +211,7 @@ def _spans(part: pd.DataFrame) -> tuple[Integers, Integers]:
 
 
 def _covered_ns(tables: list[pd.DataFrame], first: int | None = None, last: int | None = None) -> float:
-    """Return the time, from ``first`` to ``last`` where these are given, in which an event of any table ran."""
+    """Return the time during which an event of any table ran, between ``first`` and ``last`` if given."""
     spans = [_spans(table) for table in tables]
     starts, ends = (np.concatenate(parts) for parts in zip(*spans, strict=True))
     if first is not None and last is not None:

@@ -38,7 +38,7 @@ _KINETO_KINDS = {"kernel", "gpu_memcpy", "gpu_memset", *_LAUNCHES, *_OPERATORS, 
 _ORT_KINDS = {"Session", "Node"}
 _DIRECTIONS = {"HtoD": H2D, "DtoH": D2H, "DtoD": "d2d", "PtoP": "p2p", "HtoH": "h2h"}
 _MEMORIES = {"Pageable": PAGEABLE, "Pinned": PINNED}
-# "…_fence_before" and "…_fence_after", which older versions write too, are not the node's own time.
+# "…_fence_before" and "…_fence_after" of older versions are not part of the node's own time.
 _NODE = re.compile(r"(?P<name>.*)_kernel_time")
 _KINETO_FIX = "torch.profiler.profile(…).export_chrome_trace(FILE) writes one"
 #: Argument of a kernel in Kineto and in ONNX Runtime's builds with CUDA profiling → column.
@@ -117,7 +117,7 @@ def _read_kineto(kinds: Mapping[str, list[Event]], document: Event, path: Path, 
     calls = calls[["correlation_id", "process_id", "thread_id", "launch_start_ns", "launch_end_ns"]]
     calls = calls[calls["correlation_id"] >= 0]
     annotations, operators = (_to_ranges(_tabulate(of_kinds(names))) for names in (_ANNOTATIONS, _OPERATORS))
-    # PyTorch's operators are the ranges of kernels; people's annotations only mark runs.
+    # PyTorch's operators are the ranges of kernels; user annotations only mark runs.
     ranges = pd.concat([annotations, operators], ignore_index=True)
 
     def tie(events: Sequence[Event]) -> pd.DataFrame:
@@ -145,7 +145,7 @@ def _read_kineto(kinds: Mapping[str, list[Event]], document: Event, path: Path, 
 
 
 def _read_ort(kinds: Mapping[str, list[Event]], path: Path) -> Timeline:
-    """Return runs as ranges, nodes on the host, and kernels where ONNX Runtime was built with CUDA profiling."""
+    """Return runs as ranges, nodes on the host, and kernels if ONNX Runtime was built with CUDA profiling."""
     sessions = _tabulate(kinds.get("Session", []))
     runs = _to_ranges(sessions[sessions["name"] == "model_run"]).assign(name=RUN_RANGE)
     executed = [event for event in kinds.get("Node", []) if _NODE.fullmatch(str(event.get("name", "")))]

@@ -32,7 +32,7 @@ _COUNTED = (
     "instruction_count",
 )
 _MOST_ALIGNED = 5_000  # kernels of a run; alignment takes quadratic time
-_MOST_NAMES = 3  # that a note tells
+_MOST_NAMES = 3  # listed in a note
 _SPACES = re.compile(r"\s+")
 _RETURN = re.compile(r"^(?:void|static void)\s+")
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous\)::")
@@ -57,7 +57,7 @@ def join_kernels(
     """
     parts, notes = [], list[str]()
     used = np.zeros(len(counters), dtype=bool)
-    # Whole names only if both tools write all of them alike; a few equal ones would hide that others are not.
+    # Whole names only if both tools write all of them alike: a few equal names would hide differences in the others.
     whole = set(_names(kernels, True).values()) == set(_names(counters, True).values())
     labels = _labels(counters, whole)
     runs = [part for _, part in kernels.groupby("repeat", sort=True)]

@@ -69,7 +69,7 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
 def with_occupancy(kernels: pd.DataFrame, device: Device | None) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the kernels with ``launch_occupancy_pct`` and ``theoretical_occupancy_pct``, and a note.
 
-    The estimate never takes the place of a counter: ``achieved_occupancy_pct`` stays null where nothing was counted.
+    The estimate never replaces a counter: ``achieved_occupancy_pct`` stays null without a count.
     """
     estimated, known = launch_occupancies(kernels, device)
     if estimated is None:

@@ -25,13 +25,13 @@ class LinkRate:
     """Rate of copies in a direction, from or to a kind of host memory."""
 
     direction: str  #: ``"h2d"`` or ``"d2h"``.
-    memory: str | None  #: ``"pinned"``, ``"pageable"``, or None where the tool does not say.
+    memory: str | None  #: ``"pinned"``, ``"pageable"``, or None if not reported.
     bytes_per_s: float  #: All their bytes by all their time.
     copies: int
 
 
 def link_rates(copies: pd.DataFrame | None) -> tuple[LinkRate, ...]:
-    """Return the rate of each direction and kind of memory of which there are copies large enough to matter.
+    """Return the rate for each direction and kind of memory with large enough copies.
 
     ``copies``: as `gpuprof.profiling.timeline.timeline.Timeline.copies`; None: not recorded.
     """

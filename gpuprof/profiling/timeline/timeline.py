@@ -74,17 +74,17 @@ class Timeline:
     #: ``"pinned"``, ``"pageable"``, ``"unified"`` or None: not recorded).
     copies: pd.DataFrame = field(default_factory=_no_copies)
     memsets: pd.DataFrame = field(default_factory=_no_events)
-    graphs: pd.DataFrame = field(default_factory=_no_events)  #: CUDA graphs that were recorded without their kernels.
+    graphs: pd.DataFrame = field(default_factory=_no_events)  #: CUDA graphs recorded without their kernels.
     #: Executions of a runtime's nodes on the host: ``name``, ``op_type``, ``provider``, without those within others.
     nodes: pd.DataFrame = field(default_factory=_no_nodes)
     ranges: pd.DataFrame = field(default_factory=_no_ranges)  #: ``name``, ``start_ns``, ``end_ns``, and ids.
     gpus: Mapping[int, GpuDescription] = field(default_factory=dict)  #: ``device_index`` → the report's description.
     notes: tuple[str, ...] = ()
-    epoch_ns: int | None = None  #: Unix time at the clock's zero; None: the report does not say.
+    epoch_ns: int | None = None  #: Unix time at the clock's zero; None: not reported.
 
     @property
     def repeats(self) -> int:
-        """Runs of the model in the recording; 0 where no run is marked."""
+        """Number of the model's runs in the recording; 0 without marked runs."""
         marked = [table["repeat"].max() for table in (self.kernels, self.nodes) if "repeat" in table and len(table)]
         return int(max(marked)) + 1 if marked else 0
 
