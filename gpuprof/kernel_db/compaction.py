@@ -84,8 +84,9 @@ def remove_replaced(database: KernelDb) -> None:
 
 
 def _list_foreign_files(segments: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files and directories not written by gpuprof: compaction removes the merged directories with all they
-    hold.
+    """Yield the files and directories not written by gpuprof.
+
+    Compaction deletes the merged directories with all their files.
     """
     for segment in segments:
         known = {FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}

@@ -183,9 +183,7 @@ class KernelDb:
                 return [found[name] for name in sorted(replaced_names(found.values()) & found.keys())]
 
     def clear_leftovers(self) -> list[str]:
-        """Remove leftovers of killed writers, unless a writer is active; return the names of the removed
-        directories.
-        """
+        """Remove leftovers of killed writers, unless a writer is active; return the removed names."""
         gone: list[str] = []
         with (self.path / _LOCK).open("a") as lock:
             try:

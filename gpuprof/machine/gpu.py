@@ -134,8 +134,8 @@ def _list_profile_infos(nvml: Any, handle: Any) -> Iterator[Any]:
 
 
 def _read_placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int, int]]:
-    """Return (start, size) of every placement of the profile; empty when the driver withholds them (root is
-    required).
+    """Return (start, size) of every placement of the profile; empty when the driver withholds them from non-root
+    users.
     """
     # NVML's protocol: a call without a buffer returns the number of placements, a second call the placements.
     count = c_uint(0)

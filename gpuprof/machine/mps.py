@@ -108,8 +108,7 @@ def add_log_tails(error: UnavailableError, log: str | None) -> UnavailableError:
 
 @contextmanager
 def adopt_daemon(visible: str, pipe: str, log: str | None, control: str = CONTROL) -> Iterator[MpsDaemon | None]:
-    """Yield the daemon that an earlier process started for ``visible``, and stop the daemon on exit; None: already
-    gone.
+    """Yield the daemon that an earlier process started for ``visible``, and stop it on exit; None: already gone.
 
     ``visible``: UUID of the GPU or MIG instance; ``pipe`` and ``log``: directories of the daemon, as in `MpsDaemon`.
     """
@@ -199,8 +198,6 @@ def _send_command(control: str, environment: Mapping[str, str], command: str) ->
 
 
 def _merge_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment with ``environment``, without this process's own share, which must not reach
-    the daemon.
-    """
+    """Return this process's environment with ``environment``; this process's own share must not reach the daemon."""
     own = {name: value for name, value in os.environ.items() if name not in (PERCENTAGE, MEMORY)}
     return {**own, **environment}

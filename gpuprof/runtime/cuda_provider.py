@@ -51,8 +51,7 @@ _ERROR_LINE = re.compile(r"\[E:.*?\]\s*(?P<said>.*)")
 
 
 def has_wheel_code(compute_capability: str) -> bool:
-    """Return whether ONNX Runtime's wheels have machine code for a GPU: code also runs on later boards of the same
-    generation.
+    """Return whether ONNX Runtime's wheels have machine code for a GPU or an earlier GPU of its generation.
 
     >>> has_wheel_code("8.7"), has_wheel_code("7.0"), has_wheel_code("10.0")
     (True, False, False)

@@ -23,11 +23,7 @@ _known: dict[str, tuple[ExecutedNode, ...] | None] = {}
 
 
 def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
-    """Return the nodes of ``path`` executed by ONNX Runtime on a CPU; None if the runtime is missing or refuses the
-    model.
-
-    Results are cached by content. Raises `InputError` when the file is not an ONNX model.
-    """
+    """Return the nodes of ``path`` executed by ONNX Runtime on a CPU; None without the runtime, or if refused."""
     from gpuprof.graph.file import read_onnx
 
     file = read_onnx(path)

@@ -80,8 +80,9 @@ class Source:
             return tuple(file.schema_arrow.names)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows of a Parquet file. Raises `InputError` for a damaged file or one of more than 4 million
-        rows.
+        """Return the rows of a Parquet file.
+
+        Raises `InputError` when the file is damaged or has more than 4 million rows.
         """
         with self._parquet() as file:
             if file.metadata.num_rows > _MAX_ROWS:

@@ -100,9 +100,7 @@ def _run_latency_task(task: LatencyTask, speech: TextIO) -> None:
 
 
 def time_model(task: LatencyTask, feeds: dict[str, Any], speech: TextIO) -> None:
-    """Open the task's model, send ``ready``, and after ``go`` time the model: send ``timed``, then ``done`` with
-    figures.
-    """
+    """Open the task's model, send ``ready``, and after ``go`` time the model and send ``timed``, then ``done``."""
     # Baseline with the runtime loaded, but not the model: the difference is the model's memory.
     baseline = _resident_bytes(reset_peak=True)
     session = open_session(task.model, threads=task.threads, provider=task.provider)

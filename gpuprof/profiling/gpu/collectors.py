@@ -86,9 +86,7 @@ class GpuCollector:
         self._outputs = SharedOutputs()
 
     def available(self) -> str | None:
-        """Return None when the GPU, the runtime and all tools of this collector are available, else the first
-        reason.
-        """
+        """Return None when the GPU, the runtime and all tools are available, else the first reason."""
         reasons = [nvml_unavailable_reason(), gpu_unavailable_reason()]
         if self.timeline == "nsys":
             reasons.append(_nsys_unavailable_reason())

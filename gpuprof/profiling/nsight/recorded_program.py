@@ -50,8 +50,9 @@ class RecordedProgram:
         return module_command("gpuprof.profiling.gpu.recorded_run", str(path))
 
     def run(self, environment: Mapping[str, str], task: RecordedTask) -> None:
-        """Run the program without a profiler. Raises `UnavailableError`, with its last output, when it fails or
-        hangs.
+        """Run the program without a profiler.
+
+        Raises `UnavailableError`, with the program's last output, when it fails or hangs.
         """
         whole = {**self.path, **environment}
         log = self.directory / "run.log"

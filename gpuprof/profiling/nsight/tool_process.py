@@ -38,9 +38,7 @@ class ToolOutput:
 
 
 def find_tool(name: str) -> Path | None:
-    """Return a program's path: on the PATH, beside this Python, or in the paths of NVIDIA's packages; None without
-    one.
-    """
+    """Return a program's path: on the PATH, beside this Python, or among NVIDIA's packages; None if missing."""
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     if found is not None:
         return Path(found)

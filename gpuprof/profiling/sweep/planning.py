@@ -55,8 +55,9 @@ class NamedModel:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A model to run as a neighbour; ``batch`` None: the job's batch, ``share`` None: an equal part of the free
-    share.
+    """A model to run as a neighbour.
+
+    ``batch`` None: the job's batch; ``share`` None: an equal part of the free share.
     """
 
     model: NamedModel

@@ -133,9 +133,7 @@ class Timeline:
         return [], "the report does not mark runs"
 
     def by_gpu(self) -> dict[int, Timeline]:
-        """Return the part of each GPU with kernels, by GPU index; a single GPU gets the whole, even without an
-        index.
-        """
+        """Return the part of each GPU with kernels, by GPU index; a single GPU gets the whole."""
         index = _device_indices(self.kernels, 0)
         used = sorted(set(index.tolist())) or [0]
         if len(used) == 1:
@@ -199,8 +197,9 @@ class Timeline:
 
 
 def _turns_between(table: pd.DataFrame, starts: Integers, ends: Integers) -> Integers:
-    """Return the run of each copy or memset: inputs after a run's last kernel belong to the next run, others to the
-    last begun.
+    """Return the run of each copy or memset.
+
+    Inputs after a run's last kernel belong to the next run, other events to the last run begun.
     """
     moments = table["start_ns"].to_numpy(dtype=np.int64)
     turns = np.searchsorted(starts, moments, side="right") - 1
@@ -211,8 +210,7 @@ def _turns_between(table: pd.DataFrame, starts: Integers, ends: Integers) -> Int
 
 
 def find_runs(ranges: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
-    """Return the ranges that are runs of the model, in order, and whether they contain only launches of their own
-    thread.
+    """Return the ranges of the model's runs, in order, and whether they contain only launches of their own thread.
 
     These are gpuprof's own ranges, else the steps marked by torch.profiler's schedule: a step applies to all threads of
     its process, including the thread of the backward pass.
