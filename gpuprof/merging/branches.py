@@ -1,9 +1,9 @@
 """Image branches that fork and join again: residual sums and gates.
 
-ONNX Runtime fuses such a sum into a convolution, in the layout of convolutions, if it can infer equal shapes of all
-branches; it can if the fork has that layout. A copy between fork and sum has another layout. The sum and all ops after
-it then fall back to the plain layout, which costs more time than sharing weights can save, and which ONNX Runtime
-cannot execute with the empty batch of an absent model.
+ONNX Runtime fuses such a sum into a convolution, in the layout of convolutions, if equal shapes of all branches can be
+inferred, as is the case if the fork has that layout. A copy between fork and sum has another layout. The sum and all
+later ops then fall back, which costs more time than reading weights once can save. ONNX Runtime cannot execute this
+fallback with the empty batch of an absent model.
 """
 
 from __future__ import annotations

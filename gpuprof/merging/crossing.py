@@ -17,7 +17,7 @@ class Crossing:
     names: tuple[str, ...]  #: The value's name in each model.
     producer: int | None  #: The step that produces the value for all models; None if each model computes its own.
     consumers: list[int] = field(default_factory=list)  #: Steps that would take the concatenated value.
-    outside: bool = False  #: Whether models need their own parts, too: as an output, or for an op that runs apart.
+    outside: bool = False  #: True if models need their own parts, too: as an output, or for an op that runs apart.
 
 
 def find_crossings(plan: MergePlan) -> list[Crossing]:

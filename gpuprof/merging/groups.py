@@ -123,7 +123,7 @@ class _Grouper:
         return block_similarity(block.area, first.size, second.size)
 
     def _place(self, model: int, position: int, node: NodeProto, producers: dict[str, tuple[int, int]]) -> int:
-        """Return the group that a node joins, a new one where none fits."""
+        """Return the group for a node, a new group if no existing group fits."""
         moment = self._moments[model][position]
         operator = self._operators[model].get(position)
         if operator is None and not list_captured(node):

@@ -169,7 +169,7 @@ class _Builder:
         ]
         if node.op_type == "Reshape":
             inputs.append(self._target(step))
-        if node.op_type == "Flatten":  # leading axes may multiply to the batch, which then is no longer in front
+        if node.op_type == "Flatten":  # the leading axes may multiply to the batch, which is then no longer in front
             node = helper.make_node("Reshape", ["", ""], list(node.output), name=node.name)
             inputs.append(self._target(step))
         copied = NodeProto.FromString(node.SerializeToString())

@@ -208,7 +208,7 @@ def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
 
 
 def _find_unprofitable(plan: MergePlan, setting: GainContext, force: bool) -> dict[int, str]:
-    """Return group → reason, of groups that share nothing or whose merge costs time."""
+    """Return group → reason for groups that share nothing or cost time when merged."""
     worth = PlanGain(plan, setting)
     reasons: dict[int, str] = {}
     for region in worth.regions():

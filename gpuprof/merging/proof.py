@@ -208,7 +208,7 @@ class _Prover:
         self.calls: list[str] = []
 
     def compare(self, batches: Sequence[int | None], seed: int, rows: int = 0) -> None:
-        """Run one call of the merged model, models with batch None absent, and compare with the originals."""
+        """Run a call of the merged model, with models of batch None absent, and compare with the originals."""
         fed, expected = self._feed_call(batches, seed)
         for i, batch in enumerate(batches):
             if batch is None and rows:

@@ -20,7 +20,7 @@ from gpuprof.merging.source import SourceModel
 
 @dataclass(frozen=True, slots=True)
 class MergeProposal:
-    """Models that share weights and whose merged graph is predicted to run faster than separate graphs."""
+    """Models that share weights and are predicted to run faster as a merged graph than as separate graphs."""
 
     models: tuple[str, ...]  #: Names in the merged model.
     paths: tuple[Path, ...]

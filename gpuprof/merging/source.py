@@ -63,7 +63,7 @@ class SourceModel:
     sha256: str
     opsets: dict[str, int]  #: Version by domain.
     ir_version: int
-    nodes: list[NodeProto]  #: In topological order, cleaned up by `gpuprof.merging.normalisation`.
+    nodes: list[NodeProto]  #: Nodes in topological order, cleaned up by `gpuprof.merging.normalisation`.
     weights: dict[str, TensorProto]  #: Constants by name, with their data.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -175,7 +175,7 @@ def _convert_opset(file: OnnxFile, opset: int | None) -> ModelProto:
         return file.model
     try:
         return onnx.version_converter.convert_version(file.model, opset)
-    except Exception as error:  # the converter raises whatever its C++ and its checker raise
+    except Exception as error:  # the converter passes on any exception of its C++ code and its checker
         said = " ".join(str(error).split())[:200]
         raise InputError(
             f"{file.path} has opset {domains.get('')} and cannot be converted to {opset}: {said}",

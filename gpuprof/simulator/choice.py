@@ -51,7 +51,7 @@ def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> f
 
 
 def expected_batch_of(cluster: ClusterArrays, state: State, replica: int) -> int:
-    """Return what the batch of a request that joined this replica now is expected to hold."""
+    """Return the expected batch size for a request joining this replica now."""
     joining = 0 if state.free_processes[replica] > 0 else state.joining[replica]
     return expect_rows(state.waiting[replica], joining, cluster.batch[replica])
 

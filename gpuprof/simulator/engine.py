@@ -164,7 +164,7 @@ class _SimulationRun:
                 if cv > 0.0:
                     scv = float(cv) ** 2
                     store[replica] = scv * self._factors[replica].standard_gamma(1.0 / scv, count)
-                # With equal variations both are the same array (see `new_state`), which is drawn once.
+                # Both stores are the same array if variations are equal (see `new_state`): drawing again overwrites it.
                 if state.rested is state.factors:
                     break
             state.factor_position[replica] = 0

@@ -340,7 +340,7 @@ def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process:
         if state.arrived[place] >= begin:
             tally.replica_by_end[replica] += now <= end
             record_answer(cluster, state, tally, process, place, now)
-        # Like the router, learn nothing from requests sent twice, whose times depend on the failure.
+        # The router, too, ignores requests sent twice, because their times depend on the failure.
         if cluster.refuse_hopeless and state.losses[place] == 0:
             _learn_reserve(cluster, state, process, place, now)
         free_place(state, place)

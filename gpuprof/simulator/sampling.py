@@ -4,8 +4,8 @@
 chooses among fewer replicas, so waits are slightly overestimated. *Times*: the duration is cut into slots, and a few
 seconds of each are simulated at the slot's mean rate, so variation within a slot is averaged out.
 Bursts within a slot are sampled in their true proportion. If bursts overload a model, latencies have two modes, and a
-median between the modes is ill-conditioned: it varies between full simulations too and is estimated poorly. Goodput and
-tails are not affected.
+median between the modes is ill-conditioned: the median varies between full simulations, too, and is estimated poorly.
+Goodput and tails are not affected.
 Unfinished work of a model is carried over between slots as a fluid that delays every request until drained.
 `bench/simulator.py` prints the errors of both on maps small enough for a full simulation.
 """

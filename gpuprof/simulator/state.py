@@ -83,12 +83,11 @@ class State(NamedTuple):
     next: NDArray[np.int32]
     arrived: Ints
     joined: Ints
-    #: ``expected_ms``, ``expected_rows``: Shape (N,). Expected latency since sending, and the batch size expected for
-    #: it.
+    #: ``expected_ms``, ``expected_rows``: Shape (N,). Expected latency since sending, and expected batch size.
     expected_ms: Floats
     expected_rows: Ints
     losses: NDArray[np.int8]  #: Shape (N,). Number of times the request was lost with a failing device.
-    # By model.
+    # State by model.
     #: ``pending_head``, ``pending_tail``: Shape (M,). Chain of requests in router and network.
     pending_head: Ints
     pending_tail: Ints
@@ -106,7 +105,7 @@ class State(NamedTuple):
     store: Ints
     store_position: Ints
     store_size: Ints
-    # By replica.
+    # State by replica.
     #: ``queue_head``, ``queue_tail``, ``waiting``: Shape (R,). Chain of queued requests, and their number.
     queue_head: Ints
     queue_tail: Ints
@@ -138,7 +137,7 @@ class State(NamedTuple):
     factors: Floats
     rested: Floats
     factor_position: Ints
-    # By process.
+    # State by process.
     #: ``done_at``, ``freed_at``, ``started_at``: Shape (P,). End of the batch, -1 for a free process; time since which
     #: the process is free; start of the batch.
     done_at: Ints
@@ -149,8 +148,8 @@ class State(NamedTuple):
     #: ``flight``, ``batch_size``: Shape (P,). First request of the running batch, and the batch's size.
     flight: Ints
     batch_size: Ints
-    turn_until: Ints  #: By number of ``turns``: end of all batches started on the group's replicas.
-    # Of the whole machine.
+    turn_until: Ints  #: Shape (groups,). End of all batches sent to the replicas of each group in ``turns``.
+    # State of the whole machine.
     router_until: Ints  #: Shape (1,). Time at which the router is idle again.
     #: Shape (3,). Number of answers to be handed on now, state of the random generator, and the last core of the host
     #: work.
