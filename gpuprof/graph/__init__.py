@@ -1,1 +1,1 @@
-"""ONNX files read: nodes, types, shapes, costs of ops, what a runtime executes."""
+"""Readers of ONNX files: nodes, types, shapes, costs of ops, executed nodes."""

@@ -1,32 +1,32 @@
-"""Which dimension of a model's inputs is the batch, by what the dimensions are called."""
+"""Detection of the batch dimension of a model's inputs by the names of dimensions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-# "n" and "bs" only as words of their own, "batch" anywhere, as in "batch_size".
+# "n" and "bs" only as separate words, "batch" anywhere, as in "batch_size".
 _BATCH = re.compile(r"(^|[^a-z])(bs|n)([^a-z]|$)|batch", re.IGNORECASE)
 _NOT_BATCH = re.compile(r"seq|len|time|height|width|past|token|channel", re.IGNORECASE)
 _LENGTH = re.compile(r"seq|len|token", re.IGNORECASE)
-#: Red, green, blue and transparency: a second or last dimension this small is of an image.
+#: Most channels of an image (red, green, blue, alpha), in its second or last dimension.
 _MOST_COLOURS = 4
-#: A dimension: its size, its name, or None where it is free and has no name.
+#: A dimension: its size, its name, or None for a free dimension without a name.
 Dim = int | str | None
 
 
 def is_batch(name: str) -> bool:
-    """Tell whether a dimension is named like a batch."""
+    """Return whether a dimension is named like a batch."""
     return _BATCH.search(name) is not None
 
 
 def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
-    """Return for each input with a free batch dimension the position of that dimension.
+    """Return the position of the free batch dimension of each input that has such a dimension.
 
-    A dimension named like a batch is one wherever it stands, and so is a ``B`` that every input has; else the first
-    one, if it is free and not named like a sequence or a side. Where another input names its batch, the first one
-    counts if images or sequences follow it, as ``[images, 3, 224, 224]`` beside ``[batch, sequence]``. Inputs without
-    either, and models with a fixed batch, are absent.
+    The batch is a dimension named like a batch at any position, or a ``B`` common to all inputs; else the first
+    dimension, if free and not named like a sequence or a side. Where another input names its batch, the first dimension
+    must also be followed by images or sequences, as in ``[images, 3, 224, 224]`` with ``[batch, sequence]``. Other
+    inputs, and models with a fixed batch, are absent.
     """
     named = {
         name: axis
@@ -45,7 +45,7 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
 
 
 def _find_letter_b(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
-    """Return where each input has the dimension ``B``; nothing where one lacks it, or has an ``A``, too."""
+    """Return the position of ``B`` in each input; empty where an input lacks a ``B``, or has an ``A``, too."""
     shapes = {name: [str(dim).upper() for dim in dims] for name, dims in inputs.items() if dims}
     if not shapes or any("B" not in dims or "A" in dims for dims in shapes.values()):
         return {}
@@ -53,7 +53,7 @@ def _find_letter_b(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
 
 
 def _holds_items(dims: tuple[Dim, ...]) -> bool:
-    """Tell whether images or sequences follow the first dimension."""
+    """Return whether images or sequences follow the first dimension."""
     if len(dims) == 4:
         colours = (dims[1], dims[-1])
         return any(isinstance(size, int) and size <= _MOST_COLOURS for size in colours) or "chann" in str(dims[1])

@@ -1,9 +1,9 @@
-"""Finds the changes that free a model's fixed batch dimension, or the node that prevents it.
+"""Plans the changes that free a model's fixed batch dimension, or finds the node that prevents them.
 
-The graph is walked at two batches at once: the one it was made for and a large multiple. Wherever a constant holds
-the old batch (the target of a Reshape, the bounds of a Slice, the sizes of a Resize, a state or token that is
-joined to the data), the shapes at the two batches stop agreeing, and the constant is replaced by what follows the
-data. A node for which that is not possible is refused.
+The graph is walked at two batches at once: the file's batch and a large multiple. Where a constant holds the old batch
+(the target of a Reshape, the bounds of a Slice, the sizes of a Resize, a state or token joined to the data), the shapes
+at the two batches stop agreeing, and the constant is replaced by a value computed from the data. A node without such a
+replacement is refused.
 """
 
 from __future__ import annotations
@@ -23,48 +23,47 @@ from gpuprof.graph.file import OnnxFile
 from gpuprof.graph.nodes import label, used_names
 from gpuprof.graph.shapes import Shapes
 
-#: The second batch is this multiple of the first: a prime that no layer is likely to have as a factor of its own.
+#: Ratio of the second batch to the first: a prime that is unlikely to be a factor of any layer's size.
 _RATIO = 1009
-#: What ONNX's Slice takes for "up to the end", whatever the size (operator specification).
+#: End of ONNX's Slice for "up to the end" at any size (operator specification).
 _END = np.iinfo(np.int64).max
 #: Positions of the initial states among the inputs of recurrent layers.
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
-#: Whose outputs need not follow the batch: sizes, and the scale of what is rounded to eight bits.
+#: Ops with outputs independent of the batch: sizes, and the scale of 8-bit quantisation.
 _SUMMARIES = {"Shape", "Size", "DynamicQuantizeLinear"}
 
 
 class NoBatchError(InputError):
-    """No input of a model has a batch dimension."""
+    """Raised where no input of a model has a batch dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAxis:
-    """Where the batch is in a tensor."""
+    """Position of the batch in a tensor."""
 
     axis: int
-    #: How many times the axis repeats the whole batch: 5 where a sequence of 5 steps, then the batch, fill it.
+    #: Repetitions of the whole batch along the axis: 5 for an axis of 5 sequence steps times the batch.
     outer: int
 
     def before(self, shape: Sequence[int]) -> int:
-        """Return how many times the batch is repeated in memory, from the outside."""
+        """Return the number of repetitions of the whole batch in memory, over all outer dimensions."""
         return prod(shape[: self.axis]) * self.outer
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRewrite:
-    """What has to change in a model for its batch to be free."""
+    """Changes that free the batch of a model."""
 
-    batch: int  #: The batch that the file fixes; 1 where it is free already.
-    nodes: dict[str, tuple[NodeProto, ...]]  #: What takes the place of a node, by the node's first output.
+    batch: int  #: Fixed batch of the file; 1 where the batch is free already.
+    nodes: dict[str, tuple[NodeProto, ...]]  #: Replacements of nodes, by the node's first output.
     initializers: tuple[TensorProto, ...]  #: New constants.
-    places: dict[str, BatchAxis]  #: Where the batch is in each input and output that has it.
+    places: dict[str, BatchAxis]  #: Position of the batch in each batched input and output.
 
 
 def plan_rewrite(file: OnnxFile) -> BatchRewrite:
-    """Return what frees the batch of a model; nothing changes yet.
+    """Return the changes that free the batch of a model, without applying them.
 
-    Raises `InputError` naming the node that mixes samples, loses the batch, or holds it in a way that is not
-    understood.
+    Raises `InputError` naming the node that mixes samples, loses the batch, or uses the batch in an unsupported way.
     """
     walk = _BatchWalk.of(file)
     for node in file.model.graph.node:
@@ -77,9 +76,9 @@ def plan_rewrite(file: OnnxFile) -> BatchRewrite:
 
 
 def apply_rewrite(model: ModelProto, rewrite: BatchRewrite, batch: int | None = None) -> None:
-    """Change ``model`` in place so that its batch is free, or ``batch``.
+    """Change ``model`` in place to a free batch, or to ``batch``.
 
-    The declared shapes of values between ops are dropped, since they hold the old batch.
+    Declared shapes of intermediate values hold the old batch and are dropped.
     """
     graph = model.graph
     nodes = [new for node in graph.node for new in rewrite.nodes.get(node.output[0] if node.output else "", (node,))]
@@ -87,7 +86,7 @@ def apply_rewrite(model: ModelProto, rewrite: BatchRewrite, batch: int | None = 
     del graph.node[:]
     graph.node.extend(copies)
     graph.initializer.extend(rewrite.initializers)
-    if model.ir_version < 4:  # where weights must be declared as inputs
+    if model.ir_version < 4:  # weights must be declared as inputs
         for tensor in rewrite.initializers:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     del graph.value_info[:]
@@ -98,7 +97,7 @@ def apply_rewrite(model: ModelProto, rewrite: BatchRewrite, batch: int | None = 
 
 
 def _set_batch(dim: TensorShapeProto.Dimension, old: int, new: int | None) -> None:
-    times = max(1, dim.dim_value // old)  # more than one where the batch is folded into another dimension
+    times = max(1, dim.dim_value // old)  # above 1 where the batch is folded into another dimension
     if new is not None:
         dim.dim_value = times * new
     elif times > 1:
@@ -109,7 +108,7 @@ def _set_batch(dim: TensorShapeProto.Dimension, old: int, new: int | None) -> No
 
 @dataclass
 class _BatchWalk:
-    """The walk over the graph at two batches."""
+    """Walk over the graph at two batches."""
 
     name: str
     opset: int
@@ -123,7 +122,7 @@ class _BatchWalk:
 
     @classmethod
     def of(cls, file: OnnxFile) -> _BatchWalk:
-        """Return a walk over ``file``, standing before the first node."""
+        """Return a walk over ``file``, positioned before the first node."""
         graph, name = file.model.graph, file.path.name
         infos = [info for info in graph.input if info.name not in file.weights]
         declared = {info.name: declared_dims(info) or () for info in infos}
@@ -152,7 +151,7 @@ class _BatchWalk:
 
     def take(self, node: NodeProto) -> None:
         """Add a node, rewritten if necessary, to the walks at both batches."""
-        # The unchanged node at the old batch, the changed one at the new: they must agree but for the batch.
+        # The unchanged node at the old batch, the changed node at the new: both must agree except in the batch.
         self.one.add(node)
         changed = self._change_node(node)
         try:
@@ -171,10 +170,10 @@ class _BatchWalk:
         )
 
     def _locate_batch(self, node: NodeProto) -> None:
-        """Note where the batch is in the node's outputs, or refuse the node."""
+        """Record the position of the batch in the node's outputs, or refuse the node."""
         batched = [name for name in node.input if name in self.places]
         for name in node.output:
-            if name not in self.one.tensors:  # absent, or used by nothing
+            if name not in self.one.tensors:  # absent or unused
                 continue
             old, new = self.one.tensors[name].shape, self.many.tensors[name].shape
             axes = [axis for axis, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
@@ -208,7 +207,7 @@ class _BatchWalk:
         return [node] if changed is None else changed
 
     def _rewrite_reshape(self, node: NodeProto) -> list[NodeProto] | None:
-        """Make the axis that holds the batch follow the size of the data, as -1 or 0."""
+        """Let the batch axis of the target follow the size of the data, by -1 or 0."""
         place = self.places.get(node.input[0])
         target = self._constant_list(node, 1, "shape")
         if place is None or target is None or self._depends_on_batch(node, 1):
@@ -219,8 +218,8 @@ class _BatchWalk:
         if _resolve_reshape(self.many.tensors[node.input[0]].shape, target) == wanted or 0 in result:
             return None
         copies = axis < len(source) and self.many.tensors[node.input[0]].shape[axis] == wanted[axis]
-        # Only one dimension of a target may be -1. Where another is already, 0 ("as the input has it") does as well,
-        # as long as the batch stays on its axis.
+        # At most one dimension of a target may be -1. If another already is, 0 ("copy the input's size") also works
+        # where the batch keeps its axis.
         if -1 in target and copies:
             target[axis] = 0
         else:
@@ -236,11 +235,11 @@ class _BatchWalk:
         axis = place.axis + len(target) - rank
         if axis < 0 or target[axis] == 1:
             return None
-        target[axis] = 1  # which means: as the data has it
+        target[axis] = 1  # 1 keeps the size of the data
         return [self._with_list(node, 1, "", target)]
 
     def _rewrite_slice(self, node: NodeProto) -> list[NodeProto] | None:
-        """Turn "up to the old batch" into "up to the end"."""
+        """Replace "up to the old batch" by "up to the end"."""
         place = self.places.get(node.input[0])
         starts, ends = self._constant_list(node, 1, "starts"), self._constant_list(node, 2, "ends")
         if place is None or starts is None or ends is None:
@@ -267,13 +266,13 @@ class _BatchWalk:
         return [*made, changed]
 
     def _rewrite_concat(self, node: NodeProto) -> list[NodeProto] | None:
-        """Repeat what is joined to each sample, such as a class token."""
+        """Repeat values joined to each sample, such as a class token."""
         batched = [name for name in node.input if name in self.places]
         alone = [name for name in node.input if name not in self.places]
         if not batched or not alone:
             return None
         axis = self.places[batched[0]].axis
-        # Joined along the batch itself, it would be one more sample and not a part of each.
+        # Joined along the batch, the value would be another sample, not a part of each sample.
         if self.batch != 1 or axis == _attribute(node, "axis", 0) % len(self.one.tensors[batched[0]].shape):
             return None
         return self._repeat_inputs(node, alone, batched[0], axis, axis)
@@ -285,7 +284,7 @@ class _BatchWalk:
         alone = [name for name in states if name not in self.places]
         if place is None or not alone or self.batch != 1:
             return None
-        # States are [directions, batch, hidden], with layout=1 (opset 14) [batch, directions, hidden].
+        # States are [directions, batch, hidden], or with layout=1 (opset 14) [batch, directions, hidden].
         axis = 0 if _attribute(node, "layout", 0) else 1
         return self._repeat_inputs(node, alone, node.input[0], place.axis, axis)
 
@@ -306,7 +305,7 @@ class _BatchWalk:
     def _shape_like(
         self, node: NodeProto, before: list[int], source: str, axis: int, after: list[int], suffix: str = ""
     ) -> tuple[list[NodeProto], str]:
-        """Return nodes that compute ``[*before, source.shape[axis], *after]``, and the name of the result."""
+        """Return nodes for ``[*before, source.shape[axis], *after]``, and the name of the result."""
         stem = f"{node.output[0]}{'_' if suffix else ''}{suffix}"
         shape, size, result = (self._new_name(stem, part, node) for part in ("shape", "batch", "target"))
         made = [
@@ -321,14 +320,14 @@ class _BatchWalk:
         return made, result
 
     def _constant_list(self, node: NodeProto, position: int, attribute: str) -> list[int] | None:
-        """Return a constant list that is an input, or was an attribute in old opsets."""
+        """Return a constant list, given as an input or, in old opsets, as an attribute."""
         if len(node.input) > position and node.input[position]:
             value = self.one.values.get(node.input[position])
             return None if value is None else [int(item) for item in np.atleast_1d(value)]
         return next((list(a.ints) for a in node.attribute if a.name == attribute), None)
 
     def _depends_on_batch(self, node: NodeProto, position: int) -> bool:
-        """Tell whether an input is computed from the batch already."""
+        """Return whether an input is computed from the batch already."""
         if len(node.input) <= position:
             return False
         name = node.input[position]
@@ -356,7 +355,7 @@ class _BatchWalk:
 
     def _new_name(self, stem: str, suffix: str, node: NodeProto) -> str:
         name = f"{stem}_{suffix}"
-        # Names of values must be unique in a graph, the model's own included.
+        # Names of values must be unique in a graph.
         while name in self.one.tensors or name in self.many.tensors:
             name += "_"
         return name
@@ -367,7 +366,7 @@ def _scale_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
 
 
 def _axis_at(before: int, shape: Sequence[int]) -> int:
-    """Return the axis in which memory order puts a factor that ``before`` elements lie outside of."""
+    """Return the axis of a factor with ``before`` outer elements in memory order."""
     reached = 1
     for axis, size in enumerate(shape):
         if reached == before or reached * size > before:

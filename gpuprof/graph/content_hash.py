@@ -1,4 +1,4 @@
-"""Hashes files in a thread while they are read: for half a gigabyte, hashing takes as long as everything else."""
+"""Hashes files in a background thread: for half a gigabyte, hashing takes as long as all other reading."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from gpuprof.errors import InputError
 
-#: Bytes that are read at a time: a file may be larger than memory.
+#: Bytes per read, since a file may be larger than memory.
 _CHUNK = 2**22
-#: Smaller files are hashed before a thread would have begun.
+#: Least size for a thread: smaller files are hashed faster than a thread starts.
 _SMALL_BYTES = 2**20
 
 
 class ContentHash:
-    """The sha256 of some files one after another, computed in a background thread that starts at once."""
+    """SHA-256 of the concatenation of files, computed in a background thread from construction on."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
@@ -27,11 +27,11 @@ class ContentHash:
             self._thread = threading.Thread(target=self._compute, name="hash", daemon=True)
             self._thread.start()
         else:
-            self._compute()  # a file that changes afterwards is not what was read
+            self._compute()  # the file may change later
 
     @property
     def sha256(self) -> str:
-        """The hash in hexadecimal digits. Raises `InputError` if a file can no longer be read."""
+        """Hash in hexadecimal digits. Raises `InputError` if a file can no longer be read."""
         try:
             return self.wait_for_digest()
         except OSError as error:
@@ -44,17 +44,22 @@ class ContentHash:
         return hash(self.sha256)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_paths": self._paths, "_found": self.sha256, "_error": None, "_thread": None}  # threads stay here
+        return {
+            "_paths": self._paths,
+            "_found": self.sha256,
+            "_error": None,
+            "_thread": None,
+        }  # threads cannot be pickled
 
     def wait_for_digest(self) -> str:
-        """Return the hash in hexadecimal digits, waiting until it is computed.
+        """Wait for the hash and return its hexadecimal digits.
 
         Raises `OSError` when a file cannot be read.
         """
         if self._thread is not None:
             self._thread.join()
         if self._found is None:
-            self._compute()  # in a process that was forked from that with the thread
+            self._compute()  # in a forked process, which lacks the thread
         if self._found is None:
             raise self._error or OSError("no hash")
         return self._found

@@ -1,7 +1,7 @@
-"""Gives every free dimension of a model's inputs a size: the batch, then sequence lengths, image sizes and so on.
+"""Binds every free dimension of a model's inputs to a size: batch, sequence lengths, image sizes and others.
 
-Sizes that are not given are assumed, so that a model can be read and tried at all; `list_free_dims` says of which
-dimensions this is acceptable, with a remark, and for which it would be a wild guess.
+Missing sizes are assumed, so that any model can be read and tried; `list_free_dims` tells dimensions with a usual size,
+whose assumption deserves a remark, from dimensions with a mere guess.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from gpuprof.graph.file import MOST_ELEMENTS
 
 #: Default sizes of free dimensions: tokens of a sequence, pixels of a side, colours.
 DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
-#: What sequences become in a model that takes none of the default length, such as CLIP's text of at most 77 tokens, or
-#: one whose exporter kept the length of its example.
+#: Sequence lengths to try where a model refuses the default, such as CLIP's text of at most 77 tokens, or a model fixed
+#: to the length of the exporter's example.
 SHORTER_DIMS = (64, 32, 16, 8)
-#: What dimensions of unknown meaning become in a model that takes none of the default size: a second of sound.
+#: Size to try for dimensions of unknown meaning where a model refuses the default: a second of sound.
 LONGER_DIM = 16_000
 
-#: Names that exporters give to dimensions: torch.export's s20 and u0, torch.onnx's x_dynamic_axes_1, tf2onnx's unk__7.
+#: Numbered names by exporters: torch.export's s20 and u0, torch.onnx's x_dynamic_axes_1, tf2onnx's unk__7.
 COUNTED = re.compile(r"[su]\d+|unk__\d+|.*dynamic_axes_\d+|[Dd]im_?\d+")
 
-#: Pictures of fewer pixels a side are not taken for any: a dimension of features may be as small.
+#: Least pixels per side of an image: smaller dimensions may be features.
 _LEAST_SIDE = 16
 
 _SIDE_OF_SOUND = re.compile(r"frame|time|mel|sample|audio", re.IGNORECASE)
 _TOKENS = re.compile(r"seq|len|past|token", re.IGNORECASE)
-#: Types of what tokens are numbered with.
+#: Element types of token ids.
 _WHOLE = frozenset({TensorProto.INT64, TensorProto.INT32})
-#: Inputs of keys and values that were computed for earlier tokens.
+#: Names of inputs with cached keys and values of earlier tokens.
 _CACHE = re.compile(r"past|cache|(^|[^a-z])(key|value|kv)s?([^a-z]|$)", re.IGNORECASE)
 _TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class FreeDim:
-    """A dimension that a model leaves open, beside its batch."""
+    """A free dimension of a model other than the batch."""
 
-    name: str  #: By which it is given a size: its own, or ``"input:axis"``.
-    source: str  #: The first input that has it.
-    axis: int  #: Where.
-    #: Whether models with such a dimension have a usual size: tokens of a text, sides and colours of a picture.
+    name: str  #: Name for giving a size: the dimension's own, or ``"input:axis"``.
+    source: str  #: The first input with this dimension.
+    axis: int  #: Position in ``source``.
+    #: Whether such a dimension has a usual size: tokens of a text, sides and channels of an image.
     is_usual: bool
 
 
 def list_free_dims(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
-    """Return the free dimensions of a model's inputs that need a size: neither the batch nor a sum of others."""
+    """Return the free dimensions of a model's inputs, without the batch and sums of other dimensions."""
     infos = list(infos)
     declared = {info.name: declared_dims(info) or () for info in infos if info.type.HasField("tensor_type")}
     kinds = {info.name: dtype_name(info.type.tensor_type.elem_type) for info in infos if info.name in declared}
@@ -83,22 +83,22 @@ def _is_usual(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...], dty
         if dim is not None and _TOKENS.search(dim):
             return True
         looks_like_sound = any(isinstance(one, str) and _SIDE_OF_SOUND.search(one) for one in shape)
-        # Latents of diffusion and flows are no pictures: a decoder makes eight times the side of them.
+        # Latents of diffusion and flow models are not images: a decoder's output has eight times their side.
         is_latent = shape[1] in (2, 4) and not (isinstance(shape[-1], int) and shape[-1] <= 4)
         return not looks_like_sound and not is_latent and _default(name, dim, axis, shape) != DEFAULT_DIM
     if not is_float:
         return len(shape) == 2 or (dim is not None and _TOKENS.search(dim) is not None)
-    # Numbers in two dimensions are sound or a table, whatever its exporter calls the second.
+    # Floats in two dimensions are sound or a table, whatever the second dimension's name.
     return len(shape) > 2 and dim is not None and _TOKENS.search(dim) is not None
 
 
 def _is_cache(name: str, shape: tuple[Dim, ...]) -> bool:
-    """Tell whether an input holds keys or values of earlier tokens: [batch, heads, tokens, size of a head]."""
+    """Return whether an input holds keys or values of earlier tokens: [batch, heads, tokens, size of a head]."""
     return len(shape) == 4 and isinstance(shape[3], int) and _CACHE.search(name) is not None
 
 
 def _find_past_dim(declared: Mapping[str, tuple[Dim, ...]]) -> str | None:
-    """Return the dimension that counts the earlier tokens: one named so, or the third of a cache of keys."""
+    """Return the dimension of earlier tokens: by its name, or the third dimension of a key-value cache."""
     names = [dim for dims in declared.values() for dim in dims if isinstance(dim, str) and dim.isidentifier()]
     caches = [dims[2] for name, dims in declared.items() if _is_cache(name, dims)]
     return next(
@@ -107,7 +107,7 @@ def _find_past_dim(declared: Mapping[str, tuple[Dim, ...]]) -> str | None:
 
 
 def _list_totals(declared: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
-    """Return the dimensions that count past and new tokens: those named so, and a mask's own of a counted name."""
+    """Return the dimensions of past plus new tokens: named as totals, or numbered and only in a mask."""
     past = _find_past_dim(declared)
     if past is None:
         return ()
@@ -120,15 +120,15 @@ def _list_totals(declared: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
 
 
 def _is_sum_of_dims(name: str, names: set[str]) -> bool:
-    """Tell whether a dimension is a sum of others: ``past + sequence``."""
+    """Return whether a dimension is an expression of other dimensions: ``past + sequence``."""
     known = {other: 2 for other in names if other.isidentifier()}
     return not name.isidentifier() and ":" not in name and _evaluate(name, known) is not None
 
 
 def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
-    """Return the dimensions that a file declares for a value, or None when it does not even declare their number.
+    """Return the declared dimensions of a value, None where even their number is undeclared.
 
-    A negative size, which some exporters write for a free dimension, is free.
+    Negative sizes, written by some exporters, are free dimensions.
     """
     kind = info.type.tensor_type
     if not kind.HasField("shape"):
@@ -139,15 +139,15 @@ def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
 
 
 def _name_of(dim: TensorShapeProto.Dimension) -> str | None:
-    """Return the name of a dimension; None if it is not valid text, as in a damaged file."""
+    """Return the name of a dimension; None without a name, or with invalid text as in a damaged file."""
     return dim.dim_param if isinstance(dim.dim_param, str) and dim.dim_param else None
 
 
 def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:
-    """Return the batch that a model's inputs fix, None where it is free; 1 where no input has a dimension.
+    """Return the fixed batch of a model's inputs, None where the batch is free; 1 where no input has a dimension.
 
-    An input of one dimension, such as a step of time, tells less than one of more; one of three that is a picture by
-    itself, ``[3, height, width]`` as torchvision's detectors take it, tells nothing.
+    Inputs of several dimensions take precedence over inputs of a single dimension, such as a time step. Single images,
+    ``[3, height, width]`` as for torchvision's detectors, have no batch and are ignored.
     """
     declared = {info.name: declared_dims(info) or () for info in infos}
     if batch_axes(declared):
@@ -162,7 +162,7 @@ def _first_fixed(declared: Mapping[str, tuple[Dim, ...]]) -> int | None:
 
 
 def _is_unbatched_image(dims: tuple[Dim, ...]) -> bool:
-    """Tell whether dimensions are those of one picture without a batch: three colours, then two sides."""
+    """Return whether dimensions are of a single image without a batch: three channels, then two sides."""
     return len(dims) == 3 and dims[0] == DEFAULT_CHANNELS and all(map(_is_image_side, dims[1:]))
 
 
@@ -175,11 +175,11 @@ def _is_image_side(dim: Dim) -> bool:
 def bind_inputs(
     infos: Iterable[ValueInfoProto], batch: int, dims: Mapping[str, int], model: str
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the inputs with every dimension known, and what each named dimension became.
+    """Return the inputs with every dimension bound, and the size of each named dimension.
 
-    Raises `InputError` if an input is no tensor or has no shape, the batch is fixed at another size, or ``dims`` names
-    nothing. ``infos``: the model's inputs, without its weights; ``dims``: sizes by the dimension's name, or by
-    ``"input:axis"`` where it has none; ``model``: what errors call the model.
+    Raises `InputError` if an input is not a tensor or has no shape, the batch is fixed at another size, or ``dims`` has
+    an unknown name. ``infos``: the model's inputs, without weights; ``dims``: sizes by the dimension's name, or by
+    ``"input:axis"`` for unnamed dimensions; ``model``: name of the model in errors.
     """
     infos = list(infos)
     declared = {info.name: _dims_of(info, model) for info in infos}
@@ -187,9 +187,9 @@ def bind_inputs(
     _check_batch(declared, axes, batch, model)
     names = {str(declared[name][axis]): batch for name, axis in axes.items() if isinstance(declared[name][axis], str)}
     _check_known(dims, declared, names, model)
-    # After the batch's names: `_check_known` has refused sizes for those.
+    # After the batch's names, for which `_check_known` refuses sizes.
     names |= dims
-    # Before any arithmetic: "past + sequence" may stand in an input before the one that names both.
+    # Before any arithmetic: "past + sequence" may occur before the input that names both.
     _bind_names(declared, names)
     tensors = {}
     for info in infos:
@@ -209,7 +209,7 @@ def bind_inputs(
 
 
 def sequence_dims(infos: Iterable[ValueInfoProto]) -> tuple[str, ...]:
-    """Return the names of the free dimensions of a model's inputs that are lengths of sequences, but not their sums."""
+    """Return the names of the free dimensions of a model's inputs that are sequence lengths, without sums."""
     infos = list(infos)
     free = {one.name for one in list_free_dims(infos)}
     names = [(dim, info.type.tensor_type.elem_type in _WHOLE) for info in infos for dim in declared_dims(info) or ()]
@@ -223,16 +223,16 @@ def sequence_dims(infos: Iterable[ValueInfoProto]) -> tuple[str, ...]:
 
 
 def past_dims(infos: Iterable[ValueInfoProto]) -> set[str]:
-    """Return the names of the dimensions that count earlier tokens; none where the model takes no cache."""
+    """Return the names of the dimensions of earlier tokens; empty for models without a cache."""
     declared = {info.name: declared_dims(info) or () for info in infos}
     caches = {dims[2] for name, dims in declared.items() if _is_cache(name, dims)}
     return {dim for dim in (*caches, _find_past_dim(declared)) if isinstance(dim, str)}
 
 
 def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) -> None:
-    """Size the dimensions that are plain names, which arithmetic elsewhere needs, whichever input comes first.
+    """Bind the dimensions with plain names, which expressions elsewhere need, before any expression.
 
-    A total length beside a past one, as in a decoder with a cache of keys, is that and the new tokens.
+    The total length of a decoder with a key-value cache is the past length plus the new tokens.
     """
     free = {
         dim: (name, axis, dims)
@@ -254,7 +254,7 @@ def _size_of(dim: Dim, names: Mapping[str, int]) -> int:
 
 
 def bound_dims(declared: tuple[Dim, ...], names: Mapping[str, int]) -> tuple[int | None, ...]:
-    """Return ``declared`` with its names replaced by what they were bound to; None where that is not known."""
+    """Return ``declared`` with names replaced by their bound sizes; None where unknown."""
     return tuple(_evaluate(dim, names) if isinstance(dim, str) else dim for dim in declared)
 
 
@@ -317,12 +317,12 @@ def _default(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...]) -> i
         return DEFAULT_SIDE
     if len(shape) < 4 or _is_cache(name, shape) or (dim is not None and _TOKENS.search(dim)):
         return DEFAULT_DIM
-    # An image has its colours last when the last dimension alone is fixed to a small number, else second.
+    # An image's channels are the last dimension if that is fixed to a small number, else the second.
     colours_last = isinstance(shape[-1], int) and shape[-1] <= 4
-    # Few pictures have a free height and a fixed width; spectra and caches of few heads have, whatever their names.
+    # A free height with a fixed width is rare in images, but usual in spectra and caches of few heads.
     is_picture = shape[1] in (1, 3, None) or not (axis == 2 and isinstance(shape[3], int))
     if isinstance(shape[1], int) and (shape[1] > 4 or not is_picture) and not colours_last:
-        return DEFAULT_DIM  # neither: a tensor of heads or features, such as a key cache
+        return DEFAULT_DIM  # a tensor of heads or features, such as a key cache
     return DEFAULT_CHANNELS if axis == 1 and not colours_last else DEFAULT_SIDE
 
 
@@ -336,7 +336,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def _evaluate(text: str, names: Mapping[str, int]) -> int | None:
-    """Return the value of a dimension such as ``past + sequence``, or None when a part of it is unknown."""
+    """Return the value of a dimension such as ``past + sequence``, None where a term is unknown."""
     if text in names:
         return names[text]
     try:

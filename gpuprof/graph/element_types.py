@@ -1,4 +1,4 @@
-"""Names of ONNX's element types, as `gpuprof.domain.model.Tensor` has them."""
+"""Names of ONNX's element types for `gpuprof.domain.model.Tensor`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ELEMENT_TYPES: dict[int, str] = {
 
 
 def dtype_name(elem_type: int) -> str:
-    """Return the name that `Tensor` gives to an ONNX element type: ``1`` is ``"float32"``.
+    """Return the `Tensor` dtype of an ONNX element type: ``1`` is ``"float32"``.
 
-    Raises `InputError` if ONNX has no such type.
+    Raises `InputError` for an unknown element type.
     """
     name = _ELEMENT_TYPES.get(elem_type)
     if name is None:

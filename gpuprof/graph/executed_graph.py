@@ -1,8 +1,8 @@
 """Maps executed nodes to the ops of the model: runtimes fuse, rename, drop and add nodes.
 
-Tensors are what survives. An executed node whose output is a tensor of the model computes everything between that
-tensor and the nearest other tensors that some executed node makes. So ops fall into groups, each computed by one
-or more executed nodes, and a group's time belongs to its ops together.
+Tensors survive these changes. An executed node with a tensor of the model as its output computes all ops between that
+tensor and the nearest tensors made by other executed nodes. So ops form groups, each computed by one or more executed
+nodes, and a group's time belongs to its ops together.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from gpuprof.domain.model import ModelGraph, Op
 
-# The blocked-layout rewrite names a convolution after the tensor that it makes, and renames the tensor.
+# The blocked-layout rewrite names a convolution after its output tensor, and renames the tensor.
 _BLOCKED = re.compile(r"(?P<tensor>.+)_nchwc(?:_\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutedNode:
-    """A node of the graph that the runtime made of the model."""
+    """A node of the runtime's graph of the model."""
 
     name: str
     op_type: str
@@ -31,7 +31,7 @@ class ExecutedNode:
 
 @dataclass(slots=True)
 class Group:
-    """Ops that were executed together."""
+    """Ops executed together."""
 
     ops: list[int] = field(default_factory=list)  #: Positions in ``ModelGraph.ops``, ascending.
     executed: list[int] = field(default_factory=list)  #: Positions in the executed graph.
@@ -42,13 +42,13 @@ class Tie:
     """The correspondence between an executed graph and its model."""
 
     groups: tuple[Group, ...]
-    untied: tuple[int, ...]  #: Executed nodes that belong to no op: layout changes between several, for example.
-    #: Ops that no executed node computes: views, or what the runtime computed once when it loaded the model.
+    untied: tuple[int, ...]  #: Executed nodes without an op, such as layout changes between several groups.
+    #: Ops without an executed node: views, or ops computed once at loading.
     unexecuted: tuple[int, ...]
 
 
 def read_executed(path: Path) -> tuple[ExecutedNode, ...]:
-    """Return the nodes of the graph that the runtime wrote to ``path``, in topological order."""
+    """Return the nodes of the runtime's graph in the file ``path``, in topological order."""
     import onnx
 
     graph = onnx.load(str(path), load_external_data=False).graph
@@ -56,7 +56,7 @@ def read_executed(path: Path) -> tuple[ExecutedNode, ...]:
 
 
 def tie_nodes(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
-    """Tie the nodes that the runtime executed to the ops of ``graph``."""
+    """Return the correspondence of executed nodes to the ops of ``graph``."""
     producer = {tensor.name: position for position, op in enumerate(graph.ops) for tensor in op.outputs}
     targets = _find_targets(graph, executed, producer)
     made = {tensor for names in targets for tensor in names}
@@ -64,7 +64,7 @@ def tie_nodes(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
     groups: dict[int, Group] = {}
     for index, names in enumerate(targets):
         claimed = _find_claimed(graph, names, producer, made, owner)
-        # An op belongs to the first executed node that reaches it: its time must not be counted twice.
+        # An op belongs to the first executed node that reaches the op, so that no time is counted twice.
         if claimed:
             owner.update(dict.fromkeys(claimed, index))
             groups[index] = Group(claimed, [index])
@@ -77,7 +77,7 @@ def tie_nodes(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
 
 
 def find_costliest(positions: Iterable[int], ops: Sequence[Op]) -> int:
-    """Return the op that a group's time is attributed to: the one with the most FLOPs, the first of ties."""
+    """Return the position of the op charged with a group's time: the op with the most FLOPs, the first of ties."""
     return max(positions, key=lambda position: (ops[position].flops or 0, -position))
 
 
@@ -100,7 +100,7 @@ def _find_targets(
 def _find_claimed(
     graph: ModelGraph, names: Iterable[str], producer: dict[str, int], made: set[str], owner: dict[int, int]
 ) -> list[int]:
-    """Return the ops between ``names`` and the nearest tensors that other executed nodes make."""
+    """Return the ops between ``names`` and the nearest tensors made by other executed nodes."""
     waiting = [producer[name] for name in names]
     claimed: set[int] = set()
     while waiting:
@@ -120,10 +120,10 @@ def _join_groups(
     owner: dict[int, int],
     groups: dict[int, Group],
 ) -> list[int]:
-    """Add executed nodes without an op to the group that uses their output; return those that no group uses.
+    """Add executed nodes without an op to the group that uses their output; return the remaining nodes.
 
-    One that makes a tensor which another has computed already (a change back from a blocked layout) works for that
-    one; otherwise, whoever alone takes its output.
+    A node whose tensor another node has already computed (a change back from a blocked layout) joins that node's
+    group; otherwise, the group that alone consumes its output.
     """
     consumers: dict[str, set[int]] = defaultdict(set)
     for index, node in enumerate(executed):
@@ -131,7 +131,7 @@ def _join_groups(
             consumers[name].add(index)
     home = {index: index for index in groups}
     unassigned = []
-    # From the last to the first: a node's user must have its group before the node can follow it.
+    # In reverse order: a node's consumers must have a group before the node.
     for index in range(len(executed) - 1, -1, -1):
         if index in home:
             continue

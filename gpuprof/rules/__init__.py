@@ -1,1 +1,1 @@
-"""Rules that the router, the simulator and the planner share: batching, routing, the cost of serving."""
+"""Rules common to the router, the simulator and the planner: batching, routing, the cost of serving."""

@@ -1,4 +1,4 @@
-"""Which cores each replica on a CPU gets: whole cores exclusively, fractions of a core under a CPU quota."""
+"""Assignment of CPU cores to replicas: whole cores exclusively, fractions of a core under a CPU quota."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from dataclasses import dataclass
 from gpuprof.errors import InputError
 from gpuprof.rules.turns import held_shares
 
-#: Cores, or percent: a third of three cores, as a rounded percentage, comes out a little beside one whole core.
+#: Tolerance in cores, or percent: a third of three cores, as a rounded percentage, is not exactly a whole core.
 _EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class CpuSlice:
-    """Part of a CPU that a group of processes may use."""
+    """Part of a CPU for a group of processes."""
 
-    cores: tuple[int, ...]  #: Cores on which they may run.
-    #: CPU seconds a second that they may take together; None: as much as the cores give.
+    cores: tuple[int, ...]  #: Allowed cores of the processes.
+    #: CPU time per second allowed for all processes together, in cores; None: no quota.
     quota_cores: float | None = None
 
     @property
     def amount_cores(self) -> float:
-        """CPU time per second that the slice allows, in cores."""
+        """CPU time per second allowed by the slice, in cores."""
         return float(len(self.cores)) if self.quota_cores is None else self.quota_cores
 
     @property
     def threads(self) -> int:
-        """Threads that keep the slice busy: ONNX Runtime's intra-op threads in each of its processes."""
+        """Threads needed to fill the slice: ONNX Runtime's intra-op threads in each process."""
         return max(1, math.ceil(self.amount_cores - _EPSILON))
 
 
 def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
-    """Cut ``cores`` into a slice for each share: whole cores are exclusive, fractions get a quota.
+    """Divide ``cores`` into a slice for each share: whole cores are exclusive, fractions get a quota.
 
-    A share of X% of N cores is X·N/100 cores. Its whole part takes cores of its own; fractions are fitted into what is
-    left, largest first, each into the fullest core that still holds it; one that fits nowhere whole is spread over
-    several cores, with its quota. ``shares_pct``: each in (0, 100], adding up to at most 100. Raises `InputError` when
-    a share is out of range or all together are more than the CPU.
+    A share of X% of N cores is X·N/100 cores. The integer part takes exclusive cores. Fractions are placed on the
+    remaining cores by best fit, the largest first; a fraction that fits on no core is spread over several cores, with
+    its quota. ``shares_pct``: each in (0, 100], with a sum of at most 100. Raises `InputError` when a share is out of
+    range or the sum exceeds the CPU.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuS
 
 
 def plan_shared_slices(shares: Sequence[tuple[float, int]], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
-    """Return the slice of each replica by its share and turn group: replicas that take turns share one slice.
+    """Return the slice of each replica by its share and turn group: replicas with turns have a common slice.
 
     Raises `InputError` as `plan_slices` does.
     """
@@ -65,7 +65,7 @@ def plan_shared_slices(shares: Sequence[tuple[float, int]], cores: Sequence[int]
 
 
 def unassigned_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> dict[int, float]:
-    """Return what `plan_slices` leaves unassigned: core → its fraction, in (0, 1], that is in no slice.
+    """Return the unassigned capacity after `plan_slices`: core → its free fraction, in (0, 1].
 
     Raises `InputError` as `plan_slices` does.
     """
@@ -76,7 +76,7 @@ def _assign_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tu
     _check_shares(shares_pct)
     amounts = [pct * len(cores) / 100.0 for pct in shares_pct]
     whole = [math.floor(amount + _EPSILON) for amount in amounts]
-    # Whole cores are handed out first: a fraction placed before them could take the last untouched core.
+    # Whole cores are assigned first: a fraction placed before them could take the last untouched core.
     free = list(cores)
     taken: list[list[int]] = []
     for count in whole:
@@ -98,20 +98,20 @@ def _check_shares(shares_pct: Sequence[float]) -> None:
     for share in shares_pct:
         if not 0.0 < share <= 100.0 + _EPSILON:
             raise InputError(f"a share must be above 0 and at most 100 percent but got {share:g}")
-    # Looser than for one share: what each was rounded by adds up.
+    # Looser than for a single share: rounding errors add up.
     if sum(shares_pct) > 100.0 + 1e-4:
         raise InputError(f"shares of one CPU must add up to at most 100 percent but got {sum(shares_pct):g}")
 
 
 def _assign_fraction(part: float, free_parts: dict[int, float]) -> list[int]:
-    """Take ``part`` of a core by best fit: from the fullest core that has it free, or from several; return which."""
+    """Take ``part`` of a core, from the fullest core with enough free capacity, else from several; return the cores."""
     holding = [core for core, free in free_parts.items() if free >= part - _EPSILON]
     if holding:
         core = min(holding, key=lambda c: free_parts[c])
         free_parts[core] -= part
         return [core]
     used = []
-    # The emptiest cores first, so that the slice is spread over as few as possible.
+    # The emptiest cores first, so that the slice is spread over as few cores as possible.
     for core in sorted(free_parts, key=lambda c: -free_parts[c]):
         if part <= _EPSILON:
             break

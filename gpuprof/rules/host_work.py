@@ -1,13 +1,13 @@
-"""CPU time that serving costs a machine beside the batches, and how much longer batches take for it.
+"""Host work: CPU time of serving besides the batches, and its effect on batch times.
 
-Router, machine process and clients compute, too. On an idle core they slow no batch down. Where every
-core runs a batch, they mostly go on where they were last, on the core that was idle last, and whatever runs there ends
-so much later: the short batches of a busy model bear it more than the long ones beside them. The simulator plays that
-event by event (`gpuprof.simulator.host`); here stands what it comes to on average, for placing, checking and
-predicting: replica i, running, is disturbed when all other cores run batches too, and as often as its cores, of all,
-are the last that begin to run, or just as any other. Disturbances of ``event_ms`` come at random, so they lengthen a
-time ``S`` to ``S / (1 - x)`` and add a variance of ``x S event_ms`` (a compound Poisson sum), ``x`` being the part of
-its time that a replica loses.
+Router, machine process and clients also need CPU time. On an idle core they do not delay batches. While every core runs
+a batch, they mostly stay on their last core, the most recently idle core, and delay the batch there: short batches of a
+busy model are delayed more than the long batches of its neighbours. The simulator models these events one by one
+(`gpuprof.simulator.host`); this module gives their mean effect, for placement, checks and predictions. A running
+replica i is disturbed while all other cores run batches, either because its cores were the last to begin a batch, or
+with the same probability as any other core. Disturbances of ``event_ms`` arrive at random: they lengthen a time ``S``
+to ``S / (1 - x)`` and add a variance of ``x S event_ms`` (a compound Poisson sum), where ``x`` is the fraction of time
+lost by the replica.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices
 
-#: Requests a second at which the cost is measured: hardly any work meets other work, and much of it does.
+#: Requests per second at which the cost is measured: with hardly any concurrent host work, and with much.
 CALM_RPS, BUSY_RPS = 60.0, 600.0
-#: A request is worked for twice: as it comes, and as its answer goes.
+#: Events of host work per request: at its arrival and at its answer.
 EVENTS_PER_REQUEST = 2
-#: How often the host's work stays on the core where it ran last though every core runs a batch; otherwise it goes to
-#: any core. Fitted to samples of perf on two cores under Linux 6.18: of the host's work at such times batches of 1 ms
-#: bear 83% and 90% beside batches of 33 ms (at 80% and 50% load; this constant gives 85% and 86%), batches of 7 ms
-#: beside 47 ms bear 70% (it gives 77%), and batches of 5 ms beside 7 ms bear 65% (it gives 57%).
+#: Probability that host work stays on its last core while every core runs a batch; otherwise the core is random.
+#: Fitted to perf samples on two cores under Linux 6.18. Fraction of such host work on the core of the shorter batches:
+#: with batches of 1 ms and 33 ms 83% and 90% (at 80% and 50% load; this constant gives 85% and 86%), with 7 ms and
+#: 47 ms 70% (77%), and with 5 ms and 7 ms 65% (57%).
 STAYS = 0.75
-#: Part of a core's time that disturbances are taken to leave at least; beyond it nothing is served in time anyway.
+#: Least fraction of a core's time left by disturbances in the model; below it nothing is served in time anyway.
 _LEAST_LEFT = 0.01
-#: Iterations of the fixed point in `disturb_servers`: time lost makes replicas busier, which makes them lose more.
+#: Fixed-point iterations in `disturb_servers`: lost time makes replicas busier, and busier replicas lose more time.
 _ROUNDS = 4
 
 
@@ -41,13 +41,13 @@ _ROUNDS = 4
 class HostWork:
     """The cost of serving, measured by ``gpuprof profile``."""
 
-    #: Time that each batch occupies its worker beyond the model's: receiving it and sending the answer.
+    #: Worker time of each batch besides the model's: receiving the batch and sending the answer.
     handover_ms: float = 0.0
-    #: CPU time that router, machine process and clients of the same machine take for a request, at few of them.
+    #: CPU time per request of router, machine process and clients on the same machine, at `CALM_RPS`.
     host_ms: float = 0.0
-    #: Cores of the machine; 0: the workers' device is not the CPU that those processes run on, or nothing is known.
+    #: Cores of the machine; 0: the workers' device is not the CPU of these processes, or the number is unknown.
     host_cores: int = 0
-    #: The same at `BUSY_RPS`: less, since whoever is awake already takes what has come meanwhile, too. 0: not known.
+    #: CPU time per request at `BUSY_RPS`: less, since a running process handles several arrivals at once. 0: unknown.
     host_ms_busy: float = 0.0
 
     def __post_init__(self) -> None:
@@ -57,32 +57,32 @@ class HostWork:
                 raise InputError(f"{name} must be at least 0 ms but got {value:g}")
 
     def at(self, rate_rps: float) -> HostWork:
-        """Return the cost at a request rate, between the two measured rates linear in the logarithm of the rate."""
-        # Not measured under load, or no cheaper there: one figure holds at every rate.
+        """Return the cost at a request rate, interpolated in the logarithm of the rate between the measured rates."""
+        # Not measured under load, or not lower there: the same figure at every rate.
         if not 0.0 < self.host_ms_busy < self.host_ms:
             return replace(self, host_ms_busy=0.0)
-        # Held at the ends beyond the two rates: nothing was measured there, and a line would go below zero.
+        # Constant beyond the two rates: nothing was measured there, and extrapolation would go below zero.
         part = math.log(min(max(rate_rps, CALM_RPS), BUSY_RPS) / CALM_RPS) / math.log(BUSY_RPS / CALM_RPS)
         return replace(self, host_ms=(1.0 - part) * self.host_ms + part * self.host_ms_busy, host_ms_busy=0.0)
 
     @property
     def event_ms(self) -> float:
-        """CPU time at the arrival, and at the answer, of one request."""
+        """CPU time at the arrival, and at the answer, of a request."""
         return self.host_ms / EVENTS_PER_REQUEST
 
     @property
     def can_disturb(self) -> bool:
-        """Whether serving can slow batches down at all."""
+        """Whether host work can delay batches."""
         return self.host_cores > 0 and self.host_ms > 0.0
 
 
-#: Nothing was measured, or a GPU computes.
+#: No host work: unmeasured, or batches run on a GPU.
 NO_HOST_WORK = HostWork()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedReplica:
-    """A replica at its request rate: ``server`` undisturbed, ``share_pct`` of the CPU, its turn group ``turns``."""
+    """A replica at its request rate: undisturbed ``server``, ``share_pct`` of the CPU, and turn group ``turns``."""
 
     server: BatchServer
     rate_rps: float
@@ -91,24 +91,24 @@ class LoadedReplica:
 
 
 def host_work_of_plan(planned_with: PlannedWith) -> HostWork:
-    """Return the cost of serving that a map was planned with."""
+    """Return the cost of serving recorded in a map's plan."""
     host = planned_with.host
     return HostWork(host.handover_ms, host.host_ms, host.host_cores, host.host_ms_busy)
 
 
 def cores_of(shares: Sequence[tuple[float, int]], cores: int) -> tuple[CpuSlice, ...]:
-    """Return the cores that the workers of each replica will run on, by share and turn group, numbered from 0.
+    """Return the cores of each replica's workers, numbered from 0, by share and turn group.
 
-    Raises `InputError` when the shares are more than the machine.
+    Raises `InputError` when the shares exceed the machine.
     """
     return plan_shared_slices(shares, tuple(range(cores)))
 
 
 def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing: QueueModel) -> tuple[BatchServer, ...]:
-    """Return the replicas of one machine with the time that serving these request rates costs them.
+    """Return the replicas of a machine with batch times lengthened by host work at these request rates.
 
-    ``replicas``: all of the machine's; ``queueing``: tells for which part of the time each is busy. Raises `InputError`
-    when the shares are more than the machine.
+    ``replicas``: all replicas of the machine; ``queueing``: model of each replica's utilization. Raises `InputError`
+    when the shares exceed the machine.
     """
     if not work.can_disturb or not replicas:
         return tuple(replica.server for replica in replicas)
@@ -117,7 +117,7 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
     alone = [min(1.0, queueing.sojourn(Arrivals(replica.rate_rps), replica.server).utilization) for replica in replicas]
     offered = work.host_ms / 1000.0 * math.fsum(replica.rate_rps for replica in replicas)
     lost = [0.0] * len(replicas)
-    for _ in range(_ROUNDS):  # what is disturbed is busy for longer, and so are all cores at a time
+    for _ in range(_ROUNDS):  # disturbed replicas are busy for longer, so all cores are more often busy at once
         busy = [min(1.0, part / (1.0 - gone)) for part, gone in zip(alone, lost, strict=True)]
         parts = _host_work_fractions(replicas, slices, busy, work.host_cores)
         lost = [
@@ -130,9 +130,9 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
 
 
 def disturb_at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> BatchServer:
-    """Return a replica in the worst case: all other cores always run batches, so that it bears all of the host's work.
+    """Return a replica in the worst case: all other cores always run batches, and all host work delays this replica.
 
-    ``rate_rps`` is that of all requests to the machine. No placement of them disturbs the replica more.
+    ``rate_rps`` is the rate of all requests to the machine. No placement disturbs the replica more.
     """
     if not work.can_disturb:
         return server
@@ -141,11 +141,11 @@ def disturb_at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> Ba
 
 
 def lengthen_times(server: BatchServer, lost: float, event_ms: float) -> BatchServer:
-    """Return a replica that loses a fraction of its time in interruptions of ``event_ms`` on average."""
+    """Return a replica without the fraction ``lost`` of its time, in interruptions of mean length ``event_ms``."""
     if lost <= 0.0:
         return server
     times = tuple(ms / (1.0 - lost) for ms in server.latency_ms)
-    # The compound Poisson variance x·S·event_ms over S², at the full batch: a server has one cv for all batch sizes.
+    # The compound Poisson variance x·S·event_ms over S², at the full batch: a server has a single cv for all sizes.
     extra = lost * event_ms / times[-1]
     return replace(
         server,
@@ -162,7 +162,7 @@ def _clip_lost_part(part: float) -> float:
 def _host_work_fractions(
     replicas: Sequence[LoadedReplica], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
 ) -> list[float]:
-    """Return the fraction of the host's work, done while every core runs a batch, that delays each replica."""
+    """Return the fraction of host work that delays each replica while every core runs a batch."""
     last = _last_start_fractions(replicas, slices, busy, cores)
     return [STAYS * part + (1.0 - STAYS) * len(own.cores) / cores for part, own in zip(last, slices, strict=True)]
 
@@ -170,11 +170,11 @@ def _host_work_fractions(
 def _last_start_fractions(
     replicas: Sequence[LoadedReplica], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
 ) -> list[float]:
-    """Return for each replica how often its cores are the last to begin a batch when all cores come to be busy.
+    """Return the probability that each replica's cores are the last to begin a batch before all cores are busy.
 
-    Cores that run the same replicas begin together. They do so at the rate of their requests while they are idle, and
-    are the last where all others run already: in proportion to ``rate (1 - busy) / busy``, which without requests is
-    one over the time of a batch.
+    Cores with the same replicas begin together. While idle, they begin at their request rate, and are last if all
+    other cores already run: with probability proportional to ``rate (1 - busy) / busy``, which without requests is
+    the inverse of the batch time.
     """
     weights = {}
     for group in {tuple(i for i, own in enumerate(slices) if core in own.cores) for core in range(cores)} - {()}:
@@ -183,13 +183,13 @@ def _last_start_fractions(
         least_ms = min(replicas[i].server.latency_ms[0] for i in group)
         weights[group] = (1.0 - runs) * (rate_rps / runs if runs > 0.0 else 1000.0 / least_ms)
     total = math.fsum(weights.values())
-    if not total:  # none of them ever rests
+    if not total:  # no core is ever idle
         return [1.0 / len(weights)] * len(replicas)
     return [math.fsum(weight for group, weight in weights.items() if i in group) / total for i in range(len(replicas))]
 
 
 def _probability_others_busy(index: int, slices: Sequence[CpuSlice], busy: Sequence[float], cores: int) -> float:
-    """Return the probability that every core that is not this replica's runs some batch."""
+    """Return the probability that every core outside this replica's slice runs a batch."""
     mine = set(slices[index].cores)
     together = 1.0
     counted: set[int] = set()
@@ -203,7 +203,7 @@ def _probability_others_busy(index: int, slices: Sequence[CpuSlice], busy: Seque
 
 
 def _fully_shared_cores(here: Sequence[int], slices: Sequence[CpuSlice]) -> Iterator[int]:
-    """Yield the cores that run just the replicas ``here``: they are busy at the same times."""
+    """Yield the cores with exactly the replicas ``here``, which are busy at the same times."""
     held = Counter(core for part in slices for core in part.cores)
     for core in slices[here[0]].cores if here else ():
         if held[core] == len(here) and all(core in slices[other].cores for other in here):

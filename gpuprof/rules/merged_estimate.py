@@ -1,4 +1,4 @@
-"""Estimates of merged models: measured where the merged file was profiled, else the sum over its members."""
+"""Estimates of merged models: measurements of the merged file, else sums over its members."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from gpuprof.domain.estimate import (
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 
-#: Where the time of a merged model comes from when its file was not measured.
+#: Source of a merged model's time where its file was not measured.
 SUMMED = "sum of its models"
 _MEASURED = (MEASURED, INTERPOLATED, EXTRAPOLATED)
-#: The surest first.
+#: Classes of sources, the most certain first.
 _KINDS = (*_MEASURED, PREDICTED)
 
 
 @dataclass(frozen=True, slots=True)
 class MergedWork:
-    """A merged model as an estimator sees it."""
+    """A merged model for estimators."""
 
-    rates: Mapping[str, float]  #: Requests per second of each of its models.
-    saved_weight_bytes: int = 0  #: What the models hold more when each has its own weights.
-    path: Path | None = None  #: The merged file, if it is there to be found in the database.
+    rates: Mapping[str, float]  #: Requests per second of each member.
+    saved_weight_bytes: int = 0  #: Additional bytes of separate weights for each member.
+    path: Path | None = None  #: The merged file, if present, for look-ups in the database.
 
     def rows(self, batch: int, first: Sequence[str] = ()) -> dict[str, int]:
-        """Return how many of ``batch`` requests belong to each model, in proportion to their rates.
+        """Return the number of requests of each model in a batch of ``batch``, in proportion to the rates.
 
-        Each model has a request as long as there are enough, those in ``first`` before others: models that are absent
-        cost nothing, so that this is the slowest kind of batch of its size when the slowest models are first.
+        Each model has at least a request if there are enough, models in ``first`` before others. Absent models cost
+        nothing, so with the slowest models first this is the slowest batch of its size.
         """
         order = list(first) or sorted(self.rates, key=lambda name: (-self.rates[name], name))
         if batch <= len(order):
@@ -49,14 +49,14 @@ class MergedWork:
         left, total = batch - len(order), sum(self.rates.values())
         exact = {name: left * self.rates[name] / total for name in order}
         rows = {name: 1 + int(exact[name]) for name in order}
-        # What rounding down left over goes to the largest remainders, so that the rows add up to the batch.
+        # The rest after rounding down goes to the largest remainders, so that the rows add up to the batch.
         for name in sorted(order, key=lambda name: int(exact[name]) - exact[name])[: batch - sum(rows.values())]:
             rows[name] += 1
         return rows
 
 
 def merged_works(deployment: DeploymentMap, base: Path) -> dict[str, MergedWork]:
-    """Return the merged models of a map by name; ``base`` is where their files are looked for first."""
+    """Return the merged models of a map by name; ``base``: the first folder searched for their files."""
     rates = {replica.model: replica.rates() for *_, replica in deployment.places() if replica.merged}
     return {
         name: MergedWork(rates[name], merge.saved_weight_bytes, _find_file(base, merge.path))
@@ -72,10 +72,9 @@ def _find_file(base: Path, path: str) -> Path | None:
 class MergedEstimator:
     """Implements `gpuprof.domain.estimate.Estimator` for merged models too.
 
-    A batch of a merged model is so many requests of any of its models. A file that was profiled at batch b ran b
-    requests of each. One that was not takes no longer than its models one after the other on the same share: that is
-    what merging saves time against (USHER §3.4), so the sum of their times is a careful prediction. ``estimator``: of
-    everything else.
+    A batch of a merged model holds requests of any of its members. A file profiled at batch b ran b requests of each
+    member. An unprofiled file is predicted by the sum of its members' times on the same share. The sum is conservative:
+    merging saves time over sequential execution (USHER §3.4). ``estimator``: estimator of all other models.
     """
 
     def __init__(self, estimator: Estimator, works: Mapping[str, MergedWork]) -> None:
@@ -85,9 +84,9 @@ class MergedEstimator:
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Predict ``processes`` copies of ``model`` under ``share``, with ``beside`` running on the same device.
+        """Predict ``processes`` copies of ``model`` under ``share``, with neighbours ``beside`` on the same device.
 
-        Raises `InputError` when nothing can be said of the model or of one of its models.
+        Raises `InputError` when the model or a member has no possible estimate.
         """
         apart = tuple(workload for other in beside for workload in self._split_merged(other))
         work = self._works.get(model)
@@ -98,7 +97,7 @@ class MergedEstimator:
         return self._apply_measured(summed, work, device, apart) or summed
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batch sizes worth considering for ``model``; of a merged one, those of its models together."""
+        """Return the candidate batch sizes for ``model``; for a merged model, its members' sizes times their number."""
         work = self._works.get(model)
         if work is None:
             return self._estimator.batches(model, device, share)
@@ -106,7 +105,7 @@ class MergedEstimator:
         return tuple(sorted({len(each) * batch for batches in each for batch in batches}))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares worth considering for ``model``; of a merged one, those of any of its models."""
+        """Return the candidate shares for ``model``; for a merged model, the shares of any member."""
         work = self._works.get(model)
         if work is None:
             return self._estimator.shares(model, device)
@@ -114,7 +113,7 @@ class MergedEstimator:
         return tuple(sorted(found, key=lambda share: (device.fraction(share), share.mig or "")))
 
     def _split_merged(self, workload: Workload) -> Iterator[Workload]:
-        """Yield a merged neighbour as its models, each with its part of the share; any other as it is."""
+        """Yield the members of a merged neighbour, each with its part of the share; other neighbours unchanged."""
         work = self._works.get(workload.model)
         if work is None:
             yield workload
@@ -148,15 +147,15 @@ class MergedEstimator:
     def _apply_measured(
         self, summed: Estimate, work: MergedWork, device: Device, beside: Sequence[Workload]
     ) -> Estimate | None:
-        """Return what was measured of the merged file, None where nothing was.
+        """Return the estimate from measurements of the merged file, None without measurements.
 
-        Fewer requests than models: some are absent, which was not measured. Then it is the sum, and more where the
-        merged file was slower than the sum with every model there.
+        Batches with fewer requests than models were not measured, since some models are absent. Their estimate is the
+        sum, scaled up where the merged file with all models was slower than the sum.
         """
         if work.path is None:
             return None
         whole, models = summed.workload, len(work.rates)
-        # The merged file at batch b ran b requests of each model, so these need a b of at least batch / models.
+        # The merged file at batch b ran b requests of each model, so b must be at least batch / models.
         rows = max(1, -(-whole.batch // models))
         try:
             measured = self._estimator.estimate(str(work.path), device, rows, whole.share, beside, whole.processes)
@@ -172,21 +171,21 @@ class MergedEstimator:
 
 
 def _sum_figures(figures: Sequence[Figure]) -> Figure:
-    """Return the sum; the ends of its interval are the sums of the ends, known only if all are."""
+    """Return the sum; interval ends are the sums of the ends, None unless all are known."""
     low = None if any(f.low is None for f in figures) else sum(f.low or 0.0 for f in figures)
     high = None if any(f.high is None for f in figures) else sum(f.high or 0.0 for f in figures)
     return Figure(sum(figure.value for figure in figures), figures[0].source, low, high)
 
 
 def _sum_memory(parts: Sequence[Estimate], every: Sequence[Estimate], work: MergedWork) -> Figure | None:
-    """Return the memory of all models, those without a request included, less the weights that they share."""
+    """Return the memory of all models, including models without a request, less their shared weights."""
     held = {estimate.workload.model: estimate.memory_bytes for estimate in (*every, *parts)}
     figures = [figure for figure in held.values() if figure is not None]
     if len(figures) < len(held):
         return None
     largest = max(figure.value for figure in figures)
     least_sure = max(figures, key=lambda figure: _KINDS.index(classify_source(figure.source)))
-    # Estimates may be too low for the weights that are taken off: the merged model still holds its largest member.
+    # Underestimates less the saved weights could be too small: the merged model holds at least its largest member.
     together = max(largest, sum(f.value for f in figures) - work.saved_weight_bytes)
     return Figure(together, f"{SUMMED}, {least_sure.source}")
 

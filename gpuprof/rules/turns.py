@@ -1,8 +1,8 @@
-"""Turns: models time-share one part of a device, and one batch of them runs at a time (Choi et al., ATC'22).
+"""Turns: models time-share a part of a device, with a single batch running at a time (Choi et al., ATC'22).
 
-Turns are first come, first served, by when a batch is ready. A worker has one batch at a time, so that
-a batch waits for at most one batch of each of the others: the longest time from when it is ready until it is done is a
-duty cycle, the sum of one full batch of each. Predictions are by that longest time, whatever runs in truth.
+Batches run in the order in which they are ready. A worker has a single batch at a time, so a batch waits for at most
+one batch of each other model: the longest time from ready to done is a duty cycle, the sum of a full batch of each
+model. Predictions use this longest time, regardless of the actual load.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import replace
 
 from gpuprof.domain.estimate import Estimate, Figure, Workload, classify_source
 
-#: What an estimator says of a workload beside others, none of which takes turns.
+#: Estimate of a workload with neighbours, none with turns.
 Ask = Callable[[Workload, Sequence[Workload]], Estimate]
 
-#: The surest first, as `classify_source` names them.
+#: Classes of `classify_source`, the most certain first.
 _KINDS = ("measured", "interpolated", "extrapolated", "predicted")
 
 
 def involves_turns(workload: Workload, beside: Sequence[Workload]) -> bool:
-    """Return whether any of these workloads takes turns, so that `estimate_in_turn` must be used."""
+    """Return whether any workload takes turns, so that `estimate_in_turn` must be used."""
     return bool(workload.turns) or any(neighbour.turns for neighbour in beside)
 
 
 def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -> Estimate:
-    """Return the estimate of a workload that takes turns, or that runs beside others that do.
+    """Return the estimate of a workload with turns, or with neighbours that take turns.
 
-    Its time is that from when a batch is ready until it is done, with the longest wait for its turn. Of others that
-    take turns among themselves one runs at a time: that one is taken which slows the workload most, if it was alone.
-    Raises `InputError` as the estimator does for any of them.
+    The latency is the time from ready to done, with the longest wait for the workload's turn. Of neighbours that take
+    turns among themselves, only one runs at a time: the neighbour that, alone, slows the workload most is used.
+    Raises `InputError` as the estimator for any of the workloads.
     """
     own = _ask_during_turn(ask, workload, beside)
     if not workload.turns:
@@ -39,7 +39,7 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
     others = [neighbour for neighbour in beside if neighbour not in mates]
     batches = [own, *(_ask_during_turn(ask, mate, others) for mate in mates)]
     longest = _add_figures([batch.latency_ms for batch in batches])
-    # Deviations of times that do not depend on one another add up by their squares.
+    # Standard deviations of independent times add up in quadrature.
     pauses = [batch.pause_factor * batch.latency_ms.value for batch in batches]
     return replace(
         own,
@@ -56,7 +56,7 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
 
 
 def without_turn_mates(workload: Workload, beside: Sequence[Workload]) -> tuple[Workload, ...]:
-    """Return the neighbours that may run at the same time as the workload: those that do not take turns with it."""
+    """Return the neighbours that may run concurrently with the workload: all outside its turn group."""
     return tuple(neighbour for neighbour in beside if not workload.turns or neighbour.turns != workload.turns)
 
 
@@ -83,13 +83,13 @@ def _ask_during_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
     running = [workload for workload in at_once if not workload.turns]
     for number in sorted({workload.turns for workload in at_once} - {0}):
         group = [replace(workload, turns=0) for workload in at_once if workload.turns == number]
-        # Of equally slow ones the first by name: the answer must not depend on the order that they come in.
+        # Of equally slow neighbours the first by name: the result must not depend on their order.
         running.append(max(sorted(group), key=lambda workload: ask(own, [workload]).latency_ms.upper()))
     return replace(ask(own, sorted(running)), workload=workload)
 
 
 def _add_figures(figures: Sequence[Figure]) -> Figure:
-    """Return the sum with the least certain of the sources; interval ends add up, as the errors of one model do."""
+    """Return the sum with the least certain source; interval ends add up, as errors of a single model do."""
     source = max((figure.source for figure in figures), key=lambda figure: _KINDS.index(classify_source(figure)))
     value = math.fsum(figure.value for figure in figures)
     if all(figure.low is None or figure.high is None for figure in figures):
