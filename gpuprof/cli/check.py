@@ -24,7 +24,7 @@ _MOST_PLACES = 3
 
 
 class TimeOptions(Settings):
-    """Times for the check; by default those that the map was planned with."""
+    """Times for the check; by default the map's own."""
 
     title: ClassVar[str] = "Estimator and database"
 

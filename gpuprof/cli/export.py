@@ -15,7 +15,7 @@ from gpuprof.errors import InputError
 
 
 def _check_image(context: typer.Context, image: str | None) -> str | None:
-    """Return the image; check at once that a target which needs an image has one, before other steps of a run."""
+    """Return the image; check that the target has the image it needs, before other steps of a run."""
     if not context.resilient_parsing and context.params.get("to"):
         from gpuprof.pipeline.export import check_target
 

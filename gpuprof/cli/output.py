@@ -113,7 +113,7 @@ def _break_lines(message: str) -> str:
 
 
 def say_note(*notes: str) -> None:
-    """Print remarks on a result on stderr, as `say` does."""
+    """Print remarks on a result on stderr, like `say`."""
     for note in notes:
         say(f"gpuprof: {note}")
 

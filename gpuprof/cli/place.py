@@ -164,7 +164,7 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
             }
         )
         return
-    if rows or chosen is Format.CSV:  # a heading says nothing to people where nothing was placed
+    if rows or chosen is Format.CSV:  # an empty table has no use for people
         print_rows(rows[:_MOST_ROWS] if chosen is Format.TABLE else rows, _COLUMNS, chosen)
     if chosen is Format.TABLE:
         if len(rows) > _MOST_ROWS:

@@ -33,9 +33,9 @@ class ColumnText:
 
     heading: str
     cells: tuple[str, ...]
-    right: bool = True  #: Whether it holds numbers, which are not broken.
+    right: bool = True  #: Whether the column holds numbers, which are not broken.
     role: ColumnRole = ColumnRole.FIGURE
-    joined: bool = False  #: Whether it qualifies the column before, from which it is not separated.
+    joined: bool = False  #: Whether the column qualifies its predecessor, from which it is not separated.
 
     @property
     def full(self) -> int:

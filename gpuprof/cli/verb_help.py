@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 from gpuprof.errors import InputError
 
 _ARGUMENTS, _OTHER = "Arguments", "Other options"
-#: A name that is longer than this stands on a line of its own.
+#: Longer names stand on a line of their own.
 _NAME_COLUMNS = 30
 
 _Sections = dict[str, list[tuple[str, str]]]
@@ -61,7 +61,7 @@ class VerbCommand(TyperCommand):
 
 
 def _takes_one_value(parameter: Any) -> bool:
-    """Tell whether a parameter is an option that a second value would replace; a flag says the same twice."""
+    """Return whether a parameter is an option whose second value would replace the first; flags are not."""
     return parameter.param_type_name == "option" and not parameter.multiple and not parameter.is_flag
 
 

@@ -69,7 +69,7 @@ def public_name(deployment: DeploymentMap, model: str) -> PublicName:
 
 
 def model_file(deployment: DeploymentMap, model: str, base: Path) -> Path | None:
-    """Return the file of a model or merge, beside the map or as its path says; None where the map or disk has none."""
+    """Return the file of a model or merge, in the map's folder or at its path; None where the map or disk has none."""
     known = deployment.models.get(model) or deployment.merges.get(model)
     if known is None or known.path is None:
         return None

@@ -263,10 +263,11 @@ def _stretch(measured: ModelRow, share_pct: float) -> ModelRow:
 
 
 def scale_coefficients(measured: Coefficients, kind: str) -> Coefficients:
-    """Return stand-in coefficients for another GPU: slower by the ratio of float32 peaks, the rest by its power limit.
+    """Return substitute coefficients for another GPU, scaled from the V100's.
 
-    A batch draws the same part of the power limit, the clock falls by as much for the same part, and a batch crowds
-    the L2 as on the V100. Raises `InputError` when the catalogue has no power limit of the device.
+    Times are scaled by the ratio of float32 peaks, the others by the power limit. A batch draws the same part of the
+    power limit, the clock falls by as much for the same part, and the L2 cache pressure of a batch is that on the
+    V100. Raises `InputError` when the catalogue has no power limit of the device.
     """
     v100_device, other = device(IGNITER_DEVICE), device(kind)
     slower = v100_device.flops_per_s["float32"] / other.flops_per_s["float32"]

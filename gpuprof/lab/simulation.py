@@ -166,7 +166,7 @@ def _serve_batches(
 def _serve_beside_neighbours(
     deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
 ) -> SimulationOutcome:
-    """Simulate with times beside all neighbours; a batch waits for half of the SLO, loading overlaps (equation 2)."""
+    """Simulate with times for all neighbours; a batch waits for half of the SLO, loading overlaps (equation 2)."""
     legs: dict[str, tuple[float, float]] = {}
 
     def slow_down(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:

@@ -133,7 +133,7 @@ def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:
 
 
 def _resolve_files(deployment: DeploymentMap, base: Path) -> dict[str, ModelFile]:
-    """Return the map's files, found from anywhere: the new map stands in another directory."""
+    """Return the map's files with full paths."""
     from gpuprof.placement.problem import ModelFile
 
     def find(path: str) -> str:
@@ -160,8 +160,8 @@ class CorrectedEstimator:
     """An estimator that multiplies another estimator's latencies of some models by a factor."""
 
     estimator: Estimator
-    factors: Mapping[str, float]  #: By model: measured over estimated time of a batch.
-    #: By model and neighbour: measured over estimated time of a batch, a factor for each such neighbour.
+    factors: Mapping[str, float]  #: Measured over estimated time of a batch, by model.
+    #: Measured over estimated time of a batch, by model and neighbour: a factor for each such neighbour.
     beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def estimate(

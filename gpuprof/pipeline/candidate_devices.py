@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def find_fleet(
     given: FleetArgument | None, database: KernelDb | None, planning: PlanningOptions, note: NoteCallback
 ) -> Fleet:
-    """Return the devices that a plan may use; ``"any"`` leaves out devices without the requested precision.
+    """Return the devices that a plan may use; ``"any"`` excludes devices without the requested precision.
 
     Raises `InputError` when a name or a file is wrong.
     """

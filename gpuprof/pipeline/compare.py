@@ -121,7 +121,7 @@ def compare(
 
 
 def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
-    """Say of which demands no policy serves anything, and why."""
+    """Note demands that no policy serves at all, with the reason."""
     maps = [one.deployment for one in outcomes if one.deployment is not None]
     if not maps:
         return

@@ -30,7 +30,7 @@ from gpuprof.placement.unplaced_reasons import explain_unplaced
 
 #: The shares, and three plans: as it is, with more rate, with a tighter SLO.
 _STEPS = 4
-#: Seconds for each of the plans where a limit ended the search for the map itself, unless the caller says otherwise.
+#: Default seconds for each plan, where a limit ended the search for the map itself.
 _LIMIT_S = 3.0
 _ALTERNATIVE = ("tail_ms", "replicas", "cost", "chosen", "source", "at_upper_end")
 

@@ -89,7 +89,7 @@ class LoadResult(Result):
         )
 
     def require_kept(self) -> None:
-        """Check that every model with an SLO kept it.
+        """Check that every model with an SLO met this SLO.
 
         Raises
         ------

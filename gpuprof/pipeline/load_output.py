@@ -17,7 +17,7 @@ Row = Mapping[str, object]
 
 
 def check_output(path: Path) -> None:
-    """Refuse a name that says no format, before anything is measured. Raises `InputError`."""
+    """Refuse a file name without a known format, before the measurement. Raises `InputError`."""
     endings = sorted([*_WRITERS, *VERDICT_SUFFIXES])
     if path.suffix not in endings:
         raise InputError(f"cannot tell the format of {path}", f"let its name end in one of {', '.join(endings)}")

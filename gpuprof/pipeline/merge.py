@@ -62,7 +62,7 @@ class MergedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class MergeResult(Result):
-    """The merged graphs; models that were left alone stand in the notes, with the reason."""
+    """The merged graphs; the notes list unmerged models, with the reason."""
 
     files: tuple[MergedFile, ...]
 

@@ -35,8 +35,8 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem, collect_evidence
 
-#: Seconds for reading and for the search among all GPUs that have a price, unless the options give another limit: the
-#: first maps and their bound come by then, and the output says how to search longer.
+#: Default seconds for reading and for the search among all GPUs with a price: the first maps and their bound take
+#: less, and the output names the option for a longer search.
 _ANY_LIMIT_S = 3.0
 #: Minimum seconds for the search under any limit, however long reading the models takes, and the maximum part of the
 #: limit for this minimum.

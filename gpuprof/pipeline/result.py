@@ -92,7 +92,7 @@ class Result(ABC):
         return pd.DataFrame.from_records([dict(row) for row in self.rows()])
 
     def _repr_html_(self) -> str:
-        """Return the frame and the notes as notebooks show them: four digits, without columns that say nothing."""
+        """Return the frame and the notes as HTML for notebooks: four digits, without empty columns."""
         from html import escape
 
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)

@@ -94,7 +94,7 @@ class Chart:
         return by_name
 
     def is_marked(self, line: Line) -> bool:
-        """Return whether marks stand along a line: its points, or such as tell several lines apart."""
+        """Return whether a line has marks: its points, or marks that distinguish several lines."""
         if self.points:
             return any(series_of(point) == series_of(line) for point in self.points)
         return not line.is_dashed and sum(not drawn.is_dashed for drawn in self.lines) > 1

@@ -43,7 +43,7 @@ _BESIDE = 5  # models with bars side by side
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Numbers beside the pictures: headings, and rows of as many texts."""
+    """A table below the pictures: headings, and rows of equal length."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

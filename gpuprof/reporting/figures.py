@@ -147,7 +147,7 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
     models = list(dict.fromkeys(replica["model"] for replica in replicas))
     boxes = tuple(
         Box(
-            "",  # without a key: its name stands at the axis
+            "",  # no key: the axis has its name
             0.0,
             100.0 * replica["utilization"],
             i - 0.4,

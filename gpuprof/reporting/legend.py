@@ -14,7 +14,7 @@ LETTER = 7.0  # mean width of a letter at 12 pixels
 _LINE = 18
 _SWATCH = 26
 _LEFT = 12.0
-_MOST_ROWS = 1.4  # of columns, relative to rows of consecutive keys
+_MOST_ROWS = 1.4  # rows of columns over rows of consecutive keys, at most
 
 
 def draw_legend(chart: Chart, top: float) -> tuple[str, float]:

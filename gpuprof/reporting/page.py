@@ -25,7 +25,7 @@ _HINT = (
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """Return the page; light or dark as the reader's system is, until the button says otherwise."""
+    """Return the page, light or dark by the reader's system until the button is used."""
     links = "".join(f'<a href="#s{i}">{escape(section.title)}</a>' for i, section in enumerate(sections))
     anchors = {section.title: f"s{i}" for i, section in enumerate(sections)}
     body = "".join(_render_section(i, section, anchors) for i, section in enumerate(sections))

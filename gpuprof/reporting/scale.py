@@ -1,4 +1,4 @@
-"""Axes: from values to pixels, and where the ticks stand."""
+"""Scales of axes: pixels of values, and positions of ticks."""
 
 from __future__ import annotations
 

@@ -16,20 +16,20 @@ from gpuprof.reporting.palette import COLORS, THEMES, style
 from gpuprof.reporting.scale import Scale, scale_of, tick_text
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 24, 36, 50
-_MOST_LETTERS = 34  # of a name at the side of the drawing or, slanted, below it
-_LEAST_LETTERS = 7  # of a name that is shortened
-_LABEL_LETTER = 6.2  # mean width of a letter of an axis' label
-_MOST_BESIDE = 0.45  # of the width, for names beside the drawing
-_MOST_MARGIN = 0.17  # of the width, for numbers beside the drawing
-_MARGIN_LETTERS = 24  # of a name aslant, for which the drawing makes room at its left
+_MOST_LETTERS = 34  # maximum letters of a name at the side of the drawing or, slanted, below it
+_LEAST_LETTERS = 7  # minimum letters of a shortened name
+_LABEL_LETTER = 6.2  # mean width of a letter of an axis' label, in pixels
+_MOST_BESIDE = 0.45  # maximum part of the width for names at the side of the drawing
+_MOST_MARGIN = 0.17  # maximum part of the width for numbers at the side of the drawing
+_MARGIN_LETTERS = 24  # letters of a slanted name for which the drawing makes room at its left
 _TITLE_LETTER, _TITLE_LINE = 8.8, 18
-_WIDE_LETTER = 7.6  # of names that must not be cut
-_SLANT = 40.0  # degrees, of names below the drawing that have no room side by side
+_WIDE_LETTER = 7.6  # width of a letter of names that must not be cut, in pixels
+_SLANT = 40.0  # degrees of the names below a drawing without room side by side
 _UNTOUCHED = 'pointer-events="none"'
 _SEE_THROUGH = 'opacity="0.85"'
-_MARKS = 8  # on a long line, which distinguish the series
-_PALE, _PALE_INK = 0.6, 0.5  # on paler boxes than this, the second of the colour of text, text has its own colour
-_TARGETS = 240  # of a line, that can be pointed at
+_MARKS = 8  # marks on a long line, which distinguish the series
+_PALE, _PALE_INK = 0.6, 0.5  # paler boxes have labels in the colour of text; the second is for boxes in this colour
+_TARGETS = 240  # approximate number of points with a tooltip on a line
 
 
 def standalone(charts: Sequence[Chart], theme: str = "light", columns: int = 1) -> str:
