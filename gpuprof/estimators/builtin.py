@@ -97,8 +97,8 @@ class FailureAwareEstimator:
         return self._estimator.shares(model, device)
 
     def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
-        """Return the estimator's interference table; None where workloads failed beside others: the table lacks
-        failures.
+        """Return the estimator's interference table, which ignores failures; None where workloads
+        failed beside others.
         """
         if any(failed.device == device.name for failed in self._known.groups.failed):
             return None

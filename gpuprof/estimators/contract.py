@@ -75,14 +75,14 @@ class EstimatorContract(ABC):
         assert first == second
 
     def test_times_of_many_batches_are_those_of_each(self) -> None:
-        """`batch_times` is the same question, asked at once."""
+        """The times of `batch_times` equal those of `estimate`."""
         estimator, share = self.estimator(), self.estimator().shares(self.model, self.device)[0]
         batches = estimator.batches(self.model, self.device, share)[:_MOST_BATCHES]
         each = [estimator.estimate(self.model, self.device, one, share).latency_ms for one in batches]
         assert list(batch_times(self.estimator(), self.model, self.device, batches, share, 1)) == each
 
     def test_a_neighbour_never_helps(self) -> None:
-        """A batch beside another is no faster than alone."""
+        """A batch is no faster with a neighbour than alone."""
         estimator = self.estimator()
         batch = estimator.batches(self.model, self.device, Share())[0]
         share = estimator.shares(self.model, self.device)[0]

@@ -150,9 +150,7 @@ class DatabaseEstimator:
         return tuple(times)
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return the least time beside neighbours, given the time alone; see
-        `gpuprof.domain.estimate.SlowingEstimator`.
-        """
+        """Return the least time beside neighbours, given the time alone; see `SlowingEstimator`."""
         derived = type(self).estimate is not DatabaseEstimator.estimate  # as in `batch_times`
         return alone if derived else self.colocations.slow_any(alone, device)
 
@@ -298,9 +296,7 @@ class DatabaseEstimator:
         )
 
     def _traffic_pct(self, known: MeasuredModel, device: Device, workload: Workload, alone_ms: float) -> float:
-        """Return the traffic of the ops over the memory's capacity in the time alone, in percent; 0
-        without the graph.
-        """
+        """Return the ops' traffic over the memory's capacity in the time alone, in percent; 0 without the graph."""
         work = self.known.read_work(known)
         if work is None:
             return 0.0

@@ -77,9 +77,7 @@ class ForeignEstimator:
         return times
 
     def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return the least time beside neighbours, given the time alone; unchanged where the estimator
-        has no such method.
-        """
+        """Return the least time beside neighbours; ``alone`` itself where the estimator has no such method."""
         estimator = self._estimator
         if not isinstance(estimator, SlowingEstimator):
             return alone

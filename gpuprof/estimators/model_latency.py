@@ -170,9 +170,7 @@ class ModelLatencies:
     def _predict_unmeasured(
         self, known: MeasuredModel, work: WorkByBatch, device: Device, batches: Sequence[int], share: Share
     ) -> list[Figure]:
-        """Return predictions learned on other GPUs, or on a CPU the roofline, scaled by this device's
-        measured models.
-        """
+        """Return predictions learned on other GPUs, on a CPU the roofline, scaled by this device's measured models."""
         calibration = self._calibration(device)
         if device.kind == "gpu":
             return [*map(calibration.scale_figure, self._cross_gpu.predict_series(known, device, batches, share))]

@@ -64,9 +64,7 @@ class ServiceEstimator:
         return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return the board work of a service's request, averaged over its sizes; None where that of
-        any size is unknown.
-        """
+        """Return the mean board work of a service's request over its sizes; None where that of any size is unknown."""
         each = [(board_work(self._models, name, device), part) for name, part in name_parts(self.source_of(model))]
         if any(work is None for work, _ in each):
             return None
@@ -96,7 +94,7 @@ class ServiceEstimator:
         """
         if any(len(name_parts(self.source_of(one.model))) > 1 for one in workloads):
             return None
-        numbers: dict[Workload, int] = {}  # many services may run one model
+        numbers: dict[Workload, int] = {}  # many services may run the same model
         sources = {name: _largest_part(self.source_of(name)) for name in {one.model for one in workloads}}
         asked = (Workload(sources[one.model], one.batch, one.share, one.processes) for one in workloads)
         rows = [numbers.setdefault(one, len(numbers)) for one in asked]
@@ -200,7 +198,7 @@ def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRu
 
     # Groups that ran matter only against groups that failed: a thousand services have a million pairs.
     together = tried.together if any(one.beside for one in tried.failed) else frozenset()
-    # A service of several sizes fails where any size fails; a successful run of one size proves nothing for the others.
+    # A service of several sizes fails where any size fails; a successful size proves nothing for the others.
     return TriedRuns(
         tuple(run for one in tried.failed for run in one.rename(list_all)),
         frozenset(

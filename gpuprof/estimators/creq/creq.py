@@ -46,9 +46,7 @@ def shipped_creq() -> CreqModel:
 
 
 class UnprofiledRequirements:
-    """Predicts Creq of models on GPUs from their kernels, and caches it by batch. ``latencies``: the source of the
-    kernels.
-    """
+    """Predicts Creq of models on GPUs from their kernels, cached by batch. ``latencies``: the source of the kernels."""
 
     def __init__(self, latencies: CrossGpuLatencies) -> None:
         self._latencies = latencies

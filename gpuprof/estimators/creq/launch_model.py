@@ -25,7 +25,7 @@ _INSTEAD = {"matmul_tensor": "matmul_cores", "attention": "matmul_cores"}
 #: Turnover of blocks: mean part of the resident warps present during a kernel that fills an SM (alexnet's rows of the
 #: thesis's Table A.1 at batch 4 to 128).
 _TURNOVER = 0.945
-#: Waves for which the last blocks leave the GPU half empty: the time of one block.
+#: Waves for which the last blocks leave the GPU half empty: the time of a single block.
 _TAIL_WAVES = 0.5
 #: Maximum warps of an SM, where the device does not state them.
 _WARPS = 64

@@ -34,7 +34,7 @@ class KernelFill:
         return self._span_s(1.0)
 
     def max_occupancy_pct(self) -> float:
-        """Return the largest occupancy of a kernel (USHER's Creq of models whose kernels run one after another)."""
+        """Return the largest occupancy of a kernel (USHER's Creq of models with sequential kernels)."""
         return float(self.occupancy_pct.max(initial=0.0))
 
     def wavg_occupancy_pct(self, host: float = 1.0) -> float:

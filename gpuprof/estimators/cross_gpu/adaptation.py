@@ -67,7 +67,7 @@ def describe_points(
 
 
 def join_points(parts: Sequence[OpPoints]) -> OpPoints:
-    """Return the ops of all parts, one after another."""
+    """Return the ops of all parts, concatenated."""
     return OpPoints(*(np.concatenate([getattr(one, field.name) for one in parts]) for field in fields(OpPoints)))
 
 

@@ -67,9 +67,7 @@ class CostModel:
 
 
 def _add_convolving(ops: OpTable, seconds: Array) -> Array:
-    """Return seconds with the extra time of convolutions on tensor cores, given those of their products; others
-    unchanged.
-    """
+    """Return ``seconds`` of products with the extra time of convolutions on tensor cores added; other ops unchanged."""
     conv = ops.family == _CONVOLUTION
     odd = conv & (ops.b > 1.0) & (np.log2(ops.n) % 1.0 > 0.0)
     return np.asarray(seconds * np.where(odd, _ODD_GROUPS, 1.0) + np.where(conv, _CONVOLUTION_S, 0.0))

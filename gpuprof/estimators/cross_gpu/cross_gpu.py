@@ -77,7 +77,7 @@ class CrossGpuModel:
     adaptation: Adaptation | None = None  #: Correction by ops measured on the target GPU.
 
     def latency(self, kernels: KernelList, device: Device, share: Share, precision: str, runtime: LaunchMode) -> Figure:
-        """Return the time of one batch in ms with its 90% interval.
+        """Return the time of a batch in ms with its 90% interval.
 
         Raises `InputError` when the device lacks the precision.
         """
@@ -177,7 +177,7 @@ class CrossGpuModel:
     def _stack_whole(
         kernels: KernelsByBatch, asked: Sequence[tuple[Device, int]], *, wider: bool
     ) -> tuple[OpTable, DeviceRates]:
-        """Return the distinct ops of every batch, one batch after another, and the rates of its device for each.
+        """Return the concatenated distinct ops of all batches, and the rates of its device for each op.
 
         ``wider``: also the rates of wider types, present on all devices or on none.
         """
@@ -191,7 +191,7 @@ class CrossGpuModel:
         return stacked, stack_rates([rates[device.name] for device, _ in asked], rows)
 
     def time_parts(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> TimeParts:
-        """Return the parts of a model's time: kernels one after another, and the host, of which the longer counts."""
+        """Return the parts of a model's time: sequential kernels, and the host, of which the longer counts."""
         first, place = find_distinct_rows([kernels.ops])
         times, wider, uncertainty, kinds = self._predict(kernels.ops.take(first), rates)
         seconds = _sum_quicker(kernels, times[place], wider[place])

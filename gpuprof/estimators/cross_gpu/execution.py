@@ -38,7 +38,7 @@ class Execution:
         return PRECISIONS[self.precision]
 
     def is_possible(self, device: Device) -> bool:
-        """Return whether a GPU has the arithmetic; a CPU's estimates know no precision."""
+        """Return whether a GPU has the arithmetic; always true for CPUs, whose estimates ignore the precision."""
         return self.precision is None or device.kind != "gpu" or PRECISIONS[self.precision] in device.flops_per_s
 
     @staticmethod

@@ -87,8 +87,7 @@ def name_unlike(op_types: Sequence[str], excess: float) -> tuple[str, ...]:
 class TimeParts:
     """Parts of a model's time."""
 
-    #: ``kernels_s``, ``host_s``: Seconds of all kernels one after another, and of launching by the host: the longer
-    #: counts.
+    #: ``kernels_s``, ``host_s``: Seconds of all kernels in sequence, and of launching by the host: the longer counts.
     kernels_s: float
     host_s: float
     by_kind: Mapping[str, float]  #: Kind of op → its part of the kernels' time.

@@ -65,7 +65,7 @@ class LaunchMode(StrEnum):
     #: products in kernels of their own; residuals fused with their normalisation; inputs and outputs copied.
     ONNXRUNTIME = "onnxruntime"
     ONNXRUNTIME_FUSED = "onnxruntime:fused-attention"
-    TENSORRT = "tensorrt"  #: Each chain of element-wise ops in one kernel.
+    TENSORRT = "tensorrt"  #: Chains of element-wise ops fused.
     TENSORRT_FUSED = "tensorrt:fused-attention"
     EAGER = "pytorch-eager"  #: PyTorch, op by op.
     EAGER_FUSED = "pytorch-eager:fused-attention"
@@ -87,7 +87,7 @@ class LaunchMode(StrEnum):
 
     @property
     def joins_chains(self) -> bool:
-        """Whether chains of element-wise ops are one kernel."""
+        """Whether chains of element-wise ops are fused into a single kernel."""
         return not (self.is_onnxruntime or self.is_eager)
 
     @property
@@ -189,7 +189,7 @@ class _Walk:
             yield self._whole_attention(op), 1
         else:
             family, row = self._rowwise(place)
-            if op.launches > 1:  # ops and iterations of a body run one after another
+            if op.launches > 1:  # ops and iterations of a body run sequentially
                 row["read_bytes"], row["written_bytes"] = float(op.bytes_read), float(op.bytes_written)
                 row |= {name: row[name] / op.launches for name in _OF_ALL_TURNS}
             yield (family, row), op.launches

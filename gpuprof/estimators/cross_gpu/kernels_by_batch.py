@@ -31,7 +31,7 @@ _TO_DEVICE_BYTES_PER_S, _TO_HOST_BYTES_PER_S = 8.1e9, 15e9
 #: Host seconds of cuDNN's ops, which take longer to set up: with these, ResNets, DenseNet and MobileNet at batch 1 and
 #: 4 take 0.9 to 1.3 times their measured times, on the hosts of the thesis (V100) and of ParvaGPU (A100).
 _EAGER_HOST_S: Mapping[str, float] = {"Conv": 50e-6, "ConvTranspose": 50e-6, "BatchNormalization": 40e-6}
-#: Largest batch up to which every batch is predicted. Of larger batches one or two per doubling are predicted; the
+#: Largest batch up to which every batch is predicted. Among larger batches, at most two per doubling are predicted; the
 #: others are interpolated linearly.
 _DENSE = 4
 #: Batches whose graphs decide whether kernels are linear in the batch.
@@ -172,8 +172,8 @@ def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
 
 
 def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
-    """Return the time of copying a batch's inputs to the device and its outputs back; 0 for runtimes that receive and
-    leave them on the device.
+    """Return the time of copying a batch's inputs to the device and its outputs back; 0 where both
+    stay on the device.
     """
     if not runtime.is_onnxruntime or not kernels.count:
         return 0.0

@@ -68,7 +68,7 @@ class LatencyGrid:
         self._factors: dict[int, float] = {}  # factors of times under any share, by batch
 
     def at(self, share: Share, batch: int) -> Figure:
-        """Return the time of one batch in ms, interpolated linearly between two batches of the grid.
+        """Return the time of a batch in ms, interpolated linearly between two batches of the grid.
 
         Raises `InputError` when the device lacks the precision, or the model does not take the batch.
         """
@@ -108,9 +108,7 @@ class LatencyGrid:
         return self._board
 
     def _conserve_work(self, share: Share, batch: int, figure: Figure) -> Figure:
-        """Return the time of a share beside a busy board: at least the board's time for the work over the share's
-        fraction.
-        """
+        """Return the time of a share beside a busy board: at least the board's time for the work over the fraction."""
         if not self._busy or share.is_whole:
             return figure
         least = self.board_seconds().scale_by(1e3 * batch / self._device.fraction(share))
@@ -139,9 +137,7 @@ class LatencyGrid:
         return raised[batch]
 
     def _predict(self, compared: Sequence[Share], missing: Sequence[int], asked: int) -> None:
-        """Predict missing times of ``compared``, the queried share first; for a plan also the times of its later
-        queries.
-        """
+        """Predict missing times of ``compared``, the queried share first, and for a plan those of its later queries."""
         share = compared[0]
         self._asked[share] = self._asked.get(share, 0) + asked
         shares, batches = list(compared), tuple(missing)
@@ -211,7 +207,7 @@ class CrossGpuLatencies:
         self._types: dict[str, str] = {}
 
     def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
-        """Return the time of one batch in ms on ``share`` of ``device`` while the rest of the board idles.
+        """Return the time of a batch in ms on ``share`` of ``device`` while the rest of the board idles.
 
         Raises `InputError` when the device lacks the precision, or the model does not take the batch.
         """
@@ -220,9 +216,7 @@ class CrossGpuLatencies:
     def predict_series(
         self, known: UnmeasuredModel, device: Device, batches: Sequence[int], share: Share
     ) -> list[Figure]:
-        """Return the times of several batches, beside a busy board where ``busy``. Raises `InputError` as `predict`
-        does.
-        """
+        """Return the times of several batches, beside a busy board where ``busy``. Raises as `predict` does."""
         return self._grid(known, device, busy=self._busy).series(share, batches)
 
     def board_seconds(self, known: UnmeasuredModel, device: Device) -> Figure:

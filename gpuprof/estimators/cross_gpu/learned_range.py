@@ -45,8 +45,8 @@ class Distance:
 
 
 def measure_distance(device: Device, precision: str) -> Distance | None:
-    """Return the largest distance of a GPU, with products in ``precision``, from the training data; None inside its
-    range.
+    """Return the trait by which a GPU is furthest outside the training data; None inside.
+    ``precision``: of products.
     """
     own = dict(_traits(device, precision))
     found = [one for name, value in own.items() if (one := _compare(name, value, precision)) is not None]
@@ -74,7 +74,7 @@ def _compare(trait: str, value: float, precision: str) -> Distance | None:
 def _whole_range(trait: str, precision: str) -> tuple[float, float, float] | None:
     """Return the least and the largest over all chips, and the largest factor by which a chip is beyond the others."""
     ranges = _ranges(precision).get(trait, {})
-    if len(ranges) < 2:  # one chip gives no distance between GPUs
+    if len(ranges) < 2:  # a single chip gives no distance between GPUs
         return None
     low, high = min(one for one, _ in ranges.values()), max(one for _, one in ranges.values())
     usual = 1.0

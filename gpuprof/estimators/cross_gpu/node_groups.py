@@ -116,7 +116,7 @@ class NodeGroups:
                 self.norm_rows[norm.first] = norm.row
 
     def _find_biases(self) -> None:
-        """Tie the bias of a linear layer, an addition in exported files, to its product: one kernel everywhere."""
+        """Tie the bias of a linear layer, an addition in exported files, to its product: every runtime fuses them."""
         for place, op in enumerate(self._ops):
             if op.op_type != "Add" or not any(len(weight.shape) == 1 for weight in op.weights):
                 continue
@@ -125,9 +125,7 @@ class NodeGroups:
                 self._absorbed[place] = before
 
     def _find_skip_norms(self) -> None:
-        """Tie to a normalisation a sum of two tensors that only the normalisation reads, and a bias that only the sum
-        reads.
-        """
+        """Tie to a normalisation a sum of two tensors without other readers, and a bias read by the sum alone."""
         for place, op in enumerate(self._ops):
             if not op.inputs or (op.op_type not in NORMS and place not in self.norm_rows):
                 continue
@@ -139,9 +137,7 @@ class NodeGroups:
             self._absorbed.update({one: place for one in tied if one not in self._absorbed})
 
     def _find_sum(self, tensor: str, *, weights: int) -> int | None:
-        """Return the addition that makes a tensor, with ``weights`` one-dimensional weights, where a single op reads
-        it.
-        """
+        """Return the addition that makes a tensor with a single reader and has ``weights`` one-dimensional weights."""
         place = self.maker.get(tensor)
         if place is None or self._ops[place].op_type != "Add" or self._only_reader(place) is None:
             return None
@@ -185,7 +181,9 @@ class NodeGroups:
                     self._absorbed[halves] = chain[-1]
 
     def _find_joint_products(self) -> None:
-        """Tie linear layers with the same input, as queries, keys and values, to the first of them: one product."""
+        """Tie linear layers with the same input, as queries, keys and values, to the first of them, as
+        a joint product.
+        """
         first: dict[str, int] = {}
         for place, op in enumerate(self._ops):
             if op.op_type not in ("MatMul", "Gemm") or op.attributes.get("transA") or op.inputs[1] not in op.weights:
@@ -195,8 +193,8 @@ class NodeGroups:
                 self._absorbed[place] = one
 
     def _find_activated_products(self) -> None:
-        """Tie an activation of several ops, the only reader of a linear layer, to it: its kernel ends with the
-        activation.
+        """Tie an activation of several ops to the linear layer that it alone reads: the product's
+        kernel ends with it.
         """
         for place, op in enumerate(self._ops):
             readers = [reader for tensor in op.outputs for reader in self.readers[tensor.name]]
@@ -220,9 +218,7 @@ class NodeGroups:
         return self._ops[place].op_type in ("Mul", "Div") and self._only_reader(place) == reader and place != reader
 
     def _find_chains(self) -> None:
-        """Tie element-wise ops to the preceding op where they alone read it, and to a row-wise op that alone reads
-        them.
-        """
+        """Tie element-wise ops to the preceding op as its only readers, and to a row-wise op as their only reader."""
         members = Counter(self._anchor(place) for place in self._absorbed)
         for place, op in enumerate(self._ops):
             if op.op_type not in ELEMENTWISE or place in self._absorbed:

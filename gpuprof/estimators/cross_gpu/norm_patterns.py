@@ -12,7 +12,7 @@ _SCALING, _SQUARING = ("Div", "Mul"), ("Pow", "Mul")
 
 @dataclass(frozen=True, slots=True)
 class NormPattern:
-    """The nodes of one normalisation, by their places in the graph."""
+    """The nodes of a normalisation, by their places in the graph."""
 
     first: int  #: The mean at its beginning.
     others: tuple[int, ...]
@@ -43,9 +43,7 @@ class NormSearch:
                     yield self._pattern(first, [centred, square, mean, *scaled])
 
     def find_rms_norms(self) -> Iterator[NormPattern]:
-        """Yield ``x / sqrt(mean(x²) + epsilon)``, scaled or not: several kernels eagerly, a single kernel where ops are
-        fused.
-        """
+        """Yield ``x / sqrt(mean(x²) + epsilon)``, scaled or not: several kernels eagerly, a single kernel if fused."""
         for square, op in enumerate(self._ops):
             mean = self._read_by(square, "ReduceMean") if op.op_type in _SQUARING else None
             scaled = None if mean is None else self._follow_root(mean)
@@ -53,9 +51,7 @@ class NormSearch:
                 yield self._pattern(mean, [square, *scaled])
 
     def _follow_root(self, mean: int) -> list[int] | None:
-        """Return the nodes from a mean's epsilon to the op that scales by its root, None where the pattern ends
-        earlier.
-        """
+        """Return the nodes from a mean's epsilon to the scaling by its root, None where the pattern ends earlier."""
         nodes, place = [], mean
         for kind in ("Add", "Sqrt"):
             reader = self._read_by(place, kind)

@@ -149,7 +149,7 @@ def wider_type(device: Device, precision: str) -> str | None:
 
 
 def stack_rates(rates: Sequence[DeviceRates], rows: int | Sequence[int]) -> DeviceRates:
-    """Return the rates of shares or devices that run the same kernels, one after another, each ``rows`` times."""
+    """Return the concatenated rates of shares or devices that run the same kernels, each repeated ``rows`` times."""
     if len(rates) == 1:
         return rates[0]
     columns = {name: [getattr(one, name) for one in rates] for name in _NUMBERS}

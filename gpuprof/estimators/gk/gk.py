@@ -34,7 +34,7 @@ class Launch:
 class ModelRequirement:
     """Latency, compute and memory requirement of a model."""
 
-    latency_ms: float  #: All kernels one after another, as runtimes launch them on one stream.
+    latency_ms: float  #: All kernels in sequence, as runtimes launch them on one stream.
     parallel_ms: float  #: The longest chain, where branches run at once.
     #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: Creq by metric, as in `profile`: the largest
     #: sum over a set of concurrent kernels, at most 100; its average over the batch, gaps between kernels included
@@ -107,9 +107,7 @@ def memory_bytes(graph: ModelGraph) -> int:
 
 
 def _sums(sets: Sequence[Sequence[Launch]], metric: str) -> list[tuple[float, float]]:
-    """Return for each set the sum of the metric, at most 100, and the set's duration; nothing if any
-    value is unknown.
-    """
+    """Return for each set the sum of the metric, at most 100, and the set's duration; nothing with unknown values."""
     sums = []
     for members in sets:
         values = [getattr(launch.kernel, metric) for launch in members]

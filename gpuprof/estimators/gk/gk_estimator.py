@@ -110,7 +110,7 @@ class GkEstimator:
         return Figure(value, SOURCE, value / (spread or 1.0), value * (spread or 1.0) + more)
 
     def _spread(self, device: Device) -> float | None:
-        """Return the error of estimated latencies against measured ones, as a factor; None with too few models."""
+        """Return the error of estimated latencies against measurements, as a factor; None with too few models."""
         if device.name not in self._spreads:
             self._spreads[device.name] = None  # ends the recursion
             ratios = []

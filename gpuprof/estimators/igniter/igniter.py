@@ -65,7 +65,7 @@ class PlacedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class IgniterPrediction:
-    """The model's prediction for one workload."""
+    """The model's prediction for a workload."""
 
     #: ``load_ms``, ``gpu_ms``, ``feedback_ms``: The three phases.
     load_ms: float

@@ -29,7 +29,7 @@ _UNTESTED = 1.12
 
 @dataclass(frozen=True, slots=True)
 class RankedModel:
-    """A model fitted to all co-locations, with its error on held-out ones."""
+    """A model fitted to all co-locations, with its error on held-out data."""
 
     name: str
     model: InterferenceModel
@@ -49,9 +49,7 @@ class RankedModel:
 
     @property
     def learns(self) -> bool:
-        """Whether the model is learned from co-locations, and so limited to them; iGniter's model is
-        fitted to profiles.
-        """
+        """Whether the model is learned from co-locations, and so limited to them, unlike iGniter's model."""
         return self.name in ("linear", "traffic", "contention", "constant")
 
 
@@ -131,7 +129,7 @@ ENOUGH_ROWS = 8
 
 
 def by_pair(row: ColocatedWorkload) -> str:
-    """Return the models of a co-location as one name."""
+    """Return the joined names of the models in a co-location."""
     return "+".join(sorted([row.victim.model, *(one.model for one in row.beside)]))
 
 
@@ -152,7 +150,7 @@ def ratios(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWo
     group = _GROUPS[left_out]
     all_ratios = []
     for held in sorted({group(row) for row in measured}):
-        # Where nothing is held out, all rows are one group: the model is then fitted to the rows that it predicts.
+        # With nothing held out, all rows form a single group: the model is then fitted to the rows that it predicts.
         training = [row for row in measured if group(row) != held] or list(measured)
         model = make().fit(training)
         all_ratios += [

@@ -1,6 +1,4 @@
-"""Latency beside neighbours: measured where the same workloads were co-located, else by the device's
-interference model.
-"""
+"""Latency beside neighbours: measured for the same co-location, else by the device's interference model."""
 
 from __future__ import annotations
 

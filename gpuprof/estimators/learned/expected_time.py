@@ -112,9 +112,7 @@ def expected_features(costs: OpCosts, element_ns: Mapping[str, float]) -> Array:
 
 
 def _traffic_s(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
-    """Return the time of each op's traffic: weights from the cache that fits the whole model, the rest
-    from the op's own.
-    """
+    """Return the time of each op's traffic: weights at the whole model's reuse distance, the rest at the op's own."""
     weights = np.array([facts.weight_bytes for facts in ops], dtype=float)
     moved = np.array([facts.bytes_read + facts.bytes_written for facts in ops], dtype=float)
     other = np.maximum(moved - weights, 0.0) + np.array([unfolded_bytes(facts) for facts in ops])

@@ -36,9 +36,7 @@ class Calibration:
         self._shape_of = shape_of
 
     def interpolation_error(self, measured_error: float) -> float:
-        """Return half of the 90% interval over the value, for figures interpolated between
-        measurements of such an error.
-        """
+        """Return half of the 90% interval over the value, for interpolation between measurements with such an error."""
         return max(self._between, _LEAST) + measured_error
 
     def scale_prediction(self, least_ms: float, source: str) -> Figure:
@@ -53,8 +51,8 @@ class Calibration:
         return self._scale_by_models(least_ms, source, _PUBLISHED_SPREAD)
 
     def scale_figure(self, figure: Figure) -> Figure:
-        """Return a prediction learned on other devices, scaled like a roofline where this device has
-        measured models.
+        """Return a prediction learned on other devices, scaled like a roofline by the models measured
+        on this device.
         """
         if not self._ratios or figure.value <= 0.0:
             return figure

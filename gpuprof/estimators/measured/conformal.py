@@ -46,9 +46,7 @@ def common_factor(ratios: Mapping[str, Sequence[float]]) -> float:
 
 
 def left_out_residuals(ratios: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Return log(ratio / common factor of the other architectures) of each architecture's ratios; at least two
-    architectures.
-    """
+    """Return log(ratio / common factor of the others) of each architecture's ratios; at least two architectures."""
     residuals = {}
     for name, values in ratios.items():
         factor = common_factor({other: theirs for other, theirs in ratios.items() if other != name})

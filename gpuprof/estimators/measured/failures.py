@@ -1,6 +1,4 @@
-"""Workloads ruled out by measured failures: those with at least the demand and at most the resources
-of a failed run.
-"""
+"""Workloads ruled out by measured failures: those with at least the demand and at most the resources."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ def find_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]
 
 
 def _dominates(device: Device, workload: Workload, tried: Workload, run: FailedRun) -> bool:
-    """Return whether ``workload`` demands at least as much as ``tried``, a workload of ``run``, with at most its
-    resources.
-    """
+    """Return whether ``workload`` demands at least as much as ``tried`` of ``run``, with at most its resources."""
     if workload.batch < tried.batch or workload.processes < tried.processes:
         return False
     try:

@@ -87,8 +87,8 @@ def figure_of(known: MeasuredModel, device: Device, workload: Workload, column: 
 def estimate_bandwidth(
     known: MeasuredModel, device: Device, workload: Workload, column: str, alone_ms: float
 ) -> float | None:
-    """Return a workload's percent of a bandwidth alone: measured, or from the traffic per request of
-    the nearest point.
+    """Return a workload's percent of a bandwidth alone: measured, or by the traffic per request of the
+    nearest point.
     """
     exact = figure_of(known, device, workload, column)
     if exact is not None:

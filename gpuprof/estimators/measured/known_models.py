@@ -131,8 +131,8 @@ class KnownModels:
     def require_no_failure(
         self, known: MeasuredModel, device: Device, workload: Workload, beside: Sequence[Workload]
     ) -> None:
-        """Raise `InputError` with the failure where a failure rules out a workload of ``known``, alone or beside the
-        others.
+        """Raise `InputError` with the failure where a failure rules out a workload of ``known``, alone
+        or with ``beside``.
         """
         failed = known.failed_on(device.name)
         if failed and not known.has_run(device.name, workload):

@@ -106,9 +106,7 @@ def _decay(arriving: Callable[[float], float], mean: float, cv: float) -> float:
 
 
 def lattice_law(mean: float, scv: float, step: float) -> Array:
-    """Return a gamma law on multiples of ``step`` with its mean kept: a constant is split over the two
-    nearest cells.
-    """
+    """Return a gamma law on multiples of ``step`` with its mean kept: a constant is split over two cells."""
     if scv < _SMALL:
         place = min(mean / step, float(_LONGEST_STEP))
         split = np.zeros(int(place) + 2)
@@ -135,7 +133,7 @@ def toeplitz(values: Array, rows: int, columns: int, offset: int) -> Array:
     """Return the matrix M[i, j] = values[i - j + offset], 0 outside, read-only."""
     before, after = max(0, columns - 1 - offset), max(0, rows + offset - len(values))
     padded = np.concatenate([np.zeros(before), values, np.zeros(after)])[::-1]
-    # Row i is a window of the reversed values, starting one place before that of row i - 1.
+    # Row i is a window of the reversed values, starting a place before that of row i - 1.
     start = len(padded) - 1 - offset - before
     windows = np.lib.stride_tricks.sliding_window_view(padded, columns)
     return windows[start - rows + 1 : start + 1][::-1]

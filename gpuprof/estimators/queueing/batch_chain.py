@@ -166,7 +166,7 @@ def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> A
 
 
 def _reachable_fresh_states(batch: int, max_wait: float) -> Array:
-    """Return the fresh states that occur: without a batching delay an idle process takes one request."""
+    """Return the fresh states that occur: without a batching delay an idle process takes a single request."""
     if max_wait > 0.0:
         return np.arange(2 * batch)
     return np.append(np.arange(batch - 1), batch)
@@ -223,7 +223,7 @@ def _fixed_vector(matrix: Array) -> Array:
     size = len(matrix)
     matrix = matrix / matrix.sum(axis=0)
     system = matrix - np.eye(size)
-    # One equation is redundant: the sum of the probabilities replaces the last.
+    # The equations are redundant: the sum of the probabilities replaces the last.
     system[-1] = 1.0
     wanted = np.zeros(size)
     wanted[-1] = 1.0

@@ -144,9 +144,7 @@ def _by_process(rate: float, max_wait: float, sizes: Array, y: Array, mass: Arra
 def _filled_while_idle(
     rate: float, max_wait: float, batch: int, y: Array, mass: Array, waits: Array, probability: float
 ) -> Array:
-    """Return the waits in full batches dispatched by their last request, for the other requests, at
-    most ``max_wait``.
-    """
+    """Return the waits in full batches dispatched by their last request, without its own, at most ``max_wait``."""
     if batch < 2 or probability < _NEGLIGIBLE:
         return np.zeros(len(waits))
     order = np.argsort(y)

@@ -53,7 +53,7 @@ class BurstBacklog:
             d0 * d1 - a0 * leave_burst - a1 * leave_calm,
             -(d0 * leave_burst + d1 * leave_calm),
         )
-        decays = np.sort(np.roots(cubic).real)[1:]  # one is negative, since the load is below capacity
+        decays = np.sort(np.roots(cubic).real)[1:]  # a root is negative, since the load is below capacity
         shapes = np.array([np.full(2, leave_burst), leave_calm - (a0 * decays + d0) * decays])
         phases = self._phases()
         parts = phases * self.rates
@@ -66,9 +66,7 @@ class BurstBacklog:
         return np.asarray(np.clip(self._weights @ np.exp(-np.outer(self.decays, backlog)), 0.0, 1.0))
 
     def beyond_exactly(self, backlog: Array) -> Array:
-        """Return the probabilities of a larger backlog by the transform, with errors of some 1e-7;
-        each backlog above 0.
-        """
+        """Return the probabilities of a larger backlog by the transform, to some 1e-7; each backlog above 0."""
         points = (0.5 * _DAMPING + 1j * math.pi * np.arange(_TERMS + _AVERAGED + 1)) / backlog[:, None]
         terms = self._tail_transform(points).real * (-1.0) ** np.arange(points.shape[1])
         terms[:, :, 0] *= 0.5

@@ -33,7 +33,7 @@ _LEVELS = np.concatenate([np.linspace(0.1, 0.9, 9), 1.0 - np.geomspace(0.06, 1e-
 class BurstPath:
     """A path through calm and bursts, in the pool's unit of time."""
 
-    ends: Array  #: Shape (2 cycles + 1,). Starts of the phases, a calm one first, and the end of the last.
+    ends: Array  #: Shape (2 cycles + 1,). Starts of the phases, beginning with the calm, and the end of the last.
     expected: Array  #: Shape (2 cycles + 1,). Mean number of requests by then.
     #: ``backlog``, ``real``: Laws on the path, and with bursts and calm of real length.
     backlog: BurstBacklog

@@ -91,9 +91,7 @@ def _largest_used(rate: float, times: Array) -> int:
 
 
 def _count_states(rate: float, full: float, batch: int, limit: float) -> int:
-    """Return the number of distinct states: with more waiting requests all are late, or the
-    probability is negligible.
-    """
+    """Return the number of distinct states: with more requests waiting all are late, or the case is negligible."""
     load = min(rate * full / batch, _MOST_LOAD)
     # Near capacity, requests long overdue still delay others.
     late = batch * (int(limit / full) + 3) + int(_LATE_LONG / (1.0 - load))
@@ -114,7 +112,7 @@ def _decay_of_left(load: float) -> float:
 
 
 def _fill_poisson(mean: float, law: Array) -> int:
-    """Fill in the probabilities of 0, 1, … requests; return the number of non-negligible ones."""
+    """Fill in the probabilities of 0, 1, … requests; return the number of non-negligible probabilities."""
     term = math.exp(-mean)
     law[0] = term
     for number in range(1, len(law)):
@@ -159,9 +157,7 @@ def _stationary(rate: float, times: Array, batch: int, states: int) -> Array:
 
 
 def _weight(waiting: Array, size: int, number: int) -> float:
-    """Return the probability that a batch of ``size`` leaves ``number`` behind; a lone request also
-    follows an idle state.
-    """
+    """Return the probability that a batch of ``size`` leaves ``number``; a lone request also follows an idle state."""
     return float(waiting[size + number]) + (float(waiting[0]) if size == 1 and number == 0 else 0.0)
 
 

@@ -72,7 +72,7 @@ class PoolState(NamedTuple):
     recent: Array
     counted: Array
     joining: Array  #: Shape (K,). Expected number of requests in the next batch.
-    tried: Array  #: Shape (K,). Processes ever used: the first ones, since the first idle process takes a batch.
+    tried: Array  #: Shape (K,). Processes ever used, a prefix of all: the first idle process takes a batch.
 
 
 class Draws(NamedTuple):
@@ -283,10 +283,10 @@ def _soonest(replicas: Replicas, state: PoolState) -> tuple[int, float]:
 
 @_jit
 def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
-    """Serve the arrivals; fill ``spent`` with the requests' times and ``kinds`` with the kind of each one's replica."""
+    """Serve the arrivals; fill ``spent`` with the requests' times and ``kinds`` with their replicas' kinds."""
     event, when = 0, _NEVER
     for i in range(len(arrived) + 1):
-        # One iteration more than arrivals: the last serves the remaining queue.
+        # The additional iteration after the last arrival serves the remaining queue.
         until = arrived[i] if i < len(arrived) else 1e300
         while when <= until:
             replica = -1 - event

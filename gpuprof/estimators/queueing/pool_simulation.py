@@ -48,7 +48,7 @@ _POOL_GROUPS = 8_192
 #: Number of requests above which fewer full batches suffice: within a large batch requests vary little.
 _LARGE = 1 << 19
 _LARGE_GROUPS = 4_096
-#: Least and maximum number of requests of other arrival processes; number of cycles of periodic ones.
+#: Least and maximum number of requests of other arrival processes; number of cycles if periodic.
 _UNWEIGHTED = 1 << 19
 _MOST = 1 << 22
 _CYCLES = 400
@@ -209,7 +209,7 @@ def _unit_arrivals(scv: float, requests: int) -> Array:
 
 
 def _pick_pieces(times: Array, requests: int) -> Array:
-    """Return a recording, or ``requests`` requests of it: pieces from all its parts, one after another."""
+    """Return a recording, or ``requests`` requests of it: pieces from all its parts in sequence."""
     if len(times) <= requests:
         return np.asarray(times, dtype=np.float64)
     length = requests // _PIECES
@@ -221,9 +221,7 @@ def _pick_pieces(times: Array, requests: int) -> Array:
 def _arrive_in_bursts(
     stream: PoolArrivals, process: MmppArrivals, kinds: Sequence[tuple[ScaledServer, int]], group: int, requests: int
 ) -> tuple[Array, Array, Backlog, _Strata, Array | float]:
-    """Return arrivals, strata of their groups, the law of the backlog, strata and the additional time
-    of each request.
-    """
+    """Return arrivals, their groups' strata, the law of the backlog, the strata's masses, and additional times."""
     random = np.random.Generator(np.random.PCG64(_SEED))
     capacity, cv = sum(server.capacity * count for server, count in kinds), _mean_cv(kinds)
     path = draw_path(process, stream.rate, stream.unit_ms, capacity, requests, random, group * cv**2)
@@ -267,9 +265,7 @@ def _replicas(kinds: Sequence[tuple[ScaledServer, int]]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Cumulative distributions of the times by kind and in total, their masses, and the mass of rarely
-    seen backlogs.
-    """
+    """Cumulative distributions of the times by kind and in total, their masses, and that of rarely seen backlogs."""
 
     edges: Array
     below: Array

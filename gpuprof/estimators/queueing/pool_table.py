@@ -25,7 +25,7 @@ from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 #: further.
 MOST_REPLICAS = 96
 _MOST_TABLES = 4_000
-_MOST_EXACT = 500  # loads of one table
+_MOST_EXACT = 500  # loads per table
 _NO_WAIT = 1e-9  # part of a batch's time, below which there is no wait
 _SAME = 1e-6  # part of a step of the grid
 _ALIKE = 0.05  # squared coefficient of variation of gaps
@@ -50,7 +50,7 @@ def scale_server(server: BatchServer, unit_ms: float) -> ScaledServer:
 
 
 def simulate_one(rate: float, scv: float, server: ScaledServer, *, coarse: bool = False) -> Sojourn:
-    """Return the time in one replica at the exact rate of gamma gaps, in units of its own."""
+    """Return the time in a single replica at the exact rate of gamma gaps, in units of its own."""
     from gpuprof.estimators.queueing.pool_simulation import simulate_pool  # numba takes long to import
 
     sample = simulate_pool(PoolArrivals(rate, scv), [(server, 1)], PROBABILITIES, coarse=coarse)
@@ -69,7 +69,7 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     kinds = _shrink(scaled)
     capacity = math.fsum(one.capacity * count for one, count in kinds)
     load = arrivals.rate_rps / math.fsum(one.capacity_rps * count for one, count in counts.items())
-    # A process in absolute times has a table for its unit; all others share one.
+    # A process in absolute times has a table for its unit; all others share a table.
     shape = None if arrivals.process is None else scale_to_rate(arrivals.process, 1000.0 * capacity / unit_ms)
     stream = PoolArrivals(0.0, round(arrivals.scv, 4), shape, unit_ms if shape is not None else 1.0)
     table = _TABLES.table(kinds, stream, coarse=coarse)

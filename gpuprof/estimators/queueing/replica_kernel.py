@@ -50,7 +50,7 @@ def _start(
 
 
 def _find_soonest(done: Array) -> int:
-    """Return the process whose batch ends first, the first of simultaneous ones."""
+    """Return the process whose batch ends first, with the lowest number in case of a tie."""
     soonest = 0
     for process in range(1, len(done)):
         if done[process] < done[soonest]:
@@ -59,7 +59,7 @@ def _find_soonest(done: Array) -> int:
 
 
 def _serve_alone(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array) -> None:
-    """Serve the arrivals by one replica without ``max_wait``, and fill ``spent`` with the requests' times."""
+    """Serve the arrivals by a replica without ``max_wait``, and fill ``spent`` with the requests' times."""
     requests, batch, idle = len(arrived), replicas.batch[0], len(state.done)
     head = come = 0  # first waiting request, and first request yet to arrive
     while head < requests:

@@ -31,9 +31,7 @@ def profiled_devices(db: KernelDb) -> tuple[str, ...]:
 
 
 def with_ceilings(device: Device, db: KernelDb | None) -> Device:
-    """Return ``device`` with its measured rates in the database, if any; rows of the whole device
-    precede rows of shares.
-    """
+    """Return ``device`` with its measured rates in the database, if any; those of the whole device come first."""
     row = _last_row(db, device.name)
     if row is None or not row.measured:
         return device

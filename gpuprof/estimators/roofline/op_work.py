@@ -38,7 +38,7 @@ class GraphWork:
     unknown_ops: tuple[str, ...]  #: Op types without a formula.
     activation_bytes: float  #: Largest number of live activation bytes.
     weight_bytes: int
-    #: Sequential steps of each op: the length of a recurrent op's sequence. Empty: one step each.
+    #: Sequential steps of each op: the length of a recurrent op's sequence. Empty: a single step each.
     steps: tuple[int, ...] = ()
 
 

@@ -81,9 +81,7 @@ def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
 
 
 def bandwidth(device: Device, share: Share) -> float:
-    """Return the bytes per second available to ``share``: a MIG instance's slices, else the limit of
-    its units' requests.
-    """
+    """Return the bytes per second available to ``share``: by a MIG instance's slices, else by its units' requests."""
     if share.mig is not None and device.mig_slices:
         slices = device.mig_profile(share.mig).memory_slices / device.mig_slices
         return device.dram_bytes_per_s * min(slices, 1.0) * min(1.0, _BANDWIDTH_REACH * share.sm_pct / 100.0)
