@@ -70,7 +70,7 @@ class SentRequests:
     sent_s: array[float] = field(default_factory=lambda: array("d"))
     done_s: array[float] = field(default_factory=lambda: array("d"))
     status: array[int] = field(default_factory=lambda: array("h"))  #: HTTP status; 0 where no answer came.
-    cpu_s: float = 0.0  #: CPU time of the client that sent them.
+    cpu_s: float = 0.0  #: CPU time of the sending client.
     #: Closed loop: position of each request's model.
     models: array[int] = field(default_factory=lambda: array("h"))
     windows: int = 0  #: Number of measured windows, with a window rule.
@@ -156,13 +156,13 @@ class Connection:
                 self._read_head()
             self.received += count
             if self.tail:
-                # The server sends nothing after an answer until it gets another request.
+                # The server sends nothing after an answer before the next request.
                 self.tail = (self.tail + buffer[max(0, count - len(_LAST_CHUNK)) : count])[-len(_LAST_CHUNK) :]
                 if self.tail == _LAST_CHUNK:
                     return int(self.head[9:12])
             elif 0 <= self.expected <= self.received:
                 return int(self.head[9:12])
-            if not self.unread():  # decrypted bytes that wait are not seen by select
+            if not self.unread():  # select does not see decrypted bytes in the TLS buffer
                 return None
 
     def _read_head(self) -> None:
@@ -216,7 +216,7 @@ class LoadClient:
         self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms = untold, untold[:], untold[:]
 
     def run(self, start: float) -> SentRequests:
-        """Send everything; ``start`` is the moment on the monotonic clock that the times count from."""
+        """Send everything; ``start``: beginning of the schedule on the monotonic clock."""
         shorten_wakeup_latency()
         gc.collect()
         gc.disable()  # a collection in the middle would be seen as latency
@@ -235,7 +235,7 @@ class LoadClient:
                 payload.close()
             self._events.close()
         if self._watch is not None:
-            # A process that stood still for all of its windows has looked at none of them.
+            # A process that was suspended for all of its windows has checked none of them.
             self._watch.is_over(time.monotonic() - start)
             self.sent.windows, self.sent.is_stable = self._watch.finished, self._watch.is_stable
         return self.sent
@@ -312,7 +312,7 @@ class LoadClient:
             if connection.is_sending:
                 self._events.modify(connection.fileno(), select.EPOLLIN | select.EPOLLOUT)
         except OSError:
-            pass  # counted as lost: it has no answer
+            pass  # counted as lost: no answer will come
             if self._busy.get(connection.fileno()) is connection:
                 self._drop(connection, now)
 
@@ -334,7 +334,7 @@ class LoadClient:
                 self._read_answer(connection, start)
 
     def _forget_idle(self, descriptor: int) -> None:
-        """Drop a connection that the server has closed, or says something on that was not asked for."""
+        """Drop an idle connection that the server has closed, or on which it sends unrequested data."""
         for connection in [idle for idle in self._idle if idle.fileno() == descriptor]:
             self._idle.remove(connection)
             connection.socket.close()

@@ -14,7 +14,7 @@ from gpuprof.load.windows import WindowRule, WindowWatch
 def run_clients(
     schedules: Sequence[Schedule], rule: WindowRule | None = None, begin_s: float = 0.0
 ) -> list[SentRequests]:
-    """Run one client for each schedule, the first in this process, the others in child processes.
+    """Run a client for each schedule, the first in this process, the others in child processes.
 
     With a rule, the first client, whose requests are a sample of all, ends the measurement; windows begin at
     ``begin_s``.
@@ -31,7 +31,7 @@ def run_clients(
         theirs.close()
         pipes.append((process, ours))
     for _, pipe in pipes:
-        pipe.recv()  # it is there
+        pipe.recv()  # the child has started
     # All clients start at the same time of the machine's monotonic clock, late enough for all to have received it.
     start = time.monotonic() + 0.05
     for _, pipe in pipes:

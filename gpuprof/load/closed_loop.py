@@ -1,4 +1,4 @@
-"""A closed loop: sends a request for each that is answered, and sequences in order."""
+"""A closed loop: every answer releases the next request, and sequences keep their order."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ _EASY_BYTES_PER_S = 600e6
 
 @dataclass(frozen=True, slots=True)
 class RequestStream:
-    """Traffic for one model."""
+    """Traffic for a model."""
 
     model: str
     rate_rps: float  #: Request rate; mean rate of a recording.
     slo_ms: float
     path: str | None = None  #: ONNX file, which determines valid inputs.
-    #: A recording: seconds from its start, ascending. It is sent after the warm-up, which has its mean rate.
+    #: A recording: seconds from its start, ascending. Sent after the warm-up, which has its mean rate.
     times_s: tuple[float, ...] | None = None
     #: Sizes of the free dimensions of the requests, or their distribution, as in slo.csv.
     dims: str | None = None
@@ -58,8 +58,8 @@ class LoadSettings:
     scv: float = 4.0  #: Squared coefficient of variation of the gaps of ``gamma``.
     clients: int | None = None  #: Processes; None: as many as the traffic needs.
     patience_s: float = 10.0  #: Time to wait for the last answers.
-    give_up_s: float = math.inf  #: A request that has found no free connection of its client for so long is not sent.
-    #: Ends the load once its windows agree; ``duration_s`` is then the time of all that there may be.
+    give_up_s: float = math.inf  #: A request that finds no free connection of its client for this long is not sent.
+    #: Ends the load once its windows agree; ``duration_s`` is then the maximum duration.
     rule: WindowRule | None = None
 
 
@@ -125,7 +125,7 @@ def _replace_with_sent(schedule: Schedule, result: SentRequests) -> Schedule:
 
 
 def measured_span(settings: LoadSettings, windows: int) -> tuple[float, float]:
-    """Return from when to when requests count: the windows that agree, or the last of them."""
+    """Return the beginning and end of the measured time: the windows that agree, or the last windows."""
     if settings.rule is None:
         return settings.warmup_s, settings.warmup_s + settings.duration_s
     windows = max(windows, 1)  # an unfinished first window counts
@@ -136,7 +136,7 @@ def measured_span(settings: LoadSettings, windows: int) -> tuple[float, float]:
 def make_requests(
     target: Target, streams: Sequence[RequestStream], settings: LoadSettings
 ) -> tuple[tuple[bytes, ...], ...]:
-    """Return the requests of each stream, which are sent in turn.
+    """Return the requests of each stream, which are sent alternately.
 
     Raises `GpuprofError` as `gpuprof.load.target.requests_for` does.
     """
@@ -161,9 +161,9 @@ def read_stream_data(target: Target, stream: RequestStream) -> InputData:
 
 
 def count_clients(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> int:
-    """Return how many client processes `run_load` starts.
+    """Return the number of client processes of `run_load`.
 
-    Raises `GpuprofError` when no server answers, or it lacks a model.
+    Raises `GpuprofError` when no server answers, or the server lacks a model.
     """
     requests = make_requests(target, streams, settings)
     if any(stream.concurrency for stream in streams):

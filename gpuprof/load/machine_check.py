@@ -27,10 +27,10 @@ BUSY_CORES = 0.25
 OTHER_SPEED = 0.1
 #: Stolen fraction of the CPU time above which the 99th percentile is affected.
 STOLEN_PART = 0.005
-#: A process that slept wakes up within a fraction of a millisecond; a 99th percentile above this is reported.
+#: Limit of the 99th percentile of wake-up delays; an idle machine needs a fraction of a millisecond.
 LATE_MS = 2.0
 _WATCH_S, _PROBE_S, _MOST_PROBED = 0.5, 1.0, 2
-#: Pauses between batches are then as long as those after which the profile timed them.
+#: Load of the probe: its pauses between batches are as long as during profiling.
 _PROBED_LOAD = 0.25
 
 
@@ -38,10 +38,10 @@ _PROBED_LOAD = 0.25
 class MachineCheck:
     """The findings of a check of the machine."""
 
-    busy_cores: float | None  #: Cores that something else keeps busy; None: not known.
+    busy_cores: float | None  #: Cores kept busy by other programs; None: unknown.
     slowdowns: Mapping[str, float]  #: Model → batch time at batch size 1 now, relative to the profile.
     late_ms: float = 0.0  #: 99th percentile of the wake-up delay without load.
-    #: Part of the cores' time that the hypervisor gave to others meanwhile; None: not known.
+    #: Fraction of the CPU time that the hypervisor gave to other machines meanwhile; None: unknown.
     stolen: float | None = None
 
     def notes(self) -> Iterator[str]:
@@ -86,7 +86,7 @@ def is_local(host: str) -> bool:
 
 
 def worker_cores(deployment: DeploymentMap) -> frozenset[int]:
-    """Return the cores of this machine that the workers of a map hold if they are served here; none if they cannot."""
+    """Return the cores of this machine held by the workers of a map if served here; empty if impossible."""
     if len(deployment.nodes) != 1:
         return frozenset()
     shares = [

@@ -31,7 +31,7 @@ _WORKER = "gpuprof.serving.worker.worker"
 
 @dataclass(frozen=True, slots=True)
 class RequestOverhead:
-    """Time that serving adds to a request, without any queue."""
+    """Additional time of a request through serving, without any queue."""
 
     fixed_ms: float  #: Latency of a request without content.
     ms_per_mib: float  #: Additional latency for each MiB of input tensors.
@@ -97,13 +97,13 @@ def _send_requests(url: str, pid: int, rate_rps: float) -> OverheadSample:
     if result.p50_ms is None:
         raise UnavailableError("the server that measures the overhead of serving did not answer")
     requests = rate_rps * (_WARMUP_S + _DURATION_S)
-    # 0 where the system keeps no CPU times: the client's own time alone would pass for all of it.
+    # 0 without CPU times from the system: the client's time alone would be too little.
     host_ms = others_ms and others_ms + 1000.0 * outcome.client_cpu_s
     return OverheadSample(result.p50_ms, worker_ms / requests, host_ms / requests)
 
 
 def _cpu_ms(pid: int) -> tuple[float, float]:
-    """Return the CPU time so far of a server's workers and of all its other processes; 0 where it is not kept."""
+    """Return the CPU time so far of a server's workers and of all its other processes; 0 where unavailable."""
     worker_ms = others_ms = 0.0
     for process in list_process_tree(pid):
         with suppress(OSError):

@@ -47,7 +47,7 @@ class P99Gap:
     rest_ms: float  #: Due to the network and the router.
 
     def largest(self) -> str:
-        """Return the part that explains most of the difference."""
+        """Return the largest part of the difference."""
         parts = {
             "the times of its batches": self.batches_ms,
             "late sending": self.late_ms,

@@ -11,7 +11,7 @@ from gpuprof.domain.planned_server import make_planned_server
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers, host_work_of_plan
 
-#: Relative difference up to which a rate is the map's.
+#: Relative difference up to which a rate equals the map's.
 _UNCHANGED = 1e-9
 
 
@@ -19,11 +19,11 @@ class PredictionSource(StrEnum):
     """Sources of a prediction."""
 
     REPLAY = "replay"
-    """The very requests that are sent, replayed through the simulator on the map."""
+    """Replay of the same requests through the simulator on the map."""
     MAP = "map"
     """The map's own predictions, for its own rates."""
     QUEUEING = "queueing"
-    """The queueing model at other rates: it knows the mean rate and its variability, and nothing of refusals."""
+    """The queueing model at other rates, from mean rates and their variability; no refusals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _predict_model(asked: DeployedModel, laws: Sequence[tuple[float, Sojourn]], 
 
 
 def _mixed_percentile(laws: Sequence[Sojourn], weights: Sequence[float], percent: float) -> float:
-    """Return the percentile over requests that meet each law with its weight, by bisection."""
+    """Return the percentile over requests drawn from each law with its weight, by bisection."""
     low = min(law.percentile(percent) for law in laws)
     high = max(law.percentile(percent) for law in laws)
     if high == float("inf"):

@@ -13,7 +13,7 @@ def list_process_tree(pid: int) -> Iterator[int]:
     """Yield a process and all its descendants."""
     yield pid
     for thread in _PROC.glob(f"{pid}/task/*/children"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             for child in thread.read_text().split():
                 yield from list_process_tree(int(child))
 

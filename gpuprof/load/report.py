@@ -53,7 +53,7 @@ class ModelResult:
     p99_ms: float | None
     lag_p99_ms: float  #: Sending delay of the client.
     #: ``p50_low_ms``, ``p50_high_ms``, ``p95_low_ms``, ``p95_high_ms``, ``p99_low_ms``, ``p99_high_ms``: Their 95%
-    #: intervals; None: too few were answered for that end.
+    #: intervals; None: too few answers for this end.
     p50_low_ms: float | None = None
     p50_high_ms: float | None = None
     p95_low_ms: float | None = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpuprof.graph.input_data import InputData, InputShape
     from gpuprof.serving.transport.datatypes import Array
 
-#: Different inputs that are sent of each model in turn; with several sizes as many times more.
+#: Number of inputs per model, which are sent alternately; for several sizes `_MIXED_VARIANTS`.
 VARIANTS = 4
 _MIXED_VARIANTS = 20
 _MAX_ANSWER_BYTES = 64 << 20
@@ -34,13 +34,13 @@ _NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that speaks the Open Inference Protocol over HTTP."""
+    """A server of the Open Inference Protocol over HTTP."""
 
     host: str
     port: int
     token: str = field(default="", repr=False)  #: Sent with every request; empty: none is.
     is_encrypted: bool = False  #: True if the target speaks TLS.
-    authority: Path | None = None  #: PEM file of the certificates to trust; None: those that the system trusts.
+    authority: Path | None = None  #: PEM file of the trusted certificates; None: the system's.
 
     @classmethod
     def parse(cls, url: str, token: str = "", authority: Path | None = None) -> Target:
@@ -85,7 +85,7 @@ class Target:
         return http.client.HTTPSConnection(self.host, self.port, timeout=10, context=context)
 
     def get(self, path: str) -> Any:
-        """Return the JSON that a GET answers.
+        """Return the JSON of the answer to a GET.
 
         Raises `UnavailableError` when no server answers there; `InputError` when the answer is an error or no JSON.
         """
@@ -121,7 +121,7 @@ class Target:
             raise InputError(f"{self} describes model {model!r} in a way that is not the protocol's") from None
 
     def statistics(self, model: str) -> dict[str, Any] | None:
-        """Return the server's statistics of a model, None where it keeps none."""
+        """Return the server's statistics of a model, None where the server keeps none."""
         try:
             document = self.get(f"{model_address(model)}/stats")
             stats: dict[str, Any] = document["model_stats"][0]
@@ -153,8 +153,8 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
 def requests_of_data(target: Target, model: str, data: InputData) -> tuple[bytes, ...]:
     """Return whole HTTP requests with the samples of a file, in their order.
 
-    Those that belong together say so by the protocol's extension for sequences: ``sequence_id``, ``sequence_start`` and
-    ``sequence_end``. Raises `GpuprofError` when the model is unknown to the server.
+    Requests of a sequence carry the protocol's parameters for sequences: ``sequence_id``, ``sequence_start`` and
+    ``sequence_end``. Raises `GpuprofError` when the server does not have the model.
     """
     specs = target.model_inputs(model)
     return tuple(

@@ -16,15 +16,15 @@ ARRIVALS = ("poisson", "gamma", "constant")
 
 
 def arrival_times(kind: str, rate_rps: float, duration_s: float, seed: int, scv: float = 4.0) -> Times:
-    """Return when requests arrive in ``duration_s`` seconds, increasing.
+    """Return the arrival times of requests in ``duration_s`` seconds, increasing.
 
     Raises `InputError` for an unknown kind.
 
     Parameters
     ----------
     kind : {"poisson", "gamma", "constant"}
-        ``poisson`` is a Poisson process of which the number of arrivals is known: as many as the rate says, at
-        independent times. Without that, a run of a few hundred requests would be off by several percent of its rate.
+        ``poisson`` is a Poisson process with a fixed number of arrivals, given by the rate, at independent times. With
+        a random number, a run of a few hundred requests would miss its rate by several percent.
     scv : float
         Squared coefficient of variation of the gaps of ``gamma``; above 1 is burstier than Poisson.
     """

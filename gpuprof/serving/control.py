@@ -1,4 +1,4 @@
-"""The control socket of a running server, which only its user can reach."""
+"""The control socket of a running server, accessible only to its user."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Apply = Callable[[Path], Awaitable[dict[str, Any]]]
 
 
 def control_path(port: int) -> Path:
-    """Return the socket of the server on ``port``, in a directory that only this user can enter."""
+    """Return the socket of the server on ``port``, in a directory accessible only to this user."""
     directory = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gpuprof-{os.getuid()}"
     # The directory guards the socket: every peer is trusted, and the temporary directory is world-writable.
     directory.mkdir(mode=0o700, exist_ok=True)
-    # Another process may have created it first.
+    # Another user may have created the directory first.
     if directory.stat().st_uid != os.getuid():
         raise UnavailableError(
             f"{directory} belongs to somebody else", "set XDG_RUNTIME_DIR to a directory of your own"

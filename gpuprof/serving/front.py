@@ -19,7 +19,7 @@ from gpuprof.serving.watch.logs import LOGGER
 
 #: Backlog of the listening sockets, the largest; the system limits it to net.core.somaxconn.
 _BACKLOG = (1 << 16) - 1
-#: Load balancers see for so long that the server is not ready, and send no more.
+#: Time for load balancers to see that the server is not ready and stop sending.
 _GRACE_S = 0.15
 
 
@@ -118,7 +118,7 @@ class Front:
             await self._streams.watch()
 
     async def drain(self) -> None:
-        """Answer the requests that have come or are being received, then return."""
+        """Answer the requests received or being received, then return."""
         router = self._api.router
         router.draining = True
         await asyncio.sleep(_GRACE_S)
@@ -172,7 +172,7 @@ class Front:
         return path
 
     def _stop_listening(self) -> None:
-        """Stop listening; connections that the kernel has accepted already are served, not reset."""
+        """Stop listening; connections already accepted by the kernel are served, not reset."""
         listener, self._listener = self._listener, None
         if listener is None:
             return

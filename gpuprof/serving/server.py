@@ -37,7 +37,7 @@ _WATCH_S = 0.5
 
 #: Makes the engine, which runs the machines, from the arena and the `ServerSettings`.
 EngineMaker = Callable[[Arena, ServerSettings], Engine]
-#: Told where a server listens, and how many models and workers it has.
+#: Called with the server's address, and the numbers of models and workers.
 Ready = Callable[[str, int, int], None]
 
 
@@ -129,7 +129,7 @@ class Server:
             loop.add_signal_handler(number, self._on_stop_signal)
 
     def _on_stop_signal(self) -> None:
-        if self._stop.is_set():  # told twice: at once; machines see it and end their workers
+        if self._stop.is_set():  # second signal: stop at once; machines see it and end their workers
             os._exit(130)
         self._stop.set()
 
@@ -146,7 +146,7 @@ class Server:
             await started
 
     def _start_controllers(self) -> None:
-        """Start the controllers that change the workers on their own: standbys, and the adapter."""
+        """Start the controllers that change workers automatically: standbys, and the adapter."""
         if self._settings.shadow:
             self._start_controller(StandbyController(self.router, self._worker_fleet).watch())
         if self._settings.adapt is not None:
@@ -190,7 +190,7 @@ class Server:
         return move
 
     async def _watch(self) -> None:
-        """Replace hung workers, close stalled connections, and drop the requests of clients that have disconnected."""
+        """Replace hung workers, close stalled connections, and drop the requests of disconnected clients."""
         while True:
             await asyncio.sleep(_WATCH_S)
             now = time.monotonic()

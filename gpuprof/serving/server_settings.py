@@ -22,12 +22,12 @@ class ServerSettings:
     max_body_bytes: int = 64 << 20  #: Size limit of an inference request.
     hang_s: float = 5.0  #: Silence, beyond the expected time of its batches, after which a worker is replaced.
     drain_s: float = 30.0  #: Time limit for answering the accepted requests after a stop signal.
-    #: Time after which a connection that stalls in the middle of a request or an answer is closed.
+    #: Stall, in the middle of a request or an answer, after which a connection is closed.
     stall_s: float = 30.0
     idle_s: float = 300.0  #: Time after which an idle connection is closed.
     max_connections: int = 16_384
     public: bool = False  #: True if HTTP goes through the edge as well.
-    envoy: Path | None = None  #: The edge's binary; None: that of the extra ``edge``.
+    envoy: Path | None = None  #: The edge's binary; None: the binary of the extra ``edge``.
     shadow: bool = False  #: True if the standbys of the plan take over from replicas whose model violates its SLO.
     adapt: AdaptSettings | None = None  #: When and how the map is replanned; None: never.
     tracer: SpanTracer | None = None  #: Makes spans of requests.

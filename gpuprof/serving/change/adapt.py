@@ -51,7 +51,7 @@ class Load:
 
 
 class Replanner(Protocol):
-    """Plans a map; picklable, since it is called in another process."""
+    """Plans a map; picklable, since another process calls it."""
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         """Return a map for ``load`` that can follow ``deployment``; None without a better map."""
@@ -64,17 +64,17 @@ class AdaptSettings:
     replan: Replanner
     output: Path  #: Path to which each new map is written.
     period_s: float = 5.0  #: Time over which the load is measured.
-    #: Periods in a row for which a model must have too little (True), or too much (False).
+    #: Consecutive periods with too little (True), or too much (False) capacity before a change.
     patience: Mapping[bool, int] = field(default_factory=lambda: {True: 2, False: 6})
-    headroom: float = 1.2  #: Multiple of the measured rate that is planned for.
-    settle_periods: int = 1  #: Periods after a move that are not judged.
+    headroom: float = 1.2  #: Planned rate as a multiple of the measured rate.
+    settle_periods: int = 1  #: Periods after a move that are ignored.
     bounds: Bounds = field(default_factory=Bounds)
 
 
 class Adapter:
     """Decides when another map is planned and applied.
 
-    ``deployment``: that is being served; ``apply``: moves the server to the map at a path.
+    ``deployment``: the served map; ``apply``: moves the server to the map at a path.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Adapter:
                 self._back_off()
 
     def follow(self, deployment: DeploymentMap) -> None:
-        """Compare with another map from now on, because it was applied."""
+        """Compare with another map from now on, after its application."""
         self._deployment = deployment
         self._streaks.clear()
 
@@ -136,7 +136,7 @@ class Adapter:
         await self._move(wanted, load)
 
     def _find_departures(self, seen: Mapping[str, ObservedLoad]) -> dict[str, Departure]:
-        """Return the models that have been out of bounds for long enough, and how."""
+        """Return the models out of bounds for long enough, and their departures."""
         departures = {}
         for model, observed in seen.items():
             if model not in self._deployment.models:
@@ -150,7 +150,7 @@ class Adapter:
         return departures
 
     def _make_load(self, seen: Mapping[str, ObservedLoad], out: Mapping[str, Departure]) -> Load:
-        """Return planned figures, replaced by measured ones for the models that are out of bounds."""
+        """Return planned figures, replaced by measured figures for models out of bounds."""
         rates = {name: asked.rate_rps for name, asked in self._deployment.models.items()}
         slowdowns, beside = dict(self._slowdowns), dict(self._beside)
         for model, how in out.items():
@@ -279,5 +279,5 @@ def _round_factors(cost: NeighbourCost | None) -> dict[str, float]:
 
 
 def _list_beyond(deployment: DeploymentMap) -> list[str]:
-    """Return the models of a map that stand beside others as none were co-located, as their estimates say."""
+    """Return the models of a map whose estimates report co-locations beyond those measured."""
     return sorted({one.model for *_, one in deployment.places() if BEYOND_SEEN in one.predicted.source})

@@ -56,9 +56,8 @@ class ObservedLoad:
     window: ServiceWindow
     #: Measured over predicted time of batches of the same sizes; None without batches.
     slowdown: float | None
-    neighbours: NeighbourCost | None = (
-        None  #: Part of the slow-down caused by the neighbours; None: not analysed, or no batches.
-    )
+    #: Part of the slow-down caused by the neighbours; None: not analysed, or no batches.
+    neighbours: NeighbourCost | None = None
 
 
 def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:
@@ -74,7 +73,7 @@ def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:
 
 
 def find_departure(plan: PlannedLoad, seen: ObservedLoad, bounds: Bounds) -> Departure | None:
-    """Return how a model significantly departs from the bounds of its plan; None when it does not."""
+    """Return the significant departure of a model from the bounds of its plan; None without one."""
     window = seen.window
     chance_rps = _SURE * math.sqrt(max(1, window.arrived)) / window.seconds
     slower = max(bounds.slower, plan.slowest)

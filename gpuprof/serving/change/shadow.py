@@ -19,7 +19,7 @@ from gpuprof.serving.router.served_model import AnyReplica, ServedModel
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 
-#: Seconds after which p99 is looked at, and for how much longer before a standby takes over: as iGniter has them.
+#: Seconds between checks of p99, and of the second check before a standby takes over: iGniter's values.
 PERIOD_S = 1.0
 CONFIRM_S = 0.5
 
@@ -88,7 +88,7 @@ class StandbyController:
             )
 
     def _find_latest_replica(self, model: ServedModel, start: _Snapshot) -> AnyReplica | None:
-        """Return the replica with a standby that was late most often; among equals the busiest."""
+        """Return the replica with a standby and the most late answers; among equals the busiest."""
         able = [replica for replica in model.replicas if self._worker_fleet.standby(replica.plan.name) is not None]
 
         def rate_lateness(replica: AnyReplica) -> tuple[float, int]:

@@ -26,7 +26,7 @@ class ServiceWindow:
 
     @property
     def rate_rps(self) -> float:
-        """Requests that arrived, per second."""
+        """Arriving requests per second."""
         return self.arrived / self.seconds if self.seconds > 0.0 else 0.0
 
     @property
@@ -52,7 +52,7 @@ class ServiceWindow:
 
 @dataclass(frozen=True, slots=True)
 class ServiceCounts:
-    """Counts at a moment, cheap to take: it is done while requests wait."""
+    """Counts at a moment, cheap to take while requests wait."""
 
     arrived: int
     answered: int

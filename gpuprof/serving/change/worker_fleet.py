@@ -57,7 +57,7 @@ class WorkerFleet:
     router : Router
         Gets the models when their workers are ready.
     engine : Engine
-        Has the machines that keep the workers.
+        Provides the machines of the workers.
     routing : str
         Name of the routing rule.
     hang_s, drain_s : float
@@ -79,7 +79,7 @@ class WorkerFleet:
         self.workers: list[WorkerHandle] = []
 
     def local_cores(self) -> frozenset[int]:
-        """Return the cores of this machine that workers compute on."""
+        """Return the cores of this machine with workers."""
         return frozenset(core for worker in self.workers if not worker.order.node for core in worker.order.cores)
 
     async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> PlanChange:
@@ -113,7 +113,7 @@ class WorkerFleet:
             return PlanChange(*(tuple(s.planned.plan.name for s in group) for group in (kept, started, obsolete)))
 
     def standby(self, replica: str) -> ReplicaPlan | None:
-        """Return the plan of the standby that could take over from a replica, None where there is none."""
+        """Return the plan of a replica's standby, None without a standby."""
         standby = self._standbys.get(replica)
         return None if standby is None else standby.planned.plan
 
@@ -134,7 +134,7 @@ class WorkerFleet:
             return ready.planned.plan
 
     async def stop(self) -> None:
-        """End every worker and everything that held them."""
+        """End every worker and its holders."""
         await self._dismiss(list(self.workers))
 
     def _compare(
@@ -155,7 +155,7 @@ class WorkerFleet:
     def _make_names_unique(
         self, fresh: Sequence[PlannedReplica], kept: Sequence[_RunningReplica]
     ) -> list[PlannedReplica]:
-        """Give new replicas names, and groups, that no replica of this server has."""
+        """Give new replicas and their groups names that are unique in this server."""
         taken = {running.planned.plan.name for running in self._running}
         renamed = []
         for planned in fresh:
@@ -165,14 +165,14 @@ class WorkerFleet:
                 name, number = f"{planned.model}/{number}", number + 1
             taken.add(name)
             orders = planned.orders
-            if not orders[0].turns:  # who takes turns has a group with others
+            if not orders[0].turns:  # workers with turns share a group
                 group = orders[0].group.removesuffix(planned.plan.name) + name
                 orders = tuple(replace(order, group=group) for order in orders)
             renamed.append(replace(planned, plan=replace(planned.plan, name=name), orders=orders))
         return renamed
 
     async def _start_standbys(self) -> None:
-        """Start the standbys that replicas lack."""
+        """Start the missing standbys of replicas."""
         lacking = [running for running in self._running if running.planned.plan.name not in self._standbys]
         await asyncio.gather(
             *(self._start_standby(s, s.planned.standby) for s in lacking if s.planned.standby is not None)

@@ -35,7 +35,7 @@ class EdgeSettings:
     def to_values(self) -> dict[str, Any]:
         """Return the settings by their names in the file."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        # A request has the stall limit and the time that 1 MB/s takes for the largest body.
+        # A request has the stall limit, and the time of the largest body at 1 MB/s.
         request_s = self.stall_s + self.max_body_bytes / (1 << 20)
         return values | {
             "authorization": f"Bearer {self.token}",

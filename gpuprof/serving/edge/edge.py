@@ -29,7 +29,7 @@ _START_S, _END_S = 60.0, 5.0
 _POLL_S = 0.05
 #: Waiting time before a restart, doubled each time up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
-#: Clients are told for so long that connections close before listeners do.
+#: Time for which clients are asked to close connections before listeners close.
 _DRAIN_S = 1
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
@@ -133,13 +133,13 @@ class Edge:
         self._supervisor = asyncio.ensure_future(self._supervise())
 
     async def drain(self) -> None:
-        """Have clients close their connections, then stop listening; answers that are due are still sent."""
+        """Ask clients to close their connections, then stop listening; answers under way are still sent."""
         with contextlib.suppress(OSError, TimeoutError):
             await self._ask_admin("POST", "/drain_listeners?graceful&skip_exit")
             await asyncio.sleep(_DRAIN_S)
 
     async def count_active(self) -> int:
-        """Return how many requests Envoy has that are not answered to the last byte."""
+        """Return the number of requests in Envoy without a complete answer."""
         try:
             text = await self._ask_admin("GET", "/stats?filter=downstream_rq_active")
         except (OSError, TimeoutError):
@@ -161,12 +161,13 @@ class Edge:
         self._folder.cleanup()
 
     def _reserve(self, host: str, port: int | None) -> int | None:
-        """Bind a port without listening: nobody else gets it while Envoy is down."""
+        """Bind a port without listening, to reserve it while Envoy is down."""
         if port is None:
             return None
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            # Envoy shares the port by SO_REUSEPORT. Without that option first: another server may be there.
+            # Envoy shares the port by SO_REUSEPORT. The first try is without this option, to detect another server
+            # there.
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
@@ -187,7 +188,7 @@ class Edge:
         self._reserved = []
 
     def _write(self, name: str, text: str) -> str:
-        """Write a file that only this user can read; return its path."""
+        """Write a file readable only by this user; return its path."""
         path = self.directory / name
         path.touch(mode=0o600)
         path.write_text(text, encoding="utf-8")
@@ -237,7 +238,7 @@ class Edge:
             self.restarts += 1
 
     def _last_words(self) -> str:
-        """Return the last line that Envoy logged."""
+        """Return the last line of Envoy's log."""
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -245,7 +246,7 @@ class Edge:
         return lines[-1][:500] if lines else ""
 
     async def _ask_admin(self, method: str, target: str) -> str:
-        """Return the body of Envoy's answer. Raises `OSError` or `TimeoutError` where it gives none."""
+        """Return the body of Envoy's answer. Raises `OSError` or `TimeoutError` without an answer."""
         async with asyncio.timeout(_END_S):
             reader, writer = await asyncio.open_unix_connection(str(self._admin))
             try:
@@ -267,5 +268,5 @@ def listen_error(host: str, port: int, error: OSError) -> InputError:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process with its parent, however that ends."""
+    """Make the kernel kill this process when its parent ends in any way."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

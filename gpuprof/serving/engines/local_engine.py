@@ -39,7 +39,7 @@ async def find_machine_parts(machine: MachineLink, layouts: Layouts) -> MachineP
 class Engine(Protocol):
     """Runs machine processes on the nodes of a map."""
 
-    on_moved: Callable[[], None]  #: Told when a machine has been replaced by another, which may have other parts.
+    on_moved: Callable[[], None]  #: Called after a machine was replaced by another, whose parts may differ.
 
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
         """Return the parts of the machines of these nodes, after their GPUs were partitioned.
@@ -51,10 +51,10 @@ class Engine(Protocol):
         """
 
     async def machine(self, node: str) -> MachineLink:
-        """Return the machine that runs the workers of a node."""
+        """Return the machine for the workers of a node."""
 
     def watch(self, now: float) -> None:
-        """Look after machine processes that hang."""
+        """Replace or report machine processes that hang."""
 
     async def close(self) -> None:
         """End every machine process, and return when they have ended."""
@@ -89,7 +89,7 @@ class LocalEngine:
         return {node: await find_machine_parts(await self.machine(node), layouts) for node, layouts in nodes.items()}
 
     async def machine(self, node: str) -> MachineLink:
-        """Return this machine; its process is started when it is first asked for.
+        """Return this machine; its process is started at the first use.
 
         Raises `UnavailableError` when no process can be started.
         """
@@ -127,7 +127,7 @@ class LocalEngine:
         assert memory is not None
         process = subprocess.Popen(
             module_command("gpuprof.serving.machine.machine"),
-            # The arena is an unnamed file: a process has it only by inheriting its descriptor.
+            # The arena is an unnamed file, available only through an inherited descriptor.
             pass_fds=(memory.fd,),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -126,7 +126,7 @@ class RayEngine:
             return self._machines[node]
 
     def watch(self, now: float) -> None:
-        """Look after machines that are silent while a worker is missing."""
+        """Report machines that are silent while a worker is missing."""
         for machine in self._machines.values():
             machine.watch(now, self._hang_s)
 
@@ -161,7 +161,7 @@ class RayEngine:
             raise UnavailableError(f"cannot listen on {host} for machines: {error.strerror or error}") from None
 
     async def _start_keeper(self) -> str:
-        """Start the process that talks to Ray; return this machine's address in the cluster."""
+        """Start the keeper process, which talks to Ray; return this machine's address in the cluster."""
         joined = self._joined = asyncio.get_running_loop().create_future()
         command = module_command("gpuprof.serving.engines.ray_keeper", self._address)
         pipe = asyncio.subprocess.PIPE
@@ -175,7 +175,7 @@ class RayEngine:
             raise UnavailableError("no Ray cluster answers", "ray start --head starts one") from None
 
     async def _rejoin(self) -> None:
-        """Join again after the process that talks to Ray has ended, and have its machines placed again."""
+        """Join again after the keeper process has ended, and place its machines again."""
         delay = _FIRST_BACKOFF_S
         while not self._closing:
             await asyncio.sleep(delay)

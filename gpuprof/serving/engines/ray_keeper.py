@@ -53,7 +53,7 @@ class RayKeeper:
         say({"node": node, "placed": True})
 
     def replace_lost_machines(self) -> None:
-        """Place machines again that Ray has given up."""
+        """Place machines again after Ray has given them up."""
         for node, kept in list(self._kept.items()):
             done, _ = self._ray.wait([kept.serving], timeout=0)
             if done:

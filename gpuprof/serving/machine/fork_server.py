@@ -41,12 +41,12 @@ class WorkerSetup:
     memory: SharedMemory | None  #: Memory shared with the router.
 
     def to_json(self) -> str:
-        """Return it as JSON."""
+        """Return the setup as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> WorkerSetup:
-        """Return the setup that `to_json` wrote."""
+        """Return the setup written by `to_json`."""
         said = json.loads(text)
         memory = None if said["memory"] is None else SharedMemory(**said["memory"])
         return cls(RendezvousKey(**said["key"]), memory)
@@ -85,9 +85,7 @@ class ForkServer:
             return
         if not pid:
             self._run_worker(asked)
-        descriptor = os.pidfd_open(
-            pid
-        )  # only this process reaps its children, so the child exists even if it has ended
+        descriptor = os.pidfd_open(pid)  # an ended child still exists: only this process reaps it
         self._children[descriptor] = pid
         self._reply({"pid": pid}, [descriptor])
 
@@ -113,7 +111,7 @@ class ForkServer:
         os.close(descriptor)
 
     def _reap_ended(self) -> None:
-        """Reap the workers that have ended; the others live on."""
+        """Reap workers that have ended; the others live on."""
         ended, _, _ = select.select(list(self._children), [], [], 0.0)
         for descriptor in ended:
             self._reap(descriptor)

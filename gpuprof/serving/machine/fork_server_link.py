@@ -52,13 +52,12 @@ class ForkServerLink:
         self._process = self._socket = None
 
     def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
-        if (
-            order.environment
-        ):  # a worker bound to a GPU: CUDA reads the environment at its start, and does not survive a fork
+        # A worker bound to a GPU: CUDA reads the environment at its start, and does not survive a fork.
+        if order.environment:
             return self._start_interpreter(number, order)
         try:
             return self._fork(number, order)
-        except (ConnectionError, TimeoutError):  # it was killed, or hangs: once more with another
+        except (ConnectionError, TimeoutError):  # the fork server was killed, or hangs: try again with a new one
             self._kill_server()
             return self._fork(number, order)
 

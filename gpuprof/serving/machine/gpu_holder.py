@@ -33,7 +33,7 @@ class GpuHolder:
         return {"daemons": daemons, "mig": [[gpu, asdict(layout)] for gpu, layout in self._before.items()]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over from a predecessor: its daemons that still answer, and the MIG layouts to restore on exit."""
+        """Take over from a predecessor: its living daemons, and the MIG layouts to restore on exit."""
         for gpu, layout in state.get("mig", []):
             self._before[gpu] = MigLayout(
                 layout["enabled"], tuple((name, start) for name, start in layout["instances"])

@@ -1,4 +1,4 @@
-"""Finds the GPUs and MIG instances of this machine that a deployment map names."""
+"""Finds this machine's GPUs and MIG instances for a deployment map."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DOCTOR = "see gpuprof doctor"
 
 @dataclass(frozen=True, slots=True)
 class LocalMigInstance:
-    """A MIG instance that exists: profile, first memory slice, UUID."""
+    """An existing MIG instance: profile, first memory slice, UUID."""
 
     profile: str
     start: int

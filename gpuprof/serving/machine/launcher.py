@@ -18,7 +18,7 @@ _KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node")
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """The model that a worker serves, and its resources."""
+    """The model of a worker, and its resources."""
 
     model: str
     version: str
@@ -27,7 +27,7 @@ class WorkerOrder:
     threads: int = 1  #: Threads of ONNX Runtime within an operator.
     provider: str = "CPUExecutionProvider"  #: Execution provider.
     cores: tuple[int, ...] = ()  #: Cores of the worker; empty: any.
-    quota_cores: float | None = None  #: CPU seconds a second that all workers of ``group`` may take together.
+    quota_cores: float | None = None  #: Limit in CPU seconds per second of all workers of ``group`` together.
     group: str = ""  #: Name of the control group for the quota.
     turns: str = ""  #: Turn group: its workers on a machine run one batch at a time; empty: no turns.
     #: Set before the process starts: MPS and MIG are bound so.
@@ -51,7 +51,7 @@ class WorkerOrder:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> WorkerOrder:
-        """Return the order that `to_machine` described."""
+        """Return the order described by `to_machine`."""
         gpu = message["gpu"]
         known: dict[str, Any] = {**message, "gpu": None if gpu is None else GpuShare(**gpu)}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
@@ -60,7 +60,7 @@ class WorkerOrder:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """The arena as processes inherit it: file descriptor and size."""
+    """The inherited arena: file descriptor and size."""
 
     fd: int
     size: int
@@ -92,7 +92,7 @@ def start_worker(
         env={**os.environ, **thread_environment(order), **order.environment},
     )
     assert process.stdin is not None
-    with process.stdin as pipe:  # not among its arguments, which everybody can read
+    with process.stdin as pipe:  # not among its arguments, which all users can read
         pipe.write(key.to_json().encode())
     return process
 

@@ -40,7 +40,7 @@ _ORPHAN_PATIENCE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MachineOrder:
-    """The order that a machine process gets at its start."""
+    """The order of a machine process at its start."""
 
     node: str  #: Its name in the map.
     key: RendezvousKey
@@ -59,7 +59,7 @@ class MachineOrder:
 
 
 class MachineProcess:
-    """Runs the workers that the router asks for."""
+    """Runs the workers ordered by the router."""
 
     def __init__(self, order: MachineOrder) -> None:
         self._order = order
@@ -126,11 +126,13 @@ class MachineProcess:
         self._workers[number] = worker
         self._avoid_worker_cores()
         if worker.order.gpu is None:
-            self._start_task(self._fork_server.prepare())  # also where the worker lives: it may have to be replaced
+            self._start_task(self._fork_server.prepare())  # also for a living worker, which may have to be replaced
         worker.begin(None if living is None else LivingProcess.adopt(*living))
 
     def _avoid_worker_cores(self) -> None:
-        """Leave the workers' cores, unless a worker has none of its own: it would inherit this process's affinity."""
+        """Move off the workers' cores, unless a worker has no cores of its own and would inherit this process's
+        affinity.
+        """
         orders = [worker.order for worker in self._workers.values()]
         confined = all(order.cores for order in orders)
         self._cores.take({core for order in orders for core in order.cores} if confined else ())
@@ -177,11 +179,11 @@ def host_id() -> str:
 
 def main() -> int:
     """Keep workers until the router has gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and closes when it has
+    for number in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and then closes the connection
         signal.signal(number, signal.SIG_IGN)
     try:
         asyncio.run(MachineProcess(MachineOrder.from_json(sys.stdin.read())).run())
-    except OSError:  # the router has gone meanwhile; if not, it notices
+    except OSError:  # the router has gone meanwhile; if not, it will notice
         return 1
     return 0
 

@@ -28,7 +28,7 @@ class WorkerObserver(ExpectedPeer, Protocol):
         """Process id and start time of the connected worker, None while none is."""
 
     def on_refusal(self, kind: str, message: str, fix: str) -> None:
-        """Called with the reason why the machine cannot start it."""
+        """Called with the reason why the machine cannot start the worker."""
 
     def on_exit(self, pid: int) -> None:
         """Called when its process has ended."""
@@ -44,7 +44,7 @@ class _WorkerEntry:
 
 
 class MachineLink:
-    """Tells a machine process which workers to run, and tells its successors again.
+    """Sends a machine process, and each successor, the workers to run.
 
     ``node``: name in the map; ``rendezvous``: waits for the machine and for its workers.
     """
@@ -99,7 +99,7 @@ class MachineLink:
         return number
 
     def remove_worker(self, number: str) -> asyncio.Future[None]:
-        """Have the machine stop a worker; the future is done when nothing is left of it."""
+        """Stop a worker through the machine; the future is done when the worker has gone."""
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         known = self._entries.pop(number, None)
         self._rendezvous.forget(number)
@@ -137,7 +137,7 @@ class MachineLink:
     # --- the rendezvous's side
 
     def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
-        """Tell a machine process that has connected which workers to run."""
+        """Send a newly connected machine process the workers to run."""
         if self._connection is not None:
             self._connection.drop()  # the later process was started because the earlier was given up
         # Another host cannot take over: the workers and the partitioned GPUs of the old host are out of reach.

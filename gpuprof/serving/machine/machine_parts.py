@@ -1,4 +1,4 @@
-"""The resources of a machine that are divided among workers: its cores and its GPUs."""
+"""The resources of a machine that workers share: its cores and its GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuprof.serving.machine.gpu_places import LocalGpu, LocalMigInstance, list_
 
 @dataclass(frozen=True, slots=True)
 class MachineParts:
-    """Cores that processes of a machine may run on, and its GPUs with their MIG instances."""
+    """Cores available to processes of a machine, and its GPUs with their MIG instances."""
 
     cores: tuple[int, ...]
     gpus: tuple[LocalGpu, ...] = ()

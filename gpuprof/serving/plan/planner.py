@@ -17,7 +17,7 @@ from gpuprof.serving.plan.serving_plan import PlannedReplica, chosen_node, mig_l
 
 @dataclass(frozen=True, slots=True)
 class MapSource:
-    """A map, and the directory in which its model files are looked for first."""
+    """A map, and the directory searched first for its model files."""
 
     deployment: DeploymentMap
     base: Path

@@ -95,7 +95,7 @@ def plan_workers(
 
 
 def _public_names(deployment: DeploymentMap) -> dict[str, PublicName]:
-    """Return under which name and version clients find each model of the map; no two may have the same."""
+    """Return the public name and version of each model of the map; no two may be equal."""
     names: dict[str, PublicName] = {}
     owners: dict[PublicName, str] = {}
     for model, asked in deployment.models.items():
@@ -135,13 +135,13 @@ class _OrderBuilder:
         self._counts: dict[str, int] = {}
 
     def replicas(self, placed: Sequence[_Placed], machine: MachineParts, node: str) -> Iterator[PlannedReplica]:
-        """Yield the replicas of a node; ``node`` names the machine that is to keep their workers."""
+        """Yield the replicas of a node; ``node`` names the machine of their workers."""
         shares = [(place, mig, replica.sm_share_pct, replica.turns) for place, mig, replica, _ in placed]
         spare = SpareResources(shares, machine.cores)
         for place, mig, replica, part in placed:
             name = self._next_name(replica.model)
             order = self._make_order(replica, part, f"{self._group}-{name}", node)
-            if replica.turns:  # those who take them have the quota of their cores together, too
+            if replica.turns:  # replicas with turns also share the quota of their cores
                 turns = f"{self._group}-{place}-{mig}-turns{replica.turns}"
                 order = replace(order, turns=turns, group=turns)
             plan = _make_plan(replica, name, place, mig)
@@ -179,7 +179,7 @@ def needs_machine(node: Node, simulated: bool) -> bool:
 def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
     """Return the file of a model of the map, or its ``null:SIZE``.
 
-    Raises `InputError` when the map does not say it, or the file is not there.
+    Raises `InputError` when the map does not name the file, or the file does not exist.
     """
     if model in deployment.merges:
         path: str | None = deployment.merges[model].path
@@ -204,7 +204,7 @@ def _planned_sha256(deployment: DeploymentMap, model: str) -> str:
 
 
 def mig_layouts(node: Node) -> dict[str, list[tuple[str, int]]]:
-    """Return the MIG instances that a node's GPUs are to have, as profile and first slice, by number of the GPU."""
+    """Return the planned MIG instances of a node's GPUs, as profile and first slice, by number of the GPU."""
     return {
         str(gpu.index): [(part.mig.profile, part.mig.start) for part in gpu.partitions if part.mig is not None]
         for gpu in node.gpus
@@ -230,7 +230,7 @@ def chosen_node(deployment: DeploymentMap, name: str | None) -> Node:
 
 
 def _assign_parts(node: Node, machine: MachineParts, simulated: bool) -> Iterator[_Placed]:
-    """Yield each replica with its place, its MIG instance and its part of the machine; None: it is simulated."""
+    """Yield each replica with its place, its MIG instance and its part of the machine; None: simulated."""
     for gpu in node.gpus:
         place = f"{node.name}/{gpu.device}:{gpu.index}"
         for partition, replica, part in _list_shares(gpu, machine, simulated):
@@ -239,7 +239,7 @@ def _assign_parts(node: Node, machine: MachineParts, simulated: bool) -> Iterato
 
 
 def _list_shares(gpu: Gpu, machine: MachineParts, simulated: bool) -> Iterator[tuple[Partition, Replica, _Part]]:
-    """Yield each replica of a device with its part of it."""
+    """Yield each replica of a device with its part of the device."""
     placed = [(partition, replica) for partition in gpu.partitions for replica in partition.replicas]
     if simulated or gpu.device.startswith(SIMULATED_PREFIX):
         yield from ((partition, replica, None) for partition, replica in placed)
@@ -272,7 +272,7 @@ def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partit
 
 
 def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
-    """Return the model's file if it is here, for its inputs and outputs; simulation does without."""
+    """Return the model's file, for its inputs and outputs, or an empty string; simulation needs no file."""
     try:
         return model_path(deployment, model, base)
     except InputError:
@@ -337,7 +337,7 @@ def _latency_ms(replica: Replica, *, without_turn_mates: bool = False) -> tuple[
     if times:
         return (*times[: replica.batch], *[times[-1]] * (replica.batch - len(times)))
     full_ms, waits_ms = replica.predicted.latency_ms, replica.wait_for_turn_ms
-    # Half of it is taken not to depend on the rows: an assumption, until the router has seen batches.
+    # Half of the time is assumed to be independent of the rows, until the router has measured batches.
     own = [(full_ms - waits_ms) * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1)]
     return tuple(own if without_turn_mates else (ms + waits_ms for ms in own))
 

@@ -14,7 +14,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 
-#: Percent of a device that a standby has more than its replica, if that is left: iGniter's largest error.
+#: Additional percent of the device for a standby, as far as available: iGniter's largest error.
 SHADOW_PCT = 10.0
 #: A standby with less than this percent of the device more would not be worth its memory.
 _LEAST_PCT = 1.0
@@ -33,7 +33,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """The workers that stand by for those of a replica."""
+    """Standby workers of a replica."""
 
     plan: ReplicaPlan
     orders: tuple[WorkerOrder, ...]
@@ -41,9 +41,10 @@ class Standby:
 
 
 class SpareResources:
-    """The resources of each device and MIG instance that a plan does not use.
+    """The resources of each device and MIG instance outside a plan.
 
-    ``placed``: place, MIG instance, share in percent and number of turns of every replica; ``cores``: of this machine.
+    ``placed``: place, MIG instance, share in percent and number of turns of every replica; ``cores``: of this
+    machine.
     """
 
     def __init__(self, placed: Sequence[tuple[str, str, float, int]], cores: Sequence[int]) -> None:
@@ -54,7 +55,9 @@ class SpareResources:
         self._shares = {where: held_shares(of_all) for where, of_all in shares.items()}
 
     def standby(self, plan: ReplicaPlan, order: WorkerOrder, processes: int, extra_pct: float) -> Standby | None:
-        """Return a standby with ``extra_pct`` more of the device, or with all that is left; None if that is nothing."""
+        """Return a standby with ``extra_pct`` more of the device, or with the rest of the device; None without a
+        rest.
+        """
         shares = self._shares[plan.place, plan.mig]
         left_pct = 100.0 - sum(shares)
         extra_pct = min(extra_pct, left_pct)

@@ -18,7 +18,7 @@ class GpuFigures:
     index: int  #: Index of the GPU.
     mig: str  #: Profile and first slice, empty for a whole GPU.
     uuid: str
-    #: Part of the last sample period in which a kernel ran; None where NVML does not say, as of MIG instances.
+    #: Fraction of the last sample period with a running kernel; None where NVML has no value, as for MIG instances.
     sm_ratio: float | None
     memory_bytes: int
     memory_total_bytes: int

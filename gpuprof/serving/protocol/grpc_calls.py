@@ -127,7 +127,7 @@ class GrpcCalls:
     def _read_elsewhere(
         self, connection: HttpClient, head: HttpHead, received: ReceivedBody, call: LargeCall | None
     ) -> None:
-        """Have a call read by other threads and processes: it is compressed, or is large beside its raw tensors."""
+        """Read a call in other threads and processes, because it is compressed or large beside its raw tensors."""
         gone: list[bool] = []
         connection.on_disconnect = partial(gone.append, True)
         self._api.start_task(self._read_and_submit(connection, gone, head, received, call))
@@ -214,7 +214,7 @@ def _describe(
 
 
 def read_timeout_ms(text: bytes) -> float | None:
-    """Return the value of the header ``grpc-timeout`` in ms; None where it is malformed."""
+    """Return the value of the header ``grpc-timeout`` in ms; None for a malformed value."""
     match = _TIMEOUT.fullmatch(text)
     return float(match[1]) * _UNIT_MS[match[2]] if match else None
 
@@ -231,13 +231,13 @@ def status_headers(refusal: RefusedError) -> bytes:
     message = quote(refusal.message, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
     lines = b"x-grpc-status: %d\r\nx-grpc-message: %s\r\n" % (find_code(refusal), message.encode())
     if refusal.retry_after_s is not None:
-        # gRFC A6: clients that retry by their service config wait so long.
+        # gRFC A6: delay for clients that retry by their service config.
         lines += b"x-grpc-pushback-ms: %d\r\n" % (int(1000 * refusal.retry_after_s) + 1)
     return lines
 
 
 def make_descriptions(router: Router) -> dict[str, Callable[[Any], dict[str, Any]]]:
-    """Return the functions that answer every method but inference, by name: from a message to a response's fields."""
+    """Return the functions for all methods but inference, by name: from a message to a response's fields."""
 
     def model_ready(request: Any) -> dict[str, Any]:
         ready = False

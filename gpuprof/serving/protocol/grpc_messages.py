@@ -95,7 +95,7 @@ class InferCall:
 
 @dataclass(frozen=True, slots=True)
 class LargeCall:
-    """A ModelInferRequest that is large beside its raw contents, and of which only the names have been read."""
+    """A ModelInferRequest that is large beside its raw contents, with only its names read."""
 
     #: ``name``, ``version``: Of the model; ``id``: of the request.
     name: str
@@ -138,12 +138,12 @@ def _no_request(error: Exception) -> RefusedError:
 
 
 def read_urgency(request: Any) -> Urgency:
-    """Return how urgent a ModelInferRequest is.
+    """Return the urgency of a ModelInferRequest.
 
     Raises
     ------
     RefusedError
-        400, where that cannot be read.
+        400, for malformed parameters.
     """
     parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
     timeout_us, priority = (_whole(parameters, name) for name in ("timeout", "priority"))
@@ -207,7 +207,7 @@ def write_streamed(response: Sequence[Buffer]) -> list[Buffer]:
 
 
 def write_stream_error(message: str, request_id: str) -> bytes:
-    """Return a ModelStreamInferResponse that says why a request has no answer."""
+    """Return a ModelStreamInferResponse with the reason for a missing answer."""
     failed = message_class("ModelStreamInferResponse")(error_message=message)
     failed.infer_response.id = request_id
     data: bytes = failed.SerializeToString()

@@ -56,7 +56,7 @@ def append_field(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buff
 
 
 def wrap_message(parts: Sequence[Buffer], field: int) -> list[Buffer]:
-    """Return the parts of a message that has nothing but the message in ``parts`` as its field ``field``."""
+    """Return the parts of a message whose only field ``field`` is the message in ``parts``."""
     return [_KEYS[field] + _to_varint(sum(map(len, parts))), *parts]
 
 
@@ -81,7 +81,7 @@ def _span(data: Buffer, kind: int, position: int) -> tuple[int, int]:
 
 
 def _varint(data: Buffer, position: int) -> tuple[int, int]:
-    """Return the number at ``position`` and where it ends."""
+    """Return the number at ``position`` and its end."""
     value = 0
     for count, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * count

@@ -125,7 +125,7 @@ class _Stream:
         self._finish()
 
     def cancel(self) -> None:
-        """Cancel the requests of a client that has gone."""
+        """Cancel the requests of a client that has disconnected."""
         for client in list(self._clients):
             if client.on_disconnect is not None:
                 client.on_disconnect()
@@ -188,7 +188,7 @@ class _StreamClient:
         raise NotImplementedError
 
     def refuse(self, refusal: RefusedError) -> None:
-        """Send an error as a message of the stream, which goes on."""
+        """Send an error as a message of the stream, which continues."""
         self._settle(refusal)
 
 

@@ -44,7 +44,7 @@ _MAX_TARGET_BYTES = 4096
 _PUBLIC_PREFIX = b"/v2/health/"
 _GRPC_PREFIXES = (b"/inference.", b"/grpc.")
 
-#: Called with the inference, its outputs, and the slot in which they lie.
+#: Called with the inference, its outputs, and their slot.
 Answer = Callable[[Inference, list[OutputTensor], Slot | None], None]
 
 
@@ -56,8 +56,8 @@ class ApiSettings:
     max_connections: int = 16_384
     #: Returns whether the value of an Authorization header grants access; health needs none.
     admits: Callable[[bytes], bool] = lambda authorization: True
-    #: Names by which the server may be asked for, beside addresses and names without a dot; None: any. A web page can
-    #: reach a server of the browser's machine by a name of its own (DNS rebinding).
+    #: Host names of the server, beside addresses and names without a dot; None: any. With its own host name, a web page
+    #: could reach a server of the browser's machine (DNS rebinding).
     own_hosts: Collection[str] | None = None
 
 
@@ -196,7 +196,7 @@ class HttpApi:
         traceparent: str = "",
         limit_ms: float | None = None,
     ) -> None:
-        """Submit a request; a refused request gives its slots back. ``limit_ms``: deadline that the call itself has."""
+        """Submit a request; a refused request releases its slots. ``limit_ms``: deadline of the call itself."""
         try:
             deadline_ms = find_deadline_ms(model, request)
             inference = Inference(
@@ -242,7 +242,7 @@ class HttpApi:
         received: ReceivedBody,
         done: Callable[..., None],
     ) -> None:
-        """Submit a request that is compressed or has a large text, which other threads and processes read."""
+        """Submit a compressed request or a request with a large text, which other threads and processes read."""
         body, slot = received.body, received.slot
         try:
             if head.coding is not None:
@@ -349,7 +349,7 @@ def _refuse_early(model: ServedModel, text: Buffer, client: str) -> None:
 
 
 def _note_departure(connection: HttpClient) -> list[bool]:
-    """Return a list that is not empty once the client has disconnected."""
+    """Return a list that gets an element when the client disconnects."""
     gone: list[bool] = []
     connection.on_disconnect = partial(gone.append, True)
     return gone

@@ -44,11 +44,11 @@ SCRATCH_BYTES = 1 << 16
 #: Read size before a head has been parsed: more of a large body would need another copy.
 _FIRST_BYTES = 1 << 14
 _MAX_HEAD_BYTES = 1 << 15
-#: Bytes of pipelined requests, beyond which the connection is not read.
+#: Bytes of pipelined requests beyond which reading pauses.
 _MAX_PENDING_BYTES = 1 << 16
-#: Up to this size the body of a refused request is received, which costs less than a new connection.
+#: Maximum body size of a refused request that is received, which costs less than a new connection.
 _MAX_REFUSED_BYTES = 1 << 24
-#: Memory of a large body when its first bytes are here; it doubles as the body arrives.
+#: First memory of a large body; doubled as the body arrives.
 _FIRST_SLOT_BYTES = 1 << 20
 #: Answers up to this size are written in one piece: copying is cheaper than another buffer.
 _JOINED_BYTES = 1 << 12
@@ -123,7 +123,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; refuse a connection beyond the bound."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=0)  # `resume_writing` then reports that all has been sent
+        self._transport.set_write_buffer_limits(high=0)  # `resume_writing` then reports the end of all sending
         address = transport.get_extra_info("peername")
         self.peer = self._address = str(address[0]) if isinstance(address, tuple) else ""
         if len(self._owner.connections) >= self._owner.max_connections:
@@ -258,7 +258,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self.is_idle and (not self._is_new or now - self._since > 1.0)
 
     def watch(self, now: float, stall_s: float, idle_s: float) -> None:
-        """Close the connection where it has been idle, or a request or an answer under way, for too long."""
+        """Close a connection that has been idle, or busy with a request or an answer, for too long."""
         if self.busy or self._transport is None:
             return
         if self.is_idle:
@@ -342,7 +342,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             if head.chunked or head.length > MAX_DISCARDED_BYTES or b"expect" in head.headers:
                 self._reject(refusal)
                 return
-            incoming.refusal = refusal.with_traceback(None)  # which refers to this frame: a cycle for each request
+            # the traceback refers to this frame: a reference cycle per request
+            incoming.refusal = refusal.with_traceback(None)
         else:
             self._cache_head(text, incoming, edge_peer)
         if head.headers.get(b"expect", b"").lower() == b"100-continue" and self._transport is not None:
@@ -351,7 +352,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._handle(incoming)
 
     def _set_route(self, incoming: _Incoming, route: Route) -> None:
-        """Set the route; check the body that the head announces. Raises `RefusedError`: 413, 415, 400."""
+        """Set the route; check the body against the head. Raises `RefusedError`: 413, 415, 400."""
         head = incoming.head
         incoming.route = route
         if head.coding is not None:
@@ -420,7 +421,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._handle(incoming)
 
     def _take_memory(self, incoming: _Incoming, beginning: memoryview) -> None:
-        """Take memory for a large body that begins so, unless its request would be refused anyway."""
+        """Take memory for a large body with this beginning, unless its request would be refused anyway."""
         route = incoming.route
         assert route is not None
         if route.refuse_early is not None and incoming.json_bytes <= len(beginning):
@@ -454,7 +455,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._finish_body(incoming)
 
     def _grow(self, incoming: _Incoming) -> None:
-        """Double the memory of a body: it is taken as bytes arrive, not as they are announced."""
+        """Double the memory of a body: memory grows with the received, not the announced bytes."""
         arena, slot = self._owner.arena, incoming.slot
         assert slot is not None
         size = min(incoming.length, 2 * incoming.received)
@@ -465,7 +466,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         incoming.slot, self._view = grown, arena.view(incoming.start, size)[incoming.received :]
 
     def _refuse_body(self, incoming: _Incoming, refusal: RefusedError) -> None:
-        """Discard the rest of a body, then answer; at once where the body is too long for that."""
+        """Discard the rest of a body, then answer; answer at once if the body is too long."""
         incoming.refusal = refusal.with_traceback(None)
         self._release(incoming)
         if incoming.length > _MAX_REFUSED_BYTES:
@@ -491,7 +492,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         incoming.route.handle(self, incoming.head, ReceivedBody(body, incoming.slot, incoming.arrived))
 
     def _release(self, incoming: _Incoming) -> None:
-        """Give back the memory of a body that is not needed."""
+        """Release the memory of an unneeded body."""
         self._view = None
         if incoming.slot is not None:
             self._owner.arena.give_back(incoming.slot)

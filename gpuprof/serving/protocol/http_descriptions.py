@@ -135,7 +135,7 @@ def _answer_server_metadata(connection: HttpClient) -> None:
 
 
 def _simple(answer: Answer) -> Route:
-    """Return a route that needs no body."""
+    """Return a route without a body."""
 
     def handle(connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
         try:

@@ -16,7 +16,7 @@ from gpuprof.serving.transport.inference import RefusedError, bad_request
 CONTENT_JSON = b"application/json"
 CONTENT_BINARY = b"application/octet-stream"
 CONTENT_GRPC = b"application/grpc"
-#: Content codings of request bodies; zlib detects which of them a body has.
+#: Content codings of request bodies; zlib detects the coding.
 COMPRESSIONS = frozenset((b"gzip", b"x-gzip", b"deflate"))
 JSON_LENGTH = b"inference-header-content-length"
 #: Set by the edge: the client's address, and when its request began (seconds since 1970).
@@ -45,10 +45,10 @@ class HttpHead:
     length: int = 0  #: Content-Length; 0 when there is none.
     chunked: bool = False
     keep_alive: bool = True
-    repeated: bytes | None = None  #: A header of `_GIVEN_ONCE` that was repeated.
+    repeated: bytes | None = None  #: A repeated header of `_GIVEN_ONCE`.
     is_complete: bool = False
     lines: int = 0  #: Number of header lines.
-    #: The parser's answer, which is valid only at the end of the headers.
+    #: The parser's answer, valid only at the end of the headers.
     ask_keep_alive: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -179,7 +179,7 @@ def _read_host(head: HttpHead, version: str) -> None:
 
 
 def is_own_host(host: bytes, names: Collection[str]) -> bool:
-    """Return whether a Host header is in ``names``, an address, or a name without a dot, which no web page can have."""
+    """Return whether a Host header is in ``names``, an address, or a name without a dot, impossible for web pages."""
     text = host.decode("latin-1").lower()
     name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
     if name in names or "." not in name.rstrip("."):

@@ -61,8 +61,7 @@ class Route:
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
     max_body: int = MAX_DISCARDED_BYTES  #: Most bytes of the body.
     reads_body: bool = False  #: True if the body is needed; other bodies are discarded.
-    #: Called with the JSON and the client before large tensors are received; raises the refusal of a request that
-    #: would be refused anyway.
+    #: Called with the JSON and the client before large tensors are received; raises the refusal where `submit` would.
     refuse_early: Callable[[Buffer, str], None] | None = None
 
 

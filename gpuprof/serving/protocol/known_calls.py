@@ -1,4 +1,4 @@
-"""Messages of gRPC that were read before: most clients send the same again and again, before another tensor."""
+"""Cache of gRPC messages: most clients repeat a message with another tensor."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class KnownCalls:
         return None
 
     def read_request(self, spec: ModelSpec, call: InferCall) -> InferRequest:
-        """Read and check a request that `find` or `open_call` made of a message.
+        """Read and check a request from `find` or `open_call`.
 
         Raises
         ------
@@ -84,9 +84,7 @@ class KnownCalls:
             return
         try:
             rest, spans = split_off_field(data, RAW_INPUTS)
-        except (
-            ValueError
-        ):  # Protobuf accepts groups, which `split_off_field` does not; no message of the protocol has them
+        except ValueError:  # groups, which Protobuf accepts; no message of the protocol has them
             return
         if spans != [slice(begin, len(data))]:
             return
@@ -95,7 +93,7 @@ class KnownCalls:
         if len(self._known) >= _MOST_LENGTHS:
             self._known.clear()
         inputs = [InputTensor(tensor.shape, b"") for tensor in request.inputs]
-        # Read without the tensor, which would keep the memory of this message.
+        # Parsed without the tensor, which would keep the memory of this message.
         message = message_class("ModelInferRequest").FromString(rest)
         asked = spec, replace(request, inputs=inputs)
         known = _KnownCall(beginning, message, call.name, call.version, asked)

@@ -146,7 +146,7 @@ def _stage_latencies(models: _StatisticsByModel) -> Metric:
 
 
 def _cumulate_counts(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return Prometheus' buckets: upper end in seconds, and how many are at most that."""
+    """Return Prometheus' buckets: upper end in seconds, and the cumulative count."""
     limits = [f"{limit / 1000.0:g}" for limit in BUCKETS_MS]
     return [(limit, float(total)) for limit, total in zip([*limits, "+Inf"], accumulate(counts), strict=True)]
 
@@ -210,7 +210,7 @@ def _estimates(replicas: _Replicas, now: float) -> Metric:
 
 
 def _places(replicas: _Replicas) -> Iterator[Metric]:
-    """Yield the shares of devices and MIG instances that replicas have; a merged replica counts once.
+    """Yield the replicas' shares of devices and MIG instances; a merged replica counts once.
 
     Sums over a place are left to Prometheus: a sum from here would fall when a replica is retired.
     """

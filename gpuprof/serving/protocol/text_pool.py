@@ -27,11 +27,11 @@ from gpuprof.serving.transport.inference import InputTensor, OutputTensor, Refus
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.transport.wire import Buffer
 
-#: Text that is parsed on the event loop: a few milliseconds' work.
+#: Maximum text parsed on the event loop: a few milliseconds' work.
 ON_LOOP_BYTES = 1 << 18
 #: Longer texts are refused: tensors can be sent as binary data.
 MAX_TEXT_BYTES = 1 << 24
-#: Texts that are with the process or on their way; inflating threads.
+#: Texts at or on their way to the process; inflating threads.
 _AT_ONCE = 2
 _MAX_WAITING = 16
 _MAX_MEMORY_BYTES = 4 << 30
@@ -104,7 +104,7 @@ class TextPool:
 
 
 def refuse_long_text(size: int) -> None:
-    """Refuse a text that is too long to parse. Raises `RefusedError`: 413."""
+    """Refuse a text too long to parse. Raises `RefusedError`: 413."""
     if size > MAX_TEXT_BYTES:
         message = f"the request has {size} bytes of text, more than {MAX_TEXT_BYTES}: send tensors as binary data"
         raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
@@ -163,7 +163,7 @@ def write_large_response(
 
 
 def _copy_tensors(request: InferRequest) -> InferRequest:
-    """Return the request with tensors that can travel between processes."""
+    """Return the request with picklable tensors."""
     inputs = [
         tensor if isinstance(tensor.data, tuple) else InputTensor(tensor.shape, bytes(tensor.data))
         for tensor in request.inputs

@@ -21,7 +21,7 @@ MAX_DIMENSION = 1 << 40
 MAX_PARAMETER = (1 << 63) - 1
 #: Most strings of a tensor: a worker takes about a second to decode so many, and another to encode them.
 MAX_STRINGS = 1 << 20
-#: Up to so many strings are checked on the event loop; more would stall it, and workers check them anyway.
+#: Maximum number of strings checked on the event loop; more would stall it, and workers check them anyway.
 _MAX_CHECKED_STRINGS = 1 << 16
 #: Maximum product of the other dimensions of a tensor with a dimension of 0: the tensor has no bytes, but the model may
 #: allocate memory for it.
@@ -81,7 +81,7 @@ def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
 
 
 def _read_raw_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
-    """Read a request that is nothing but the tensor of the only input; outputs are then binary, too.
+    """Read a request that consists of the tensor of the only input; its outputs are binary, too.
 
     Source: Triton's binary tensor data extension, "Raw Binary Request".
     """
@@ -114,7 +114,7 @@ def _read_raw_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
 
 
 def read_urgency(text: Buffer) -> Urgency:
-    """Return the urgency of a request from its JSON. Raises `RefusedError`: 400, where that cannot be parsed."""
+    """Return the urgency of a request from its JSON. Raises `RefusedError`: 400, for malformed JSON."""
     if not len(text):
         return Urgency(None, 0)
     parameters = _read_object(_parse_json(text), "parameters")
@@ -170,7 +170,7 @@ class _Inputs:
         self._position = body.json_bytes
 
     def read_entries(self, entries: object) -> list[InputTensor]:
-        """Return the inputs that the request lists."""
+        """Return the inputs listed in the request."""
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise bad_request('the request must have a list of "inputs"')
         index = self._spec.input_index
@@ -287,7 +287,7 @@ def _read_timeout_ms(parameters: dict[str, Any]) -> float | None:
 
 
 def refuse_unsupported(parameters: Mapping[str, Any]) -> None:
-    """Refuse parameters that would change the answer but are not supported. Raises `RefusedError`: 400."""
+    """Refuse unsupported parameters that would change the answer. Raises `RefusedError`: 400."""
     for name in _UNSUPPORTED:
         if parameters.get(name):
             raise bad_request(f"the parameter {name!r} is not supported")

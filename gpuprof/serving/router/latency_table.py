@@ -73,7 +73,7 @@ class LatencyTable:
 
 
 class _Correction:
-    """A running mean of a ratio that fades to 1 where nothing is observed."""
+    """A running mean of a ratio, fading to 1 without observations."""
 
     __slots__ = ("_ratio", "_seen")
 

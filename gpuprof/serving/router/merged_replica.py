@@ -118,7 +118,7 @@ class MemberReplica:
         return self._whole.load(now, priority, deadline_ms, flow)
 
     def record_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
-        """Count a request that the routing rule sent here, let in if its answer takes ``allowed_ms`` or less."""
+        """Count a request sent here by the routing rule, admitted if its answer takes at most ``allowed_ms``."""
         self._whole.record_arrival(now, load, allowed_ms, refused)
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
@@ -138,7 +138,7 @@ class MemberReplica:
         self._whole.add_reassigned(inference, position)
 
     def send_batches(self) -> None:
-        """Send every batch that is due."""
+        """Send all due batches."""
         self._whole.send_batches()
 
     def drop_cancelled(self) -> list[Inference]:
@@ -165,9 +165,8 @@ class MemberReplica:
         positions = [whole.output_index[merged] for _, merged in self.member.outputs]
         wanted = range(len(positions)) if inference.wanted is None else inference.wanted
         inference.wanted = [positions[position] for position in wanted]
-        inference.batch_key = (
-            None  # apart from the batch, merged models have fixed shapes: all requests may share a batch
-        )
+        # Apart from the batch, merged models have fixed shapes: all requests may share a batch.
+        inference.batch_key = None
         self.in_flight += 1
 
     def leave(self, inference: Inference) -> None:
@@ -185,7 +184,7 @@ class MemberReplica:
 
 
 class MergedReplica(ServedReplica):
-    """The replica that all its models share; see `ServedReplica`."""
+    """The replica shared by its models; see `ServedReplica`."""
 
     def __init__(
         self, plan: ReplicaPlan, workers: list[WorkerHandle], members: Sequence[tuple[PlannedMember, ReplicaOwner]]

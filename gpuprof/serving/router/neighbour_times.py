@@ -1,4 +1,4 @@
-"""Measured interference: the time of served batches over their prediction, by the neighbours that ran."""
+"""Measured interference: the time of served batches over their prediction, by active neighbours."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class NeighbourCost:
 
 
 def count_batches(replica: AnyReplica) -> BatchTimes:
-    """Return, by rows, the number of batches and the nanoseconds that they took in the worker."""
+    """Return, by rows, the number of batches and their nanoseconds in the worker."""
     return {rows: (one.count, one.gather + one.infer + one.scatter) for rows, one in list(replica.batches.items())}
 
 
 def list_replica_times(
     models: Iterable[ServedModel], earlier: Mapping[str, BatchTimes] = MappingProxyType({})
 ) -> list[ReplicaTime]:
-    """Return the times of each replica that ran batches; ``earlier``: by replica, the batches not to be counted."""
+    """Return the times of each replica with batches; ``earlier``: by replica, the batches to exclude."""
     owned = {replica.plan.name: (model.name, replica) for model in models for replica in model.replicas}
     ran = []
     for name, (model, replica) in owned.items():
@@ -64,7 +64,7 @@ def list_replica_times(
 
 
 def sum_times(replica: AnyReplica, earlier: BatchTimes) -> tuple[float, float]:
-    """Return the nanoseconds that batches took since ``earlier``, and those predicted for their sizes."""
+    """Return the nanoseconds of batches since ``earlier``, and the nanoseconds predicted for their sizes."""
     took_ns = predicted_ns = 0.0
     predicted_ms = replica.plan.latency_ms or ()
     for rows, (count, nanoseconds) in count_batches(replica).items():

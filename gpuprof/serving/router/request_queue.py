@@ -45,11 +45,11 @@ class RequestQueue:
 
     @property
     def oldest(self) -> Inference:
-        """The request that is served next."""
+        """The first request in the order of service."""
         return self._waiting[0]
 
     def rows_before(self, priority: int, flow: Flow) -> int:
-        """Return the rows that would be served before a new request of this priority and flow."""
+        """Return the rows in front of a new request of this priority and flow."""
         if not self._waiting:
             return 0
         start_tag = self._compute_start_tag(flow)
@@ -109,9 +109,9 @@ class RequestQueue:
         return gone
 
     def remove_late(self, now: float, finish_ms: float) -> list[Inference]:
-        """Remove and return the requests that were overtaken and would be late if answered in ``finish_ms``.
+        """Remove and return the overtaken requests that would be late if answered in ``finish_ms``.
 
-        Their capacity is needed for the requests that were admitted since.
+        Their capacity is needed for requests admitted later.
         """
         if not self._has_overtaken:
             return []
@@ -128,7 +128,7 @@ class RequestQueue:
         return max(self._virtual_time, self._finish_tags.get(flow, 0.0))
 
     def _forget_flows(self) -> None:
-        """Forget the finish tags of flows with nothing waiting, which no longer have an effect."""
+        """Forget the finish tags of flows without waiting requests, which have no effect."""
         if not self._waiting:
             self._finish_tags.clear()
             self._virtual_time = 0.0

@@ -8,7 +8,7 @@ from gpuprof.rules.routing import RESERVE, adapt_reserve, relax_reserve, usual_r
 class Reserve:
     """Holds a model's reserve between answers; see `gpuprof.rules.routing.adapt_reserve`.
 
-    ``percentile``: the percentile of the latencies that the SLO is for; ``now``: seconds on any clock that goes on.
+    ``percentile``: the percentile of the SLO; ``now``: seconds on any monotonic clock.
     """
 
     def __init__(self, percentile: float, now: float = 0.0) -> None:

@@ -40,7 +40,7 @@ class Router:
             listener()
 
     def find_by_map_name(self, model: str) -> ServedModel | None:
-        """Return the served model that has this name in the map, or None."""
+        """Return the served model with this name in the map, or None."""
         return next((served for served in self.list_models() if served.name == model), None)
 
     def find(self, name: str, version: str = "") -> ServedModel:
@@ -49,7 +49,7 @@ class Router:
         if versions is None:
             import difflib
 
-            # Comparison takes quadratic time in the length of the name, which the client chooses.
+            # Comparison takes quadratic time in the length of the name, a client's choice.
             near = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(self.models), n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
             raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
@@ -73,7 +73,7 @@ class Router:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are accepted and not yet answered."""
+        """Accepted requests without an answer."""
         return sum(model.in_flight for model in self.list_models())
 
 

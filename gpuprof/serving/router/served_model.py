@@ -1,4 +1,4 @@
-"""A model as the router serves it: its replicas, the choice among them, and its statistics."""
+"""A model in the router: its replicas, the choice among them, and its statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpuprof.serving.watch.tracing import RequestTracer
 
 #: A replica of one model, or a model's view of a merged replica.
 AnyReplica = ServedReplica | MemberReplica
-#: The longest timeout that a request may ask for, in ms and in SLOs; the larger of the two counts.
+#: Limit of a request's timeout, in ms and in SLOs; the larger of the two counts.
 _MAX_TIMEOUT_MS, _MAX_TIMEOUT_SLOS = 10_000.0, 10.0
 _MAX_WAITING = 20_000  # requests, regardless of the SLO
 
@@ -112,14 +112,14 @@ class ServedModel:
         return [self._counts, *(replica.statistics for replica in (*self.replicas, *self._retired))]
 
     def retire_replica(self, replica: AnyReplica) -> None:
-        """Send a replica no more requests, and move those that wait there to other replicas if there are any."""
+        """Stop sending requests to a replica, and move its waiting requests to other replicas if there are any."""
         self.replicas.remove(replica)
         self._retired.append(replica)
         if self.is_ready:
             self.reassign(replica.empty())
 
     def forget_replica(self, replica: AnyReplica) -> None:
-        """Forget a retired replica that has answered all its requests, but keep its counts."""
+        """Forget a retired replica without unanswered requests, but keep its counts."""
         self._retired.remove(replica)
         self._counts.add(replica.statistics)
 
@@ -133,7 +133,7 @@ class ServedModel:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are accepted and not yet answered."""
+        """Accepted requests without an answer."""
         return len(self._unassigned) + sum(replica.in_flight for replica in (*self.replicas, *self._retired))
 
     def submit(self, inference: Inference) -> None:
@@ -213,10 +213,10 @@ class ServedModel:
         return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, reason="no worker")
 
     def _record_arrival(self, replica: AnyReplica, load: ReplicaLoad, now: float, refused: bool) -> None:
-        """Count a request that was sent to a replica, for its batch formation.
+        """Count a request sent to a replica, for its batch formation.
 
-        A refused request with a deadline shorter than the SLO is no sign of overload (``refused`` is False): else a
-        client could make the batches of all others wait to be filled by asking for the impossible.
+        A refused request with a deadline shorter than the SLO is no sign of overload (``refused`` is False):
+        otherwise a client with impossible deadlines could make all other batches wait to be filled.
         """
         replica.record_arrival(now, load, self._allowed_ms(self.slo_ms, now), refused)
 
@@ -290,7 +290,7 @@ class ServedModel:
         now = time.monotonic()
         if self.tracer is not None:
             self.tracer.record_answer(self.name, inference)
-        # The protocol gives the slot back when it has written the answer.
+        # The protocol releases the slot when it has written the answer.
         slot, inference.output_slot = inference.output_slot, None
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self._arena)
@@ -302,7 +302,7 @@ class ServedModel:
             self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
-        """Count an accepted request that cannot be answered, and tell its client."""
+        """Count an accepted request that cannot be answered, and notify its client."""
         self._counts.failed += 1
         self._counts.failed_ns += int(1e9 * (time.monotonic() - inference.arrived))
         if self.tracer is not None:
@@ -320,7 +320,7 @@ class ServedModel:
             self.discard(inference)
 
     def discard(self, inference: Inference) -> None:
-        """Free all memory that a request holds."""
+        """Free all memory of a request."""
         inference.release(self._arena)
         if inference.output_slot is not None:
             self._arena.give_back(inference.output_slot)

@@ -48,7 +48,7 @@ class ReplicaPlan:
     #: ``place``, ``mig``: Node and device; MIG instance, empty where there is none. Shown in logs and metrics.
     place: str = ""
     mig: str = ""
-    share_pct: float = 100.0  #: Share of the device or MIG instance that its workers have together.
+    share_pct: float = 100.0  #: Share of the device or MIG instance for all its workers together.
 
 
 class ReplicaOwner(Protocol):
@@ -58,7 +58,7 @@ class ReplicaOwner(Protocol):
         """Take an answered inference; its outputs are those at ``position``."""
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
-        """Take an accepted inference that cannot be answered."""
+        """Take an accepted inference without an answer."""
 
     def reassign(self, inferences: list[Inference]) -> None:
         """Send accepted inferences to other replicas, because the replica has no worker left."""
@@ -118,12 +118,12 @@ class ServedReplica:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are queued or with a worker."""
+        """Requests queued or at a worker."""
         return len(self._queue) + sum(worker.requests for worker in self.workers)
 
     @property
     def queued(self) -> int:
-        """Requests that wait for a worker."""
+        """Requests waiting for a worker."""
         return len(self._queue)
 
     @property
@@ -133,7 +133,7 @@ class ServedReplica:
 
     @property
     def waiting_rows(self) -> int:
-        """Rows of the requests that wait."""
+        """Rows of the waiting requests."""
         return self._queue.rows
 
     def load(self, now: float, priority: int, deadline_ms: float, flow: Flow = ("", False)) -> ReplicaLoad:
@@ -156,7 +156,7 @@ class ServedReplica:
         return ReplicaLoad(ahead, oldest, tuple(busy), times_ms, wait_ms, idle, joining, oldest_deadline)
 
     def record_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
-        """Count a request that the routing rule sent here, let in if its answer takes ``allowed_ms`` or less."""
+        """Count a request sent here by the routing rule, admitted if its answer takes at most ``allowed_ms``."""
         full_ms, elapsed_ms = load.latency_ms[-1], 1000.0 * (now - self._counted_at)
         self._allowed_ms = allowed_ms
         left = decay_count(1.0, elapsed_ms, full_ms)
@@ -172,7 +172,7 @@ class ServedReplica:
         return decay_count(self._arrival_count, 1000.0 * (now - self._counted_at), self.latency.times_ms(now)[-1])
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
-        """Queue a request by priority, then fairly among clients; send it at once where nothing waits."""
+        """Queue a request by priority, then fairly among clients; send it at once if the queue is empty."""
         if self._failing.has(inference.client, time.monotonic()):
             _keep_apart(inference, inference.client)
         if not self._queue.rows and (worker := self._find_free_worker(inference.rows)) is not None:
@@ -198,7 +198,7 @@ class ServedReplica:
         return self.remove(lambda inference: inference.cancelled)
 
     def empty(self) -> list[Inference]:
-        """Remove and return everything that waits."""
+        """Remove and return all waiting requests."""
         return self._queue.remove(lambda _: True)
 
     def waiting(self) -> Iterable[Inference]:
@@ -210,7 +210,7 @@ class ServedReplica:
         return self._queue.remove(which)
 
     def statistics_of(self, inference: Inference) -> ModelStatistics:
-        """Return the statistics in which a request is counted."""
+        """Return the statistics that count a request."""
         return self.statistics
 
     def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
@@ -242,7 +242,7 @@ class ServedReplica:
             self._send(worker, self._queue.take(rows), now)
 
     def _refuse_overtaken(self, busy_ms: float, now: float) -> None:
-        """Refuse accepted requests that are late because others were put before them."""
+        """Refuse accepted requests that are late because other requests were inserted before them."""
         for inference in self._queue.remove_late(now, busy_ms + self.latency.times_ms(now)[-1]):
             self._owner.refuse(inference, overtaken_refusal())
 
@@ -314,7 +314,7 @@ class ServedReplica:
         self.statistics_of(inference).add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
 
     def _on_batch_failed(self, batch: SentBatch, message: str) -> None:
-        """Answer the request that failed; of several, try again those of each client, then each alone."""
+        """Refuse the request that failed; from a batch of several, retry by client, then each request alone."""
         inferences = batch.inferences
         if len(clients := {inference.client for inference in inferences}) == 1:
             self._note_failure(inferences[0].client)
@@ -373,7 +373,7 @@ def _keep_apart(inference: Inference, group: object) -> None:
 
 
 def find_flow(client: str, deadline_ms: float, slo_ms: float) -> Flow:
-    """Return the flow of a request in fair queueing: a client's requests that allow more than the SLO are another."""
+    """Return the flow of a request in fair queueing; deadlines longer than the SLO form a client's second flow."""
     return client, deadline_ms > slo_ms
 
 

@@ -51,7 +51,7 @@ class SimulatedLink:
         self._events.on_ready(self.spec)
 
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
-        """Begin a batch when those before it are done."""
+        """Begin a batch after the earlier batches."""
         self._numbers += 1
         batch = SentBatch(self._numbers, inferences, rows, expected_ms, now)
         self.sent[batch.number] = batch
@@ -68,7 +68,7 @@ class SimulatedLink:
         """Do nothing: a simulated worker does not hang."""
 
     def silent_s(self, now: float) -> float:
-        """Return 0: it is never silent."""
+        """Return 0: a simulated worker is never silent."""
         return 0.0
 
     def kill(self) -> None:
@@ -137,7 +137,7 @@ def _outputs(spec: ModelSpec, inference: Inference) -> list[OutputTensor]:
     for position in wanted:
         tensor = spec.outputs[position]
         shape = [inference.rows if spec.max_batch else 1, *(1 if size == -1 else size for size in tensor.shape[1:])]
-        # A string is preceded by 4 bytes of its length, so that zeros are empty strings.
+        # A string is preceded by its length in 4 bytes, so zeros are empty strings.
         tensors.append(OutputTensor(position, shape, _zero_bytes(prod(shape) * (ITEM_BYTES[tensor.datatype] or 4))))
     return tensors
 

@@ -17,7 +17,7 @@ from gpuprof.serving.watch.logs import LOGGER
 
 _MOST_BATCHES = 32  # sent to a worker at a time
 _WEIGHT = 0.2  # of the last batch in the mean time of batches, by the worker's own clock
-#: Time limits of the first load, which a GPU compiler may make long, and of later ones, at least.
+#: Time limit of the first load, which a GPU compiler may make long, and the smallest limit of later loads.
 _FIRST_LOAD_S, _LATER_LOAD_S = 1800.0, 60.0
 #: Limit of a later load, relative to the longest load so far.
 _LOAD_FACTOR = 10.0
@@ -41,7 +41,7 @@ class WorkerHandle:
         self._busy_until = 0.0
         self._last_done = 0.0
         self._run_ms = math.inf
-        self._loading: tuple[int, float] | None = None  # process id, and since when it loads
+        self._loading: tuple[int, float] | None = None  # process id, and the start of loading
         self._longest_load_s: float | None = None
         self._stopping = False
         self._refusal: GpuprofError | None = None
@@ -131,7 +131,7 @@ class WorkerHandle:
 
     @property
     def requests(self) -> int:
-        """Requests that the worker has."""
+        """Number of requests at the worker."""
         return 0 if self._link is None else sum(len(batch.inferences) for batch in self._link.sent.values())
 
     def busy_ms(self, now: float) -> float:
@@ -198,7 +198,7 @@ class WorkerHandle:
         now = time.monotonic()
         begun = max(batch.sent, self._last_done)
         for inference in batch.inferences:
-            inference.sent = begun  # a batch that waits in the worker behind another still counts as queued
+            inference.sent = begun  # a batch behind another in the worker still counts as queued
         batch.took_ms = 1000.0 * (now - begun)
         run_ms = (answer.gather_ns + answer.infer_ns + answer.scatter_ns) / 1e6
         self._run_ms = run_ms if math.isinf(self._run_ms) else self._run_ms + _WEIGHT * (run_ms - self._run_ms)
@@ -210,7 +210,7 @@ class WorkerHandle:
         self._on_failed(batch, message)
 
     def _note_end(self, now: float) -> None:
-        """Expect the other batches that the worker has from now on."""
+        """Expect the worker's other batches from now on."""
         assert self._link is not None
         self._last_done = now
         self._busy_until = now + sum([other.expected_ms for other in self._link.sent.values()]) / 1000.0

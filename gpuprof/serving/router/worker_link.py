@@ -83,7 +83,7 @@ class Link(Protocol):
         """End the worker at once; another follows."""
 
     async def end(self) -> None:
-        """Let the worker end, and return when nothing is left of it."""
+        """Let the worker end, and return once it has gone."""
 
 
 class WorkerLink:
@@ -109,7 +109,7 @@ class WorkerLink:
         self.is_ready = False
 
     async def start(self, order: WorkerOrder) -> None:
-        """Have the machine run the worker; `LinkEvents.on_ready` follows, again whenever it was replaced."""
+        """Run the worker through the machine; `LinkEvents.on_ready` follows, again after each replacement."""
         self._order = order
         self._number = self._machine.add_worker(order, self)
 
@@ -173,9 +173,9 @@ class WorkerLink:
     # --- the rendezvous's and the machine's side
 
     def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
-        """Send a worker that has connected its order."""
+        """Send a newly connected worker its order."""
         assert self._order is not None
-        # The successor of a worker that died may connect before the end of the old connection was noticed.
+        # A dead worker's successor may connect before the end of the old connection is noticed.
         if self._connection is not None:
             self._connection.abort()
             self.on_close()
@@ -248,11 +248,11 @@ class WorkerLink:
         return requests
 
     def _reserve_outputs(self, inference: Inference) -> Any:
-        """Reserve arena memory for the outputs of a request that are too large for the message."""
+        """Reserve arena memory for outputs too large for the message."""
         if inference.output_slot is None and self.spec is not None:
             size = self._count_output_bytes(inference.rows)
             if size is None:
-                # A quarter more than the largest row so far; outputs that do not fit travel in the message.
+                # A quarter more than the largest row so far; larger outputs travel in the message.
                 size = int(1.25 * self._learned_row_bytes * inference.rows)
             if size > INLINE_BYTES:
                 inference.output_slot = self._arena.take(size)

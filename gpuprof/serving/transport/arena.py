@@ -1,4 +1,4 @@
-"""Memory that the router and its workers share, so that tensors cross between them without being copied."""
+"""Memory shared by the router and its workers, to pass tensors without copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALIGNMENT = 64
 POISON = 0xDB
 _POISONED = memoryview(bytes([POISON]) * (1 << 20))
 _PAGE = mmap.PAGESIZE  # slots are whole pages, so no two share a page
-_KEPT_BYTES = 1 << 24  # of memory that nothing lies in
+_KEPT_BYTES = 1 << 24  # of unused memory
 _TRIM_BYTES = 1 << 26  # given back to the system at once: more would keep the router from its work
 
 
@@ -94,7 +94,7 @@ class Arena:
         self._free.give_back(slot.offset, slot.size)
 
     def charge(self, size: int) -> bool:
-        """Count ``size`` bytes that a request or an answer has elsewhere; False, and nothing counted, when full."""
+        """Count ``size`` bytes of a request or an answer outside the arena; False, without counting, when full."""
         if self.used + size > self.capacity:
             return False
         self.used += size
@@ -102,7 +102,7 @@ class Arena:
         return True
 
     def discharge(self, size: int) -> None:
-        """Count ``size`` bytes no longer that were charged."""
+        """Stop counting ``size`` charged bytes."""
         self.used -= size
         self.charged -= size
 

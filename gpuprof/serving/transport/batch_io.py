@@ -30,7 +30,7 @@ class Part:
     #: [shape, offset, bytes]: offset in the arena, `INLINE` where the bytes follow in the message, in order.
     inputs: list[tuple[list[int], int, int]]
     slot: tuple[int, int] | None  #: Memory for large outputs.
-    wanted: list[int] | None  #: Positions of the outputs that were asked for; None: all.
+    wanted: list[int] | None  #: Positions of the requested outputs; None: all.
 
 
 class BatchInputs:
@@ -63,7 +63,7 @@ class BatchInputs:
 
 @cache
 def _numpy_type(datatype: str) -> Any:
-    """Return numpy's type itself: looking it up by its name takes longer than making the array."""
+    """Return numpy's type itself: a lookup by name takes longer than making the array."""
     import numpy as np
 
     return np.dtype(NUMPY_NAMES[datatype])
@@ -87,7 +87,7 @@ class BatchOutputs:
         self._arena = arena
 
     def select_outputs(self, parts: Sequence[Part]) -> list[int]:
-        """Return the positions of the outputs that any request of the batch asked for, in order."""
+        """Return the positions of the outputs requested anywhere in the batch, in order."""
         every = range(len(self._spec.outputs))
         if None in [part.wanted for part in parts]:
             return list(every)
@@ -97,7 +97,7 @@ class BatchOutputs:
     def scatter(
         self, parts: Sequence[Part], wanted: Sequence[int], outputs: Sequence[Array]
     ) -> tuple[list[Any], list[Buffer]]:
-        """Return, for each request, a list of [position, shape, offset, bytes], and the bytes that travel inline."""
+        """Return, for each request, a list of [position, shape, offset, bytes], and the inline bytes."""
         described: list[Any] = []
         payload: list[Buffer] = []
         for part, row in zip(parts, self.find_row_offsets(parts), strict=True):
@@ -110,7 +110,7 @@ class BatchOutputs:
         return described, payload
 
     def find_row_offsets(self, parts: Sequence[Part]) -> list[int]:
-        """Return the row at which the outputs of each request begin."""
+        """Return the first row of each request's outputs."""
         return [0, *accumulate([part.rows for part in parts[:-1]])]
 
     def rows(self, parts: Sequence[Part], position: int) -> int:

@@ -171,14 +171,14 @@ def to_json(data: bytes | bytearray | memoryview, datatype: str, count: int) -> 
 
 
 def parse_whole(value: object) -> int | None:
-    """Return a JSON value as a whole number, None when it is none; to JSON, 2 and 2.0 are the same."""
+    """Return a JSON value as a whole number, else None; to JSON, 2 and 2.0 are the same."""
     if type(value) is int:
         return value
     return int(value) if type(value) is float and value.is_integer() else None
 
 
 def _of_kind(values: list[Any], datatype: str) -> list[Any]:
-    """Return values that NumPy can make an array of this type of."""
+    """Return values from which NumPy can make an array of this type."""
     kinds = set(map(type, values))
     if datatype == "BOOL":
         allowed: set[type] = {bool, int}

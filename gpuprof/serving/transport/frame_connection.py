@@ -1,4 +1,4 @@
-"""A connection of an event loop that carries frames: the router's side of machines and workers, and a machine's own."""
+"""A connection of an event loop for frames: the router's side of machines and workers, and a machine's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FrameReceiver(Protocol):
         """Take a frame."""
 
     def on_close(self) -> None:
-        """Learn that the connection has ended."""
+        """Handle the end of the connection."""
 
 
 class FrameConnection(asyncio.BufferedProtocol):
@@ -26,7 +26,7 @@ class FrameConnection(asyncio.BufferedProtocol):
     ----------
     receiver : FrameReceiver
     limit : int
-        Bytes that a frame may have.
+        Maximum bytes of a frame.
     """
 
     def __init__(self, receiver: FrameReceiver, limit: int = MAX_FRAME_BYTES) -> None:
@@ -75,10 +75,10 @@ class FrameConnection(asyncio.BufferedProtocol):
         return self._buffer.free_view()
 
     def buffer_updated(self, count: int) -> None:
-        """Pass on the frames that are now complete."""
+        """Pass on newly completed frames."""
         try:
             frames = self._buffer.take(count)
-        except ValueError:  # it does not speak the protocol: as good as gone
+        except ValueError:  # a peer with another protocol is treated as lost
             self.abort()
             return
         for frame in frames:

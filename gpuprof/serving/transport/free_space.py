@@ -29,7 +29,7 @@ class FreeSpace:
         self._add(0, size)
 
     def take(self, size: int) -> int | None:
-        """Return where ``size`` bytes begin that are free no longer, None where no piece is so large."""
+        """Take ``size`` bytes and return their position, None without a large enough piece."""
         at = bisect_left(self._by_size, (size, 0))
         if at == len(self._by_size):
             return None

@@ -44,7 +44,7 @@ class RefusedError(Exception):
         self.retry_after_s = retry_after_s
 
     def forget_origin(self) -> None:
-        """Forget where it arose: the frames there hold the request, for as long as somebody keeps the refusal."""
+        """Drop the traceback: its frames would hold the request as long as the refusal exists."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
 
 
@@ -64,7 +64,7 @@ class InputTensor:
     """A tensor of a request."""
 
     shape: list[int]
-    data: Buffer | tuple[int, int]  #: Bytes, or (offset, size): where in the arena it lies.
+    data: Buffer | tuple[int, int]  #: Bytes, or (offset, size) in the arena.
 
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
@@ -78,7 +78,7 @@ class OutputTensor:
 
 @dataclass(slots=True)
 class StageTimes:
-    """Nanoseconds that an inference spent in each stage; the batch's own times count for each of its requests."""
+    """Nanoseconds of an inference in each stage; the batch's own times count for each of its requests."""
 
     queue: int = 0
     gather: int = 0
@@ -92,7 +92,7 @@ class Inference:
 
     rows: int  #: Batch rows; 1 for a model without a batch dimension.
     inputs: list[InputTensor]  #: Tensors in the order of the model's inputs.
-    wanted: list[int] | None  #: Positions of the outputs that were asked for; None: all.
+    wanted: list[int] | None  #: Positions of the requested outputs; None: all.
     arrived: float  #: Seconds on the loop's clock.
     deadline_ms: float  #: Time limit, counted from the arrival.
     #: ``on_done``, ``on_refused``: Exactly one of them is called, once.
@@ -100,7 +100,7 @@ class Inference:
     on_refused: Callable[[Inference, RefusedError], None]
     priority: int = 0  #: 0 is served first.
     slots: list[Slot] = field(default_factory=list)  #: Memory of the inputs, held until the answer.
-    charged: int = 0  #: Bytes of inputs that lie elsewhere, which count until the answer, too.
+    charged: int = 0  #: Bytes of inputs outside the arena, also counted until the answer.
     #: Expected time from arrival to answer, at admission; corrected when its batch is sent.
     expected_ms: float = 0.0
     expected_rows: int = 0  #: Expected rows of its batch at admission; 0: none expected.

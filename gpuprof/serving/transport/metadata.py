@@ -34,7 +34,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as its workers found it."""
+    """A model as described by its workers."""
 
     name: str
     version: str
@@ -63,7 +63,7 @@ class ModelSpec:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> ModelSpec:
-        """Return the spec that `to_message` wrote."""
+        """Return the specification written by `to_message`."""
         return cls(
             message["name"],
             message["version"],

@@ -30,7 +30,7 @@ _SECRET_BYTES = 32
 class RendezvousKey:
     """Credentials with which a machine or a worker is admitted."""
 
-    address: str  #: ``"unix:NAME"``, a name that is not in the file system, or ``"tcp:HOST:PORT"``.
+    address: str  #: ``"unix:NAME"``, an abstract name outside the file system, or ``"tcp:HOST:PORT"``.
     secret: str  #: Hexadecimal.
     certificate: str = ""  #: Certificate of the rendezvous, PEM; empty: the connection is not encrypted.
 
@@ -39,7 +39,7 @@ class RendezvousKey:
         return json.dumps(asdict(self))
 
     def proof(self, challenge: str, peer: str) -> str:
-        """Return the proof, for this challenge, that the secret is known."""
+        """Return the proof of the secret for this challenge."""
         return hmac.new(bytes.fromhex(self.secret), f"{challenge}/{peer}".encode(), hashlib.sha256).hexdigest()
 
     def context(self) -> ssl.SSLContext | None:
@@ -53,13 +53,13 @@ class RendezvousKey:
 
 
 class ExpectedPeer(Protocol):
-    """A peer that the rendezvous expects: the router's link to a machine or a worker."""
+    """A peer expected by the rendezvous: the router's link to a machine or a worker."""
 
     def receive(self, frame: Frame) -> None:
         """Take a frame."""
 
     def on_close(self) -> None:
-        """Learn that the connection has ended."""
+        """Handle the end of the connection."""
 
     def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
         """Accept a connection with the other side's description of itself."""
@@ -97,7 +97,7 @@ class Rendezvous:
         return RendezvousKey(f"tcp:{host}:{port}", self._secret, certificate)
 
     def expect(self, name: str, peer: ExpectedPeer) -> None:
-        """Admit the peer called ``name``, as often as it connects."""
+        """Admit the peer ``name``, as often as it connects."""
         self._peers[name] = peer
 
     def forget(self, name: str) -> None:
@@ -105,7 +105,7 @@ class Rendezvous:
         self._peers.pop(name, None)
 
     def close(self) -> None:
-        """Admit no more peers; those that are connected stay."""
+        """Admit no more peers; connected peers stay."""
         for server in self._listeners:
             server.close()
 
@@ -128,7 +128,7 @@ class Rendezvous:
 
 
 class _GreetedConnection(FrameConnection):
-    """The connection of a peer that has not identified itself yet."""
+    """The connection of a peer before its identification."""
 
     def __init__(self, unknown: _UnknownPeer) -> None:
         super().__init__(unknown, MAX_GREETING_BYTES)
@@ -141,7 +141,7 @@ class _GreetedConnection(FrameConnection):
 
 
 class _UnknownPeer:
-    """A peer that has not identified itself yet."""
+    """A peer before its identification."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous

@@ -21,9 +21,9 @@ _MOST_TOKEN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The token that clients must have, and the certificate that they are shown."""
+    """The token required of clients, and the server's certificate."""
 
-    #: Clients must send it (``Authorization: Bearer …``); empty: anybody is answered.
+    #: Required of clients (``Authorization: Bearer …``); empty: no authentication.
     token: str = field(default="", repr=False)
     context: ssl.SSLContext | None = None  #: TLS context with certificate and key, for HTTP/1.1; None: no encryption.
     #: ``certificate``, ``private_key``: PEM; empty: there are none.
@@ -50,7 +50,7 @@ def server_security(token_file: Path | None, certificate: Path | None, key: Path
     read or they do not belong together, or everybody can read or write the token or the key.
     """
     token = read_token(token_file)
-    os.environ.pop(TOKEN_VARIABLE, None)  # workers need not know it
+    os.environ.pop(TOKEN_VARIABLE, None)  # workers do not need the token
     if certificate is None and key is None:
         return Security(token)
     if certificate is None or key is None:
@@ -60,12 +60,10 @@ def server_security(token_file: Path | None, certificate: Path | None, key: Path
 
 
 def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS context that has the certificate and negotiates HTTP/1.1."""
+    """Return a TLS context with the certificate, which negotiates HTTP/1.1."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(
-            certificate, key, password=""
-        )  # without a password OpenSSL would prompt on the terminal
+        context.load_cert_chain(certificate, key, password="")  # without it OpenSSL would ask at the terminal
     except (ssl.SSLError, ValueError) as error:
         raise InputError(
             f"{certificate} and {key} are not a certificate and its key (PEM): {_reason(error)}",
@@ -132,7 +130,7 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which may lead anywhere
+    except ValueError:  # a name, with an unknown address
         return False
 
 
@@ -146,7 +144,7 @@ def _text(path: Path) -> str:
 
 
 def _secret_text(path: Path) -> str:
-    """Return the text of a file that not every user of the machine may read or replace by his own."""
+    """Return the text of a file; refuse files that every user of the machine may read or replace."""
     text = _text(path)
     mode = path.stat().st_mode
     for bit, verb in ((stat.S_IROTH, "read"), (stat.S_IWOTH, "write")):

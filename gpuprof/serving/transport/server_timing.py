@@ -15,7 +15,7 @@ _METRICS = (b"queue", b"infer", b"total")
 
 
 def write_timing(times: StageTimes, total_s: float) -> bytes:
-    """Return the header line of an answer: ms of waiting for a batch, of the model, and all that the server took."""
+    """Return the header line of an answer: ms in the queue, in the model, and in the server in total."""
     queue_ms, infer_ms = times.queue / 1e6, times.infer / 1e6
     return b"Server-Timing: queue;dur=%.3f, infer;dur=%.3f, total;dur=%.3f\r\n" % (queue_ms, infer_ms, 1e3 * total_s)
 

@@ -1,4 +1,4 @@
-"""Messages between the router, machines and workers: a small JSON head, and bytes of tensors that travel inline.
+"""Messages between the router, machines and workers: a small JSON head, and inline bytes of tensors.
 
 A frame is four unsigned 32-bit integers (kind, length of the head, length of the payload, 0), the head, the payload.
 """
@@ -19,7 +19,7 @@ _PREFIX = struct.Struct("<IIII")
 _CHUNK = 1 << 17
 #: Payloads up to this size are written in one piece with their head: copying is cheaper than another buffer.
 _JOINED_BYTES = 1 << 14
-#: No frame is larger: a peer that announces more does not speak this protocol.
+#: Size limit of frames: a peer that announces more speaks another protocol.
 MAX_FRAME_BYTES = (1 << 31) - 1
 #: Size limit of frames of unauthenticated peers.
 MAX_GREETING_BYTES = 1 << 16
@@ -31,20 +31,20 @@ class FrameKind(IntEnum):
     """The kinds of a frame."""
 
     READY = 1  # worker: the model is loaded; head: its metadata
-    REFUSED = 2  # worker: it cannot be; head: the error's class, message and fix
+    REFUSED = 2  # worker: loading failed; head: the error's class, message and fix
     RUN = 3  # router: a batch
     DONE = 4  # worker: the batch's outputs
     FAILED = 5  # worker: the model raised an error on the batch
     PING = 6  # router: are you there?
     PONG = 7  # worker, machine: yes
-    CHALLENGE = 8  # rendezvous: prove that you know the secret; head: a number that is used once
+    CHALLENGE = 8  # rendezvous: request for the proof; head: a number used once
     HELLO = 9  # machine, worker: its name, and the proof
     WELCOME = 10  # router to machine: state of the former machine process; null: none
     ADD_WORKER = 11  # router to machine: keep a worker; head: its id, its order, and its living process, if any
     REMOVE_WORKER = 12  # router to machine: keep a worker no longer
     KILL = 13  # router to machine: end the process of a worker; head: id, process id
     ENDED = 14  # machine: a worker's process has ended; head: id, process id
-    WORKER_REMOVED = 15  # machine: nothing is left of a worker that was dismissed
+    WORKER_REMOVED = 15  # machine: a dismissed worker has gone
     APPLY_LAYOUTS = 17  # router to machine: cut GPUs into MIG instances; head: instances by GPU
     PARTS = 18  # machine: the parts after the change; head: its parts, or the error's message and fix
     TAKEOVER_STATE = 16  # machine: state for a successor, should this process end
@@ -87,7 +87,7 @@ class FrameBuffer:
         return memoryview(self._buffer if self._large is None else self._large)[self._filled :]
 
     def take(self, count: int) -> list[Frame]:
-        """Return the frames that are complete with ``count`` more bytes received.
+        """Return the frames completed by ``count`` more received bytes.
 
         Raises `ValueError` when the bytes are no frame.
         """
@@ -160,11 +160,11 @@ class BlockingStream:
 
 
 def _size_of_frame(view: Buffer, limit: int) -> int:
-    """Return how many bytes the frame that ``view`` starts with has, as far as is known."""
+    """Return the number of bytes of the frame at the start of ``view``, as far as known."""
     if len(view) < _PREFIX.size:
         return _PREFIX.size
     _, head, payload, zero = _PREFIX.unpack_from(view)
-    # The fourth number is always 0: bytes of another protocol hardly ever have that there.
+    # The fourth number is always 0, which is unlikely in other protocols.
     if zero or head + payload > limit:
         raise _malformed_frame_error()
     return _PREFIX.size + int(head) + int(payload)

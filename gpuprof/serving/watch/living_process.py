@@ -56,7 +56,7 @@ class LivingProcess:
 
 
 def start_time(pid: int) -> int:
-    """Return when a process started, in the kernel's clock ticks since it booted; -1 when there is none."""
+    """Return the start time of a process, in the kernel's clock ticks since the boot; -1 when there is none."""
     try:
         # Fields after the last bracket: the name in brackets may itself hold spaces and brackets (proc(5)).
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

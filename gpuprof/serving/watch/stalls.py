@@ -51,7 +51,9 @@ class StallMeter:
         self.observe_tick(time.monotonic(), time.thread_time(), read_waited_s())
 
     def observe_tick(self, now: float, computed_s: float, waited_s: float) -> None:
-        """Record that the timer ran only now, when its thread had computed, and waited for a core, so long in all."""
+        """Record a run of the timer now; ``computed_s`` and ``waited_s``: its thread's total CPU time and wait for a
+        core.
+        """
         late_s, computed, waited = now - self._due, computed_s - self._computed_s, waited_s - self._waited_s
         self._due, self._computed_s, self._waited_s = now + _BEAT_S, computed_s, waited_s
         if late_s > _LEAST_S:
@@ -68,7 +70,7 @@ class StallMeter:
         return sum(size for end, size in self._ended if end > moment) + (late_s if late_s > _LEAST_S else 0.0)
 
     def awake_s(self, now: float) -> float:
-        """Return a clock that stands still while the router does."""
+        """Return a clock without the time of stalls."""
         late_s = now - self._due
         return now - self.total_s - (late_s if late_s > _LEAST_S else 0.0)
 

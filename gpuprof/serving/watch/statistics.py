@@ -45,7 +45,7 @@ class ModelStatistics:
     last_ms: int = 0  #: Milliseconds since the epoch of the last answer.
     #: Answers by latency: `BUCKETS_MS`, and a last bucket for the rest.
     buckets: list[int] = field(default_factory=lambda: _empty())
-    #: Answers by the time that they spent in each of `STAGES`.
+    #: Answers by the time spent in each of `STAGES`.
     stage_buckets: dict[str, list[int]] = field(default_factory=lambda: {stage: _empty() for stage in STAGES})
     retried: int = 0  #: Requests sent again because their worker died.
 

@@ -59,7 +59,7 @@ class SpanTracer:
         span.end(now_ns)
 
     def record_refusal(self, model: str, inference: Inference, refusal: RefusedError) -> None:
-        """Make the span of a request that is not answered."""
+        """Make the span of a request without an answer."""
         from opentelemetry.trace import Status, StatusCode
 
         now_ns, arrived_ns = self._times(inference)
@@ -125,14 +125,14 @@ def span_tracer(exporter: SpanExporter, sampled: float) -> SpanTracer:
 def otlp_tracer(url: str, sampled: float) -> SpanTracer:
     """Return a tracer that sends to a collector.
 
-    Raises `InputError` when that is no address; `UnavailableError` when OpenTelemetry is not installed.
+    Raises `InputError` for an invalid address; `UnavailableError` when OpenTelemetry is not installed.
 
     Parameters
     ----------
     url : str
-        ``http://host:4318``; with a path, just there.
+        ``http://host:4318``; a path is used unchanged.
     sampled : float
-        Part of the requests, in [0, 1].
+        Fraction of the requests, in [0, 1].
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -33,8 +33,8 @@ class GatheredBatch:
 class BatchRunner:
     """Runs batches.
 
-    ``arena``: shared with the router; ``turn``: held while the model runs: its turn among the workers that share a part
-    of a device in time.
+    ``arena``: shared with the router; ``turn``: held while the model runs, among the workers that share a part of a
+    device in time.
     """
 
     def __init__(self, runtime: Runtime, arena: memoryview, turn: AbstractContextManager[object] | None = None) -> None:
@@ -130,7 +130,7 @@ def serve_overlapped(stream: BlockingStream, batches: BatchRunner) -> None:
 def _answer(
     stream: BlockingStream, batches: BatchRunner, number: int | None, begun: GatheredBatch | ModelError | None
 ) -> None:
-    with suppress(ConnectionError):  # the receiving thread sees that the router has gone
+    with suppress(ConnectionError):  # the receiving thread notices the loss of the router
         if begun is None:
             stream.send(FrameKind.PONG, None)
             return

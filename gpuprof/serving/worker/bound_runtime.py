@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StagedInputs:
-    """Inputs that are where the model can be run on them."""
+    """Inputs in the memory from which the model runs."""
 
     binding: Any  #: None: they could not be bound, and are given as they are.
     inputs: Sequence[Array]
-    #: Rows that were asked for, where the batch was filled up; None: all are.
+    #: Number of requested rows of a padded batch; None: all.
     rows: int | None = None
 
 
@@ -67,9 +67,9 @@ class BoundRuntime(OnnxRuntime):
         return StagedInputs(binding, inputs, rows)
 
     def _fill_up(self, inputs: Sequence[Array]) -> tuple[Sequence[Array], int | None]:
-        """Return full inputs, and how many of their rows were asked for; None: all, and they are returned as given.
+        """Return full inputs, and the number of their requested rows; None for unchanged inputs.
 
-        With copies of the last row: unlike zeros, they are values that the model is made for.
+        The padding copies the last row: unlike zeros, such values are valid inputs of the model.
         """
         import numpy as np
 
@@ -80,9 +80,9 @@ class BoundRuntime(OnnxRuntime):
         return [np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for array in inputs], rows
 
     def run_staged(self, staged: StagedInputs, wanted: Sequence[int]) -> list[Array]:
-        """Run the model on inputs that were staged; return the outputs at the positions ``wanted``, on the host.
+        """Run the model on staged inputs; return the outputs at the positions ``wanted``, on the host.
 
-        Raises `ModelError` when the model cannot work on them.
+        Raises `ModelError` when the model fails on the inputs.
         """
         if staged.binding is None:
             return _drop_filling(super().run(staged.inputs, wanted), staged.rows)

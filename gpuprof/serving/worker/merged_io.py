@@ -29,7 +29,7 @@ class MergedInputs(BatchInputs):
 
 
 class MergedOutputs(BatchOutputs):
-    """Writes the outputs of a batch: a request's rows stand behind those of its own model before it."""
+    """Writes the outputs of a batch: a request's rows follow the earlier rows of its own model."""
 
     def __init__(self, spec: ModelSpec, arena: memoryview, merged: MergedModel) -> None:
         super().__init__(spec, arena)
@@ -40,7 +40,7 @@ class MergedOutputs(BatchOutputs):
             self._of_output |= {spec.output_index[value.merged]: number for value in member.outputs}
 
     def find_row_offsets(self, parts: Sequence[Part]) -> list[int]:
-        """Return the row at which the outputs of each request begin."""
+        """Return the first row of each request's outputs."""
         reached: dict[int, int] = {}
         begins = []
         for part in parts:

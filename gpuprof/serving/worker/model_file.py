@@ -36,5 +36,5 @@ def _sha256_with_data(path: Path) -> str:
 
     try:
         return read_onnx(path).sha256
-    except InputError:  # it is damaged, and another in any case
+    except InputError:  # a damaged file differs in any case
         return ""

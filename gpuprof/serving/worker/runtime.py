@@ -27,7 +27,7 @@ class ModelError(Exception):
 
 
 class Runtime(Protocol):
-    """A model that is loaded and can be run."""
+    """A loaded, runnable model."""
 
     spec: ModelSpec
     merged: MergedModel | None
@@ -125,7 +125,7 @@ class OnnxRuntime:
 
         try:  # quantisation is unknown here, so the wider tolerance applies
             return first_mixed(run, lambda seed: _varied_inputs(inputs, ITEMS, seed), axes, quantised=True)
-        except self._errors:  # not every model works on inputs of which nothing is known
+        except self._errors:  # not every model works on random inputs
             return None
 
     def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
@@ -140,7 +140,7 @@ class OnnxRuntime:
             raise ModelError(" ".join(str(error).split())[:300]) from error
 
     def _run_values(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
-        """Run with values that say their type themselves: NumPy cannot for bfloat16."""
+        """Run with typed values, which NumPy lacks for bfloat16."""
         import numpy as np
         import onnxruntime as ort
 
@@ -172,7 +172,7 @@ def _is_batch_not_first(inputs: Sequence[Any]) -> bool:
 
 
 def _gives_constant_rows(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Tell whether an output has the same rows for any batch; the file is read only where names leave that open."""
+    """Tell whether an output has the same rows for any batch; the file is read only if names do not answer this."""
     batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
     if all(value.shape and value.shape[0] in batches for value in outputs):
         return False

@@ -32,12 +32,12 @@ class Turn:
         self._number = 0
 
     def __enter__(self) -> Turn:
-        """Wait until all who came before have had their turns."""
+        """Wait for all earlier turns."""
         self._lock(_NUMBERS)
         try:
             self._number = int.from_bytes(os.pread(self._file, _NUMBER_BYTES, 0), "little")
             os.pwrite(self._file, (self._number + 1).to_bytes(_NUMBER_BYTES, "little"), 0)
-            self._lock(_FIRST + self._number)  # before anybody can take the number after it
+            self._lock(_FIRST + self._number)  # before another process can take the next number
         finally:
             self._release(_NUMBERS)
         if self._number:
@@ -60,7 +60,7 @@ class Turn:
 
 @contextmanager
 def open_turns(group: str) -> Iterator[Turn]:
-    """Join the turn group of this machine; the last process that leaves removes its file."""
+    """Join the turn group of this machine; the last process to leave removes its file."""
     path = Path(tempfile.gettempdir()) / f"gpuprof-turns-{os.getuid()}-{sha256(group.encode()).hexdigest()[:16]}"
     file = _open_shared(path)
     try:
@@ -84,4 +84,4 @@ def _open_shared(path: Path) -> int:
         fcntl.lockf(file, fcntl.LOCK_SH, 1, _USERS)
         if os.fstat(file).st_nlink:
             return file
-        os.close(file)  # removed by the last of those before us, after we opened it
+        os.close(file)  # removed by the last earlier user, after it was opened here

@@ -54,11 +54,11 @@ def run_worker(number: str, key: RendezvousKey, arena: memoryview | None) -> int
     Parameters
     ----------
     number : str
-        Under which the router waits for this worker.
+        The worker's number in the router.
     arena : memoryview or None
         Shared with the router; None: tensors travel with the messages.
     """
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and closes when it has
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and then closes the connection
         signal.signal(ignored, signal.SIG_IGN)
     said = {"process": [os.getpid(), start_time(os.getpid())], "shares_memory": arena is not None}
     try:
