@@ -130,9 +130,7 @@ class MachineProcess:
         worker.begin(None if living is None else LivingProcess.adopt(*living))
 
     def _avoid_worker_cores(self) -> None:
-        """Move off the workers' cores, unless a worker has no cores of its own and would inherit this process's
-        affinity.
-        """
+        """Leave the workers' cores, unless a worker without own cores would inherit this process's affinity."""
         orders = [worker.order for worker in self._workers.values()]
         confined = all(order.cores for order in orders)
         self._cores.take({core for order in orders for core in order.cores} if confined else ())

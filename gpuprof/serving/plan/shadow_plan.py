@@ -55,9 +55,7 @@ class SpareResources:
         self._shares = {where: held_shares(of_all) for where, of_all in shares.items()}
 
     def standby(self, plan: ReplicaPlan, order: WorkerOrder, processes: int, extra_pct: float) -> Standby | None:
-        """Return a standby with ``extra_pct`` more of the device, or with the rest of the device; None without a
-        rest.
-        """
+        """Return a standby with ``extra_pct`` more of the device, or with all that is left; None if too little is."""
         shares = self._shares[plan.place, plan.mig]
         left_pct = 100.0 - sum(shares)
         extra_pct = min(extra_pct, left_pct)

@@ -49,7 +49,7 @@ class Router:
         if versions is None:
             import difflib
 
-            # Comparison takes quadratic time in the length of the name, a client's choice.
+            # Comparison takes quadratic time in the length of the name, which the client chooses.
             near = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(self.models), n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
             raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")

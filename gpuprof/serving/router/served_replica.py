@@ -58,7 +58,7 @@ class ReplicaOwner(Protocol):
         """Take an answered inference; its outputs are those at ``position``."""
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
-        """Take an accepted inference without an answer."""
+        """Refuse an accepted inference that cannot be answered."""
 
     def reassign(self, inferences: list[Inference]) -> None:
         """Send accepted inferences to other replicas, because the replica has no worker left."""

@@ -51,9 +51,7 @@ class StallMeter:
         self.observe_tick(time.monotonic(), time.thread_time(), read_waited_s())
 
     def observe_tick(self, now: float, computed_s: float, waited_s: float) -> None:
-        """Record a run of the timer now; ``computed_s`` and ``waited_s``: its thread's total CPU time and wait for a
-        core.
-        """
+        """Record a run of the timer; ``computed_s``, ``waited_s``: its thread's total CPU time and wait for a core."""
         late_s, computed, waited = now - self._due, computed_s - self._computed_s, waited_s - self._waited_s
         self._due, self._computed_s, self._waited_s = now + _BEAT_S, computed_s, waited_s
         if late_s > _LEAST_S:
