@@ -20,7 +20,7 @@ class Bin:
 
     device: Device
     partitions: list[PlacedPartition] = field(default_factory=list)
-    #: Whether the replicas of the whole device have no enforced shares, each free to use the whole device.
+    #: True if the replicas of the whole device have no enforced shares, each free to use the whole device.
     unshared: bool = False
 
     def add(self, replica: PlacedReplica, segments: Segments) -> bool:
@@ -35,7 +35,7 @@ class Bin:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the device holds nothing."""
+        """Return whether the device holds nothing."""
         return not self.partitions
 
     def to_gpu(self) -> PlacedGpu:

@@ -39,14 +39,14 @@ class LinearEstimator:
 
     start_ms: float = 2.0
     each_ms: float = 1.0
-    memory_bytes: int = _GIB  #: Of one process, at any batch.
+    memory_bytes: int = _GIB  #: Memory of a process, at any batch.
     slowdown: float = 0.0  #: Factor added for every neighbour.
     models: tuple[str, ...] = ()  #: Empty: all models are known.
     #: ``sizes``, ``percents``: known batch sizes and shares; on a device with MIG also every profile.
     sizes: tuple[int, ...] = (1, 2, 4, 8)
     percents: tuple[float, ...] = (25.0, 50.0, 100.0)
     interval: float = 0.1  #: Half width of the 90% interval, relative.
-    source: str = MEASURED  #: Of times and memory.
+    source: str = MEASURED  #: Source of times and memory.
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -91,9 +91,7 @@ class ExponentialQueue:
         return Sojourn(load, 1.0 + (server.batch - 1) * load, service + mean_wait, quantiles)
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        """Return the times of independent streams with equal lateness at every replica: routing gains nothing more
-        here.
-        """
+        """Return the times of independent streams with equal lateness everywhere: routing gains nothing more here."""
         capacity = sum(one.capacity_rps for one in servers)
         if len(set(servers)) == 1 or arrivals.rate_rps >= capacity:
             return split_stream(self, arrivals, servers)
@@ -225,7 +223,7 @@ class PolicyContract(ABC):
         assert placement.gpus == ()
 
     def test_a_fixed_fleet_is_never_overfilled(self) -> None:
-        """On a fleet of counted devices, the remainder is unplaced."""
+        """The remainder of demands is unplaced on a fleet of counted devices."""
         placement, _ = solve_and_check(
             self.policy(), self.make_problem([demand("a", 5000.0), demand("b", 5000.0)], count=2)
         )

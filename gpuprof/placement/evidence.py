@@ -54,7 +54,7 @@ class Evidence:
     confidence: float | None = None
     latency_budget: float | None = None
     overhead_ms: float = 0.0
-    host: HostWork = NO_HOST_WORK  #: As in `gpuprof.placement.problem.Options`.
+    host: HostWork = NO_HOST_WORK  #: Host work, as in `gpuprof.placement.problem.Options`.
     demands: tuple[Demand, ...] | None = None  #: None: the demands in the map itself are used.
     #: Available devices, by name; None or absent: as many as needed.
     counts: Mapping[str, int | None] | None = None

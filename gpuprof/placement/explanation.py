@@ -31,13 +31,13 @@ _Kind = tuple[str, float, str | None]  # device, percent, MIG profile
 class Alternative:
     """A possible share of the model, with the best batch for it."""
 
-    segment: Segment  #: With the rate of a replica in a pool of this size.
+    segment: Segment  #: Segment with the rate of a replica in a pool of this size.
     replicas: int  #: Number of such replicas that serve the demand together.
     cost: float  #: Price per hour of all replicas' parts of devices.
     tail_ms: float  #: Time at the demand's percentile with these replicas; with a latency budget the time of a batch.
     chosen: int  #: Number of the map's replicas with this device and share.
     source: str  #: Source of the time of its batch.
-    at_upper_end: bool  #: Whether that time is planned above its mean, towards the upper end of its interval.
+    at_upper_end: bool  #: True if that time is planned above its mean, towards the upper end of its interval.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class WhatIf:
     gpus: int  #: Devices of the new map, over all models.
     shares: tuple[tuple[str, int], ...]  #: The model's new replicas: share and batch, with their number.
     missing_rps: float
-    stopped: bool  #: Whether the time limit ended the search.
+    stopped: bool  #: True if the time limit ended the search.
 
 
 def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[Alternative, ...]:
@@ -91,9 +91,7 @@ def _find_unlisted(
     chosen: Mapping[_Kind, int],
     alternatives: Sequence[Alternative],
 ) -> Iterator[Alternative]:
-    """Yield alternatives for unlisted shares: the map's shares, the steps next to each, and steps below all listed
-    shares.
-    """
+    """Yield alternatives for unlisted shares: the map's, the steps next to each, and steps below all listed."""
     wanted: dict[tuple[str, Share], None] = {}
     for entry in problem.fleet.entries:
         listed = [one.segment.share for one in alternatives if one.segment.device == entry.device.name]

@@ -44,14 +44,14 @@ class Limit:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up or the limit is interrupted."""
+        """Return whether the time is up or the limit is interrupted."""
         if self.is_interrupted:
             return True
         return self.seconds is not None and _now() - self._started >= self.seconds and self._least_left_s <= 0.0
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the result of the work within the limit is no longer needed."""
+        """Return whether the result of the work within the limit is no longer needed."""
         return self._interrupts is not None and self._interrupts()
 
     @property

@@ -83,7 +83,7 @@ class Placement:
     #: Upper bound on the requests per second within the SLOs of every placement on a fixed fleet; None without a proof.
     upper_bound_goodput_rps: float | None = None
     found_by: str | None = None  #: Method that found this placement, for policies with several.
-    stopped: bool = False  #: Whether a time limit ended the search.
+    stopped: bool = False  #: True if a time limit ended the search.
     unfinished: tuple[str, ...] = ()  #: Quick policies that the limit ended, whose maps may be better.
 
     def rate_rps(self, model: str) -> float:

@@ -49,7 +49,7 @@ class PlannedWorkloads:
     grow with the load, and waiting would only lengthen the tail without raising the capacity.
     """
 
-    #: Whether capacities are upper bounds over all maps, rather than known rates of a replica.
+    #: True if capacities are upper bounds over all maps, rather than known rates of a replica.
     bounds_any_map = False
 
     def __init__(self, problem: Problem) -> None:
@@ -183,7 +183,7 @@ class PlannedWorkloads:
     def meets(
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
     ) -> bool:
-        """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device.
+        """Return whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device.
 
         False where the estimator refuses a query; under the queueing model also for any smaller batch.
         """
@@ -202,7 +202,7 @@ class PlannedWorkloads:
         return self.problem.limits.in_time(queueing, server, demand.slo, rate_rps)
 
     def is_within_budget(self, demand: Demand, estimate: Estimate, rate_rps: float) -> bool:
-        """Whether a replica with this estimate keeps the papers' rule: a batch within its part of the SLO."""
+        """Return whether a replica with this estimate keeps the papers' rule: a batch within its part of the SLO."""
         options = self.problem.options
         latency = planned_ms(estimate.latency_ms, options.confidence)
         if not latency < (options.latency_budget or 1.0) * demand.slo.latency_ms:
@@ -219,7 +219,7 @@ class PlannedWorkloads:
             return math.inf
 
     def holds(self, device: Device, partition: PlacedPartition) -> bool:
-        """Whether every replica of the partition keeps its SLO at its rate beside the others.
+        """Return whether every replica of the partition keeps its SLO at its rate beside the others.
 
         False where a replica has no estimate beside the others.
         """
@@ -234,7 +234,7 @@ class PlannedWorkloads:
         for replica in partition.replicas:
             beside = partition.beside(replica)
             alone = self.estimate(device, replica.workload)
-            # Where neighbours change nothing, the segment keeps its SLO at this rate already.
+            # The segment keeps its SLO at this rate already where neighbours change nothing.
             if self.estimate(device, replica.workload, beside).latency_ms != alone.latency_ms:
                 demand = self.problem.demand(replica.model)
                 if not self.meets(demand, device, replica.workload, replica.rate_rps, beside):

@@ -29,12 +29,12 @@ class Pools:
     """Evaluates maps by the pooled queues of the models' replicas."""
 
     problem: Problem  #: Without a latency budget.
-    segments: Segments  #: Of the same problem.
+    segments: Segments  #: Segments of the same problem.
     _kept: dict[tuple[str, frozenset[tuple[BatchServer, int]]], float] = field(default_factory=dict)
     _late: dict[tuple[str, frozenset[tuple[BatchServer, int]], float], bool] = field(default_factory=dict)
 
     def keeps(self, demand: Demand, servers: Counter[BatchServer], rate_rps: float) -> bool:
-        """Whether these replicas together serve a rate within the demand's SLO."""
+        """Return whether these replicas together serve a rate within the demand's SLO."""
         if rate_rps <= 0.0:
             return True
         if rate_rps >= math.fsum(one.capacity_rps * count for one, count in servers.items()):
@@ -105,7 +105,7 @@ class Pools:
         return PlacedGpu(gpu.device, tuple(parts))
 
     def drop_spare(self, gpus: Gpus, limit: Limit) -> Gpus:
-        """Return the devices without superfluous ones, the most expensive and emptiest dropped first."""
+        """Return the devices without superfluous devices; the most expensive and emptiest are dropped first."""
         rates: defaultdict[str, float] = defaultdict(float)
         for gpu in gpus:
             for one in gpu.replicas():

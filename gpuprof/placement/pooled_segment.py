@@ -55,7 +55,7 @@ class BoundingSegments(Segments):
         return demand.rate_rps * (1.0 if self.serves_alone(demand, server) else LESS)
 
     def serves_alone(self, demand: Demand, server: BatchServer) -> bool:
-        """Whether a single replica serves all requests of a demand within its SLO."""
+        """Return whether a single replica serves all requests of a demand within its SLO."""
         if demand.rate_rps >= server.capacity_rps:
             return False
         self.problem.limits.check_time()
@@ -88,7 +88,7 @@ class _GroupLimits:
         return self._loads[key]
 
     def can_bear(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
-        """Whether ``count`` replicas answer a demand in time under a load; mostly the nearest solved queue decides."""
+        """Return whether ``count`` replicas answer a demand in time at a load, mostly by the nearest solved queue."""
         if load >= 1.0:
             return False  # for example, full batches that answer less than smaller ones
         queueing = queue_of(self.problem.queueing, demand.model)

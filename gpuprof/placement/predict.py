@@ -38,9 +38,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """The queue of all replicas of a model: with the expected times, and with the times at both ends of their
-    intervals.
-    """
+    """The queue of all replicas of a model, with the expected times and with those at both interval ends."""
 
     expected: PoolSojourn
     ends: tuple[PoolSojourn, ...]

@@ -41,10 +41,10 @@ class Options:
     overhead_ms: float = 0.0  #: Time of every request outside the replica.
     host: HostWork = NO_HOST_WORK  #: Work of the host for serving, beside the batches.
     gpus_per_node: int = 8  #: Devices per machine of an elastic fleet.
-    isolate: bool = False  #: Whether every replica has a share of its own: no turns in a share of a CPU.
+    isolate: bool = False  #: True if every replica has a share of its own: no turns in a share of a CPU.
     time_limit_s: float | None = None  #: Time limit of searching policies, which then return the incumbent.
     seed: int = 0
-    #: Whether a policy explains unplaced demands, which may take longer than the map: where a map is chosen among
+    #: True if a policy explains unplaced demands, which may take longer than the map: where a map is chosen among
     #: several, only its reasons are needed.
     explains: bool = True
 
@@ -78,7 +78,7 @@ class Problem:
     estimator: Estimator  #: Time of a batch; its ``beside`` gives the interference.
     queueing: QueueModel  #: Time in a replica beyond that.
     options: Options = field(default_factory=Options)
-    files: Mapping[str, ModelFile] = field(default_factory=dict)  #: By model; file entries of the map.
+    files: Mapping[str, ModelFile] = field(default_factory=dict)  #: File entries of the map, by model.
     planned_with: PlannedWith = field(default_factory=PlannedWith)  #: Hashes and settings that the map records.
     #: The running map: among equally good maps, the map with the fewest moved replicas is preferred.
     previous: DeploymentMap | None = None

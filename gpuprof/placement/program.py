@@ -35,11 +35,11 @@ EXACT = 1e-7
 class Solution:
     """A result of the solver."""
 
-    values: tuple[float, ...]  #: By column; integers are whole.
+    values: tuple[float, ...]  #: Values by column; integers are whole.
     objective: float
     bound: float  #: Lower bound on the objective of every solution; recomputed from the duals for a relaxed program.
-    is_proven: bool  #: Whether the objective is the minimum, up to the allowed gaps.
-    #: By row, of a relaxed program: the change of the objective per unit of the row's bound.
+    is_proven: bool  #: True if the objective is the minimum, up to the allowed gaps.
+    #: Change of the objective per unit of each row's bound, for a relaxed program.
     duals: tuple[float, ...] = ()
 
 
@@ -100,7 +100,7 @@ class Program:
         solver.setOptionValue("random_seed", seed)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("mip_rel_gap", gap)
-        # In units of HiGHS's scaled objective. Just below a step: a nearer bound leaves no better solution.
+        # The gap is in units of HiGHS's scaled objective, just below a step: a nearer bound leaves no better solution.
         solver.setOptionValue("mip_abs_gap", max(1e-6, least_step * scales.objective * (1.0 - 1e-6)))
         for name in ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "mip_feasibility_tolerance"):
             solver.setOptionValue(name, _TOLERANCE)

@@ -27,7 +27,7 @@ from gpuprof.placement.sustained_loads import SustainedLoads
 #: Relative precision, from below, at which the search for a replica's largest rate stops.
 RATE_PRECISION = 0.01
 #: Part of its throughput at which a replica is nearly idle. A replica that keeps the SLO only below it is not offered
-#: for more, since hundreds of them would do the work of a better one.
+#: for more, since hundreds of them would do the work of a better replica.
 NEARLY_IDLE = 0.01
 #: Number of steps between bisections: guesses may converge from one side only.
 _HALVED = 3
@@ -69,7 +69,7 @@ class RateLimits:
     _limit: Limit = field(default_factory=Limit)
     _sustained: SustainedLoads = field(default_factory=SustainedLoads)
     _solved: int = 0
-    _has_code: bool = False  #: Whether machine code is loaded, or will be.
+    _has_code: bool = False  #: True if machine code is loaded, or will be.
 
     @contextmanager
     def until(self, limit: Limit) -> Iterator[None]:
@@ -90,7 +90,7 @@ class RateLimits:
             raise TimeUpError
 
     def in_time(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> bool:
-        """Whether a replica answers ``rate_rps`` within the SLO."""
+        """Return whether a replica answers ``rate_rps`` within the SLO."""
         known = self._of(queueing, server, slo)
         if rate_rps <= known.passes_rps or rate_rps >= known.fails_rps:
             return rate_rps <= known.passes_rps

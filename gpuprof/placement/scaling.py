@@ -74,8 +74,7 @@ def find_violated_row(program: Columns, values: Vector) -> int | None:
 
 
 def dual_bound(program: Columns, duals: Vector, objective: float) -> float:
-    """Return a lower bound on the cost of every solution, integer or not, from any duals (Neumaier and Shcherbina
-    2004).
+    """Return a lower bound on the cost of every solution, integer or not, by duals (Neumaier, Shcherbina 2004).
 
     Duals of a wrong sign are treated as zero; a negative reduced cost of a column is multiplied by the column's limit.
     Columns without a limit get one from the rows, and from ``objective``: solutions that cost more than the known
@@ -121,9 +120,7 @@ def _implied_limits(program: Columns, objective: float) -> Vector:
 
 
 def _tighten(program: Columns, limits: Vector, values: Vector, ends: Vector) -> None:
-    """Lower the limits by the rows ``values x <= ends``: a column's term is at most the rest left by the others'
-    minimum.
-    """
+    """Lower the limits by the rows ``values x <= ends``: the others' minimum leaves the rest to a column."""
     negative = values < 0.0
     least = np.zeros(len(values))
     least[negative] = values[negative] * limits[program.owners[negative]]

@@ -33,7 +33,7 @@ class SearchSpace:
 
     With a latency budget, all batches up to the largest listed batch are allowed where the estimator answers for them.
     Under the queueing model, only batches listed for the share or for the whole device are; where these are many, only
-    some of them, each a fifth larger than the one before.
+    some of them, each a fifth larger than the last.
     """
 
     problem: Problem
@@ -55,7 +55,7 @@ class SearchSpace:
         return range(1, listed[-1] + 1) if self.is_dense(model, device, share) else listed
 
     def is_dense(self, model: str, device: Device, share: Share) -> bool:
-        """Whether batches between the listed ones may run too."""
+        """Return whether batches between the listed ones may run too."""
         if self.problem.options.latency_budget is None:
             return False
         listed = self.listed_batches(model, device, share)
@@ -104,7 +104,7 @@ class SearchSpace:
         return sorted(steps - known)
 
     def _answers_between(self, model: str, device: Device) -> bool:
-        """Whether the estimator answers for unlisted shares.
+        """Return whether the estimator answers for unlisted shares.
 
         Where shares make no difference to the time, small shares matter most: more replicas fit on a device.
         """

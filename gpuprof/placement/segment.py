@@ -33,13 +33,13 @@ class Segment:
 
     model: str
     device: str
-    share: Share  #: Of all processes together.
+    share: Share  #: Share of all processes together.
     batch: int
     processes: int
     #: The largest rate of Poisson arrivals served within the demand's SLO; with ``capped``, at most the demand's rate.
     capacity_rps: float
-    fraction: float  #: Of the device's compute units.
-    memory_bytes: int | None  #: Of all processes together.
+    fraction: float  #: Fraction of the device's compute units.
+    memory_bytes: int | None  #: Memory of all processes together.
     latency_ms: float  #: Planned mean time of a full batch.
 
     @property
@@ -81,7 +81,7 @@ class Segments(PlannedWorkloads):
     def best(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
         """Return for each share the segment of largest capacity, smallest share first.
 
-        Among equal segments (which serve the whole demand), the one with fewest processes is chosen, at the smallest
+        Among equal segments (which serve the whole demand), that with fewest processes is chosen, at the smallest
         batch beyond which the tail does not shorten by another 2%. Shares without a segment within the SLO are absent.
         """
         key = (demand.model, device.name)
@@ -233,8 +233,7 @@ class Segments(PlannedWorkloads):
         return best
 
     def most_between_rps(self, demand: Demand, device: Device, workload: Workload, high: int) -> float:
-        """Return an upper bound of the rate within the latency budget, for batches of ``workload`` up to below
-        ``high``.
+        """Return an upper bound of the rate within the latency budget, from ``workload``'s batch to below ``high``.
 
         Assumes that no larger batch is quicker; batch 0 means no batch, without a bound.
         """
@@ -300,7 +299,7 @@ class Segments(PlannedWorkloads):
         return ceiling
 
     def _is_better(self, demand: Demand, segment: Segment, best: Segment) -> bool:
-        """Whether a segment serves more than the best so far, or the same with a shorter tail."""
+        """Return whether a segment serves more than the best so far, or the same with a shorter tail."""
         if segment.capacity_rps != best.capacity_rps:
             return segment.capacity_rps > best.capacity_rps
         return self.segment_tail_ms(demand, segment) < SHORTER * self.segment_tail_ms(demand, best)

@@ -12,8 +12,7 @@ from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.search_space import SearchSpace
 
-#: Maximum of a demand's minimum number of devices. Policies evaluate each replica with neighbours, so times grow
-#: faster.
+#: Maximum devices of a demand at full load. Policies evaluate replicas with neighbours, so times grow faster.
 MOST_DEVICES = 2000
 #: Maximum number of MIG instances of a device.
 _MOST_INSTANCES = 7
@@ -22,7 +21,7 @@ _PLAIN_RPS = 50.0 * MOST_DEVICES
 
 
 def refuse_oversized(problem: Problem) -> None:
-    """Refuse demands that even the quickest device, always full, would serve only in too large a number.
+    """Refuse demands that need too many even of the quickest device, always full.
 
     Only devices of unlimited count matter: a fixed number of them limits the plan itself. Raises `InputError` when a
     demand would take more than `MOST_DEVICES`.

@@ -28,9 +28,7 @@ def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
 
 
 def _add_work(gpu: Gpu, evidence: Evidence) -> tuple[float, float]:
-    """Return a device's seconds of work per second, and the tolerance; unknown work and merged replicas are left
-    out.
-    """
+    """Return a device's seconds of work per second, and the tolerance; excludes unknown work and merges."""
     assert evidence.estimator is not None
     seconds, slack = [], _ROUNDING
     for partition in gpu.partitions:

@@ -59,7 +59,7 @@ class BudgetPlans:
     """Makes the maps of one problem."""
 
     problem: Problem  #: Without a latency budget.
-    segments: Segments  #: Of the same problem.
+    segments: Segments  #: Segments of the same problem.
     policy: str = "igniter"  #: Name of the policy that makes the maps.
     _factors: dict[str, _RateFactor] = field(init=False)
 

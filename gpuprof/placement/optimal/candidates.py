@@ -76,7 +76,7 @@ class CandidateSegments:
                     self._guesses[demand.model] |= self._make_guesses(demand, entry.device, segments, binding)
 
     def _is_guessed(self, demand: Demand, device: Device, known: Sequence[Segment]) -> bool:
-        """Whether unlisted shares matter: they do not for demands that fill many devices, nor on CPUs."""
+        """Return whether unlisted shares matter: they do not for demands that fill many devices, nor on CPUs."""
         most = max((one.capacity_rps for one in known), default=0.0)
         return demand.rate_rps < _MOST_DEVICES * most and device.kind == "gpu"
 

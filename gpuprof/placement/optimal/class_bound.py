@@ -50,7 +50,7 @@ def bound_classes(problem: Problem, segments: Segments, placement: Placement, li
 
 
 def _is_memory_known(problem: Problem, segments: Segments) -> bool:
-    """Whether the memory of any demand is known: otherwise shares alone give the bound."""
+    """Return whether the memory of any demand is known: otherwise shares alone give the bound."""
     for kind, entry in zip(tabulate_kinds(problem, segments), problem.fleet.entries, strict=True):
         _, firsts = np.unique(kind.classes, return_index=True)
         for first in firsts.tolist():

@@ -105,7 +105,7 @@ class CompactProgram:
 
 
 def is_compact(entries: Sequence[FleetEntry], classes: Sequence[DemandClass]) -> bool:
-    """Whether the program of a counted fleet is small enough, with no device divided into instances."""
+    """Return whether the program of a counted fleet is small enough, with no device divided into instances."""
     count = sum(entry.count if entry.count is not None else _MOST_DEVICES + 1 for entry in entries)
     segments = [(one, len(group.demands)) for group in classes for one in group.segments]
     columns = count * sum(times for _, times in segments)

@@ -30,7 +30,7 @@ def number_classes(problem: Problem, segments: Segments) -> dict[str, int]:
 
 
 def is_of_few_classes(problem: Problem, segments: Segments) -> bool:
-    """Whether there are many demands of few classes; False under the queueing model, whose estimates take too long."""
+    """Return whether there are many demands of few classes; False under queueing, whose estimates take too long."""
     if problem.options.latency_budget is None:
         return False
     count = len(group_alike(problem, segments))

@@ -55,7 +55,7 @@ class EqualReplicas:
     """Places the demands of one problem without a latency budget."""
 
     problem: Problem
-    segments: Segments  #: Of the same problem.
+    segments: Segments  #: Segments of the same problem.
     pools: Pools
     limit: Limit
 
@@ -79,7 +79,7 @@ class EqualReplicas:
         return tuple(gpus) if fits else None
 
     def drop_devices(self, gpus: Gpus) -> Gpus:
-        """Return the devices without those whose replicas the others can take over, the dearest and emptiest first."""
+        """Return the devices without dispensable ones, the dearest and emptiest dropped first."""
         improved: Gpus | None = gpus
         if len(gpus) > _MOST_DEVICES or len(self.problem.demands) > _MOST_DEMANDS:
             return gpus
@@ -240,7 +240,7 @@ class EqualReplicas:
         return replace(replica, share=share, memory_bytes=memory)
 
     def _serves(self, gpus: list[PlacedGpu]) -> bool:
-        """Whether all demands keep their SLOs at their rates."""
+        """Return whether all demands keep their SLOs at their rates."""
         try:
             servers = self.pools.servers(gpus)
         except InputError:

@@ -202,7 +202,7 @@ def _quick_maps(problem: Problem, segments: Segments, limit: Limit, *, better_fi
 def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:
     """Return the likely cost of all demands on each kind alone, the cheapest first; a single kind is not guessed.
 
-    With many kinds, those that another kind surpasses in price and by its data sheet are left out.
+    With many kinds, a kind is left out when another surpasses it in price and by its data sheet.
     """
     if len(problem.fleet.entries) == 1:
         return [(0.0, problem.fleet.entries[0])]
@@ -222,7 +222,7 @@ def _guess_costs(problem: Problem) -> list[tuple[float, FleetEntry]]:
 
 
 def _is_surpassed(entry: FleetEntry, other: FleetEntry) -> bool:
-    """Whether another GPU of unlimited count costs less and lacks nothing by its data sheet."""
+    """Return whether another GPU of unlimited count costs less and lacks nothing by its data sheet."""
     device, cheaper = entry.device, other.device
     if (
         {device.kind, cheaper.kind} != {"gpu"}

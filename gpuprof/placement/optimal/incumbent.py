@@ -37,7 +37,7 @@ def update_incumbent(problem: Problem, best: Placement, candidate: Placement, na
 
 
 def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
-    """Whether no placement is better than this one, up to a negligible gap in large fleets."""
+    """Return whether no placement is better than this one, up to a negligible gap in large fleets."""
     if placement.unplaced:
         served, most = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
         return most is not None and served >= most * (1.0 - _NEARLY)

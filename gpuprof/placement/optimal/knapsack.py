@@ -29,7 +29,7 @@ def best_packing(
     weights : sequence of int, length n, optional
         A second size, whose sum in a packing is at most ``most_weight``.
     """
-    # In the largest unit that divides all sizes, the tables are smallest and the answer is the same.
+    # The largest common unit of all sizes gives the smallest tables and the same answer.
     unit = math.gcd(capacity, *sizes)
     space = capacity // unit
     best = np.zeros((space + 1, most_weight + 1))

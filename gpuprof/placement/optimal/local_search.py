@@ -50,7 +50,7 @@ class LocalSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time or the number of queries is used up."""
+        """Return whether the time or the number of queries is used up."""
         return self.limit.is_over or self.planner.asked >= self._most
 
     def improve(self, gpus: _Gpus) -> _Gpus:
@@ -222,7 +222,7 @@ class LocalSearch:
         return None
 
     def _is_allowed(self, gpus: _Gpus, model: str) -> bool:
-        """Whether the model has at most its maximum number of replicas."""
+        """Return whether the model has at most its maximum number of replicas."""
         most = self.problem.demand(model).max_replicas
         return most is None or sum(one.model == model for gpu in gpus for one in gpu.replicas()) <= most
 

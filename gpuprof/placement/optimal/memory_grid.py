@@ -26,7 +26,7 @@ class MemoryGrid:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is rounded."""
+        """Return whether nothing is rounded."""
         return self.unit <= 1
 
     def count(self, memory_bytes: int | None) -> int:
@@ -37,7 +37,7 @@ class MemoryGrid:
 
 
 def is_binding(units: Sequence[int], memory_bytes: Sequence[int], space: int, capacity_bytes: int) -> bool:
-    """Whether replicas whose shares fit together may exceed the memory.
+    """Return whether replicas whose shares fit together may exceed the memory.
 
     Parameters
     ----------

@@ -134,7 +134,7 @@ def _solve_master(problem: Problem, classes: Sequence[DemandClass], limit: Limit
     )
     if solution is None:
         return _MasterSolution(None, math.inf, bound, True, many, master.is_exact)
-    # Where patterns are generated, the integer program's bound covers only its own patterns.
+    # The integer program's bound covers only its own patterns where patterns are generated.
     if not master.generated:
         bound = max(bound, solution.bound)
     bound = _round_up_to_step(bound, prices)

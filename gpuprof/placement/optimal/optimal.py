@@ -1,4 +1,4 @@
-"""The cheapest placement, or on a fleet that is too small the one with the most goodput, with a bound."""
+"""The cheapest placement, or on a fleet that is too small the placement with the most goodput, with a bound."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class PartitionPlanner:
     """Plans the replicas of one partition, and caches the results."""
 
     problem: Problem
-    segments: Segments  #: Of the same problem.
+    segments: Segments  #: Segments of the same problem.
     asked: int = 0  #: Number of queries that were not cached: a measure of the work so far.
     _planned: dict[tuple[str, str | None, tuple[Task, ...]], PlacedPartition | None] = field(default_factory=dict)
     _least: dict[tuple[str, str | None, Task], int | None] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class PartitionPlanner:
         return None
 
     def _find_feasible_batch(self, device: Device, task: Task, running: list[Workload], index: int) -> bool:
-        """Whether a task is done beside its neighbours, if necessary with another batch, which is stored in
+        """Return whether a task is done beside its neighbours, if necessary with another batch, which is stored in
         ``running``.
         """
         beside = (*running[:index], *running[index + 1 :])

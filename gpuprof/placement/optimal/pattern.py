@@ -51,7 +51,7 @@ class PartitionSlot:
     """The place of one replica in a partition."""
 
     share: Share
-    memory: int = 0  #: In units of the partition's `MemoryGrid`; 0 where memory is not counted.
+    memory: int = 0  #: Memory in units of the partition's `MemoryGrid`; 0 where memory is not counted.
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class PatternEnumeration:
 
     problem: Problem
     demands: Sequence[Demand]  #: Demands with a segment of their own.
-    segments: Segments  #: Of the same problem.
+    segments: Segments  #: Segments of the same problem.
     planner: PartitionPlanner
     limit: Limit  #: When to give up.
     _left: int = field(init=False)
@@ -99,7 +99,7 @@ class PatternEnumeration:
         return None if self._are_hopeless(able) else [one for _, one in tried if one in kept]
 
     def _are_hopeless(self, feasible: Sequence[Workload]) -> bool:
-        """Whether shares alone leave far too many combinations."""
+        """Return whether shares alone leave far too many combinations."""
         units = [share_units(one.share) for one in feasible]
         return bool(units) and multisets(units, SPACE) > _HOPELESS * self._left
 

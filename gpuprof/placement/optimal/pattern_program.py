@@ -140,7 +140,7 @@ def drop_dominated(patterns: Sequence[ReplicaPattern], demands: Sequence[Demand]
     Where a demand limits its replicas, the dominating pattern also needs no more of them.
     """
     merits = {kind: _DominanceFilter() for kind in dict.fromkeys(one.kind for one in patterns)}
-    # By falling sums, so that no pattern comes before its dominating pattern: a single pass is enough.
+    # Sorted by falling sums, so that no pattern comes before its dominating pattern: a single pass is enough.
     ranked = sorted(((_dominance_key(one, demands), one) for one in patterns), key=lambda pair: -sum(pair[0]))
     return tuple(pattern for merit, pattern in ranked if merits[pattern.kind].adds(np.array(merit)))
 

@@ -34,7 +34,7 @@ class PatternSearch:
 
     problem: Problem
     demands: Sequence[Demand]  #: Demands with a segment.
-    segments: Segments  #: Of the same problem.
+    segments: Segments  #: Segments of the same problem.
     limit: Limit
     planner: PartitionPlanner = field(init=False)
     _listed: list[tuple[ReplicaPattern, ...] | None] = field(default_factory=list)
@@ -44,7 +44,7 @@ class PatternSearch:
 
     @property
     def is_worth_trying(self) -> bool:
-        """Whether the demands are few enough to be combined."""
+        """Return whether the demands are few enough to be combined."""
         return len(self.demands) <= _MOST_DEMANDS and not self.limit.is_over
 
     def _list_all(self) -> tuple[ReplicaPattern, ...] | None:

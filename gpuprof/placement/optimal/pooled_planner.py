@@ -45,9 +45,9 @@ class PooledPlanner:
     """Plans maps for pooled queues."""
 
     problem: Problem  #: Without a latency budget.
-    segments: Segments  #: Of the same problem, for replicas with streams of their own.
+    segments: Segments  #: Segments of the same problem, for replicas with streams of their own.
     limit: Limit
-    fair: bool = False  #: As `gpuprof.placement.optimal.optimal.Optimal`.
+    fair: bool = False  #: Fairness, as in `gpuprof.placement.optimal.optimal.Optimal`.
     pools: Pools = field(init=False)
     _least: tuple[int, float] | None = field(default=None, init=False)
 

@@ -154,7 +154,7 @@ def _without_limit(problem: Problem) -> Problem:
 
 
 def _is_quick(name: str, problem: Problem) -> bool:
-    """Whether a policy is quick for all figures: with a latency budget, for few demands or the quickest policy.
+    """Return whether a policy is quick for all figures: with a latency budget, for few demands or the quickest policy.
 
     With looked-up figures all policies are quick; with predicted figures thousands of queries are not.
     """
@@ -162,7 +162,7 @@ def _is_quick(name: str, problem: Problem) -> bool:
 
 
 def _are_figures_measured(problem: Problem) -> bool:
-    """Whether the figures of every demand were measured or interpolated, on each kind with an estimate."""
+    """Return whether the figures of every demand were measured or interpolated, on each kind with an estimate."""
     for demand, entry in product(problem.demands, problem.fleet.entries):
         with suppress(InputError):
             for share in problem.estimator.shares(demand.model, entry.device)[-1:]:
@@ -174,7 +174,7 @@ def _are_figures_measured(problem: Problem) -> bool:
 
 
 def _are_instances_measured(problem: Problem) -> bool:
-    """Whether every model was measured in some MIG instance of a device of the fleet."""
+    """Return whether every model was measured in some MIG instance of a device of the fleet."""
     return all(
         any(_is_instance_measured(problem, demand, entry.device) for entry in problem.fleet.entries)
         for demand in problem.demands
@@ -190,7 +190,7 @@ def _is_instance_measured(problem: Problem, demand: Demand, device: Device) -> b
 
 
 def _is_first_batch_observed(problem: Problem, demand: Demand, device: Device, share: Share) -> bool:
-    """Whether the time of the smallest batch was measured or interpolated."""
+    """Return whether the time of the smallest batch was measured or interpolated."""
     for batch in problem.estimator.batches(demand.model, device, share)[:1]:
         with suppress(InputError):
             return problem.estimator.estimate(demand.model, device, batch, share).latency_ms.is_observed
@@ -198,7 +198,7 @@ def _is_first_batch_observed(problem: Problem, demand: Demand, device: Device, s
 
 
 def has_fast_late_bounds(problem: Problem) -> bool:
-    """Whether late replicas are found without solving queues and interference is by sums, on every kind of device."""
+    """Return whether late replicas are found without queues, and interference by sums, on every kind of device."""
     first = problem.demands[0]
     with suppress(InputError):
         if not all(isinstance(queue_of(problem.queueing, one.model), QuickQueueModel) for one in problem.demands):

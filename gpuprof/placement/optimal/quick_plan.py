@@ -95,7 +95,7 @@ def _quick_segment(segments: Segments, demand: Demand, device: Device, early: Li
     smallest, low, high = None, 0, len(shares)
     place, step = bisect_left(shares, True, key=lambda share: _is_likely(segments, demand, device, share)), 1
     while low < high:
-        # From the likely sufficient share in steps twice as large each time: every share takes a queue or two.
+        # Steps from the likely sufficient share, doubled each time: every share takes a queue or two.
         middle = place if low <= place < high else (low + high) // 2
         able = _smallest_sufficient(segments, demand, device, shares[middle])
         if able is None:
@@ -128,7 +128,7 @@ def _most_efficient(segments: Segments, demand: Demand, device: Device, early: L
         made = segments.make(demand, device, workload)
         if made is not None and (best is None or _yield(device, made) > _yield(device, best)):
             best = made
-        # A segment that keeps its SLO only at a negligible load takes dozens of replicas, where the next may take one.
+        # A segment that keeps its SLO only at a negligible load takes dozens of replicas, where the next may need few.
         most_rps = segments.throughput_rps(device, workload)
         good = made is not None and made.capacity_rps >= min(demand.rate_rps, _GOOD * most_rps)
         if best is not None and (good or number >= _MOST_TRIED or early.is_over):

@@ -113,9 +113,9 @@ class RestrictedMaster:
     #: Where patterns are too many to list, only the sums of shares and memory are bounded: a relaxation that needs no
     #: generation.
     summed: bool = False
-    #: Whether a demand of a partial program below its ``min_goodput_rps`` is treated as unserved.
+    #: True if a demand of a partial program below its ``min_goodput_rps`` is treated as unserved.
     floors: bool = True
-    #: Where there is too much memory to count exactly, round it down, for a bound; else up, for feasible packings.
+    #: Round memory that is too large to count exactly down, for a bound; else up, for feasible packings.
     relaxed: bool = False
     program: Program = field(default_factory=Program)
     #: ``kind_rows``, ``packers``: the rows of the partitions whose patterns mix shares of models, and their packers.
@@ -144,7 +144,7 @@ class RestrictedMaster:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all memory is counted in bytes."""
+        """Return whether all memory is counted in bytes."""
         return all(grid.is_exact for grid in self.grids.values())
 
     def _add_device(self, entry: FleetEntry, used: Sequence[_ResourceUse]) -> None:

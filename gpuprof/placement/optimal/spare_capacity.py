@@ -37,7 +37,7 @@ class SpareCapacity:
     """Spreads the spare capacity of a placement."""
 
     problem: Problem
-    segments: Segments  #: Of the same problem.
+    segments: Segments  #: Segments of the same problem.
     limit: Limit  #: When to stop.
     _mean: Segments = field(init=False)
     _upper: Segments = field(init=False)
@@ -171,7 +171,7 @@ class SpareCapacity:
 
 
 def _covers(instance: MigPlacement, slices: int, partition: PlacedPartition) -> bool:
-    """Whether an instance covers the memory slices of the smaller instance."""
+    """Return whether an instance covers the memory slices of the smaller instance."""
     start = partition.start or 0
     return set(range(start, start + slices)) <= set(instance.memory_slices)
 

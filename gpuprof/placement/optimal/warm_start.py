@@ -44,7 +44,7 @@ def make_warm_start(problem: Problem, segments: Segments, previous: DeploymentMa
         old = list(_list_previous_gpus(problem, previous))
     except InputError:
         return None
-    # By identity: equal replicas on different devices are different replicas.
+    # Keyed by identity: equal replicas on different devices are different replicas.
     found = {id(one): segment for gpu in old for one, segment in _segments(problem, segments, gpu)}
     needed = _drop_unneeded(problem, _within_fleet(problem, old), found)
     gpus = _share_out_rates(problem, _drop_least_used(problem, needed, found, freed), found)
@@ -79,7 +79,7 @@ def keep_previous_gpus(problem: Problem, segments: Segments, previous: Deploymen
 
 
 def _fits_rules(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
-    """Whether a device's configuration and contents are legal, and its replicas are within the planning options."""
+    """Return whether a device's configuration and contents are legal, and its replicas within the options."""
     device, options = problem.device(gpu.device), problem.options
     instances = [part for part in gpu.partitions if part.mig is not None]
     planned = all(

@@ -35,7 +35,7 @@ _FEW_DEMANDS = 12
 
 
 class _KnownOptions(dict[_Pair, tuple[ReplicaOption, ...]]):
-    """The options of demands' replicas, as far as evaluated; similar demands use those of the first."""
+    """The options of demands' replicas, as far as evaluated; similar demands use the options of the first."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()

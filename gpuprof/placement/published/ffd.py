@@ -19,7 +19,7 @@ from gpuprof.placement.unplaced_reasons import explain_shortfall, explain_unplac
 class FirstFitDecreasing:
     """Chooses for each demand the cheapest segments that serve it, then packs the largest first.
 
-    The shares, batch sizes and numbers of processes are those with an estimate. A replica goes to the first device with
+    Only shares, batch sizes and numbers of processes with an estimate are used. A replica goes to the first device with
     enough room where all co-located replicas keep their SLOs. On a fixed fleet, the remainder is tried again in smaller
     segments, demands of high priority first, so that as much as possible is served.
     """

@@ -60,7 +60,7 @@ class Gpulet:
     opened first; the estimator decides whether two workloads can be co-located, in place of the paper's linear model.
     """
 
-    #: Whether models may also share a gpu-let in time (`duty_cycle`). A workload takes turns, with its whole rate or
+    #: True if models may also share a gpu-let in time (`duty_cycle`). A workload takes turns, with its whole rate or
     #: not at all, in the first gpu-let that keeps all SLOs: at its present size, else the workload goes to a free part,
     #: else to a gpu-let that also takes the free part of its GPU. Cycles are chosen by times alone; all models must
     #: also keep their SLOs beside the other gpu-let, with the longest wait for their turn.
@@ -204,9 +204,7 @@ class _OpenGpus:
         return PlacedReplica(*named, memory_bytes=memory, turns=workload.turns)
 
     def _do_all_keep_slos(self, device: Device, partition: PlacedPartition) -> bool:
-        """Whether memory suffices, and each replica keeps its SLO with the waits for turns, and with neighbours if
-        aware.
-        """
+        """Return whether memory suffices and each replica keeps its SLO with its waits, beside neighbours if aware."""
         held = sum(one.memory_bytes or 0 for one in partition.replicas)
         if held > device.dram_bytes or len(partition.replicas) > MPS_CLIENTS:
             return False
@@ -238,7 +236,7 @@ class _OpenGpus:
         return min(missing_rps, segment.capacity_rps)
 
     def _can_bear(self, gpu: _Gpu, replica: PlacedReplica) -> bool:
-        """Whether memory suffices and both workloads keep their SLOs beside each other."""
+        """Return whether memory suffices and both workloads keep their SLOs beside each other."""
         together = (*gpu.replicas, replica)
         if any(one.turns for one in together):
             return self._do_all_keep_slos(gpu.entry.device, PlacedPartition(together))
@@ -253,7 +251,7 @@ class _OpenGpus:
             return False
 
     def _keeps(self, device: Device, replica: PlacedReplica, other: PlacedReplica) -> bool:
-        """Whether ``replica`` keeps its SLO beside ``other``; effects of pairs are not cached."""
+        """Return whether ``replica`` keeps its SLO beside ``other``; effects of pairs are not cached."""
         workload, beside = replica.workload, (other.workload,)
         estimate = self.problem.estimator.estimate(
             replica.model, device, replica.batch, replica.share, beside, replica.processes

@@ -34,7 +34,7 @@ class Milp:
     """
 
     creq: CreqMetric = "max-occupancy"  #: Metric behind Creq (thesis §5.3).
-    #: Whether replicas have no MPS shares, as in the thesis (§6.1.3), each free to use all SMs of its GPU. By default
+    #: True if replicas have no MPS shares, as in the thesis (§6.1.3), each free to use all SMs of its GPU. By default
     #: each gets a share of Creq, as in `usher`.
     unshared: bool = False
 

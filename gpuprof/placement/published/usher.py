@@ -57,7 +57,7 @@ class Usher:
     #: The paper's ablations: "" (none), "CM" (no compute- and memory-heavy classes), "WD" (no workload division), "S"
     #: (no sorting).
     without: Ablation = ""
-    #: Whether replicas have no MPS shares, each free to use all SMs of its device (thesis, Figure A.1); by default each
+    #: True if replicas have no MPS shares, each free to use all SMs of its device (thesis, Figure A.1); by default each
     #: gets a share of Creq.
     unshared: bool = False
     #: Number of orders of the demands to try. USHER's result depends on the given order: among equal matchings and
