@@ -44,12 +44,7 @@ class ContentHash:
         return hash(self.sha256)
 
     def __getstate__(self) -> dict[str, object]:
-        return {
-            "_paths": self._paths,
-            "_found": self.sha256,
-            "_error": None,
-            "_thread": None,
-        }  # threads cannot be pickled
+        return {"_paths": self._paths, "_found": self.sha256, "_error": None, "_thread": None}  # threads do not pickle
 
     def wait_for_digest(self) -> str:
         """Wait for the hash and return its hexadecimal digits.

@@ -1,7 +1,7 @@
-"""Reads an untrusted ONNX file: bounded, validated, and without the data of large weights.
+"""Reads untrusted ONNX files: bounded, validated, and without the data of large weights.
 
-What comes back is a model whose large weights have become declarations (name, type, shape), so that
-everything after it costs as much for a network of two gigabytes as for one of two kilobytes.
+Large weights become declarations (name, type, shape), so all later work costs the same for a network of two gigabytes
+as for two kilobytes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from gpuprof.graph.element_types import dtype_name, elem_type
 from gpuprof.graph.light_file import read_light
 from gpuprof.graph.nodes import graphs_of, label, sort_nodes
 
-#: Protocol Buffers cannot hold more in one message; a larger model keeps its weights in external data.
+#: Limit of a Protocol Buffers message; larger models keep their weights in external data.
 LARGEST_FILE_BYTES = 2**31 - 1
-#: Larger tensors than any device holds are a mistake or an attack, and their products overflow.
+#: Most elements of a tensor: larger than any device holds is an error or an attack, and products would overflow.
 MOST_ELEMENTS = 2**42
-#: Constants up to this many elements keep their values: shapes, axes, slices and scales are among them.
+#: Most elements of a constant that keeps its values, such as shapes, axes, slices and scales.
 _MOST_KEPT_ELEMENTS = 1024
-#: Ops that ONNX Runtime's optimizer writes into ONNX's own domain, where ONNX's checker does not know them.
+#: Ops of ONNX Runtime's optimizer in ONNX's own domain, unknown to ONNX's checker.
 _RUNTIMES_OWN, _RUNTIMES_DOMAIN = {"SimplifiedLayerNormalization"}, "com.microsoft"
-#: From this version of ONNX's format on weights need not be inputs, too.
+#: First IR version in which weights need not be inputs, too.
 _WEIGHTS_APART = 4
-#: Raw data of weights of more bytes is not read: no element of a constant that is kept is longer than 16.
+#: Most bytes of raw data read for a weight: elements of kept constants have at most 16 bytes.
 _MOST_KEPT_BYTES = 16 * _MOST_KEPT_ELEMENTS
-#: Parsed files that are kept, the oldest given up first: a fleet's models, and not every file of a long campaign.
+#: Most parsed files in the cache, the oldest dropped first: enough for a fleet's models, not for a long campaign.
 _MOST_FILES = 64
-#: What files of other formats begin with, some behind four bytes; what they are, and how ONNX is made of them.
+#: Other formats: first bytes (possibly after four others), name, and the way to convert them to ONNX.
 _OTHER_FORMATS = (
     (b"PK\x03\x04", "a ZIP archive, as PyTorch and Keras write", "export the model with torch.onnx.export, or tf2onnx"),
     (b"\x89HDF", "HDF5, as Keras writes", "export the model with tf2onnx"),
@@ -57,25 +57,25 @@ _OTHER_FORMATS = (
 class OnnxFile:
     """A model read from a file."""
 
-    model: ModelProto  #: Without the data of large weights, which stand in ``weights`` instead; do not change it.
+    model: ModelProto  #: Model without the data of large weights, to be treated as read-only.
     weights: dict[str, Tensor]  #: Weights of the main graph by name.
     path: Path
-    content: ContentHash  #: Of the file, continued over its external data files in the order of their names.
+    content: ContentHash  #: Hash of the file followed by its external data files in the order of their names.
     external: tuple[str, ...]  #: Names of the external data files, relative to the model's directory.
-    #: Size and time of change of the file and of each external one when they were read.
+    #: Size and modification time of the file and of each external file when read.
     stamp: tuple[tuple[int, int], ...]
 
     @property
     def sha256(self) -> str:
-        """The hash of the content. Raises `InputError` if the file can no longer be read."""
+        """Hash of the content. Raises `InputError` if the file can no longer be read."""
         return self.content.sha256
 
 
 def read_onnx(path: Path) -> OnnxFile:
-    """Return the model in ``path``; the same file is parsed and hashed once.
+    """Return the model in ``path``; parsed files are cached.
 
-    Raises `InputError` if the file is missing, not ONNX, truncated, or its weights contradict their declarations or lie
-    outside its directory.
+    Raises `InputError` if the file is missing, not ONNX or truncated, or if weights contradict their declarations or
+    lie outside the model's directory.
     """
     try:
         status = path.stat()
@@ -92,7 +92,7 @@ def read_onnx(path: Path) -> OnnxFile:
             f"{path} has {status.st_size} bytes, an ONNX file at most {LARGEST_FILE_BYTES}",
             "save it with its weights as external data",
         )
-    # The target and not the link: external data lies beside the file itself.
+    # Links are resolved: external data lies beside the target.
     resolved = path.resolve()
     known = _files.get(resolved)
     if known is None or _stamp(resolved, known.external) != known.stamp:
@@ -106,7 +106,7 @@ _files: dict[Path, OnnxFile] = {}
 
 
 def _stamp(path: Path, external: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    """Return size and time of change of the file and its external data, which say whether to read again."""
+    """Return size and modification time of the file and its external data, to detect changes."""
     stamps = []
     for file in (path, *(path.parent / name for name in external)):
         try:
@@ -119,7 +119,7 @@ def _stamp(path: Path, external: tuple[str, ...]) -> tuple[tuple[int, int], ...]
 
 
 def _read_file(path: Path) -> OnnxFile:
-    # Before reading: a file that is written meanwhile then has a newer stamp and is read again.
+    # Before reading: a file changed during the read has a newer stamp and is read again.
     stamp = _stamp(path, ())
     content = ContentHash([path])
     model, passed_over = _parse_light(path)
@@ -132,20 +132,20 @@ def _read_file(path: Path) -> OnnxFile:
     if names:
         content = ContentHash([path, *(path.parent / name for name in names)])
     weights = _extract_weights(model, path)
-    # The parsed message owns its memory as a whole: only a copy lets go of what was dropped.
+    # The parsed message owns its memory as a whole: only a copy frees the memory of dropped fields.
     light = _normalize_model(ModelProto.FromString(model.SerializeToString()), path.name)
     return OnnxFile(light, weights, path, content, names, stamp)
 
 
 def _normalize_model(model: ModelProto, name: str) -> ModelProto:
-    """Return the model with its functions inlined and its nodes sorted, found valid by ONNX's own checker."""
+    """Return the model with functions inlined and nodes sorted, after ONNX's own checker."""
     try:
-        # Inlined: every later step would otherwise need rules for ops that only this file defines.
+        # Without inlining, every later step would need rules for ops defined only in this file.
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
         for nested in graphs_of(model.graph):
             for node in nested.node:
-                # Two names of one domain (ONNX IR specification); all later look-ups are by "".
+                # Two names of the same domain (ONNX IR specification); all later look-ups use "".
                 node.domain = "" if node.domain == "ai.onnx" else node.domain
         graph = model.graph
         given = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
@@ -161,11 +161,11 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
 
 
 def _check(model: ModelProto) -> None:
-    """Have ONNX's checker look at the model, but not insist on points that runtimes do without.
+    """Run ONNX's checker, without requirements that runtimes do not have.
 
-    Those are: shapes of inputs and outputs, types of outputs, the graph's name, weights listed as inputs before IR
-    version 4 (tools that rewrite old models leave them out), ops that their opset deprecates, and the runtime's own ops
-    in ONNX's domain. Raises `ValueError` for a branch of If that has inputs.
+    Waived are shapes of inputs and outputs, types of outputs, the graph's name, weights listed as inputs before IR
+    version 4 (omitted by tools that rewrite old models), deprecated ops, and the runtime's own ops in ONNX's domain.
+    Raises `ValueError` for a branch of If with inputs.
     """
     _refuse_branch_inputs(model)
     tolerant = ModelProto.FromString(model.SerializeToString())
@@ -181,7 +181,7 @@ def _check(model: ModelProto) -> None:
                 info.type.tensor_type.elem_type = TensorProto.FLOAT
             kind = info.type.tensor_type
             if info.type.HasField("tensor_type") and kind.elem_type and not kind.HasField("shape"):
-                # An empty shape that is present satisfies the checker; protobuf does not write it unless marked so.
+                # The checker accepts an empty shape, which protobuf serialises only when marked as present.
                 kind.shape.SetInParent()
     if all(opset.domain != _RUNTIMES_DOMAIN for opset in tolerant.opset_import):
         tolerant.opset_import.append(helper.make_opsetid(_RUNTIMES_DOMAIN, 1))
@@ -189,10 +189,10 @@ def _check(model: ModelProto) -> None:
 
 
 def _is_deprecated(node: NodeProto, opset: int) -> bool:
-    """Tell whether an opset deprecates an op of ONNX's own, which runtimes go on running."""
+    """Return whether an op of ONNX's own domain is deprecated in the opset; runtimes still run such ops."""
     try:
         return not node.domain and bool(onnx.defs.get_schema(node.op_type, opset, "").deprecated)
-    except (onnx.defs.SchemaError, TypeError):  # TypeError: a damaged file's name that is no valid text
+    except (onnx.defs.SchemaError, TypeError):  # TypeError: a name with invalid text in a damaged file
         return False
 
 
@@ -208,14 +208,14 @@ def _refuse_branch_inputs(model: ModelProto) -> None:
 
 
 def _parse_light(path: Path) -> tuple[ModelProto, dict[int, int]]:
-    """Return the model in a file without the data of large weights, and how much data each had by its position."""
+    """Return the model in a file without the data of large weights, and the omitted bytes by weight position."""
     try:
         light = read_light(path, _MOST_KEPT_BYTES)
         return _parse(light.content, path), light.passed_over
     except OSError as error:
         raise InputError(f"cannot read model {path}: {error.strerror}") from error
     except (ValueError, InputError):
-        return _parse(path.read_bytes(), path), {}  # nothing to pass over, or the reason why it is no model
+        return _parse(path.read_bytes(), path), {}  # parsing the whole file succeeds, or raises the precise error
 
 
 def _refuse_other_format(content: bytes, path: Path) -> None:
@@ -227,9 +227,9 @@ def _refuse_other_format(content: bytes, path: Path) -> None:
 def _parse(content: bytes, path: Path) -> ModelProto:
     try:
         model: ModelProto = ModelProto.FromString(content)
-    except Exception as error:  # protobuf's DecodeError lies in different places in its implementations
+    except Exception as error:  # DecodeError's module differs between protobuf implementations
         _refuse_other_format(content, path)
-        # 0x08 is the tag of field 1, ir_version, with which exporters begin: such a file was once a model.
+        # 0x08 is the tag of field 1, ir_version, the first byte of exported models: such a file is a damaged model.
         reason = "truncated or damaged" if content[:1] == b"\x08" else "not Protocol Buffers"
         raise InputError(
             f"{path} is not an ONNX model: {reason}", "export it again, or fetch it again whole"
@@ -261,7 +261,7 @@ def _tensors_of(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
 
 
 def _check_size(tensor: TensorProto, path: Path, passed_over: int | None = None) -> None:
-    """Refuse a tensor whose data, read or passed over, is not as large as its shape says."""
+    """Raise `InputError` for a tensor whose data, read or omitted, does not match the size of its shape."""
     name = tensor.name or "of a node"
     if any(dim < 0 for dim in tensor.dims):
         raise InputError(f"{path}: weight {name} has a negative dimension: {list(tensor.dims)}")
@@ -286,12 +286,12 @@ def _is_external(tensor: TensorProto) -> bool:
 
 
 def _check_external(tensor: TensorProto, path: Path) -> str:
-    """Return the name of the external file, once it is known to be inside the directory and long enough."""
+    """Return the name of the external file. Raises `InputError` if outside the directory, missing or too short."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = str(entries.get("location", ""))
     target = path.parent / location
-    # Both the text and what it resolves to: a link inside the directory may lead out of it, and a model could then
-    # have any file of the server read as weights.
+    # Both the text and the resolved path are checked: a link inside the directory may lead out of it, and a model could
+    # then read any file of the server as weights.
     inside = target.resolve().is_relative_to(path.parent.resolve())
     if not location or Path(location).is_absolute() or ".." in Path(location).parts or not inside:
         raise InputError(
@@ -319,10 +319,10 @@ def _check_external(tensor: TensorProto, path: Path) -> str:
 
 
 def _extract_weights(model: ModelProto, path: Path) -> dict[str, Tensor]:
-    """Move the large weights of the main graph out of it, and name all of them."""
+    """Remove the data of large weights from the main graph, and return all its weights by name."""
     graph = model.graph
-    # Before IR version 4 every weight is also listed as an input; from then on one that is may be overridden by
-    # the caller, so it counts as an input with a default, which is used here.
+    # Before IR version 4 every weight is also listed as an input. From then on, callers may override such a weight: it
+    # is an input with a default, which is used here.
     weights: dict[str, Tensor] = {}
     for tensor in graph.initializer:
         if not tensor.name or tensor.name in weights:
@@ -371,7 +371,7 @@ def _check_declared(graph: onnx.GraphProto, weights: dict[str, Tensor], path: Pa
 
 
 def _strip_weight_data(graph: onnx.GraphProto, weights: dict[str, Tensor], directory: Path) -> None:
-    """Take out the data of large weights, and fetch that of small ones, which may be shapes."""
+    """Remove the data of large weights, and load external data of small weights, which may be shapes."""
     declared = {info.name for info in graph.input}
     for i in reversed(range(len(graph.initializer))):
         if not _is_small(graph.initializer[i]):
@@ -380,13 +380,13 @@ def _strip_weight_data(graph: onnx.GraphProto, weights: dict[str, Tensor], direc
             load_external_data_for_tensor(graph.initializer[i], str(directory))
             graph.initializer[i].ClearField("data_location")
             del graph.initializer[i].external_data[:]
-    # Backwards above and below: removing an element moves those behind it.
+    # Reverse order above and below: removing an element moves all later elements.
     del graph.sparse_initializer[:]
     for i in reversed(range(len(graph.node))):
         tensors = [attribute.t for attribute in graph.node[i].attribute if attribute.HasField("t")]
         if graph.node[i].op_type == "Constant" and not all(_is_small(tensor) for tensor in tensors):
             del graph.node[i]
-    # What lost its data is declared as an input, which keeps the graph whole.
+    # Weights without data are declared as inputs, which keeps the graph valid.
     left = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
     for name, weight in weights.items():
         if name not in left and name not in declared:

@@ -1,6 +1,6 @@
-"""Reads what users send to their models: arrays of an .npz file, or JSON as perf_analyzer's ``--input-data`` takes it.
+"""Reads input data for models: arrays of an .npz file, or JSON in the format of perf_analyzer's ``--input-data``.
 
-A sample is what one request brings: for each input an array with a batch of one where the input has a batch dimension.
+A sample is the data of a request: an array for each input, with batch size 1 where the input has a batch dimension.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from gpuprof.graph.file import read_onnx
 Array = npt.NDArray[Any]
 Sample = Mapping[str, Array]
 
-#: A file is read as a whole, and its arrays once more.
+#: Largest file: the file is in memory as a whole, in addition to its arrays.
 _MOST_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class InputShape:
-    """What a model takes as one of its inputs."""
+    """Name, type and shape of a model's input."""
 
-    #: ``name``, ``dtype``: As `gpuprof.domain.model.Tensor` has them.
+    #: ``name``, ``dtype``: As in `gpuprof.domain.model.Tensor`.
     name: str
     dtype: str
-    dims: tuple[Dim, ...]  #: Sizes; a name, or None, where any will do.
-    batch_axis: int | None  #: Which of them is the batch.
+    dims: tuple[Dim, ...]  #: Sizes; a name, or None, for free dimensions.
+    batch_axis: int | None  #: Position of the batch in ``dims``.
 
     def check(self, array: Array, where: str) -> None:
-        """Check that a request may contain the array. Raises `InputError` with the shape that it must have."""
+        """Raise `InputError`, with the required shape, unless the array is valid in a request."""
         wanted = [1 if axis == self.batch_axis else dim for axis, dim in enumerate(self.dims)]
         fits = len(wanted) == array.ndim and all(
             not isinstance(dim, int) or dim == size for dim, size in zip(wanted, array.shape, strict=True)
@@ -61,8 +61,8 @@ class InputData:
     """Samples of a file."""
 
     path: Path
-    sha256: str  #: Of the file.
-    #: Requests that belong together, in their order; samples that do not are sequences of one.
+    sha256: str  #: Hash of the file.
+    #: Sequences of requests that belong together; an independent sample is a sequence of length 1.
     sequences: tuple[tuple[Sample, ...], ...]
 
     @property
@@ -75,7 +75,7 @@ class InputData:
 
 
 def model_inputs(path: Path) -> tuple[InputShape, ...]:
-    """Return what the model in ``path`` takes. Raises `InputError` if the file is not ONNX or damaged."""
+    """Return the inputs of the model in ``path``. Raises `InputError` if the file is not ONNX or damaged."""
     file = read_onnx(path)
     infos = [info for info in file.model.graph.input if info.name not in file.weights]
     declared = {info.name: declared_dims(info) or () for info in infos if info.type.HasField("tensor_type")}
@@ -90,10 +90,10 @@ def model_inputs(path: Path) -> tuple[InputShape, ...]:
 def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
     """Read the samples of a file for a model with these inputs.
 
-    ``.npz``: an array for each input, several samples one behind another in the batch dimension. JSON: ``{"data":
-    [{"INPUT": [1, 2, …], "OTHER": {"content": […], "shape": […]}, "TEXT": {"b64": "…"}}, …]}``, shapes without the
-    batch, a list of such objects where requests belong together. Raises `InputError` when the file cannot be read,
-    lacks an input, has one that the model has not, or an array of another shape or type.
+    ``.npz``: an array for each input, with samples along the batch dimension. JSON: ``{"data": [{"INPUT": [1, 2, …],
+    "OTHER": {"content": […], "shape": […]}, "TEXT": {"b64": "…"}}, …]}``, with shapes without the batch, and a list of
+    such objects for a sequence. Raises `InputError` when the file cannot be read, lacks an input, has an unknown input,
+    or an array of another shape or type.
     """
     try:
         if refuse_pipe(path).stat().st_size > _MOST_BYTES:
@@ -101,7 +101,7 @@ def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "give an .npz or JSON file") from None
-    # An .npz file is a zip archive, whose first bytes are "PK" whatever it is called.
+    # An .npz file is a zip archive with first bytes "PK", whatever its name.
     sequences = _read_npz(path, inputs) if content[:2] == b"PK" else _read_json(content, path, inputs)
     if not sequences:
         raise InputError(f"{path} holds no samples", "give at least one value for each input")
@@ -109,9 +109,9 @@ def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
 
 
 def sample_sizes(sample: Sample, path: Path) -> Sizes:
-    """Return the sizes that a sample gives the free dimensions of the model in ``path``.
+    """Return the sizes of the free dimensions of the model in ``path`` in a sample.
 
-    Raises `InputError` when two inputs give a dimension different ones.
+    Raises `InputError` when inputs have different sizes of the same dimension.
     """
     file = read_onnx(path)
     infos = [info for info in file.model.graph.input if info.name not in file.weights]
@@ -132,7 +132,7 @@ def sample_sizes(sample: Sample, path: Path) -> Sizes:
 
 
 def group_by_sizes(data: InputData, path: Path) -> dict[Sizes, tuple[Sample, ...]]:
-    """Return the samples by the sizes that they give the free dimensions of the model in ``path``, first come first.
+    """Return the samples grouped by their sizes of the free dimensions of the model in ``path``, in file order.
 
     Raises `InputError` as `sample_sizes` does.
     """
@@ -143,8 +143,7 @@ def group_by_sizes(data: InputData, path: Path) -> dict[Sizes, tuple[Sample, ...
 
 
 def join_samples(samples: Sequence[Sample], batch: int, inputs: Sequence[InputShape]) -> dict[str, Array]:
-    """Return a batch of samples of one size, again from the first where there are fewer; inputs without a batch as in
-    the first."""
+    """Return a batch of samples of equal size, repeated cyclically if too few; unbatched inputs are the first's."""
     chosen = [samples[number % len(samples)] for number in range(batch)]
     return {
         one.name: chosen[0][one.name]
@@ -156,11 +155,11 @@ def join_samples(samples: Sequence[Sample], batch: int, inputs: Sequence[InputSh
 
 def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ...]]:
     try:
-        # Unpickling runs code that the file contains.
+        # Unpickling would run code from the file.
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
-        why = "it holds objects, or is none" if "pickle" in str(error) else error  # numpy would have it loaded unsafely
+        why = "it holds objects, or is none" if "pickle" in str(error) else error  # numpy's advice is unsafe
         raise InputError(
             f"cannot read {path} as .npz: {why}", "write it with numpy.savez, texts as fixed width"
         ) from None
@@ -258,7 +257,7 @@ def _read_shape(shape: object, tensor: InputShape, where: str) -> list[int]:
 
 
 def _decode_content(content: object, tensor: InputShape, where: str) -> Array:
-    """Return the values in one row; bytes in base64 are little-endian, texts with their length before them."""
+    """Return the flattened values; base64 holds little-endian numbers, or the bytes of a single text."""
     if isinstance(content, dict):
         if not isinstance(content.get("b64"), str):
             raise InputError(f'{where}: input {tensor.name} has neither "content" nor "b64"')
@@ -273,7 +272,7 @@ def _decode_content(content: object, tensor: InputShape, where: str) -> Array:
 
 
 def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
-    """Return the array with the input's type; numbers that it cannot hold are refused."""
+    """Return the array in the input's type. Raises `InputError` for numbers out of the type's range."""
     if tensor.dtype == "string":
         if array.dtype.kind not in "USO":
             raise InputError(f"{where}: input {tensor.name} takes texts but has {array.dtype}")
@@ -285,9 +284,9 @@ def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
         held = "texts" if array.dtype.kind == "U" else "null or objects"
         raise InputError(f"{where}: input {tensor.name} takes {tensor.dtype} but has {held}", "give numbers")
     with np.errstate(all="ignore"):
-        # Overflow is not warned about but compared below: NumPy does not warn for all of it.
+        # Overflow is detected by the comparison below: NumPy does not warn in all cases.
         cast: Array = array.astype(wanted)
-        # Infinity stands in masks; what only becomes infinite is a number that the type does not have.
+        # Infinity is valid, as in masks; a finite number that becomes infinite is out of range.
         lost = (
             not np.array_equal(cast.astype(array.dtype), array)
             if np.dtype(wanted).kind in "biu"

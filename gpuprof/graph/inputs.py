@@ -1,4 +1,4 @@
-"""Makes inputs that a model accepts: of the right shape and type, and with indices that its tables hold."""
+"""Generates valid model inputs: with the right shape and type, and with indices within the model's tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuprof.graph.file import read_onnx
 
 Array = npt.NDArray[np.generic]
 
-#: Ops whose outputs hold values of their first inputs, only elsewhere or as another type.
+#: Ops whose outputs hold values of their inputs, moved or cast.
 _CARRIERS = {
     "Cast", "CastLike", "Clip", "Concat", "Expand", "Flatten", "Identity", "Max", "Min", "Pad", "Reshape", "Slice",
     "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
@@ -25,12 +25,12 @@ _CARRIERS = {
 _SHIFTERS = {"Add", "Sub"}
 _LOOKUPS = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0}
 _RECURRENT = {"LSTM", "GRU", "RNN"}
-#: Without a table to look up, indices and flags are 0 or 1, which nothing can be too small for.
+#: Upper bound of indices and flags without a look-up table: 0 and 1 are always valid.
 _UNBOUNDED = 2
-#: What texts are made of for models that name none, and how many words a text has.
+#: Words of texts for models without a vocabulary, and the number of words per text.
 _UNKNOWN_TEXTS = ("alpha", "beta", "gamma", "delta")
 _WORDS = 8
-#: The attribute of an op that holds the texts that it tells apart.
+#: Attribute with the vocabulary of each op.
 _TEXTS = {
     "OneHotEncoder": "cats_strings",
     "LabelEncoder": "keys_strings",
@@ -38,20 +38,20 @@ _TEXTS = {
     "DictVectorizer": "string_vocabulary",
     "TfIdfVectorizer": "pool_strings",
 }
-#: Ops that take words out of a text, or count several of them.
+#: Ops that split texts into words.
 _OF_WORDS = {"TfIdfVectorizer"}
 
 
 def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
-    """Return an array for each input of ``graph``, the same for the same seed.
+    """Return an array for each input of ``graph``, deterministic for a given seed.
 
-    Floats are standard normal; integers are below the sizes of the tables that they index; masks are all ones (every
-    token counts); positions count up; lengths of sequences are full. Texts are of those that the model tells apart.
+    Floats are standard normal; integers are below the sizes of their look-up tables; masks are all ones; positions
+    count up; sequence lengths are full. Texts come from the model's vocabulary.
 
     Returns
     -------
     dict of str to ndarray
-        With the inputs' shapes and types.
+        Arrays with the inputs' shapes and types.
     """
     limits = _index_limits(graph)
     has_texts = any(tensor.dtype == "string" for tensor in graph.inputs)
@@ -65,7 +65,7 @@ def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
 
 
 def _random_texts(tensor: Tensor, known: _KnownTexts | None, seed: int) -> Array:
-    """Return texts from the model's vocabulary, several words each if it splits texts into words."""
+    """Return texts from the model's vocabulary, of several words if the model splits texts into words."""
     random = _generator(tensor, seed)
     choices = known.texts if known else _UNKNOWN_TEXTS
     words = _WORDS if known is None or known.are_words else 1
@@ -74,7 +74,7 @@ def _random_texts(tensor: Tensor, known: _KnownTexts | None, seed: int) -> Array
 
 
 def _generator(tensor: Tensor, seed: int) -> np.random.Generator:
-    # By the name's checksum: Python's own hash of texts differs from process to process.
+    # By a checksum of the name: Python's hash of strings differs between processes.
     return np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
 
 
@@ -82,7 +82,7 @@ def _random_array(tensor: Tensor, limit: int | None, seed: int) -> Array:
     name = tensor.name.lower()
     random = _generator(tensor, seed)
     dtype = tensor_dtype_to_np_dtype(elem_type(tensor.dtype))
-    # A mask that hides tokens would let a runtime skip work that real requests cause.
+    # A mask that hides tokens would let a runtime skip work of real requests.
     if "mask" in name or tensor.dtype == "bool":
         return np.ones(tensor.shape, dtype)
     if not tensor.dtype.startswith(("int", "uint")):
@@ -98,9 +98,9 @@ def _random_array(tensor: Tensor, limit: int | None, seed: int) -> Array:
 
 
 def _index_limits(graph: ModelGraph) -> dict[str, int]:
-    """Return by input the size of the smallest table that it indexes; minus the length where it gives lengths."""
+    """Return the size of the smallest table indexed by each input; for inputs of lengths, the negative length."""
     limits: dict[str, int] = {}
-    for op in reversed(graph.ops):  # a value's limit is known once all that use it have been seen
+    for op in reversed(graph.ops):  # a value's limit is final after all its consumers
         for name, limit in _limits_of(op, limits, graph):
             limits[name] = min(limit, limits.get(name, limit))
     return limits
@@ -118,22 +118,22 @@ def _limits_of(op: Op, limits: dict[str, int], graph: ModelGraph) -> list[tuple[
     if op.op_type in _RECURRENT:
         steps = op.inputs[0].shape[0]
         lengths = [tensor for tensor in op.inputs[3:] if tensor.dtype == "int32" and len(tensor.shape) == 1]
-        # Negative: a length, which all steps are, and no limit (see `_random_array`).
+        # Negative: the full length, not a limit (see `_random_array`).
         return [(tensor.name, -steps) for tensor in lengths]
     below = [limits[tensor.name] for tensor in op.outputs if tensor.name in limits]
     if not below or op.op_type not in _CARRIERS | _SHIFTERS:
         return []
     limit = min(below)
     if op.op_type in _SHIFTERS:
-        # What is added before the look-up may be known, such as where each feature's part of a table begins;
-        # where it is not, half the table is left for it.
+        # The summand before the look-up may be known, such as the offset of each feature in a table; an unknown summand
+        # gets half the table.
         shift = _largest(op.weights, graph) if op.op_type == "Add" else None
         limit = max(1, limit // 2 if shift is None else limit - shift)
     return [(tensor.name, limit) for tensor in op.inputs if tensor not in op.weights]
 
 
 def _largest(weights: tuple[Tensor, ...], graph: ModelGraph) -> int | None:
-    """Return the largest value of a small weight of whole numbers, None where there is none or it is not known."""
+    """Return the largest value of a small integer weight, None where absent or unknown."""
     from gpuprof.graph.load import load_nodes
 
     if not weights or not Path(graph.path).is_file():
@@ -144,14 +144,14 @@ def _largest(weights: tuple[Tensor, ...], graph: ModelGraph) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _KnownTexts:
-    """Texts that ops behind an input tell apart."""
+    """Vocabulary of the ops behind an input."""
 
     texts: tuple[str, ...]
-    are_words: bool  #: Whether they are words of longer texts, and not whole values.
+    are_words: bool  #: Whether the entries are words of longer texts, not whole values.
 
 
 def _read_known_texts(path: Path) -> dict[str, _KnownTexts]:
-    """Return by input the texts that the first op behind it that knows any tells apart; absent: none does.
+    """Return, for each input, the vocabulary of the first op with a vocabulary behind it; absent without such an op.
 
     Raises `InputError` if the file is not ONNX or damaged.
     """

@@ -1,8 +1,8 @@
-"""Whether a graph's ops show that the items of a batch are computed apart, so that the model need not be run.
+"""Proof from a graph's ops that the items of a batch are computed independently, without a run of the model.
 
-Only what is certain counts: each op must be one of those below, its first dimension the batch, or so many rows of each
-item in turn, at a batch of one and at another. Of everything else nothing is said; `gpuprof.runtime.batch_items` then
-runs the model.
+The proof is conservative: each op must be listed below, with the batch, or an equal number of rows for each item, as
+its first dimension, both at batch 1 and at another batch. Otherwise the result is open, and
+`gpuprof.runtime.batch_items` runs the model.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _ELEMENTWISE = frozenset(
         "Greater", "GreaterOrEqual", "IsNaN",
     }
 )  # fmt: skip
-#: Ops of images, whose first input has the items in its first dimension; the others are weights.
+#: Image ops with the items in the first dimension of the first input; other inputs are weights.
 _BY_ITEM = frozenset(
     {
         "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LRN",
         "BatchNormalization", "InstanceNormalization", "Dropout",
     }
 )  # fmt: skip
-#: Order stays, so that the items stay apart wherever the first dimension does.
+#: Ops that keep the order of elements, so that items stay apart if the first dimension is kept.
 _RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _REDUCING = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"})
-#: What follows from values of the file alone is the same for every request; nothing of this is random.
+#: Deterministic ops: outputs computed from the file's constants alone are the same for every request.
 _REPEATABLE = KNOWN_OPS | _ELEMENTWISE | _QUANTISING | {"GatherElements", "Sin", "Cos", "MatMul", "Trilu"}
 
 
 @dataclass(frozen=True, slots=True)
 class BoundGraph:
-    """A graph at one batch."""
+    """A graph at a fixed batch."""
 
     graph: ModelGraph
-    #: Small values that hang on shapes and constants alone, as `gpuprof.graph.load.load_nodes` gives them.
+    #: Small values determined by shapes and constants, from `gpuprof.graph.load.load_nodes`.
     values: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -52,29 +52,29 @@ class BoundGraph:
 class _KnownTensors:
     batch: int
     values: Mapping[str, Array]
-    values_of_one: Mapping[str, Array]  #: The same at a batch of one.
-    shapes_of_one: Mapping[str, tuple[int, ...]]  #: Of all tensors, at a batch of one.
-    items: set[str]  #: Tensors whose rows are those of the items in turn: they follow from that item alone.
-    sizes: set[str] = field(default_factory=set)  #: What follows from how many items there are, not what they hold.
-    #: What follows neither from the items nor from how many there are, such as the positions in a sequence.
+    values_of_one: Mapping[str, Array]  #: Values at batch 1.
+    shapes_of_one: Mapping[str, tuple[int, ...]]  #: Shapes of all tensors at batch 1.
+    items: set[str]  #: Tensors with the rows of each item in order, each row depending on its item alone.
+    sizes: set[str] = field(default_factory=set)  #: Tensors that depend on the number of items, not on their content.
+    #: Tensors independent of the items and of their number, such as the positions in a sequence.
     fixed: set[str] = field(default_factory=set)
 
     def has_rows_of_items(self, tensor: Tensor) -> bool:
-        """Whether the first dimension is so many times that of one item, and the others are the same."""
+        """Return whether the first dimension is the batch times that of an item, and all others are equal."""
         of_one = self.shapes_of_one.get(tensor.name, ())
         return bool(of_one) and tensor.shape == (self.batch * of_one[0], *of_one[1:])
 
     def is_same_for_one(self, name: str) -> bool:
-        """Whether a value is known, and is the same at a batch of one."""
+        """Return whether a value is known and the same at batch 1."""
         value, of_one = self.values.get(name), self.values_of_one.get(name)
         return value is not None and of_one is not None and np.array_equal(value, of_one)
 
 
 def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable[str]) -> bool:
-    """Return whether no output of a graph can mix the items of its batch; False also where that is not known.
+    """Return whether no output of a graph can mix the items of its batch; False also where unknown.
 
-    ``whole``: bound to a batch of more than one; ``alone``: the same at a batch of one; ``batched``: the inputs whose
-    first dimension is the batch; there must be no others.
+    ``whole``: the graph at a batch above 1; ``alone``: the graph at batch 1; ``batched``: the inputs with the batch as
+    their first dimension, which must be all inputs.
     """
     shapes = {one.name: one.shape for op in alone.graph.ops for one in op.outputs}
     shapes |= {one.name: one.shape for one in alone.graph.inputs}
@@ -83,14 +83,14 @@ def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable
     if any(one.name not in seen.items or one.shape[:1] != (seen.batch,) for one in graph.inputs):
         return False
     for op in graph.ops:
-        # Ops of other domains may have the name of one below and do something else.
+        # Ops of other domains may have a listed name and another meaning.
         if op.domain not in ("", "ai.onnx") or not _note_outputs(op, seen):
             return False
     return all(one.name in seen.items and one.shape[:1] == (seen.batch,) for one in graph.outputs)
 
 
 def _note_outputs(op: Op, seen: _KnownTensors) -> bool:
-    """Note what is known of an op's outputs; return whether anything is."""
+    """Record the classes of an op's outputs; return whether any class applies."""
     constants = {one.name for one in op.weights}
     free = [one.name for one in op.inputs if one.name not in constants]
     names = {one.name for one in op.outputs}
@@ -111,7 +111,7 @@ def _is_fixed(tensor: Tensor, op: Op, seen: _KnownTensors) -> bool:
 
 
 def _repeats_fixed(op: Op, seen: _KnownTensors) -> bool:
-    """Return whether an op gives every item the same values of the file, as position ids are expanded."""
+    """Return whether an op repeats the same constants for every item, as in the expansion of position ids."""
     if op.op_type != "Expand" or not _is_fixed(op.inputs[0], op, seen):
         return False
     output, others = op.outputs[0], all(one.name in seen.sizes for one in op.inputs[1:])
@@ -119,7 +119,7 @@ def _repeats_fixed(op: Op, seen: _KnownTensors) -> bool:
 
 
 def _gathers_own_item(op: Op, seen: _KnownTensors) -> bool:
-    """Return whether GatherND takes each row from the item with the row's number, as masks of attention are read."""
+    """Return whether GatherND takes each row from the item of the row's index, as for attention masks."""
     data, index = op.inputs
     value = seen.values.get(index.name)
     if data.name not in seen.items or index.name not in seen.sizes or op.attributes.get("batch_dims", 0) != 0:
@@ -131,7 +131,7 @@ def _gathers_own_item(op: Op, seen: _KnownTensors) -> bool:
 
 
 def _gathers_own_rows(op: Op, seen: _KnownTensors) -> bool:
-    """Return whether Gather takes for each item the same of its own rows, as flattened masks of attention are read."""
+    """Return whether Gather takes the same of its own rows for each item, as for flattened attention masks."""
     data, index = op.inputs
     value, of_one = seen.values.get(index.name), seen.values_of_one.get(index.name)
     if data.name not in seen.items or _axis(op, 0, len(data.shape)) != 0 or value is None or of_one is None:
@@ -143,7 +143,7 @@ def _gathers_own_rows(op: Op, seen: _KnownTensors) -> bool:
 
 
 def _keeps_items_apart(op: Op, seen: _KnownTensors) -> bool:
-    """Return whether an op of inputs whose items are apart gives outputs whose items are."""
+    """Return whether an op keeps the items of its inputs apart in its outputs."""
     items, sizes = seen.items, seen.sizes
     if op.op_type == "GatherND":
         return _gathers_own_item(op, seen)
@@ -159,12 +159,12 @@ def _keeps_items_apart(op: Op, seen: _KnownTensors) -> bool:
     if op.op_type in _ELEMENTWISE:
         return all(len(one.shape) == rank for one in of_items) and all(_is_alike_for_all(one, rank) for one in others)
     if op.op_type in _BY_ITEM:
-        # Normalisation over the batch, or a random mask, mixes items or changes with each run.
+        # Normalisation over the batch mixes items, and a random mask changes with each run.
         trains = bool(op.attributes.get("training_mode")) or (op.op_type == "Dropout" and len(op.inputs) > 2)
         return of_items == [first] and not trains
     if op.op_type in _RESHAPING:
         return of_items == [first]
-    if op.op_type in _QUANTISING:  # more than one scale may be one for each item
+    if op.op_type in _QUANTISING:  # several scales may be a scale for each item
         return of_items == [first] and all(prod(one.shape) == 1 for one in others)
     if op.op_type in ("MatMul", "Gemm"):
         return _multiplies_items_apart(op, of_items, others)
@@ -176,7 +176,7 @@ def _keeps_items_apart(op: Op, seen: _KnownTensors) -> bool:
 
 
 def _leaves_rows(op: Op, seen: _KnownTensors) -> bool:
-    """Return whether what is repeated, padded or cut, with as many rows as before, is not the rows."""
+    """Return whether an op that repeats, pads or slices leaves the rows unchanged."""
     first, output = op.inputs[0], op.outputs[0]
     if first.shape[0] != output.shape[0] or len(first.shape) != len(output.shape):
         return False
@@ -185,18 +185,18 @@ def _leaves_rows(op: Op, seen: _KnownTensors) -> bool:
     more = op.inputs[1:]
     if op.op_type == "Pad":
         pads = _read_list(op, 1, "pads", seen)
-        # A further input is the value that is padded with, a scalar, or the axes.
+        # A further input is the padding value, a scalar, or the axes.
         scalar = all(one.shape == () for one in more[1:])
         return pads is not None and scalar and pads[0] == pads[len(pads) // 2] == 0
     if len(more) not in (3, 4) or not all(_is_fixed(one, op, seen) for one in (more[0], *more[2:])):
         return False
-    # The last are the steps, or the axes: as many rows as before in steps that are not negative are all rows.
+    # The last input holds the steps, or the axes: an equal number of rows in non-negative steps means all rows.
     last = _read_list(op, len(more), "", seen)
     return last is not None and min(last) >= 0
 
 
 def _read_list(op: Op, position: int, name: str, seen: _KnownTensors) -> list[int] | None:
-    """Return a list given as an input since some opset and as an attribute before it; None where it is not known."""
+    """Return a list given as an input or, in older opsets, as an attribute; None where unknown."""
     if len(op.inputs) > position:
         value = seen.values.get(op.inputs[position].name)
         return None if value is None or not value.size else [int(one) for one in value.ravel()]
@@ -205,7 +205,7 @@ def _read_list(op: Op, position: int, name: str, seen: _KnownTensors) -> list[in
 
 
 def _multiplies_items_apart(op: Op, of_items: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Return whether the items are rows of the first factor, or the first of the dimensions that are not multiplied."""
+    """Return whether the items are rows of the first factor, or the first of the batch dimensions of the product."""
     if op.op_type == "Gemm":
         transposed = bool(op.attributes.get("transA"))
         return of_items == [op.inputs[0]] and not transposed and all(_is_alike_for_all(one, 2) for one in op.inputs[2:])
@@ -215,10 +215,10 @@ def _multiplies_items_apart(op: Op, of_items: Sequence[Tensor], others: Sequence
 
 
 def _works_on_other_axes(op: Op, of_items: Sequence[Tensor], rank: int) -> bool:
-    """Return whether an op along one axis, or some, leaves the first alone."""
+    """Return whether an op along one or several axes leaves the first axis unchanged."""
     if op.op_type in ("Softmax", "LogSoftmax", "LayerNormalization"):
         return of_items == [op.inputs[0]] and rank >= 2 and _axis(op, -1, rank) > 0
-    if op.op_type in _REDUCING:  # where the first dimension is reduced, no rows of items are left
+    if op.op_type in _REDUCING:  # a reduction of the first dimension would fail the check of rows
         return of_items == [op.inputs[0]]
     if op.op_type == "Transpose":
         order = op.attributes.get("perm")
@@ -230,7 +230,7 @@ def _works_on_other_axes(op: Op, of_items: Sequence[Tensor], rank: int) -> bool:
 
 
 def _is_alike_for_all(constant: Tensor, rank: int) -> bool:
-    """Return whether a constant is added to, or multiplied with, each item alike."""
+    """Return whether a constant is broadcast equally to each item."""
     return len(constant.shape) < rank or (len(constant.shape) == rank and constant.shape[0] == 1)
 
 

@@ -1,7 +1,7 @@
-"""Reads an ONNX file without the data of its large weights, which are nearly all of it.
+"""Reads an ONNX file without the data of its large weights, which is nearly the whole file.
 
-Protocol Buffers writes a message as fields, each with its number, its kind of coding and, where its length varies,
-that length. So the data of a weight can be passed over, and what is left is a message like that in the file.
+A Protocol Buffers message is a sequence of fields, each with its number, wire type and, for variable sizes, length. So
+the data of weights can be skipped, and the remaining fields still form a valid message.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-#: Numbers of fields in onnx.proto: of ModelProto, GraphProto and TensorProto.
+#: Field numbers in onnx.proto: of ModelProto, GraphProto and TensorProto.
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
@@ -21,10 +21,10 @@ _MOST_DIGITS = 10
 
 @dataclass(slots=True)
 class LightContent:
-    """The bytes of a model without the data of large weights."""
+    """Bytes of a model without the data of large weights."""
 
-    content: bytes = b""  #: A model whose large weights have no ``raw_data``.
-    #: Position of a weight among the main graph's → bytes of data that were left out.
+    content: bytes = b""  #: The model, with no ``raw_data`` in large weights.
+    #: Position of a weight in the main graph → bytes of omitted data.
     passed_over: dict[int, int] = field(default_factory=dict)
 
 
@@ -37,10 +37,10 @@ class _Field:
 
 
 def read_light(path: Path, keep_bytes: int) -> LightContent:
-    """Return a model's content without the data of weights of the main graph that have more than ``keep_bytes``.
+    """Return a model's content without the data of main-graph weights larger than ``keep_bytes``.
 
-    Raises `OSError` when the file cannot be read; `ValueError` when the file is not written as Protocol Buffers writes
-    messages, which parsing the whole file explains.
+    Raises `OSError` when the file cannot be read, and `ValueError` when the file is not a Protocol Buffers message;
+    parsing the whole file gives the precise error.
     """
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
@@ -58,7 +58,7 @@ def read_light(path: Path, keep_bytes: int) -> LightContent:
 
 
 def _read_graph(stream: BinaryIO, graph: _Field, keep_bytes: int, light: LightContent, seen: int) -> tuple[bytes, int]:
-    """Return the bytes of a graph, and how many weights were seen with it; note what is left out."""
+    """Return the bytes of a graph, and the number of weights so far; record omitted data in ``light``."""
     parts: list[bytes] = []
     copied = graph.body
     for one in _fields(stream, graph.body, graph.end):
@@ -75,17 +75,17 @@ def _read_graph(stream: BinaryIO, graph: _Field, keep_bytes: int, light: LightCo
 
 
 def _read_tensor(stream: BinaryIO, tensor: _Field, keep_bytes: int) -> tuple[bytes, int | None]:
-    """Return a weight's bytes without its raw data, and how long that is; None where it has none that is long."""
+    """Return a weight's bytes without raw data, and the length of the data; None where the data is short or absent."""
     raw = [one for one in _fields(stream, tensor.body, tensor.end) if one.number == _RAW_DATA]
     if not raw or raw[-1].end - raw[-1].body <= keep_bytes:
         return b"", None
     edges = [tensor.body, *(edge for one in raw for edge in (one.start, one.end)), tensor.end]
     kept = b"".join(_read_range(stream, *edges[i : i + 2]) for i in range(0, len(edges), 2))
-    return kept, raw[-1].end - raw[-1].body  # of a field that stands twice the last counts
+    return kept, raw[-1].end - raw[-1].body  # the last of repeated fields is valid
 
 
 def _fields(stream: BinaryIO, start: int, end: int) -> Iterator[_Field]:
-    """Yield the fields of a message that lies between two positions of a file."""
+    """Yield the fields of a message between two positions of a file."""
     while start < end:
         stream.seek(start)
         tag, at = _read_number(stream, start)
@@ -106,7 +106,7 @@ def _fields(stream: BinaryIO, start: int, end: int) -> Iterator[_Field]:
 
 
 def _read_number(stream: BinaryIO, at: int) -> tuple[int, int]:
-    """Return the number of seven bits a byte that the stream is at, and the position behind it."""
+    """Return the varint (seven bits per byte) at the stream's position, and the position after it."""
     number = 0
     for digit in range(_MOST_DIGITS):
         byte = stream.read(1)

@@ -1,4 +1,4 @@
-"""Reads an ONNX file as a `ModelGraph`: every shape known at one batch, every op with its FLOPs and bytes."""
+"""Reads an ONNX file as a `ModelGraph`: all shapes known at a batch, all ops with FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from gpuprof.graph.op_costs import OpCost, cost_of
 from gpuprof.graph.shapes import Body, Shapes, UnknownShapeError
 from gpuprof.graph.values import Array
 
-#: Ending of the name by which the turns of a Loop are given: ``--dim NODE.turns=20``.
+#: Suffix of the dimension for the iterations of a Loop: ``--dim NODE.turns=20``.
 TURNS = ".turns"
-#: Graphs that are kept: models times the batches that a campaign or a plan asks for.
+#: Cached graphs: models times the batches of a campaign or a plan.
 _MOST_GRAPHS = 256
-#: Walks that are kept, for whoever asks for the nodes behind the ops of a graph next: a plan does once it has read all
-#: models. One of 2,300 ops takes 3.4 MB.
+#: Cached walks, for the nodes behind the ops of a graph, which a plan needs after reading all models. A walk of 2,300
+#: ops takes 3.4 MB.
 _MOST_WALKS = 8
 
 
@@ -48,23 +48,23 @@ def load_graph(
 ) -> ModelGraph:
     """Return the model in ``path`` at ``batch``; results are cached.
 
-    Constant nodes, and ops on weights alone, which runtimes compute when they load a model, are weights and not ops.
-    Subgraphs of If, Loop and Scan count as part of their node: the costlier branch, each turn like the first. Raises
-    `InputError` if the file is not ONNX, is damaged, contradicts itself, fixes another batch, uses an op that ONNX's
-    declared version does not have, or leaves a shape unknown (`UnknownShapeError`); the message names the node.
+    Constant nodes, and ops on weights alone, which runtimes compute at loading, are weights and not ops. Subgraphs of
+    If, Loop and Scan are part of their node: the costlier branch, and every iteration like the first. Raises
+    `InputError` if the file is not ONNX, is damaged, is inconsistent, fixes another batch, uses an op missing from the
+    declared opset, or leaves a shape unknown (`UnknownShapeError`); the message names the node.
 
     Parameters
     ----------
     path : Path
-        An ONNX file; its external data, if any, is looked for in the same directory.
+        An ONNX file; external data must be in the same directory.
     batch : int
-        Bound to the batch dimension of every input.
+        Size of the batch dimension of every input.
     name : str, optional
-        What to call the model; the file's stem by default.
+        Name of the model; the file's stem by default.
     dims : mapping of str to int, optional
-        Sizes of other free dimensions by their names, or by ``"input:axis"`` where they have none. By default
-        a side of an image is 224, its colours are 3, and anything else (a sequence's length) is 128, or 64,
-        32, 16 or 8 where the model takes no longer ones; the graph's ``assumed`` names them.
+        Sizes of other free dimensions by name, or by ``"input:axis"`` for unnamed dimensions. By default an image has
+        sides of 224 and 3 channels, and other dimensions (sequence lengths) are 128, or 64, 32, 16 or 8 where the model
+        refuses longer sequences; the graph's ``assumed`` names them.
     """
     file = read_onnx(Path(path))
     key = tuple(sorted((dims or {}).items()))
@@ -74,10 +74,10 @@ def load_graph(
 def load_runnable(
     path: Path, batch: int = 1, name: str | None = None, dims: Mapping[str, int] | None = None
 ) -> ModelGraph:
-    """Return the model as `load_graph` does, for running it: a graph with unknown ops has its inputs alone.
+    """Return the model as `load_graph` does, or a graph with inputs alone where shapes are unknown.
 
-    Such are pipelines of ``ai.onnx.ml``, models with sequences, and those whose shapes the data decide; the graph's
-    ``unread`` says why. Raises `InputError` as `load_graph`, but for a shape that stays unknown.
+    Shapes are unknown in pipelines of ``ai.onnx.ml``, models with sequences, and models with data-dependent shapes; the
+    graph's ``unread`` gives the reason. Raises `InputError` as `load_graph`, except for unknown shapes.
     """
     try:
         return load_graph(path, batch, name, dims)
@@ -100,7 +100,7 @@ def load_runnable(
 
 
 def require_sizes(graph: ModelGraph) -> ModelGraph:
-    """Return the graph of a model of which no dimension was guessed wildly.
+    """Return the graph unchanged if no dimension was guessed.
 
     Raises `InputError` for a dimension without a given or a usual size, such as the samples of a sound.
     """
@@ -125,15 +125,15 @@ def describe_assumed_sizes(graph: ModelGraph) -> str | None:
 
 
 def describe_reading(graph: ModelGraph) -> list[str]:
-    """Return remarks on how the file was read: sizes that were assumed, outputs that are declared wrongly."""
+    """Return remarks on the reading of the file: assumed sizes, wrongly declared outputs."""
     assumed = describe_assumed_sizes(graph)
     return [*([assumed] if assumed else []), *(f"{graph.name}: {remark}" for remark in graph.remarks)]
 
 
 def explain_numbered_names(path: Path, names: Iterable[str]) -> str:
-    """Return which dimensions those are whose names an exporter counted, such as ``s20``, which say nothing.
+    """Return the input and axis of dimensions with meaningless numbered names, such as ``s20``.
 
-    In parentheses, with a space before; nothing where every name was chosen by somebody.
+    The text is in parentheses after a space; empty without such names.
     """
     counted = {name for name in names if COUNTED.fullmatch(name)}
     if not counted or not path.is_file():
@@ -145,7 +145,7 @@ def explain_numbered_names(path: Path, names: Iterable[str]) -> str:
 
 
 def read_fixed_batch(path: Path) -> int | None:
-    """Return the batch that the model in ``path`` fixes, 1 where no input has one, None where it takes any.
+    """Return the fixed batch of the model in ``path``, 1 where no input has a batch, None for a free batch.
 
     Raises `InputError` if the file is not ONNX or damaged.
     """
@@ -154,7 +154,7 @@ def read_fixed_batch(path: Path) -> int | None:
 
 
 def read_free_dims(path: Path) -> tuple[FreeDim, ...]:
-    """Return the free dimensions of the model in ``path`` beside its batch.
+    """Return the free dimensions of the model in ``path``, except the batch.
 
     Raises `InputError` if the file is not ONNX or damaged.
     """
@@ -162,7 +162,7 @@ def read_free_dims(path: Path) -> tuple[FreeDim, ...]:
 
 
 def read_turns(path: Path) -> tuple[str, ...]:
-    """Return the names by which the turns of the model's Loops are given, such as ``decoder.turns``.
+    """Return the dimension names for the iterations of the model's Loops, such as ``decoder.turns``.
 
     Raises `InputError` if the file is not ONNX or damaged.
     """
@@ -172,7 +172,7 @@ def read_turns(path: Path) -> tuple[str, ...]:
 def load_nodes(
     path: Path, batch: int = 1, dims: Mapping[str, int] | None = None
 ) -> tuple[tuple[NodeProto, ...], dict[str, Array]]:
-    """Return the nodes behind the ops of `load_graph`, in their order, and the small values known before it runs.
+    """Return the nodes behind the ops of `load_graph`, in their order, and the small values known without a run.
 
     Raises `InputError` as `load_graph` does.
     """
@@ -181,7 +181,7 @@ def load_nodes(
     return tuple(nodes), dict(shapes.values)
 
 
-#: Sizes of free dimensions that graphs were read at where none was given, by what `_load` is told beside them.
+#: Assumed sizes of free dimensions, by path, stamp and batch of `_load`.
 _assumed: dict[tuple[Path, tuple[tuple[int, int], ...], int], tuple[tuple[str, int], ...]] = {}
 _WalkResult = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
 
@@ -194,7 +194,7 @@ def _walk_file(
 
 
 def _walk_graph(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
-    """Walk the graph; where it does not take the assumed sizes, at shorter or longer ones."""
+    """Walk the graph; if the model refuses the assumed sizes, retry with shorter or longer sizes."""
     try:
         return _walk_at(file, batch, dims)
     except InputError:
@@ -203,7 +203,7 @@ def _walk_graph(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult
         for shorter in SHORTER_DIMS if lengths else ():
             with suppress(InputError):
                 return _walk_at(file, batch, dims | dict.fromkeys(lengths, shorter))
-        # What torch.export keeps of a step of one token beside its cache.
+        # Exports by torch.export of a single-token step with a cache.
         if steps := lengths - past_dims(free):
             with suppress(InputError):
                 return _walk_at(file, batch, dims | dict.fromkeys(steps, 1))
@@ -219,7 +219,7 @@ def _free_inputs(file: OnnxFile) -> list[ValueInfoProto]:
 
 
 def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
-    """Bind the inputs, whose free dimensions get numbers, and find every shape; return the nodes that are ops, too."""
+    """Return the bound inputs, the sizes of named dimensions, all shapes, and the nodes that are ops."""
     graph, model = file.model.graph, file.path.name
     free = _free_inputs(file)
     inputs, names = bind_inputs(free, batch, _input_sizes(file, dims), model)
@@ -247,14 +247,14 @@ def _list_loops(file: OnnxFile) -> list[str]:
 
 
 def _given_turns(file: OnnxFile, dims: Mapping[str, int]) -> dict[str, int]:
-    """Return the given turns of Loops by the name of their node, of sizes such as ``decoder.turns`` = 20."""
+    """Return the given iterations of Loops by node name, from sizes such as ``decoder.turns`` = 20."""
     loops = _list_loops(file)
     given = {name.removesuffix(TURNS): size for name, size in dims.items() if name.endswith(TURNS)}
     return {name: size for name, size in given.items() if name in loops and size >= 1}
 
 
 def _input_sizes(file: OnnxFile, dims: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes of the inputs' dimensions: those that are no turns of a Loop."""
+    """Return the sizes of the inputs' dimensions, without iterations of Loops."""
     turns = _given_turns(file, dims)
     return {name: size for name, size in dims.items() if name.removesuffix(TURNS) not in turns}
 
@@ -262,7 +262,7 @@ def _input_sizes(file: OnnxFile, dims: Mapping[str, int]) -> dict[str, int]:
 def _explain_error(
     error: InputError, tensors: Mapping[str, Tensor], inputs: Sequence[ValueInfoProto], batch: int
 ) -> InputError:
-    """Return the error of a node, with a fix that names the assumed sizes if they may be the cause."""
+    """Return the error of a node, with a fix that names the sizes if these may be the cause."""
     sizes = {dim.name: tensors[dim.source].shape[dim.axis] for dim in list_free_dims(inputs)}
     if isinstance(error, UnknownShapeError) or error.fix or not sizes:
         return error
@@ -278,7 +278,7 @@ def _explain_error(
 def _load(
     path: Path, stamp: tuple[tuple[int, int], ...], batch: int, name: str, dims: tuple[tuple[str, int], ...]
 ) -> ModelGraph:
-    if dims and dims == _assumed.get((path, stamp, batch)):  # a plan gives what was assumed
+    if dims and dims == _assumed.get((path, stamp, batch)):  # a plan gives the assumed sizes explicitly
         return replace(_load(path, stamp, batch, name, ()), assumed=(), guessed=())
     file = read_onnx(path)
     graph, model = file.model.graph, path.name
@@ -308,7 +308,7 @@ def _load(
 
 
 def _record_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], given: tuple[tuple[str, int], ...]) -> dict[str, Any]:
-    """Return the sizes that a graph was read at, and which of them were assumed."""
+    """Return the sizes of a graph's free dimensions, and the names of assumed and guessed dimensions."""
     free = list_free_dims(_free_inputs(file))
     known = dict(given)
     sizes = known | {one.name: inputs[one.source].shape[one.axis] for one in free}
@@ -320,7 +320,7 @@ def _record_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], given: tuple[tup
 
 
 def _list_declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
-    """Return the values between ops whose whole shape the file declares, for custom ops."""
+    """Return the intermediate values with a fully declared shape, for custom ops."""
     tensors = {}
     for info in (*graph.value_info, *graph.output):
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None
@@ -340,8 +340,8 @@ def _make_outputs(
             raise InputError(f"{model}: nothing gives the output {info.name!r}")
         tensor = shapes.tensors[info.name]
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None
-        # A wrong declaration is the exporter's slip, of which runtimes warn. One that holds at a batch of 1 alone says
-        # that the model cannot be batched.
+        # Runtimes only warn of a wrong declaration. A declaration valid at batch 1 alone means that the model cannot be
+        # batched.
         if batch > 1 and dims is not None and not _is_plausible_shape(tensor.shape, bound_dims(dims, names), batch):
             raise InputError(f"{model}: output {info.name} is declared {list(dims)} but has shape {list(tensor.shape)}")
         tensors.append(tensor)
@@ -351,7 +351,7 @@ def _make_outputs(
 def _describe_outputs(
     graph: GraphProto, outputs: Iterable[Tensor], names: Mapping[str, int], batch: int
 ) -> tuple[str, ...]:
-    """Return a remark on each output whose shape is not the declared one."""
+    """Return a remark on each output whose shape differs from its declaration."""
     declared = {info.name: declared_dims(info) for info in graph.output if info.type.HasField("tensor_type")}
     return tuple(
         f"output {tensor.name} is declared {list(dims)}; its shape is {list(tensor.shape)}"
@@ -362,7 +362,7 @@ def _describe_outputs(
 
 
 def _is_plausible_shape(shape: tuple[int, ...], declared: tuple[int | None, ...], batch: int) -> bool:
-    """Tell whether a declared shape can be meant: exporters leave the batch of a dynamic model's output at 1."""
+    """Return whether a declared shape is plausible: exporters leave the batch of a dynamic model's output at 1."""
     return len(shape) == len(declared) and all(
         want is None or want == size or want * batch == size for size, want in zip(shape, declared, strict=True)
     )
@@ -384,7 +384,7 @@ def _make_unique_name(node: NodeProto, position: int, taken: set[str]) -> str:
 def _make_op(node: NodeProto, name: str, shapes: Shapes) -> Op:
     given = [shapes.tensors[value] if value else None for value in node.input]
     outputs = [shapes.tensors.get(value) for value in node.output]
-    # What the bodies of If, Loop and Scan take from around them is read by the node, too.
+    # Outer values used in the bodies of If, Loop and Scan are also read by the node.
     outer = [shapes.tensors[value] for value in list_captured(node) if value not in node.input]
     inputs = (*(tensor for tensor in given if tensor is not None), *outer)
     attributes = {attribute.name: _to_plain_value(attribute) for attribute in node.attribute}
@@ -408,9 +408,9 @@ def _make_op(node: NodeProto, name: str, shapes: Shapes) -> Op:
 
 
 def _sum_body_cost(body: Body) -> tuple[OpCost, int]:
-    """Return what all turns of a nested graph cost together, and how many nodes they run that are no views.
+    """Return the total cost of all iterations of a nested graph, and the number of executed nodes without views.
 
-    FLOPs are None where one of its ops has no formula.
+    FLOPs are None if any op has no formula.
     """
     ops = _make_ops(body.nodes, body.shapes)
     flops = [op.flops for op in ops]

@@ -1,6 +1,6 @@
 """FLOPs of ops that multiply and add: convolutions, matrix products, Einsum, recurrent cells, attention.
 
-A multiply-add counts two, whatever the width of its numbers; adding a bias counts one for each output.
+A multiply-add counts two at any width; adding a bias counts one for each output.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ def transposed_convolution(call: OpCall) -> int:
 
 
 def deformable_convolution(call: OpCall) -> int:
-    """Return the convolution's FLOPs and those of fetching each tap between four pixels (four multiply-adds)."""
+    """Return the FLOPs of the convolution and of bilinear sampling of each tap (four multiply-adds)."""
     x, kernel, y = call.x.shape, call.input(1).shape, call.y.shape
     taps = y[0] * x[1] * prod(kernel[2:]) * prod(y[2:])
     return call.y.elements * (2 * prod(kernel[1:]) + call.has(3)) + taps * (8 + call.has(4))
 
 
 def gemm(call: OpCall) -> int:
-    """Return 2·M·N·K, M·N for C, and M·N for each of α and β that is not one."""
+    """Return 2·M·N·K, plus M·N for C, plus M·N for each of α and β other than 1."""
     a = call.x.shape
     depth = a[0] if call.whole("transA", 0) else a[1]
-    # Exactly one: runtimes leave the factor out only then.
+    # Exactly 1: runtimes omit the factor only then.
     scaled = (call.number("alpha", 1.0) != 1.0) + (call.has(2) and call.number("beta", 1.0) != 1.0)
     return call.y.elements * (2 * depth + call.has(2) + scaled)
 
 
 def matmul(call: OpCall) -> int:
-    """Return 2·K for each output element, whatever is broadcast."""
+    """Return 2·K for each output element, with any broadcasting."""
     transposed = call.whole("transA", 0) and len(call.x.shape) > 1
     return 2 * call.y.elements * call.x.shape[-2 if transposed else -1]
 
@@ -50,9 +50,9 @@ def matmul_nbits(call: OpCall) -> int:
 
 
 def einsum(call: OpCall) -> int:
-    """Return, for each point of the labels' grid, a multiplication an operand and an addition.
+    """Return, for each point of the labels' grid, a multiplication per further operand and an addition.
 
-    That is 2 for two operands; one operand is only summed, or moved where nothing is summed.
+    The count is 2 per point for two operands; a single operand is only summed, or moved where no label is summed.
     """
     given, _, result = call.text("equation", "").replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
@@ -68,7 +68,7 @@ def einsum(call: OpCall) -> int:
 
 
 def _label(term: str, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
-    """Note the size of each label of a term; the axes of an ellipsis are labelled from the right."""
+    """Record the size of each label of a term in ``sizes``; the axes of an ellipsis are labelled from the right."""
     before, dots, after = term.partition("...")
     hidden = len(shape) - len(before) - len(after)
     labels = list(before) + ([f"...{i - hidden}" for i in range(hidden)] if dots else []) + list(after)
@@ -77,7 +77,7 @@ def _label(term: str, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
 
 
 def _recurrent(gates: int, pointwise: int, transposed: bool = False) -> Callable[[OpCall], int]:
-    """Return the count of a cell; ``transposed``: its weights are [directions, features, gates]."""
+    """Return the FLOP formula of a cell; ``transposed``: weights are [directions, features, gates]."""
     across, along = (2, 1) if transposed else (1, 2)
 
     def count(call: OpCall) -> int:
@@ -95,7 +95,7 @@ def _recurrent(gates: int, pointwise: int, transposed: bool = False) -> Callable
 
 #: Three sigmoids of four, two tanh, three products and a sum.
 lstm = _recurrent(4, 18)
-#: The runtime's, whose 8-bit weights are transposed.
+#: ONNX Runtime's quantised LSTM, with transposed 8-bit weights.
 dynamic_lstm = _recurrent(4, 18, transposed=True)
 #: Two sigmoids of four, a tanh, the reset product, and (1 - z)·h' + z·h.
 gru = _recurrent(3, 14)
@@ -103,7 +103,7 @@ rnn = _recurrent(1, 1)
 
 
 def attention(call: OpCall) -> int:
-    """Return QKᵀ, its scaling, mask and softmax, and the product with V, of ONNX's Attention."""
+    """Return the FLOPs of ONNX's Attention: QKᵀ, scaling, mask, softmax, and the product with V."""
     q, k, v = (call.input(i).shape for i in range(3))
     if len(q) == 4:
         batch, heads, queries, width = q
@@ -119,12 +119,12 @@ def attention(call: OpCall) -> int:
 
 
 def multi_head_attention(call: OpCall) -> int:
-    """Return the same for the runtime's MultiHeadAttention and GroupQueryAttention, whose inputs are projected."""
+    """Return the FLOPs of ONNX Runtime's MultiHeadAttention and GroupQueryAttention, with projected inputs."""
     batch, queries, wide = call.x.shape[:3]
     heads = call.whole("num_heads", 1)
     shared = call.whole("kv_num_heads", heads)
     key, value = call.optional(1), call.optional(2)
-    if key is None or value is None:  # Q, K and V packed into one
+    if key is None or value is None:  # Q, K and V packed into a single tensor
         width = wide // (heads + 2 * shared) if len(call.x.shape) == 3 else call.x.shape[-1]
         return _scores(batch, heads, queries, queries, width, width)
     keys = key.shape[1] if len(key.shape) == 3 else key.shape[2]
@@ -133,7 +133,7 @@ def multi_head_attention(call: OpCall) -> int:
 
 
 def projected_attention(call: OpCall) -> int:
-    """Return the same for the runtime's Attention, which projects its input to Q, K and V first."""
+    """Return the FLOPs of ONNX Runtime's Attention, which includes the projection to Q, K and V."""
     batch, length, features = call.x.shape
     wide = call.input(1).shape[1]
     heads = call.whole("num_heads", 1)

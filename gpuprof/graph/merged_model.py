@@ -1,6 +1,6 @@
-"""A merged model: one ONNX file that computes several models, and which inputs and outputs belong to which.
+"""Merged models: an ONNX file of several models, with a description of each member's inputs and outputs.
 
-The description stands in the file's own metadata, so that a merged file can be run without other files.
+The description is in the file's metadata, so a merged file can be run without other files.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ SCHEMA = "gpuprof.merged/1"
 
 @dataclass(frozen=True, slots=True)
 class MergedValue:
-    """An input or output of a model and what it is called in the merged file."""
+    """An input or output of a member, with its name in the model and in the merged file."""
 
     name: str
     merged: str
     dtype: str
-    shape: tuple[int | None, ...]  #: None where it follows the model's batch.
+    shape: tuple[int | None, ...]  #: None for dimensions that follow the model's batch.
 
 
 @dataclass(frozen=True, slots=True)
 class MergedMember:
-    """One of the models in a merged file."""
+    """A model in a merged file."""
 
     name: str  #: The model's name, which is the prefix of its inputs and outputs.
-    #: ``path``, ``sha256``: The file that it was read from.
+    #: ``path``, ``sha256``: Source file of the model.
     path: str
     sha256: str
     inputs: tuple[MergedValue, ...]
     outputs: tuple[MergedValue, ...]
-    fixed_batch: int | None = None  #: The batch of a model that has a fixed one; None where any will do.
-    #: What stands for the model in a call without it: batches of 0 rows, or of 1 row of zeros where one of its ops
-    #: cannot do with an empty batch. Models with a fixed batch get zeros of that batch.
+    fixed_batch: int | None = None  #: Fixed batch of the model; None for any batch.
+    #: Rows of the model in a call without its requests: 0, or 1 row of zeros where an op does not support an empty
+    #: batch. Models with a fixed batch get zeros of that batch.
     absent_rows: int = 0
 
     def nothing(self) -> dict[str, Array]:
-        """Return inputs that stand for the model in a call without it."""
+        """Return placeholder inputs for the model in a call without its requests."""
         import numpy as np
         from onnx.helper import tensor_dtype_to_np_dtype
 
@@ -73,19 +73,19 @@ class MergedModel:
     members: tuple[MergedMember, ...]
 
     def member(self, name: str) -> MergedMember:
-        """Return the member called ``name``. Raises `InputError` when there is none."""
+        """Return the member called ``name``. Raises `InputError` for an unknown name."""
         for member in self.members:
             if member.name == name:
                 return member
         raise unknown_name("merged model", name, [member.name for member in self.members])
 
     def feeds(self, requests: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
-        """Return the inputs of one call of the merged file.
+        """Return the inputs for a call of the merged file.
 
-        Raises `InputError` for a model or an input that does not exist, or an input that is missing. ``requests``: for
-        each model that takes part its inputs under its own names; the others are absent.
+        Raises `InputError` for an unknown model or input, or a missing input. ``requests``: for each participating
+        model, its inputs by the model's own names; other models are absent.
         """
-        # All names first, so that nothing is computed for a call that is refused.
+        # All names are checked first, so that no work is done for a refused call.
         for name in requests:
             self.member(name)
         fed: dict[str, Array] = {}
@@ -105,16 +105,16 @@ class MergedModel:
         return fed
 
     def output_names(self, name: str) -> list[str]:
-        """Return what the outputs of a model are called in the merged file, in the model's order."""
+        """Return the names of a model's outputs in the merged file, in the model's order."""
         return [value.merged for value in self.member(name).outputs]
 
     def answers(self, results: Mapping[str, Array], name: str) -> dict[str, Array]:
-        """Return a model's outputs under its own names, out of those of the merged file by their names."""
+        """Return a model's outputs by its own names, selected from the outputs of the merged file."""
         return {value.name: results[value.merged] for value in self.member(name).outputs}
 
 
 def write_description(model: ModelProto, described: MergedModel) -> None:
-    """Put the description into a model's metadata, in the place of an older one."""
+    """Write the description into a model's metadata, replacing any older description."""
     from dataclasses import asdict
 
     document = {"schema": SCHEMA, "models": [asdict(member) for member in described.members]}
@@ -125,10 +125,10 @@ def write_description(model: ModelProto, described: MergedModel) -> None:
 
 
 def read_description(metadata: Mapping[str, str], where: str) -> MergedModel | None:
-    """Return what the metadata of an ONNX file say of the models merged in it; None for any other file.
+    """Return the description of merged models in an ONNX file's metadata; None for other files.
 
-    Raises `InputError` when the description is damaged or of a newer version. ``metadata``: as ONNX Runtime gives it:
-    ``session.get_modelmeta().custom_metadata_map``; ``where``: names the file in errors.
+    Raises `InputError` when the description is damaged or of another version. ``metadata``: in ONNX Runtime,
+    ``session.get_modelmeta().custom_metadata_map``; ``where``: name of the file in errors.
     """
     text = metadata.get(METADATA_KEY)
     if text is None:
@@ -143,9 +143,9 @@ def read_description(metadata: Mapping[str, str], where: str) -> MergedModel | N
 
 
 def read_merged(path: Path) -> MergedModel | None:
-    """Return the description in an ONNX file, None where it is no merged one.
+    """Return the description in an ONNX file, None for a file without merged models.
 
-    Raises `InputError` when the file is no ONNX model, or its description is damaged.
+    Raises `InputError` when the file is not an ONNX model, or its description is damaged.
     """
     from gpuprof.graph.file import read_onnx
 

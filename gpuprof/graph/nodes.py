@@ -1,4 +1,4 @@
-"""Nodes of an ONNX graph: what errors call them, what their nested graphs capture, and an order to run them in."""
+"""Nodes of an ONNX graph: labels for errors, values captured by nested graphs, and topological order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, num
 from gpuprof.errors import InputError
 
 _GRAPHS = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
-#: The ops of ONNX's own domain that hold graphs; of another domain any may.
+#: Ops of ONNX's own domain with nested graphs; in other domains any op may have them.
 _HOLDING_GRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
 
 
@@ -21,14 +21,14 @@ def label(node: NodeProto) -> str:
 
 
 def name_loop(node: NodeProto) -> str:
-    """Return the name of a Loop by which its turns are given: the node's, or that of its first output."""
+    """Return the name of a Loop for the option of its iterations: the node's name, or that of its first output."""
     return node.name or next((name for name in node.output if name), "")
 
 
 def list_captured(node: NodeProto) -> list[str]:
-    """Return the names that a node's nested graphs take from outside, in order of use."""
+    """Return the outer values used by a node's nested graphs, in order of use."""
     if node.op_type not in _HOLDING_GRAPHS and node.domain in ("", "ai.onnx"):
-        return []  # looking through the attributes of every node took a tenth of reading a file
+        return []  # a search in the attributes of every node took a tenth of the reading time
     captured_names: dict[str, None] = {}
     for attribute in node.attribute:
         if attribute.type in _GRAPHS:
@@ -38,7 +38,7 @@ def list_captured(node: NodeProto) -> list[str]:
 
 
 def used_names(graph: GraphProto) -> set[str]:
-    """Return the values of ``graph`` that a node uses or that leave it."""
+    """Return the values of ``graph`` used by a node or returned as outputs."""
     used = {name for node in graph.node for name in (*node.input, *list_captured(node))}
     return used | {info.name for info in graph.output}
 
@@ -52,9 +52,9 @@ def _free_names(graph: GraphProto) -> list[str]:
 
 
 def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> list[NodeProto]:
-    """Return ``nodes`` so that each follows what it needs, in their own order where that already holds.
+    """Return ``nodes`` in topological order, unchanged where already sorted.
 
-    Raises `InputError` naming a node of the cycle, or the value that two nodes give.
+    Raises `InputError` naming a node of a cycle, or a value with two producers.
     """
     producer: dict[str, int] = {}
     given = set(given)
@@ -68,7 +68,7 @@ def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> 
             if name:
                 producer[name] = i
     needs = [{producer[name] for name in (*node.input, *list_captured(node)) if name in producer} for node in nodes]
-    # The usual case: ONNX demands sorted nodes, but not every tool keeps to it.
+    # The usual case: ONNX requires sorted nodes, but some tools violate this.
     if all(not need or max(need) < i for i, need in enumerate(needs)):
         return list(nodes)
     return [nodes[i] for i in _order(needs, nodes, model)]
@@ -83,7 +83,7 @@ def _order(needs: list[set[int]], nodes: Sequence[NodeProto], model: str) -> lis
     ready = [i for i, count in enumerate(inputs_missing) if not count]
     order = []
     while ready:
-        # The smallest position first, so that nodes stay as near to the file's order as their needs allow.
+        # The smallest position first, so that the order stays close to the file's.
         order.append(heapq.heappop(ready))
         for user in users.get(order[-1], ()):
             inputs_missing[user] -= 1
@@ -111,7 +111,7 @@ def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def constant_tensor(node: NodeProto) -> TensorProto:
-    """Return the value of a Constant node, named as its output."""
+    """Return the value of a Constant node, named after the node's output."""
     name, value = node.output[0], node.attribute[0]
     if value.HasField("t"):
         tensor: TensorProto = TensorProto.FromString(value.t.SerializeToString())

@@ -15,7 +15,7 @@ class OpCall:
 
     op_type: str
     domain: str
-    #: ``inputs``, ``outputs``: By the positions that ONNX gives them; None where an optional one is absent.
+    #: ``inputs``, ``outputs``: Tensors by ONNX's positions; None for absent optional tensors.
     inputs: Sequence[Tensor | None]
     outputs: Sequence[Tensor | None]
     attributes: Mapping[str, object]
@@ -45,7 +45,7 @@ class OpCall:
         return self.inputs[position] if position < len(self.inputs) else None
 
     def has(self, position: int) -> bool:
-        """Tell whether an input is given."""
+        """Return whether an input is given."""
         return self.optional(position) is not None
 
     def whole(self, name: str, default: int) -> int:
@@ -70,6 +70,6 @@ class OpCall:
 
 
 def count_slices(tensor: Tensor, first_axis: int) -> int:
-    """Return how many slices ``tensor`` has before ``first_axis`` (negative counts from the end)."""
+    """Return the number of slices of ``tensor`` before ``first_axis`` (negative: from the end)."""
     axis = first_axis + len(tensor.shape) if first_axis < 0 else first_axis
     return prod(tensor.shape[:axis])

@@ -1,8 +1,8 @@
-"""What an op costs: floating-point operations and compulsory memory traffic, by op type.
+"""Costs of ops by type: floating-point operations and compulsory memory traffic.
 
 Convention: an addition, a multiplication, a division, a comparison or selection, and a call of exp, log, sqrt, tanh,
-erf and the like count one each; a multiply-add counts two; integer arithmetic counts as floating-point does, since
-quantised networks live by it. Traffic is compulsory: each input read once, each output written once, views nothing.
+erf etc. count 1 each, a multiply-add 2. Integer arithmetic counts like floating point, since quantised networks consist
+of it. Traffic is compulsory: each input is read once, each output written once; views have no traffic.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpuprof.graph.op_call import OpCall, count_slices
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """What one op costs at its shapes."""
+    """Cost of an op at given shapes."""
 
-    flops: int | None  #: None where no formula is known.
+    flops: int | None  #: None without a known formula.
     bytes_read: int
     bytes_written: int
 
@@ -32,9 +32,9 @@ def cost_of(
     outputs: Sequence[Tensor | None],
     attributes: Mapping[str, object],
 ) -> OpCost:
-    """Return FLOPs and bytes of a node; None FLOPs for an op type that has no formula here.
+    """Return FLOPs and bytes of a node; FLOPs are None for an op type without a formula.
 
-    ``inputs`` and ``outputs``: by position, None where an optional one is absent.
+    ``inputs`` and ``outputs``: tensors by position, None for absent optional tensors.
     """
     call = OpCall(op_type, domain, inputs, outputs, attributes)
     read, written = _traffic(call)
@@ -48,22 +48,22 @@ def _flops(call: OpCall) -> int | None:
     try:
         return formula(call)
     except (ValueError, IndexError, ZeroDivisionError):
-        return None  # operands that the formula does not foresee: better unknown than wrong
+        return None  # unexpected operands: better unknown than wrong
 
 
 _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape", "Size", "Dropout"}
-#: Ops that read of their first input only as much as they give.
+#: Ops that read only as much of their first input as they write.
 _TAKING = {"Gather", "GatherElements", "GatherND", "Slice", "Compress"}
 
 
 def _traffic(call: OpCall) -> tuple[int, int]:
-    # Runtimes give a view another shape and move nothing.
+    # Views change the shape without moving data.
     if call.op_type in _VIEWS and call.domain == "":
         return 0, 0
     inputs = {tensor.name: tensor.bytes for tensor in call.inputs if tensor is not None}
     written = sum(tensor.bytes for tensor in call.outputs if tensor is not None)
     if call.op_type in _TAKING and call.inputs and call.inputs[0] is not None:
-        # By name: an op that takes a tensor twice (x * x) reads it once.
+        # By name: an op with the same tensor twice (x * x) reads the tensor once.
         source = call.inputs[0].name
         inputs[source] = min(inputs[source], written)
     return sum(inputs.values()), written
@@ -86,7 +86,7 @@ def _variadic(extra: int) -> _Formula:
 
 
 def _reduction(before: int, after: int) -> _Formula:
-    """Return a formula for a reduction with ``before`` FLOPs an input element and ``after`` an output element."""
+    """Return the formula of a reduction with ``before`` FLOPs per input element and ``after`` per output element."""
     return lambda call: (before + 1) * call.x.elements - call.y.elements + after * call.y.elements
 
 
@@ -102,13 +102,13 @@ def _gelu(call: OpCall) -> int:
 def _softmax(call: OpCall) -> int:
     axis = call.whole("axis", -1)
     shape = call.x.shape
-    # Before opset 13 everything from the axis on is one row; the count differs by the rows only.
+    # Before opset 13 a row comprises all axes from the axis on; only the number of rows differs.
     groups = call.x.elements // shape[axis] if shape and shape[axis] else 0
     return matrix.softmax_flops(call.x.elements, groups)
 
 
 def _pool(each_tap: int, after: int) -> _Formula:
-    """Return a formula for windows of which only what lies on the data counts."""
+    """Return the formula of pooling windows, without taps in the padding."""
 
     def count(call: OpCall) -> int:
         outside = prod(call.y.shape[:2])
@@ -119,7 +119,7 @@ def _pool(each_tap: int, after: int) -> _Formula:
 
 
 def _taps(call: OpCall, axis: int) -> int:
-    """Return how many elements all windows along one spatial axis touch."""
+    """Return the number of taps on data of all windows along a spatial axis."""
     size, outputs = call.x.shape[axis + 2], call.y.shape[axis + 2]
     kernel = call.wholes("kernel_shape")[axis]
     stride = (call.wholes("strides") or (1,) * (axis + 1))[axis]
@@ -138,11 +138,11 @@ def _taps(call: OpCall, axis: int) -> int:
 
 
 def _batch_norm(call: OpCall) -> int:
-    return 2 * call.y.elements  # scale and shift: the rest hangs on weights alone
+    return 2 * call.y.elements  # scale and shift; the rest depends on weights alone
 
 
 def _layer_norm(call: OpCall) -> int:
-    """Mean, difference, variance (square, mean), scaling by its root, weight; bias; ε, root, reciprocal a row."""
+    """Count mean, difference, variance (square, mean), scaling, weight and bias; per row ε, root and reciprocal."""
     return (6 + call.has(2)) * call.x.elements + 3 * count_slices(call.x, call.whole("axis", -1))
 
 
@@ -156,12 +156,12 @@ def _channel_norm(call: OpCall) -> int:
 
 
 def _lrn(call: OpCall) -> int:
-    """Squares, their sum over the window, its scaling, bias and power, and the division."""
+    """Count squares, their sum over the window, scaling, bias, power and division."""
     return call.x.elements * (call.whole("size", 1) + 4)
 
 
 def _resize(call: OpCall) -> int:
-    """An interpolation multiplies and adds 2 (linear) or 4 (cubic) taps for each axis that is resized."""
+    """Count multiply-adds of 2 (linear) or 4 (cubic) taps for each resized axis."""
     taps = {"linear": 2, "bilinear": 2, "cubic": 4}.get(call.text("mode", "nearest"), 0)
     axes = sum(a != b for a, b in zip(call.x.shape, call.y.shape, strict=True))
     return call.y.elements * (2 * taps**axes - 1) if taps and axes else 0
@@ -178,7 +178,7 @@ def _scatter(call: OpCall) -> int:
 
 
 def _dft(call: OpCall) -> int:
-    """The customary 5·n·log2(n) of a fast Fourier transform of n complex numbers."""
+    """Return the customary 5·n·log2(n) for a fast Fourier transform of n complex numbers."""
     points = call.y.elements // 2
     length = call.x.shape[call.whole("axis", -2)]
     return round(5 * points * log2(length)) if length > 1 else 0
@@ -224,7 +224,7 @@ _FORMULAS: dict[str, _Formula] = {
     "LpNormalization": lambda call: 3 * call.x.elements,
     "LRN": _lrn,
     "Conv": matrix.convolution,
-    # Its third input is a zero point: no input holds a bias, which a position that does not exist says.
+    # The third input is a zero point, not a bias: an absent position stands for "no bias".
     "ConvInteger": lambda call: matrix.convolution(call, bias=99),
     "QLinearConv": lambda call: matrix.convolution(call, weight=3, bias=8) + 5 * call.y.elements,
     "ConvTranspose": matrix.transposed_convolution,
@@ -242,12 +242,12 @@ _FORMULAS: dict[str, _Formula] = {
     "GridSample": _grid_sample,
     **dict.fromkeys(["Scatter", "ScatterElements", "ScatterND"], _scatter),
     "DFT": _dft,
-    "SimplifiedLayerNormalization": _rms_norm,  # the runtime's own, which it keeps in ONNX's domain
+    "SimplifiedLayerNormalization": _rms_norm,  # ONNX Runtime's own op, in ONNX's domain
 }
 
 
 def _skip_norm(call: OpCall) -> int:
-    """Return the sum of two inputs (and a bias), then the normalisation of the last axis."""
+    """Return the FLOPs of summing two inputs (and a bias), then normalising the last axis."""
     simplified = "Simplified" in call.op_type
     sums = 1 + call.has(3 if simplified else 4)
     each = 4 if simplified else 6 + call.has(3)
@@ -255,7 +255,7 @@ def _skip_norm(call: OpCall) -> int:
 
 
 def _quantise_formula(formula: _Formula) -> _Formula:
-    """Return a formula of an op between 8-bit tensors: two to read each element, five to write one."""
+    """Return the formula of an op on 8-bit tensors, with 2 FLOPs per element read and 5 per element written."""
     return lambda call: formula(call) + 2 * call.x.elements + 5 * call.y.elements
 
 
@@ -264,7 +264,7 @@ def _quantised_gemm(call: OpCall) -> int:
     return call.y.elements * (2 * depth + call.has(6) + 5)
 
 
-#: ONNX Runtime's own ops, which its optimised and quantised models hold.
+#: ONNX Runtime's own ops in optimised and quantised models.
 _RUNTIME_FORMULAS: dict[str, _Formula] = {
     "Gelu": _each(5),
     **dict.fromkeys(("QuickGelu", "BiasGelu"), _each(6)),
@@ -294,7 +294,7 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     "SimplifiedLayerNormalization": _rms_norm,
 }
 
-#: What it makes of convolutional networks: channels in blocks.
+#: ONNX Runtime's ops for convolutional networks with channels in blocks.
 _BLOCKED_FORMULAS: dict[str, _Formula] = {
     **{name: _FORMULAS[name] for name in ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")},
     "ReorderInput": _nothing,

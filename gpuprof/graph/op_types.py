@@ -1,4 +1,4 @@
-"""Which ops a file holds, whatever else can be said of it."""
+"""Op types of a file, readable even where its shapes are unknown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gpuprof.graph.nodes import graphs_of
 
 
 def list_op_types(path: Path) -> frozenset[str]:
-    """Return the types of all nodes of a file, those of subgraphs included.
+    """Return the op types of all nodes of a file, subgraphs included.
 
-    Raises `InputError` when the file is missing, damaged or no ONNX file.
+    Raises `InputError` when the file is missing, damaged or not ONNX.
     """
     return frozenset(node.op_type for graph in graphs_of(read_onnx(path).model.graph) for node in graph.node)

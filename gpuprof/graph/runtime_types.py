@@ -1,6 +1,6 @@
-"""Infers output types of ONNX Runtime's own ops, which quantised and optimised models contain.
+"""Infers output types of ONNX Runtime's own ops in quantised and optimised models.
 
-ONNX has no rule for such ops. The runtime has one, and applies it when it loads a model: here, of the node alone.
+ONNX has no inference for such ops. The runtime infers their types when loading a model: here, a model of a single node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ELEMENTS = {
     },
 }
 _FATAL_ONLY = 4
-#: Answers that are kept; opening a session takes milliseconds, and a quantised model has hundreds of such nodes.
+#: Cached results: a session takes milliseconds to open, and a quantised model has hundreds of such nodes.
 _MOST_NODES = 4096
 
 
@@ -32,12 +32,12 @@ def runtime_types(
     known: Mapping[str, TensorProto],
     opsets: Iterable[OperatorSetIdProto],
 ) -> dict[str, TypeProto]:
-    """Return the types of a node's outputs as ONNX Runtime finds them; none where it is missing or lacks the op.
+    """Return the types of a node's outputs by ONNX Runtime; empty if the runtime is missing or lacks the op.
 
-    ``types``: of its inputs; ``known``: values of inputs that are known.
+    ``types``: types of the inputs; ``known``: known values of inputs.
     """
     alone = NodeProto.FromString(node.SerializeToString())
-    # Names are replaced by numbers, so that equal nodes of a model are one entry of the cache.
+    # Names are replaced by numbers, so that equal nodes have the same cache entry.
     alone.name = ""
     inputs = {name: f"i{i}" for i, name in enumerate(dict.fromkeys(name for name in node.input if name))}
     outputs = {name: f"o{i}" for i, name in enumerate(name for name in node.output if name)}
@@ -64,7 +64,7 @@ def _ask(model: bytes) -> dict[str, TypeProto]:
     except ImportError:
         return {}
     options = ort.SessionOptions()
-    # Types are found when the model is resolved; optimizing would compute or drop the node.
+    # Types are inferred without optimisation, which could fold or drop the node.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = _FATAL_ONLY
     options.intra_op_num_threads = 1

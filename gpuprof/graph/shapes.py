@@ -1,7 +1,7 @@
 """Infers type and shape of every value of a graph with fixed inputs, node by node.
 
-ONNX's own inference is asked for each node, with the values that `gpuprof.graph.values` knows by then; so a shape
-that an exporter computes with a dozen ops becomes a number, and whatever stays unknown is known by the node's name.
+ONNX's own inference runs on each node, with the values computed so far by `gpuprof.graph.values`. So a shape computed
+by a chain of ops becomes known, and errors on unknown shapes name the node.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ from gpuprof.graph.runtime_types import runtime_types
 from gpuprof.graph.values import MOST_ELEMENTS as MOST_VALUES
 from gpuprof.graph.values import Array, known_value
 
-#: Ops whose outputs are as large as the data says: their largest possible size stands for it.
+#: Ops with data-dependent output sizes, replaced by the largest possible size.
 _AT_MOST = {"NonZero", "Compress", "Unique", "NonMaxSuppression"}
-#: Ops that keep the shape and type of their first input, for which ONNX has no rule.
+#: Ops without inference in ONNX that keep the shape and type of their first input.
 _LIKE_FIRST = {
     "BiasAdd", "BiasDropout", "BiasGelu", "BiasSplitGelu", "BiasSoftmax", "DynamicQuantizeLinear", "FastGelu",
     "Gelu", "GroupNorm", "GroupNormalization", "Inverse", "LayerNormalization", "QuickGelu", "RotaryEmbedding",
     "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
 }  # fmt: skip
 _SAME_ELEMENTS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
-#: What ONNX says of types → what to do: of those that an op may not mix, such as a half-precision weight of a float32
-#: input, and of those that it does not take, such as truth values that exporters let `CumSum` add up.
+#: ONNX's messages on types → fixes: for mixed types, such as a half-precision weight with a float32 input, and for
+#: unsupported types, such as booleans in `CumSum`.
 _TYPE_FIXES = {
     "inconsistent type|element type of inputs": "export it again with inputs of one type, as the op asks",
     "has unsupported type": "export it again with an input of a type that the op takes; runtimes refuse it, too",
 }
 _MEASURE = "measure it on the device: gpuprof profile MODEL"
-#: The domain of trees, encoders and vectorizers, whose cost no shape tells.
+#: Domain of trees, encoders and vectorizers, whose cost does not follow from shapes.
 _CLASSICAL = "ai.onnx.ml"
-#: Random ops give other values in each run. ONNX Runtime does not fold nodes with subgraphs, and keeps weights in
-#: eight bits, which it would make four times as large by folding.
+#: Ops never folded: random ops differ in each run, and ONNX Runtime does not fold nodes with subgraphs, nor the
+#: dequantisation of 8-bit weights, which would quadruple their size.
 _NEVER_FOLDED = {
     "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
     "Bernoulli", "If", "Loop", "Scan",
 }  # fmt: skip
-#: What makes more than so many bytes, and so many times what it is given, is counted as an op: zeros of a shape take
-#: memory wherever they are made, though the file holds a few bytes. Less is a weight: networks with made-up weights
-#: fill the matrix of a large layer so, which has hundreds of megabytes.
+#: Limits of folding: a node with a larger output, in bytes and relative to its inputs, is an op, since zeros of a large
+#: shape take memory although the file holds a few bytes. Smaller outputs are weights: networks with synthetic weights
+#: fill the matrices of large layers this way, with hundreds of megabytes.
 _MOST_FOLDED_BYTES, _MOST_FOLDED_GROWTH = 2**31, 8
 
 
 class UnknownShapeError(InputError):
-    """A node's output shape is known only at run time, so that nothing can be estimated from the graph."""
+    """Raised where a node's output shape is unknown before run time, so that the graph allows no estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What was found inside a node that holds a graph."""
+    """A nested graph of a node."""
 
     shapes: Shapes
-    nodes: tuple[NodeProto, ...]  #: Its ops.
+    nodes: tuple[NodeProto, ...]  #: Ops of the nested graph.
     outputs: tuple[Tensor, ...]
-    times: int  #: How often it runs.
+    times: int  #: Number of executions.
 
 
 class Shapes:
@@ -78,17 +78,17 @@ class Shapes:
     tensors : mapping of str to Tensor
         Inputs and weights.
     constants : iterable of str
-        Which of them are weights.
+        Names of the weights.
     declared : mapping of str to Tensor
-        What the file says of values between ops, for ops that ONNX has no rule for.
+        Declared intermediate values, for ops without inference in ONNX.
     opsets : mapping of str to int
         Opset by domain.
     used : set of str
-        The values that something uses; of others nobody needs to know the shape.
+        Values in use; the shapes of other values are not needed.
     model : str
-        What errors call the model.
+        Name of the model in errors.
     turns : mapping of str to int, optional
-        Given number of turns of a Loop, by `name_loop`.
+        Given iterations of a Loop, by `name_loop`.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Shapes:
         self._bodies: dict[tuple[str, ...], tuple[Body, ...]] = {}
 
     def add_value(self, tensor: TensorProto) -> None:
-        """Note the value of a small weight. Raises `InputError` when it is no array, as in a damaged file."""
+        """Record the value of a small weight. Raises `InputError` for an invalid array, as in a damaged file."""
         if prod(tensor.dims) <= MOST_VALUES and tensor.data_type != TensorProto.STRING:
             try:
                 self.values[tensor.name] = numpy_helper.to_array(tensor)
@@ -124,9 +124,9 @@ class Shapes:
             self._protos[tensor.name] = tensor
 
     def add(self, node: NodeProto) -> bool:
-        """Infer the outputs of ``node``; return whether the runtime computes it once, when it loads the model.
+        """Infer the outputs of ``node``; return whether the runtime folds the node when loading the model.
 
-        Raises `InputError` naming the node, if it contradicts its inputs or the shape of an output stays unknown.
+        Raises `InputError` naming the node, if the node contradicts its inputs or an output's shape stays unknown.
         """
         if node.op_type == "Constant" and not node.domain:
             self.add_constant(node)
@@ -161,7 +161,7 @@ class Shapes:
         self.tensors[tensor.name] = tensor
 
     def _evaluate(self, node: NodeProto) -> bool:
-        """Compute the node's value if it is a small one that is already known."""
+        """Compute the node's value if small and known; return whether it was computed."""
         if len(node.output) != 1 or node.domain not in ("", "ai.onnx"):
             return False
         value: Array | None
@@ -196,7 +196,7 @@ class Shapes:
             result.append(self._resolve_tensor(node, name, types.get(name)) if name else None)
         if node.op_type in _SAME_ELEMENTS and result[0] is not None:
             source = self.tensors[node.input[0]]
-            # ONNX's inference believes a constant target; that it does not fit the data is found here.
+            # ONNX's inference does not check a constant target against the data.
             if result[0].elements != source.elements:
                 raise InputError(
                     f"{self._model}: node {label(node)} cannot turn {list(source.shape)} into {list(result[0].shape)}",
@@ -211,7 +211,7 @@ class Shapes:
         names = [name for name in (*node.input, *list_captured(node)) if name]
         known = {name: self._proto(name) for name in node.input if name in self.values}
         if node.op_type == "STFT" and not any(attribute.name == "onesided" for attribute in node.attribute):
-            # Half of the spectrum by default, says the operator; ONNX's inference takes the whole for it.
+            # The operator's default is half of the spectrum, but ONNX's inference assumes the whole.
             node = helper.make_node("STFT", node.input, node.output, onesided=1)
         try:
             return infer_node_outputs(
@@ -228,7 +228,7 @@ class Shapes:
             ) from error
 
     def _infer_with_runtime(self, node: NodeProto) -> dict[str, TypeProto]:
-        """Return the output types of an op that only ONNX Runtime defines."""
+        """Return the output types of an op defined only in ONNX Runtime."""
         if all(name in self._declared for name in node.output if name in self._used):
             return {}
         types = {name: self._type(name) for name in node.input if name}
@@ -236,7 +236,7 @@ class Shapes:
         return runtime_types(node, types, known, self._imports)
 
     def _infer_if(self, node: NodeProto) -> list[Tensor | None]:
-        """Return the larger outputs of the branches that can be taken."""
+        """Return the outputs of the possible branch with the largest outputs."""
         condition = self.values.get(node.input[0])
         branches = {attribute.name: attribute.g for attribute in node.attribute}
         if condition is not None:
@@ -250,9 +250,9 @@ class Shapes:
         return [Tensor(name, tensor.dtype, tensor.shape) for name, tensor in zip(node.output, largest, strict=False)]
 
     def _infer_loop(self, node: NodeProto) -> list[Tensor | None] | None:
-        """Return the outputs of a Loop, the first turn standing for all; None where its data decide its shapes.
+        """Return the outputs of a Loop, with all iterations like the first; None for data-dependent shapes.
 
-        A trip count that the loop's condition can cut short is a bound and no count: such a loop has no body to sum.
+        A trip count is only a bound if the condition can end the loop earlier: such a loop has no body to sum.
         """
         states = [self.tensors[name] for name in node.input[2:]]
         graph = next(attribute.g for attribute in node.attribute if attribute.name == "body")
@@ -267,7 +267,7 @@ class Shapes:
             return None
         results = body.outputs[1:]
         kept, gathered = results[: len(states)], results[len(states) :]
-        # A state that grows with each turn (a cache of keys): the first turn cannot stand for the others.
+        # A state that grows with each iteration (a key cache): the first iteration cannot represent the others.
         if [tensor.shape for tensor in kept] != [tensor.shape for tensor in states]:
             return None
         if turns is None:
@@ -282,7 +282,7 @@ class Shapes:
         ]
 
     def _count_turns(self, node: NodeProto, graph: GraphProto) -> int | None:
-        """Return how often a Loop runs; None where its data decide: by the trip count or by its condition."""
+        """Return the iterations of a Loop; None where data-dependent, by the trip count or by the condition."""
         trips = self.values.get(node.input[0])
         start = node.input[1] if len(node.input) > 1 else ""
         begins = not start or (start in self.values and bool(self.values[start]))
@@ -291,7 +291,7 @@ class Shapes:
         return int(trips.item())
 
     def _is_always_true(self, graph: GraphProto) -> bool:
-        """Tell whether a Loop's body gives a condition that is the one it got, or a constant that is true."""
+        """Return whether a Loop's body returns its input condition, or a constant true."""
         name = graph.output[0].name
         producers = {output: node for node in graph.node for output in node.output}
         while name in producers and producers[name].op_type == "Identity":
@@ -308,7 +308,7 @@ class Shapes:
         return name in self.values and bool(self.values[name].all())
 
     def _walk_scan(self, node: NodeProto) -> None:
-        """Note what a turn of a Scan over the first axes of its inputs does; others remain unknown."""
+        """Record the body of a Scan over the first axes of its inputs; Scans over other axes stay unknown."""
         attributes = {attribute.name: attribute for attribute in node.attribute}
         scanned = attributes["num_scan_inputs"].i
         given = [self.tensors[name] for name in node.input if name]
@@ -325,7 +325,7 @@ class Shapes:
         self._bodies[_key(node)] = (body,)
 
     def body_of(self, node: NodeProto) -> tuple[Body, ...]:
-        """Return what was found inside a node: one body, or one for each branch that can be taken."""
+        """Return the nested graphs of a node: a single body, or a body for each possible branch."""
         return self._bodies.get(_key(node), ())
 
     def _walk_body(self, graph: GraphProto, given: Sequence[tuple[Tensor, Array | None]] = (), times: int = 1) -> Body:
@@ -344,7 +344,7 @@ class Shapes:
             self._model,
             self._turns,
         )
-        # Copies: names inside a body are its own, and must not appear outside.
+        # Copies: names inside a body are local and must not appear outside.
         inner.values, inner._protos = dict(self.values), dict(self._protos)
         for tensor in graph.initializer:
             inner.add_value(tensor)
@@ -355,14 +355,14 @@ class Shapes:
         return Body(inner, nodes, tuple(inner.tensors[info.name] for info in graph.output), times)
 
     def add_constant(self, node: NodeProto) -> None:
-        """Note a Constant node, which is a weight."""
+        """Record a Constant node as a weight."""
         tensor = constant_tensor(node)
         self.tensors[tensor.name] = Tensor(tensor.name, dtype_name(tensor.data_type), tuple(tensor.dims))
         self.constants.add(tensor.name)
         self.add_value(tensor)
 
     def _resolve_tensor(self, node: NodeProto, name: str, inferred: TypeProto | None) -> Tensor | None:
-        """Return the tensor ``name`` from what ONNX found, what the file declares, or the largest it can be."""
+        """Return the tensor ``name`` from ONNX's inference, the largest possible size, or the file's declaration."""
         source = self.tensors[node.input[0]] if node.input and node.input[0] else None
         if inferred is not None and inferred.WhichOneof("value") not in (None, "tensor_type"):
             kind = str(inferred.WhichOneof("value")).removesuffix("_type")
@@ -375,7 +375,7 @@ class Shapes:
             dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in inferred.tensor_type.shape.dim]
             if node.op_type in _AT_MOST and None in dims and name not in self._declared:
                 dims = [self._max_selected(node) if dim is None else dim for dim in dims]
-            # Kept as ONNX gave it, so that the next node need not build the same again.
+            # The inferred type is reused for the next node.
             elif None not in dims:
                 self._types[name] = inferred
             if all(dim is not None and dim >= 0 for dim in dims):
@@ -396,9 +396,9 @@ class Shapes:
         )
 
     def _max_selected(self, node: NodeProto) -> int:
-        """Return an upper bound of the elements that a selecting op returns."""
+        """Return an upper bound of the elements returned by a selecting op."""
         source = self.tensors[node.input[0]]
-        if node.op_type == "NonMaxSuppression":  # each box of each class and image, or as many as are asked for
+        if node.op_type == "NonMaxSuppression":  # each box of each class and image, or the requested maximum
             batch, classes, boxes = self.tensors[node.input[1]].shape
             asked = self.values.get(node.input[2]) if len(node.input) > 2 else None
             return batch * classes * (boxes if asked is None else min(boxes, int(asked.ravel()[0])))

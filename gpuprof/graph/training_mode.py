@@ -1,4 +1,4 @@
-"""Detects models exported in training mode, whose outputs are random or depend on the rest of the batch."""
+"""Detects models exported in training mode, with outputs that are random or depend on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuprof.graph.nodes import constant_tensor, graphs_of
 
 
 def describe_training(path: Path, model: str) -> str | None:
-    """Return a remark on a model whose dropout drops, or whose normalisation is by its batch; None of all others.
+    """Return a remark on a model with active dropout, or normalisation by its batch; None for other models.
 
     Raises `InputError` if the file is not ONNX or damaged.
     """
@@ -29,7 +29,7 @@ def describe_training(path: Path, model: str) -> str | None:
 
 
 def _is_training_node(node: NodeProto, graph: GraphProto) -> bool:
-    """Tell whether a node works as in training; a Dropout whose mode is computed may, and is not counted."""
+    """Return whether a node is in training mode; False for a Dropout with a computed mode."""
     if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type == "BatchNormalization":

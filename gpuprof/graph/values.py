@@ -1,7 +1,7 @@
 """Constant folding of small integer tensors: most shapes in exported models are computed by ops.
 
-Once the inputs' shapes are bound, what hangs only on shapes and constants is known; these are the ops that such
-chains are made of, on NumPy arrays. An op that is not among them simply leaves its value unknown.
+With bound input shapes, values that depend only on shapes and constants are known. This module implements the ops of
+such chains on NumPy arrays; the value of any other op stays unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_ELEMENTS = 1024
 
 
 def known_value(op_type: str, inputs: Sequence[Array | None], attributes: Mapping[str, object]) -> Array | None:
-    """Return what an op with one output gives for ``inputs`` (None: absent), or None when that is not known here."""
+    """Return the value of a single-output op for ``inputs`` (None: absent), or None where unknown."""
     rule = _RULES.get(op_type)
     if rule is None or not inputs or inputs[0] is None:
         return None
@@ -25,7 +25,7 @@ def known_value(op_type: str, inputs: Sequence[Array | None], attributes: Mappin
         with np.errstate(all="ignore"):
             value = np.asarray(rule(inputs, attributes))
     except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError, KeyError):
-        return None  # the op is wrong as it stands: shape inference will say so better
+        return None  # an invalid op: shape inference gives a better error
     return value if value.size <= MOST_ELEMENTS else None
 
 
@@ -70,7 +70,7 @@ def _require_input(x: Sequence[Array | None], position: int) -> npt.NDArray[np.i
 def _int_list(
     x: Sequence[Array | None], position: int, attributes: Mapping[str, object], name: str
 ) -> list[int] | None:
-    """Return a list given as an input since some opset and as an attribute before it; None where there is none."""
+    """Return a list given as an input or, in older opsets, as an attribute; None where absent."""
     if len(x) > position and x[position] is not None:
         return [int(value) for value in _require_input(x, position).ravel()]
     value = attributes.get(name)
@@ -175,7 +175,7 @@ def _clip(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object
     return data if low is None and high is None else np.clip(data, low, high).astype(data.dtype)  # type: ignore[call-overload]
 
 
-#: Ops that NumPy calls by the same name.
+#: Ops with the same name in NumPy.
 _ALIKE = (
     "Abs",
     "Sign",
@@ -231,5 +231,5 @@ _RULES: dict[str, _Rule] = {
     "ReduceMax": _reduction(np.max),
     "ReduceMin": _reduction(np.min),
 }
-#: Ops of which the value follows from their inputs alone and can be told here.
+#: Ops whose value follows from their inputs alone and is computed here.
 KNOWN_OPS = frozenset(_RULES)
