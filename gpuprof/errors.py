@@ -1,4 +1,4 @@
-"""Errors that a user can cause or mend, and the exit code of each.
+"""Errors that a user can cause or fix, and the exit code of each.
 
     GpuprofError              1   cannot be done
     ├── InputError            3   a file, option or name that is wrong
@@ -52,13 +52,13 @@ class GpuprofError(Exception):
 
 
 class InputError(GpuprofError):
-    """A file, an option or a name that the user gave is wrong."""
+    """A wrong file, option or name from the user."""
 
     exit_code = 3
 
 
 class PluginError(GpuprofError):
-    """A plug-in that the user named has a defect."""
+    """A defect in a plug-in named by the user."""
 
     exit_code = InputError.exit_code
 

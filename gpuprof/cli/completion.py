@@ -36,7 +36,7 @@ def complete_devices() -> Iterable[str]:
 
 @_quietly
 def complete_policies() -> Iterable[str]:
-    """Return the policies that are built in or installed."""
+    """Return the built-in and the installed policies."""
     from gpuprof.placement.policies import policy_names
 
     return policy_names()
@@ -59,7 +59,7 @@ def complete_measured_models() -> Iterable[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return the models of the database, ONNX files, and folders that may hold some."""
+    """Return the models of the database, ONNX files, and folders, which may hold ONNX files."""
     names = complete_measured_models(incomplete)
     with suppress(OSError, ValueError):
         folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent

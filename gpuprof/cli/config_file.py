@@ -1,4 +1,4 @@
-"""Options of verbs from a YAML file, for options that the command line omits.
+"""Options of verbs from a YAML file; the command line takes precedence.
 
 Each key is a verb, and each key below it an option, named as on the command line without dashes::
 

@@ -88,7 +88,7 @@ def _parameter_names(kind: type[Settings]) -> dict[str, str]:
 
 
 def _fill(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
-    """Return a group with the values of the command line; an option that was not given keeps its field's default."""
+    """Return a group with the values of the command line; omitted options keep their field's default."""
     names, shown = _parameter_names(kind), {option.name: option.default for option in _make_options(kind)}
     values = {name: given[parameter] for name, parameter in names.items() if given[parameter] != shown[parameter]}
     try:
@@ -238,5 +238,5 @@ def check_output_folder(path: Path | None) -> Path | None:
 
 
 def output_option(text: str, **more: Any) -> Any:
-    """Return the option ``-o``, ``--output`` for a file that a command writes, with ``text`` as its help."""
+    """Return the option ``-o``, ``--output`` for a file to write, with ``text`` as its help."""
     return typer.Option("-o", "--output", callback=check_output_file, help=text, **more)

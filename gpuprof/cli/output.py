@@ -60,7 +60,7 @@ class Column:
 
 
 def chosen_format(as_json: bool, as_csv: bool) -> Format:
-    """Return the format that the two flags ask for. Raises `InputError` when both are set."""
+    """Return the format of the two flags. Raises `InputError` when both are set."""
     if as_json and as_csv:
         raise InputError("--json and --csv exclude each other", "leave one of them out")
     return Format.JSON if as_json else Format.CSV if as_csv else Format.TABLE
@@ -195,7 +195,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
 
     console = Console()
     if not _has_width(console):
-        console.width = 200  # in a pipe nothing is folded to a terminal's width that is not there
+        console.width = 200  # a pipe has no width to fold to
     cells = [_show_column(column, [row.get(column.key) for row in rows]) for column in columns]
     texts = [
         ColumnText(c.heading, tuple(shown), c.right, c.role, c.joined) for c, shown in zip(columns, cells, strict=True)

@@ -178,7 +178,7 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
 
 
 def parse_pairs(options: Sequence[str]) -> dict[str, str]:
-    """Return ``KEY=VALUE`` words as a dict; a KEY alone is a flag that is set.
+    """Return ``KEY=VALUE`` words as a dict; a KEY alone is a set flag.
 
     Raises `InputError` when a key stands twice.
     """

@@ -161,7 +161,7 @@ def _first_that_tell_apart(columns: Sequence[ColumnText], kept: Sequence[int]) -
 def _share_width(
     group: Sequence[int], full: Sequence[int], least: Sequence[int], available: int
 ) -> tuple[ColumnPlace, ...]:
-    """Give each column its full width; if the sum is too large, narrow the widest column that can be narrowed."""
+    """Give each column its full width; if the sum is too large, narrow the widest columns first."""
     widths = {position: full[position] for position in group}
     while sum(widths.values()) > available:
         wide = [position for position in group if widths[position] > least[position]]

@@ -20,7 +20,7 @@ _TARGETS = ["envoy", "json", "k8s", "kserve", "mig-parted", "ray-serve", "triton
 
 
 def check_target(target: str, image: str | None) -> str:
-    """Return the name of a target that can be written with this image.
+    """Return the name of a target for which this image suffices.
 
     Raises `InputError` for an unknown target, or a missing image.
     """

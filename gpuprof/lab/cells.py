@@ -75,7 +75,7 @@ def parse_policy(spec: str) -> Policy:
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """Return the records of a file by their cells' keys; a last line that was cut short is passed over."""
+    """Return the records of a file by their cells' keys; an incomplete last line is skipped."""
     records = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -249,7 +249,7 @@ def _planned_figures(outcome: Outcome, problem: Problem, judge: Estimator) -> Re
     for name, busy in (("slack_asked_pct", False), ("slack_busy_pct", True)):
         try:
             slack = measure(deployment, devices, activity.bind(deployment, busy=busy)).internal_slack
-        except GpuprofError:  # the estimator has no figure of a share that the policy made up
+        except GpuprofError:  # the estimator has no figure of a share invented by the policy
             continue
         figures[name] = 100.0 * slack
     return figures

@@ -28,7 +28,7 @@ class PrintedNumber:
     where: str  #: Section, figure or table.
     printed: tuple[float, float]  #: Ends of the printed range; equal for a single number.
     ours: float | None  #: Our result; None: no policy here gives this number.
-    digits: int  #: Digits after the point that the paper prints.
+    digits: int  #: Digits after the point in the paper.
 
     @property
     def verdict(self) -> str:

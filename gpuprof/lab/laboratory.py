@@ -21,7 +21,7 @@ from gpuprof.reporting.chart import Axis, Chart, Line, group_bars
 from gpuprof.reporting.document import Section, Table
 from gpuprof.reporting.page import page
 
-#: Environment variable that names the folder of published data.
+#: Environment variable for the folder of published data.
 DATA_VARIABLE = "GPUPROF_LAB_DATA"
 #: Columns of `LabResult.rows`: numbers and short texts of each record.
 COLUMNS = (

@@ -53,7 +53,7 @@ _TABLE_3 = {
 }
 #: Workloads of iGniter §2.3, whose plan is printed in Table 1.
 _TABLE_1 = {"alexnet": (15, 500), "resnet50": (40, 400), "vgg19": (60, 200)}
-#: USHER, Table 1: SLOs in ms of the models that the V100 table holds.
+#: USHER, Table 1: SLOs in ms of the models in the V100 table.
 _USHER_SLO_MS = {
     "resnet50": 108.0,
     "resnext50_32x4d": 116.0,
@@ -81,7 +81,7 @@ def find_published(data: Path | None, name: str) -> Path:
 
 
 def copy_name(model: str, copy: int) -> str:
-    """Return the service that the copy of a model with this number is, from 0."""
+    """Return the service name of a model's copy, numbered from 0."""
     return model if copy == 0 else f"{model}#{copy}"
 
 
@@ -122,7 +122,7 @@ def igniter_demands(table: int, copies: int = 1) -> tuple[Demand, ...]:
 
 
 def usher_demands(rate_rps: float) -> tuple[Demand, ...]:
-    """Return USHER's models at this rate together, in parts that need about as much of a V100 each."""
+    """Return USHER's models at a total rate, in parts that need about as much of a V100 each."""
     best: dict[str, float] = {}
     for row in read_v100_table():
         if row.model in _USHER_SLO_MS and row.throughput_rps is not None:

@@ -1,4 +1,4 @@
-"""Simulation of a scenario's map under the conditions of the paper that the scenario is from."""
+"""Simulation of a scenario's map under the conditions of its paper."""
 
 from __future__ import annotations
 

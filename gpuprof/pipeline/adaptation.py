@@ -30,7 +30,7 @@ _FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6)
 
 @dataclass(frozen=True, slots=True)
 class MapReplanner:
-    """Plans the map for a measured load, with the policy and the settings of the map that is served."""
+    """Planner of maps for a measured load, with the policy and the settings of the present map."""
 
     base: Path  #: Directory of the first map, in which the files of its models are looked for.
     db: Path | None  #: Kernel database.
@@ -65,7 +65,7 @@ class MapReplanner:
         policy = restore_policy(deployment)
         for fraction in _FRACTIONS:
             rates = {name: fraction * rate for name, rate in load.rates_rps.items()}
-            # A part of the load that the present map was planned for is not worth a change.
+            # A part of the load within the present map's planned rates is not worth a change.
             if fraction < 1.0 and not load.slowdowns and not load.beside and not _exceeds_plan(deployment, rates, load):
                 return None
             demands = tuple(replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands)

@@ -15,7 +15,7 @@ from gpuprof.serving.control import send_apply
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyResult(Result):
-    """The replicas that a server kept, started and stopped, by name."""
+    """The replicas kept, started and stopped by a server, by name."""
 
     kept: tuple[str, ...]
     started: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Arguments that are given as a file's path or as its content."""
+"""Arguments given as a file's path or as its content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuprof.domain.map_file import read_map
 PathArgument: TypeAlias = str | os.PathLike[str]
 #: A deployment map, or the path of its file.
 MapArgument: TypeAlias = DeploymentMap | PathArgument
-#: Demands, or the slo.csv that holds them.
+#: Demands, or the path of their slo.csv.
 DemandsArgument: TypeAlias = Sequence[Demand] | PathArgument
 #: Devices: a fleet, the path of a fleet.toml, or text in the form of ``--gpus``: ``"a100-80:8,v100"``.
 FleetArgument: TypeAlias = Fleet | os.PathLike[str] | str
@@ -33,7 +33,7 @@ def optional_path(path: PathArgument | None) -> Path | None:
 
 
 def resolve_map(given: MapArgument) -> DeploymentMap:
-    """Return the map, read from its file if that is given. Raises `InputError` when the file holds no map."""
+    """Return the map, read from its file if a path is given. Raises `InputError` when the file holds no map."""
     return given if isinstance(given, DeploymentMap) else read_map(Path(given))
 
 

@@ -30,7 +30,7 @@ from gpuprof.placement.feasibility import Violation
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult(Result):
-    """The rules that a map breaks; a map without any is sound."""
+    """The rules broken by a map; a sound map breaks none."""
 
     label: str
     deployment: DeploymentMap
@@ -136,7 +136,7 @@ def check(
 
 
 def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:
-    """Yield a note on a policy or an estimator of the map that is not installed here: its claims cannot be checked."""
+    """Yield a note on a policy or an estimator of the map without a plug-in here: its claims cannot be checked."""
     from gpuprof.estimators.builtin import estimator_names
     from gpuprof.placement.policies import policy_names
 

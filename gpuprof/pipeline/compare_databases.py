@@ -53,7 +53,7 @@ class CompareDatabasesResult(Result):
 
     @property
     def regressions(self) -> tuple[CellChange, ...]:
-        """Cells that are slower by more than the threshold."""
+        """Cells with a slowdown above the threshold."""
         return tuple(
             change
             for change in self.changes

@@ -92,7 +92,7 @@ class ImportResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult(Result):
-    """The files that were written."""
+    """The written files."""
 
     paths: tuple[Path, ...]
 
@@ -268,7 +268,7 @@ def _open(db: PathArgument | None) -> KernelDb:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Number columns that a query named alike."""
+    """Number columns of the same name in a query."""
     seen: dict[str, int] = {}
     distinct = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Finds the device and the database that a verb works on."""
+"""Device and database of a verb."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def resolve_device(
     if wanted in known:
         return with_ceilings(known[wanted], db)
     recorded = recorded_device(wanted, db) if db is not None else None
-    if recorded is None:  # a GPU of this machine that the catalogue lacks
+    if recorded is None:  # a GPU of this machine missing in the catalogue
         recorded = next((with_ceilings(gpu, db) for gpu in local_gpus() if gpu.name == wanted), None)
     if recorded is None and wanted in profiled:
         raise InputError(

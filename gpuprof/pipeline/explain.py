@@ -47,7 +47,7 @@ class ExplainResult(Result):
     what_ifs: tuple[WhatIf, ...]
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each share that the model could have had, cheapest first."""
+        """Return a record for each possible share of the model, cheapest first."""
         return [_describe_alternative(one) for one in self.alternatives]
 
     def place_rows(self) -> Sequence[Mapping[str, object]]:

@@ -1,4 +1,4 @@
-"""Brings in reports that a profiler wrote elsewhere."""
+"""Import of profiler reports from other machines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class IngestResult(Result):
     share: Share
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return the rows that were added to the table ``models``."""
+        """Return the rows added to the table ``models``."""
         return [{**asdict(row), "share": str(self.share)} for row in self.models]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpuprof.placement.policies import Policy
     from gpuprof.placement.problem import Problem
 
-#: Each end may take this part of the time that the plan took, and at least so long.
+#: Time for each end as a part of the planning time, and its minimum in seconds.
 _PART = 0.25
 _LEAST_S = 1.0
 #: Minimum seconds left for planning at the ends; with less time both are left out.
@@ -71,7 +71,7 @@ def _is_observed(predicted: ReplicaPrediction) -> bool:
 
 
 def _is_planned_at_upper_ends(problem: Problem, deployment: DeploymentMap) -> bool:
-    """Return whether the plan counts on the upper end of every time: without a confidence, of all that is predicted."""
+    """Return whether the plan uses the upper end of every interval: no confidence is set, and all are predicted."""
     return problem.options.confidence is None and not any(
         replica.predicted.latency_ms_interval is not None and _is_observed(replica.predicted)
         for *_, replica in deployment.places()

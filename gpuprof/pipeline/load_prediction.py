@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
-#: Requests that are replayed at most, the first ones: some seconds of simulation.
+#: Maximum number of replayed requests, the first of the load: some seconds of simulation.
 MOST_REPLAYED = 20_000_000
 _NS_PER_S = 1e9
 

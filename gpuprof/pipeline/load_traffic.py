@@ -221,7 +221,7 @@ class ServerAccess(Settings):
         from gpuprof.serving.transport.security import read_token
 
         server = Target.parse(address, read_token(self.token_file), self.ca_file)
-        server.get("/v2")  # before time is spent on predictions for a server that is down
+        server.get("/v2")  # fail before the predictions when the server is down
         return server
 
 

@@ -24,7 +24,7 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class MergeOutcome:
-    """A map with its merges, and a line for people on each of them and on each model that was left alone."""
+    """A map with its merges, and a line for people on each merge and on each unmerged model."""
 
     deployment: DeploymentMap
     notes: tuple[str, ...]
@@ -188,7 +188,7 @@ def _place_merge(
 
 
 def _find_broken_rule(merging: MapMerger) -> str | None:
-    """Return the first rule that the map with its merges breaks."""
+    """Return the first rule broken by the map with its merges."""
     from gpuprof.placement.feasibility import check
     from gpuprof.placement.problem import collect_evidence
 

@@ -55,7 +55,7 @@ class MergedFile:
         return [asdict(one) for one in self.report.proof.differences] if self.report.proof else []
 
     def full_row(self) -> dict[str, object]:
-        """Return `row` with every operator, every output, and the calls that were compared."""
+        """Return `row` with every operator, every output, and the compared calls."""
         calls = list(self.report.proof.calls) if self.report.proof else []
         return self.row() | {"report": self.operator_rows(), "outputs": self.output_rows(), "calls": calls}
 

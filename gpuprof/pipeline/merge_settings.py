@@ -10,7 +10,7 @@ _SIZES = "Dimensions and batches"
 
 
 class MergeSettings(Settings):
-    """Similarity of operators, weights and outputs, and the sizes that the models run at."""
+    """Similarity of operators, weights and outputs, and the models' input sizes."""
 
     title: ClassVar[str] = "Similarity and tolerance"
 

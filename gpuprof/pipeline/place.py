@@ -41,8 +41,8 @@ _ANY_LIMIT_S = 3.0
 #: Minimum seconds for the search under any limit, however long reading the models takes, and the maximum part of the
 #: limit for this minimum.
 _LEAST_SEARCH_S, _LEAST_SEARCH_PART = 1.5, 0.5
-#: Seconds for each demand, by a latency budget and by queues, that are kept for predicting, checking and printing the
-#: map, up to a part of the limit.
+#: Seconds for each demand, under a latency budget and under the queueing model, reserved for predicting, checking and
+#: printing the map, up to a part of the limit.
 _AFTER_SEARCH_S, _AFTER_SEARCH_PART = (5e-4, 4e-3), 0.2
 
 
@@ -254,7 +254,7 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
     return rows
 
 
-#: A replica that is busy for less of its time might do with half its share.
+#: Utilisation below which a replica might do with half its share.
 _IDLE = 0.4
 
 

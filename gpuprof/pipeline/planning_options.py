@@ -78,7 +78,7 @@ class PlanningOptions(Settings):
     limit_since_s: float | None = option(None, "Reading of time.monotonic() when the time limit began.", hidden=True)
 
     def execution(self) -> Execution:
-        """Return precision and runtime of models that were not measured.
+        """Return precision and runtime of unmeasured models.
 
         Raises
         ------
@@ -128,6 +128,6 @@ class MapOutput(Settings):
 
 
 class ComparisonOptions(PlanningOptions):
-    """Constraints and search of maps that are compared and not written."""
+    """Constraints and search of maps for comparison only."""
 
     created: str | None = option(None, "Time of creation that maps hold.", hidden=True)

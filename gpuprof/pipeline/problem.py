@@ -1,4 +1,4 @@
-"""Builds the problem that a policy solves from demands, devices and a database."""
+"""Problem of a policy, from demands, devices and a database."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
 
-#: Options of a problem that a map records by the same names.
+#: Options of a problem with equal names in a map's record.
 RECORDED_OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes")
 
 

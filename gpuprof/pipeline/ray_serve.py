@@ -105,7 +105,7 @@ class RayServeNode:
         self._session: Any = None
 
     async def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
-        """Return the status, the headers and the body that the server answers a request with."""
+        """Return the status, the headers and the body of the server's answer to a request."""
         import aiohttp
 
         if self._session is None:  # within the loop of the requests

@@ -38,7 +38,7 @@ class OtherTimes:
     estimator: str | None = None
     precision: str | None = None
     runtime: str | None = None
-    device_file: PathArgument | None = None  #: File with the GPUs that the catalogue lacks.
+    device_file: PathArgument | None = None  #: File with GPUs missing in the catalogue.
 
 
 def restore_problem(

@@ -152,9 +152,9 @@ _MOST_MODELS, _UNFOLDED = 100, 6
 
 
 def _make_database_sections(database: KernelDb, name: str) -> list[Section]:
-    """Return the sections of a database that the report calls ``name``.
+    """Return the sections of a database, called ``name`` in the report.
 
-    Raises `InputError` when a file of it is damaged.
+    Raises `InputError` when a file of the database is damaged.
     """
     models = [row for row in read_records(database, ModelRow) if not row.error]
     devices: dict[str, DeviceRow] = {}

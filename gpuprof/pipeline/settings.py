@@ -83,7 +83,7 @@ class SettingError(InputError):
 
 
 class Settings(BaseModel):
-    """Frozen settings; a wrong value raises an `InputError` that names the field, the rule and the value."""
+    """Frozen settings; a wrong value raises an `InputError` with the field, the rule and the value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     title: ClassVar[str] = "Options"  #: Heading of the options in the help.
@@ -128,7 +128,7 @@ def _read_single_dims(given: object) -> object:
 
 
 def parse_data_files(texts: Iterable[str]) -> dict[str, Path]:
-    """Return files by the models' names from texts ``[MODEL=]FILE``; ``""``: for all that are not named.
+    """Return files by the models' names from texts ``[MODEL=]FILE``; ``""``: for all other models.
 
     Raises `InputError` when a model is given two files.
     """

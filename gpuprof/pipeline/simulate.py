@@ -230,7 +230,7 @@ def simulate(
 
 
 def _check_devices(deployment: DeploymentMap) -> None:
-    """Refuse a device of the map that is absent from its planned devices, where the map lists these."""
+    """Refuse a device of the map missing in its planned devices, where the map lists these."""
     planned = [one.device for one in deployment.planned_with.fleet]
     for gpu in (gpu for node in deployment.nodes for gpu in node.gpus):
         if planned and gpu.device not in planned:

@@ -72,7 +72,7 @@ class SimulatedTraffic(Settings):
     @model_validator(mode="before")
     @classmethod
     def _read_rates(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Read rates that are texts, as the command line has them: ``MODEL=100`` of a model, ``100`` of all."""
+        """Read rates in the texts of the command line: ``MODEL=100`` for a model, ``100`` for all."""
         from gpuprof.simulator.load import parse_rates
 
         if not isinstance(texts := given.get("rates_rps"), list):
@@ -187,7 +187,7 @@ class ServiceSettings(Settings):
 
 
 class Rescheduling(Settings):
-    """Rescheduling of the map for the rates that were observed; several ``policies`` are compared on the same load."""
+    """Rescheduling of the map for the observed rates; several ``policies`` are compared on the same load."""
 
     title: ClassVar[str] = "Rescheduling"
 

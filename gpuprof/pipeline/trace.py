@@ -123,7 +123,7 @@ def read_azure_trace(
 
 
 def show_trace(path: PathArgument, *, bins: Annotated[int, Range(1, 10_000)] = _BINS) -> TraceResult:
-    """Return a trace that was written, for its statistics.
+    """Return a trace from a file, for its statistics.
 
     Raises
     ------

@@ -20,7 +20,7 @@ LARGEST_BATCH = 65_536  #: Largest fixed batch of a built network.
 
 @dataclass(frozen=True, kw_only=True)
 class ZooResult(Result):
-    """The networks that can be built."""
+    """The networks of the zoo."""
 
     architectures: tuple[ZooArchitecture, ...]
 

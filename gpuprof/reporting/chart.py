@@ -24,13 +24,13 @@ class Axis:
     low: float | None = None
     high: float | None = None
     names: tuple[str, ...] = ()  #: Names of the whole numbers 0, 1, …, for a categorical axis.
-    marks: tuple[float, ...] = ()  #: The values that are labelled; empty: round ones.
+    marks: tuple[float, ...] = ()  #: The labelled values; empty: round values.
     is_downwards: bool = False  #: Whether a vertical axis starts at the top.
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points that are joined."""
+    """Points joined by a line."""
 
     name: str
     x: tuple[float, ...]
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Points that are not joined; ``tips`` has a text for each, ``series`` the name in the legend if not ``name``."""
+    """Separate points; ``tips`` has a text for each, ``series`` the name in the legend if not ``name``."""
 
     name: str
     x: tuple[float, ...]

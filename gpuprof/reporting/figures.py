@@ -1,4 +1,4 @@
-"""Figures of simulations, traces and load tests, from the documents that the commands write."""
+"""Figures of simulations, traces and load tests, from the commands' documents."""
 
 from __future__ import annotations
 

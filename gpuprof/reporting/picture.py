@@ -10,7 +10,7 @@ from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_un
 from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.svg import standalone
 
-_ZOOM = 2.0  # of PNGs, so that they are sharp in print
+_ZOOM = 2.0  # zoom of PNGs, for sharp prints
 
 
 def check_picture(path: Path) -> None:

@@ -32,7 +32,7 @@ class Scale:
         return self.begin + (at - low) / (high - low) * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
-        """Return the values that are labelled."""
+        """Return the labelled values."""
         return _log_ticks(self.low, self.high) if self.log else _linear_ticks(self.low, self.high)
 
 

@@ -51,7 +51,7 @@ def standalone(charts: Sequence[Chart], theme: str = "light", columns: int = 1) 
 
 
 def inline(chart: Chart, kind: str = "") -> str:
-    """Return the chart for a page that has the style, in the class ``kind``; its width follows the page."""
+    """Return the chart for a page with the style, in the class ``kind``; its width follows the page."""
     body, height = _draw(chart)
     named = f' class="{kind}"' if kind else ""
     return (
