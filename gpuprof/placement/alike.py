@@ -26,7 +26,7 @@ def find_alike(problem: Problem) -> Mapping[str, str]:
     """
     key = (problem.demands, id(problem.estimator), id(problem.queueing))
     if key not in problem.alike:
-        # Both objects are kept with the result: otherwise another object could reuse the id of a deleted one.
+        # Both objects are kept with the result: otherwise another object could reuse a deleted object's id.
         problem.alike[key] = (problem.estimator, problem.queueing), dict(_pair_with_first(problem))
     return problem.alike[key][1]
 

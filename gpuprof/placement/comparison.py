@@ -17,7 +17,7 @@ from gpuprof.placement.problem import Problem, collect_evidence
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one policy on a problem."""
+    """The outcome of a policy on a problem."""
 
     policy: str
     #: None when the policy cannot work on the problem; ``reason`` then gives the cause.

@@ -79,7 +79,7 @@ class ExponentialQueue:
     """A request takes the time of a batch, and waits for an exponential time that grows as M/M/1's does."""
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
-        """Return mean wait = utilization / (1 − utilization) × time of one batch."""
+        """Return mean wait = utilization / (1 − utilization) × time of a batch."""
         load = arrivals.rate_rps / server.capacity_rps
         service = server.latency_ms[0] + (server.latency_ms[-1] - server.latency_ms[0]) * min(1.0, load)
         service += server.max_wait_ms + server.overhead_ms

@@ -20,7 +20,7 @@ class FleetBins:
         self.bins: list[Bin] = []
 
     def first_fit(self, device: str, replica: PlacedReplica) -> bool:
-        """Put ``replica`` on the first device of this kind that takes it, opening a device if one is left."""
+        """Put ``replica`` on the first device of this kind that takes it, opening a device if available."""
         # A device that refused a replica keeps refusing it, since devices only fill up.
         key = (device, replica.workload, replica.rate_rps)
         for index in range(self._full.get(key, 0), len(self.bins)):

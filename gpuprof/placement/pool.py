@@ -127,7 +127,7 @@ class Pools:
         return self.rerate(left, rates) if len(left) < len(gpus) else gpus
 
     def _count_removable(self, pools: _Pools, of_one_gpu: _Pools, count: int, rates: Mapping[str, float]) -> int:
-        """Return the number of dispensable devices among ``count`` equal ones, by bisection."""
+        """Return the number of dispensable devices among ``count`` equal devices, by bisection."""
 
         def enough(dropped: int) -> bool:
             return all(

@@ -129,7 +129,7 @@ class RateLimits:
         return self._of(queueing, server, slo).most_rps
 
     def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
-        """Evaluate a rate between the known ones, store the result, and return whether it is in time."""
+        """Evaluate a rate between the known rates, store the result, and return whether it is in time."""
         tail = math.inf if rate_rps > known.most_rps else None
         if tail is None and (self._has_code or self._solved >= _FEW_SOLVED):
             tail = _tail_at_once(queueing, server, slo, rate_rps)

@@ -55,7 +55,7 @@ class SearchSpace:
         return range(1, listed[-1] + 1) if self.is_dense(model, device, share) else listed
 
     def is_dense(self, model: str, device: Device, share: Share) -> bool:
-        """Return whether batches between the listed ones may run too."""
+        """Return whether batches between the listed batches may run too."""
         if self.problem.options.latency_budget is None:
             return False
         listed = self.listed_batches(model, device, share)

@@ -105,7 +105,7 @@ class Segments(PlannedWorkloads):
         return self._segments[key]
 
     def largest(self, demand: Demand, device: Device, workloads: Iterable[Workload]) -> Segment | None:
-        """Return the segment of largest capacity, the first among equal ones; None when no workload meets the SLO.
+        """Return the segment of largest capacity, the first among equals; None when no workload meets the SLO.
 
         The batch that was best under the last share is evaluated first: its capacity likely excludes most others.
         """
@@ -174,7 +174,7 @@ class Segments(PlannedWorkloads):
         """Return the segment of largest capacity under ``share``, None when nothing meets the SLO.
 
         Once a segment serves the whole demand, larger batches are evaluated only while they shorten its tail. Where
-        batches between the listed ones may run too, the best of all is returned, assuming that larger batches take
+        unlisted batches may run too, the best of all is returned, assuming that larger batches take
         longer.
         """
         known = self._best_of.setdefault((demand.model, device.name), {})

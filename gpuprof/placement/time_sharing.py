@@ -69,7 +69,7 @@ class _TimeSharing:
     changed: bool = False
 
     def add(self, gpus: Sequence[PlacedGpu], model: str, rate_rps: float) -> list[PlacedGpu]:
-        """Return the devices with an unplaced demand: on a device that can share time, else on a new one."""
+        """Return the devices with an unplaced demand: on a device that can share time, else on a new device."""
         used = Counter(gpu.device for gpu in gpus)
         spare = (
             PlacedGpu(entry.device.name, ())
@@ -89,7 +89,7 @@ class _TimeSharing:
         return list(gpus)
 
     def join(self, gpus: Sequence[PlacedGpu]) -> list[PlacedGpu]:
-        """Return the models of the devices on fewer devices, the least loaded ones emptied first."""
+        """Return the models of the devices on fewer devices, the least loaded emptied first."""
         kept = sorted(gpus, key=self._load)
         position = 0
         while position < len(kept):

@@ -56,7 +56,7 @@ class _RateFactor:
 
 @dataclass(slots=True)
 class BudgetPlans:
-    """Makes the maps of one problem."""
+    """Makes the maps of a problem."""
 
     problem: Problem  #: Without a latency budget.
     segments: Segments  #: Segments of the same problem.

@@ -59,9 +59,7 @@ def _bound_full_batches(problem: Problem, segments: Segments, rates: Mapping[str
 
 
 def with_least_bound(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement with the price of the cheapest device as its bound if it serves anything, or its own higher
-    one.
-    """
+    """Return the placement with its own bound or, if higher, the cheapest device's price where it serves anything."""
     serves_any = any(rate > 0.0 for rate in placement.rates_rps().values())
     least = min(entry.price_per_hour for entry in problem.fleet.entries) if serves_any else 0.0
     return replace(

@@ -50,7 +50,7 @@ _MOST_REPAIRED = 5
 
 @dataclass(frozen=True, slots=True)
 class DevicePattern:
-    """The replicas of one device."""
+    """The replicas of a device."""
 
     entry: int  #: Number of the fleet's entry.
     parts: tuple[DemandPart, ...]  #: Sorted.
@@ -134,7 +134,7 @@ class _Master:
 
 @dataclass(slots=True)
 class _CuttingStock:
-    """Searches maps of one problem."""
+    """Searches maps of a problem."""
 
     problem: Problem
     segments: Segments

@@ -33,7 +33,7 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _FullDevice:
-    """A device filled with equal replicas of one model."""
+    """A device filled with equal replicas of a model."""
 
     gpu: PlacedGpu
     server: BatchServer  #: Each replica with the others as neighbours.
@@ -42,7 +42,7 @@ class _FullDevice:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas on one device."""
+        """Number of replicas on a device."""
         return sum(1 for _ in self.gpu.replicas())
 
     def cost(self, replicas: int) -> float:
@@ -52,7 +52,7 @@ class _FullDevice:
 
 @dataclass(slots=True)
 class EqualReplicas:
-    """Places the demands of one problem without a latency budget."""
+    """Places the demands of a problem without a latency budget."""
 
     problem: Problem
     segments: Segments  #: Segments of the same problem.
@@ -62,7 +62,7 @@ class EqualReplicas:
     def place(self) -> Gpus | None:
         """Return the cheapest map of equal replicas, with one model on each device.
 
-        None with more than twenty demands, and where the fleet is too small.
+        None with more than twenty demands, or where the fleet is too small.
         """
         gpus: list[PlacedGpu] = []
         if len(self.problem.demands) > _MOST_DEMANDS:
@@ -79,7 +79,7 @@ class EqualReplicas:
         return tuple(gpus) if fits else None
 
     def drop_devices(self, gpus: Gpus) -> Gpus:
-        """Return the devices without dispensable ones, the dearest and emptiest dropped first."""
+        """Return the devices without dispensable devices; the dearest and emptiest are dropped first."""
         improved: Gpus | None = gpus
         if len(gpus) > _MOST_DEVICES or len(self.problem.demands) > _MOST_DEMANDS:
             return gpus

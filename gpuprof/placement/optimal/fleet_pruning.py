@@ -76,7 +76,7 @@ def prune_fleet(problem: Problem, limit: Limit) -> PrunedFleet:
     Parameters
     ----------
     problem : Problem
-        Without a latency budget. With many demands, and with a previous map, it stays as it is.
+        Without a latency budget. With many demands, or with a previous map, it stays as it is.
     """
     if problem.previous is not None or len(problem.demands) > _MOST_DEMANDS:
         return PrunedFleet(problem)
@@ -134,9 +134,7 @@ def _find_quick_map(problem: Problem, limit: Limit) -> Placement | None:
 def _try_kinds(
     problem: Problem, kinds: Iterator[FleetEntry], limit: Limit, known: Placement | None, most: int
 ) -> Placement | None:
-    """Return the cheapest of a known map and the maps of ``most`` kinds, each alone; of more kinds until a map is
-    found.
-    """
+    """Return the cheapest of a known map and maps of ``most`` kinds, each alone; of more until a map is found."""
     for tried, entry in enumerate(kinds, 1):
         if known is None or entry.price_per_hour < _cost(problem, known):
             restricted = _restrict(problem, problem.demands, (entry,))

@@ -91,9 +91,7 @@ def raise_by_work(problem: Problem, placement: Placement) -> Placement:
 
 
 def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float, ...]:
-    """Return the unserved rates, by falling priority, to a millionth of the rates; a demand below its floor is
-    unserved.
-    """
+    """Return the unserved rates, by falling priority, to a millionth of the rates; below its floor all is unserved."""
     levels = sorted({demand.priority for demand in problem.demands}, reverse=True)
     missing = dict.fromkeys(levels, 0.0)
     for unplaced in placement.unplaced:

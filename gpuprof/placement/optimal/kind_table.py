@@ -37,7 +37,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KindTable:
-    """The workloads of all classes on one kind of device, smallest share first."""
+    """The workloads of all classes on a kind of device, smallest share first."""
 
     price: float
     workloads: Sequence[Workload]

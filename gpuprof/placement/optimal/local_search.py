@@ -36,7 +36,7 @@ _Gpus = tuple[PlacedGpu, ...]
 
 @dataclass(slots=True)
 class LocalSearch:
-    """Improves the maps of one problem."""
+    """Improves the maps of a problem."""
 
     problem: Problem
     segments: Segments

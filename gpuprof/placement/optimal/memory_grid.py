@@ -17,7 +17,7 @@ _MOST_CELLS, _QUICK_CELLS = 2_000_000, 100_000
 
 @dataclass(frozen=True, slots=True)
 class MemoryGrid:
-    """Counts bytes of one kind of partition."""
+    """Counts bytes of a kind of partition."""
 
     unit: int = 0  #: Bytes; 0 where memory does not bind and is not counted.
     capacity: int = 0  #: Units that the partition holds.

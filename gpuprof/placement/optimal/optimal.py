@@ -92,7 +92,7 @@ class Optimal:
     goes to the least certain estimates (`SpareCapacity`), and running replicas stay where an equally good map allows.
     """
 
-    #: Where not everything can be served, serve the least-served demand first: maximise the smallest served fraction,
+    #: Serve the least-served demand first where not everything can be served: maximise the smallest served fraction,
     #: then the goodput.
     fair: bool = False
     #: Assume a router that gives a request to the replica that answers first. Otherwise every replica is planned with a

@@ -31,7 +31,7 @@ _PATIENCE = 4
 
 @dataclass(slots=True)
 class PartitionPlanner:
-    """Plans the replicas of one partition, and caches the results."""
+    """Plans the replicas of a partition, and caches the results."""
 
     problem: Problem
     segments: Segments  #: Segments of the same problem.

@@ -36,7 +36,7 @@ PartitionKind = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfiguration:
-    """A configuration of one device."""
+    """A configuration of a device."""
 
     device: str
     layout: Layout = ()  #: Positions of the instances; empty where the device is shared whole.
@@ -48,7 +48,7 @@ class DeviceConfiguration:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionSlot:
-    """The place of one replica in a partition."""
+    """The place of a replica in a partition."""
 
     share: Share
     memory: int = 0  #: Memory in units of the partition's `MemoryGrid`; 0 where memory is not counted.
@@ -74,7 +74,7 @@ def list_configurations(device: Device, shares: Collection[Share]) -> tuple[Devi
 
 @dataclass(frozen=True, slots=True)
 class PatternPacker:
-    """Finds the patterns of one partition."""
+    """Finds the patterns of a partition."""
 
     kind: PartitionKind
     slots: tuple[PartitionSlot, ...]  #: Slots that may stand there.

@@ -112,12 +112,12 @@ class PatternEnumeration:
             together = self._run_together(device, [*(one.workload for one in standing), workload])
             if together is not None:
                 yield together
-                # From this position on, so that each combination is met once; extending an infeasible combination keeps
-                # it infeasible.
+                # Extended from this position on, so that each combination is met once; an infeasible combination stays
+                # infeasible with more workloads.
                 yield from self._extend(device, together, feasible[position:])
 
     def _run_together(self, device: Device, running: Sequence[Workload]) -> _Standing | None:
-        """Return the segments of co-located workloads, None where the partition does not hold them or one serves
+        """Return the segments of co-located workloads, None where the partition does not hold them or any serves
         nothing.
         """
         clients = sum(one.processes for one in running)

@@ -63,7 +63,7 @@ class QuickPolicies:
 
     _done: set[str] = field(default_factory=set)  #: Not run again.
     _finished: set[str] = field(default_factory=set)
-    _ended: dict[str, None] = field(default_factory=dict)  #: In order.
+    _ended: dict[str, None] = field(default_factory=dict)  #: Names in order.
 
     @property
     def unfinished(self) -> tuple[str, ...]:

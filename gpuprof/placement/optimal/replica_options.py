@@ -29,7 +29,7 @@ class _Candidate:
 
     share: Share
     processes: int
-    is_alone: bool  #: In its partition.
+    is_alone: bool  #: True if alone in its partition.
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ class Usher:
 
 
 def _manageable(options: Sequence[Sequence[Option]]) -> list[list[Option]]:
-    """Return the options, without dominated ones where there are too many."""
+    """Return the options, without dominated options where there are too many."""
     if math.prod(len(choice) for choice in options) <= _MOST_CONFIGURATIONS:
         return [list(choice) for choice in options]
     kept = [[one for one in choice if not any(_dominates(other, one) for other in choice)] for choice in options]
