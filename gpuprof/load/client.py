@@ -42,7 +42,7 @@ _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Requests that one client sends, and their times."""
+    """Requests of a client, and their times."""
 
     host: str
     port: int
@@ -52,7 +52,7 @@ class Schedule:
     models: Sequence[int]  #: Position in ``requests`` of each.
     patience_s: float = 10.0  #: Time to wait for the last answers.
     target: Target | None = None  #: Source of the TLS context; None: no TLS.
-    #: Closed loop: how many requests of each model are on their way at any time. There are no ``times`` then.
+    #: Closed loop: number of requests of each model in flight; ``times`` is then empty.
     in_flight: tuple[int, ...] = ()
     until_s: float = 0.0  #: Closed loop: when the last request is sent, at the latest.
     #: Closed loop: sequences of requests, as `gpuprof.load.closed_loop.ClosedLoop` takes them.
@@ -183,7 +183,7 @@ class Connection:
 
 
 class LoadClient:
-    """Sends one schedule.
+    """Sends a schedule.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ class LoadClient:
             connection = self._idle.pop() if self._idle else self._connect()
         except OSError:
             self._finish(number, now)
-            return  # counted as lost: nobody is there to answer
+            return  # counted as lost: no server listens
         try:
             self._busy[connection.fileno()] = connection
             connection.begin(number, payload)

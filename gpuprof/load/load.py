@@ -174,7 +174,7 @@ def count_clients(target: Target, streams: Sequence[RequestStream], settings: Lo
 def make_schedules(
     target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
 ) -> list[Schedule]:
-    """Merge the streams by time and deal the requests, or those in flight, out to the clients in turn."""
+    """Merge the streams by time and deal the requests, or those in flight, out to the clients."""
     import numpy as np
 
     if any(stream.concurrency for stream in streams):
@@ -229,7 +229,7 @@ def _make_closed(
 
 
 def _read_chains(target: Target, stream: RequestStream) -> tuple[tuple[int, ...], ...]:
-    """Return the sequences of a stream's requests; none where each stands alone."""
+    """Return the sequences of a stream's requests; empty for independent requests."""
     chains = () if stream.data is None else sequence_chains(read_stream_data(target, stream))
     if chains and len(chains) < (stream.concurrency or 0):
         raise InputError(

@@ -21,7 +21,7 @@ _RATE_RPS = 1000.0
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until told to stop."""
+    """Serve until a stop signal."""
     device, size = arguments
     deployment = null_map(device, int(size))
     planner = Planner(f"null-{os.getpid()}")

@@ -29,7 +29,7 @@ _WHOLE = (0.0, float("inf"))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnsweredRequests:
-    """The answered requests of a model, those of the warm-up included."""
+    """The answered requests of a model, including the warm-up."""
 
     #: ``due_ms``, ``sent_ms``: When they were due and sent, from the start of the warm-up.
     due_ms: Floats

@@ -30,7 +30,7 @@ class Payload:
                 left = left[os.write(self._file, left) :]
 
     def send(self, to: socket.socket, position: int) -> int:
-        """Send from ``position`` on; return how many bytes the socket took. Raises `OSError` as the socket does."""
+        """Send from ``position`` on; return the number of bytes sent. Raises `OSError` as the socket does."""
         if self._file is None:
             return to.send(self._data[position:])
         return os.sendfile(to.fileno(), self._file, position, self.size - position)

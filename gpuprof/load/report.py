@@ -51,7 +51,7 @@ class ModelResult:
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
-    lag_p99_ms: float  #: Sending delay of the client.
+    lag_p99_ms: float  #: 99th percentile of the client's sending delay.
     #: ``p50_low_ms``, ``p50_high_ms``, ``p95_low_ms``, ``p95_high_ms``, ``p99_low_ms``, ``p99_high_ms``: Their 95%
     #: intervals; None: too few answers for this end.
     p50_low_ms: float | None = None
@@ -121,7 +121,7 @@ def summarize(
 
 
 def _divide_slowest(latency_ms: Floats, late_ms: Floats, told_ms: Floats, p99_ms: float | None) -> dict[str, Any]:
-    """Return where the time of the answers from the 99th percentile on went, where the server says so of all."""
+    """Return the parts of the latency of answers from the 99th percentile on, if the server reports all times."""
     if p99_ms is None or (told_ms == UNKNOWN_MS).any():
         return {}
     slowest = latency_ms >= p99_ms
@@ -201,7 +201,7 @@ def stage_rows(
     before: Mapping[str, Mapping[str, Any] | None],
     after: Mapping[str, Mapping[str, Any] | None],
 ) -> list[dict[str, object]]:
-    """Return a `stage_row` for each model, of all its requests: the server counts those of the warm-up, too."""
+    """Return a `stage_row` for each model, over all its requests: the server's counts include the warm-up."""
     whole = (0.0, float("inf"))
     return [
         stage_row(summarize(schedules, results, position, name, 0.0, whole), before[name], after[name])

@@ -46,7 +46,7 @@ class Target:
     def parse(cls, url: str, token: str = "", authority: Path | None = None) -> Target:
         """Read ``http://host:port``, ``https://host:port`` or ``host:port``.
 
-        Raises `InputError` for anything else, and when a token would go over the network in clear.
+        Raises `InputError` for anything else, and for a token that would cross the network unencrypted.
         """
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
@@ -171,7 +171,7 @@ def _sequence_parameters(number: int, step: int, steps: int) -> dict[str, object
 
 
 def sequence_chains(data: InputData) -> tuple[tuple[int, ...], ...]:
-    """Return the positions among `requests_of_data` of the requests of each sequence; none where each stands alone."""
+    """Return the positions in `requests_of_data` of each sequence's requests; empty for independent requests."""
     if all(len(sequence) == 1 for sequence in data.sequences):
         return ()
     chains, position = [], 0
@@ -200,7 +200,7 @@ def input_shapes(target: Target, model: str) -> tuple[InputShape, ...]:
 
 
 def describe_assumed(target: Target, model: str, path: str | None, dims: str | None) -> str | None:
-    """Return a remark on assumed sizes of a model's requests, None where all are known.
+    """Return a remark on assumed sizes of a model's requests, None without assumptions.
 
     Raises `GpuprofError` as `requests_for` does.
     """
@@ -217,7 +217,7 @@ def describe_assumed(target: Target, model: str, path: str | None, dims: str | N
 
 
 def _spread_sizes(dims: str | None) -> list[Sizes]:
-    """Return the sizes of each variant: as many of each as the distribution says, spread evenly."""
+    """Return the sizes of each variant, in the proportions of the distribution, spread evenly."""
     parts = (((), 1.0),) if dims is None else parse_mix(dims).parts
     if len(parts) == 1:
         return [parts[0][0]] * VARIANTS

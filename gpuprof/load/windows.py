@@ -23,7 +23,7 @@ class WindowRule:
 
 @dataclass(slots=True)
 class WindowWatch:
-    """Counts answers by window and says when enough windows agree."""
+    """Counts answers by window and detects agreement of windows."""
 
     rule: WindowRule
     models: int
@@ -52,7 +52,7 @@ class WindowWatch:
             self._sums_s[model] += latency_s
 
     def is_over(self, now_s: float) -> bool:
-        """Tell whether the last windows agree, or there were as many as there may be."""
+        """Tell whether the last windows agree, or the maximum number of windows has passed."""
         while not self._is_done() and now_s >= self.end_s + self.rule.window_s:
             self.finished += 1
             self._windows.append(

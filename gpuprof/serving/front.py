@@ -24,12 +24,12 @@ _GRACE_S = 0.15
 
 
 class Front:
-    """Listens for clients: on a TCP port where they are trusted, else on a Unix socket behind the edge.
+    """Listens for clients: on a TCP port for trusted clients, else on a Unix socket behind the edge.
 
     Attributes
     ----------
     http_port : int
-        Known once `reserve` has returned.
+        Set once `reserve` has returned.
     """
 
     def __init__(self, settings: ServerSettings, api: HttpApi) -> None:
@@ -160,7 +160,7 @@ class Front:
         return None if self._edge is None else self._edge.restarts
 
     async def _start_streams(self, edge: Edge) -> str | None:
-        """Start the server of gRPC streams; return its socket, None where grpcio is not installed."""
+        """Start the server of gRPC streams; return its socket, None without grpcio."""
         if edge.grpc_port is None:
             return None
         if any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_health", "grpc_reflection")):

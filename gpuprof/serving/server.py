@@ -85,12 +85,12 @@ class Server:
         self._adapter: Adapter | None = None
 
     async def run(self, ready: Ready) -> None:
-        """Serve until told to stop; ``ready`` is called with the address and the numbers of models and workers.
+        """Serve until a stop signal; ``ready`` is called with the address and the numbers of models and workers.
 
         Raises
         ------
         GpuprofError
-            When the port is taken, or a worker cannot hold its share or load its model.
+            When the port is taken, or a worker cannot have its share or load its model.
         """
         await self._front.reserve()
         self._handle_signals()
@@ -134,7 +134,7 @@ class Server:
         self._stop.set()
 
     async def _start_workers(self) -> None:
-        """Start the plan's workers; return when all are ready, or when told to stop before."""
+        """Start the plan's workers; return when all are ready, or at an earlier stop signal."""
         started = asyncio.ensure_future(self._move(self._source))
         stopped = asyncio.ensure_future(self._stop.wait())
         either: set[asyncio.Future[Any]] = {started, stopped}

@@ -43,7 +43,7 @@ _LIKE = 0.2  # relative difference up to which figures are the same load
 class Load:
     """The load for which a map is planned."""
 
-    rates_rps: Mapping[str, float]  #: Measured where the plan was left, else as planned.
+    rates_rps: Mapping[str, float]  #: Measured rates of models out of bounds, planned rates of the others.
     #: By model: batch time relative to the estimate; models left out have the estimated time.
     slowdowns: Mapping[str, float]
     #: By model and a neighbour on its device: likewise, for batches run beside this neighbour alone.
@@ -115,7 +115,7 @@ class Adapter:
     async def decide(self, seen: Mapping[str, ObservedLoad]) -> None:
         """Compare a period with the plan, and apply another map if needed.
 
-        Raises `GpuprofError` when planning or moving fails; the old map goes on.
+        Raises `GpuprofError` when planning or moving fails; the old map stays.
         """
         out = self._find_departures(seen)
         if not out:

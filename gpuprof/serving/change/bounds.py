@@ -36,7 +36,7 @@ class Bounds:
     #: ``more``, ``less``: Allowed multiples of the planned rate.
     more: float = 1.2
     less: float = 0.5
-    #: Allowed multiple of the predicted batch time, or its inverse; more where the map's interval says so.
+    #: Allowed multiple of the predicted batch time, or its inverse; more if the map's interval is wider.
     slower: float = 1.25
 
 

@@ -85,7 +85,7 @@ class ServiceCounts:
 
 
 def percentile_of(buckets: Sequence[int], percentile: float) -> float | None:
-    """Return a percentile of counts by `BUCKETS_MS`, spread evenly within a bucket; None where nothing is counted."""
+    """Return a percentile of counts by `BUCKETS_MS`, spread evenly within a bucket; None without counts."""
     wanted = sum(buckets) * percentile / 100.0
     if wanted <= 0.0:
         return None

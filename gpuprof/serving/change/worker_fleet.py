@@ -106,7 +106,7 @@ class WorkerFleet:
                 model.spec = _find_largest_spec(
                     member for s in self._running for served, member in s.members if served is model
                 )
-            # Before old replicas are retired: no request may find its model without a replica.
+            # This precedes the end of old replicas: no request may find its model without a replica.
             self._router.publish(models.values())
             await asyncio.gather(*(self._retire(running) for running in obsolete))
             await self._start_standbys()

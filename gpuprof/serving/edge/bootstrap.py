@@ -29,7 +29,7 @@ class EdgeSettings:
     max_body_bytes: int = 64 << 20
     max_connections: int = 16_384
     max_heap_bytes: int = 256 << 20
-    stall_s: float = 30.0  #: A client may read nothing of an answer for so long.
+    stall_s: float = 30.0  #: Time without progress after which a client's connection counts as stalled.
     idle_s: float = 300.0  #: Time after which an idle connection is closed.
 
     def to_values(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class EdgeSettings:
             "request_timeout": f"{request_s:.0f}s",
             "stall_timeout": f"{self.stall_s:.0f}s",
             "idle_timeout": f"{self.idle_s:.0f}s",
-            # Several of the largest bodies must find room beside each other.
+            # Several bodies of the largest size must fit.
             "max_heap_bytes": max(self.max_heap_bytes, 4 * self.max_body_bytes),
         }
 

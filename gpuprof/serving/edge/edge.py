@@ -1,4 +1,4 @@
-"""Runs Envoy as a child of the server: started, watched, restarted, drained, and gone when the server is gone."""
+"""Runs Envoy as a child of the server: starts, watches, restarts and drains it, and ends it with the server."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
 
 
 def say(message: dict[str, Any]) -> None:
-    """Tell the router."""
+    """Send the router a message."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

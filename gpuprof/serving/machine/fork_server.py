@@ -117,7 +117,7 @@ class ForkServer:
             self._reap(descriptor)
 
     def _reply(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        with suppress(ConnectionError):  # the machine has gone, as the next look at the socket tells
+        with suppress(ConnectionError):  # the machine has gone, which the next read of the socket detects
             socket.send_fds(self._machine, [json.dumps(message).encode()], descriptors or [])
 
 

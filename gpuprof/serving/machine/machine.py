@@ -34,7 +34,7 @@ from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
 from gpuprof.serving.transport.wire import Frame, FrameKind
 from gpuprof.serving.watch.living_process import LivingProcess
 
-#: Workers have so long to end by themselves once the router has ended.
+#: Time for workers to end by themselves once the router has ended.
 _ORPHAN_PATIENCE_S = 0.5
 
 
@@ -42,7 +42,7 @@ _ORPHAN_PATIENCE_S = 0.5
 class MachineOrder:
     """The order of a machine process at its start."""
 
-    node: str  #: Its name in the map.
+    node: str  #: Name of the machine in the map.
     key: RendezvousKey
     memory: SharedMemory | None = None  #: Memory shared by workers and router; None: the router is on another machine.
 
@@ -73,7 +73,7 @@ class MachineProcess:
         self._fork_server = ForkServerLink(WorkerSetup(order.key, order.memory))
 
     async def run(self) -> None:
-        """Keep workers until the router has gone, then end them. Raises `OSError` when the router does not open."""
+        """Keep workers until the router has gone, then end them. Raises `OSError` when the router does not answer."""
         await connect(self._order.key, self._connection)
         await self._router_has_gone.wait()
         await asyncio.gather(*(self._stop_worker(number, _ORPHAN_PATIENCE_S) for number in list(self._workers)))

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2 over HTTP and gRPC, and the pages beside it."""
+"""The Open Inference Protocol v2 over HTTP and gRPC, with metrics and the OpenAPI document."""

@@ -107,7 +107,7 @@ def _duration(count: int, nanoseconds: int) -> dict[str, int]:
 def chosen_statistics(
     models: Mapping[str, Mapping[str, ServedModel]], name: str = "", version: str = ""
 ) -> list[dict[str, Any]]:
-    """Return the statistics of a model, or of all for an empty name; likewise for versions."""
+    """Return the statistics of a model's version; an empty name or version means all."""
     return [
         model_statistics(model, found)
         for known, versions in models.items()

@@ -102,7 +102,7 @@ class LargeCall:
     version: str
     id: str
     data: Buffer
-    text_bytes: int  #: Bytes beside raw contents.
+    text_bytes: int  #: Bytes without the raw contents.
 
 
 def open_call(data: Buffer, most_bytes: int, offset: int | None = None) -> InferCall | LargeCall:
@@ -197,12 +197,12 @@ def _write_outputs(
     return data
 
 
-#: Most answers say the same before their tensors.
+#: Cached, since most answers are equal before their tensors.
 _write_known_outputs = lru_cache(256)(_write_outputs)
 
 
 def write_streamed(response: Sequence[Buffer]) -> list[Buffer]:
-    """Return the parts of a ModelStreamInferResponse with those of a ModelInferResponse."""
+    """Return the parts of a ModelStreamInferResponse around the parts of a ModelInferResponse."""
     return wrap_message(response, _STREAMED)
 
 

@@ -65,7 +65,7 @@ def _key(field: int) -> int:
 
 
 def _span(data: Buffer, kind: int, position: int) -> tuple[int, int]:
-    """Return where the value of a field of this kind begins and ends."""
+    """Return the beginning and end of the value of a field of this kind."""
     if kind == _LENGTH:
         size, position = _varint(data, position)
         end = position + size

@@ -62,7 +62,7 @@ class StreamServer:
         await self.watch()
 
     async def watch(self) -> None:
-        """Tell watchers of health whether every model can be answered; called now and then."""
+        """Notify health watchers of changes of readiness; called periodically."""
         if (is_ready := self._api.router.is_ready) != self._is_ready:
             self._is_ready = is_ready
             for service in _KNOWN_SERVICES:

@@ -77,7 +77,7 @@ class HttpApi:
     turned_away : int
         Connections beyond the bound.
     count_edge_restarts : callable
-        Returns how often the edge was restarted; None: there is no edge.
+        Returns the number of restarts of the edge; None: no edge.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class HttpApi:
         connection.on_disconnect = partial(_cancel, inference)
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` beside the loop's other work."""
+        """Run ``work`` as a task of the event loop."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -337,7 +337,7 @@ class HttpApi:
 
 
 def _text_bytes(request: InferRequest, outputs: list[OutputTensor]) -> int:
-    """Return how many bytes of tensors an answer has as JSON."""
+    """Return the number of bytes of an answer's tensors as JSON."""
     if request.binary is None:
         return 0
     return sum(len(output.data) for output in outputs if output.position not in request.binary)

@@ -93,7 +93,7 @@ class _Incoming:
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """Reads requests one after another and writes their answers.
+    """Reads requests in sequence and writes their answers.
 
     Attributes
     ----------
@@ -506,7 +506,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # --- the end
 
     def _reject(self, refusal: RefusedError) -> None:
-        """Answer before the request is complete, and close: the next request could not be told from its rest."""
+        """Answer an incomplete request, and close: the next request could not be told from the rest."""
         self._drop_incoming()
         self._keep_alive = False
         self._is_lingering = True

@@ -63,7 +63,9 @@ class HttpHead:
         return None if coding == b"identity" else coding
 
     def find_json_length(self, length: int) -> int:
-        """Return how much of a body of ``length`` bytes is JSON. Raises `RefusedError`: 400 for an impossible value."""
+        """Return the number of JSON bytes in a body of ``length``. Raises `RefusedError`: 400 for an impossible
+        value.
+        """
         text = self.headers.get(JSON_LENGTH)
         if text is None:
             return length

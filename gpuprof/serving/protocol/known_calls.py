@@ -41,7 +41,7 @@ class KnownCalls:
         self._known: dict[int, list[_KnownCall]] = {}
 
     def find_first_tensor(self, length: int) -> int:
-        """Return where the tensor of a message of this length begins, as far as such messages have been read."""
+        """Return the position of the tensor in messages of this length, 0 if none is cached."""
         cached = self._known.get(length)
         return len(cached[-1].beginning) if cached else 0
 

@@ -24,7 +24,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class RouterCollector(Collector):
-    """Reads the figures of a router at the moment when they are asked for.
+    """Reads the figures of a router on each scrape.
 
     Parameters
     ----------

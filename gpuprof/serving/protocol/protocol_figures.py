@@ -10,10 +10,10 @@ from gpuprof.serving.watch.stalls import StallMeter
 
 @dataclass(frozen=True, slots=True)
 class ProtocolFigures:
-    """Counts of the protocols, beside those of the router."""
+    """Counts of the protocols, in addition to the router's."""
 
     #: Refusals by protocol, the HTTP status of their reason, and the reason.
     refusals: Mapping[tuple[str, int, str], int]
     turned_away: int  #: Connections beyond the bound.
     stalls: StallMeter
-    edge_restarts: int | None = None  #: None: there is no edge.
+    edge_restarts: int | None = None  #: Restarts of the edge; None: no edge.

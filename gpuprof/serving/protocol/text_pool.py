@@ -36,7 +36,7 @@ _AT_ONCE = 2
 _MAX_WAITING = 16
 _MAX_MEMORY_BYTES = 4 << 30
 _PR_SET_PDEATHSIG = 1
-#: Deflate expands a byte to at most so many (zlib.net/zlib_tech.html).
+#: Maximum expansion of a byte by Deflate (zlib.net/zlib_tech.html).
 _MOST_RATIO = 1032
 _PIECE_BYTES = 1 << 16
 #: zlib recognises the header of gzip or zlib: 15 bits of window + 32 (zlib.h, inflateInit2).

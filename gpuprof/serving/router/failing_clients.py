@@ -1,4 +1,4 @@
-"""Clients of whom a request has just failed: their requests share no batch with those of others for a while."""
+"""Clients with a recent failed request: for a while, their requests do not share batches with other clients'."""
 
 from __future__ import annotations
 

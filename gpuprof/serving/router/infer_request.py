@@ -19,7 +19,7 @@ from gpuprof.serving.transport.wire import Buffer
 MAX_DIMENSION = 1 << 40
 #: Largest value of a numeric parameter of a request.
 MAX_PARAMETER = (1 << 63) - 1
-#: Most strings of a tensor: a worker takes about a second to decode so many, and another to encode them.
+#: Maximum number of strings in a tensor: a worker takes about a second to decode them, and another to encode them.
 MAX_STRINGS = 1 << 20
 #: Maximum number of strings checked on the event loop; more would stall it, and workers check them anyway.
 _MAX_CHECKED_STRINGS = 1 << 16
@@ -38,7 +38,7 @@ class InferRequest:
     id: str | None
     rows: int
     inputs: list[InputTensor]  #: Tensors in the order of the model's inputs.
-    outputs: list[int] | None  #: Positions asked for, in the order asked; None: all.
+    outputs: list[int] | None  #: Requested positions, in the order of the request; None: all.
     binary: frozenset[int] | None  #: Positions of outputs with binary data; None: all.
     timeout_ms: float | None
     priority: int  #: 0 where none was given.
@@ -48,7 +48,7 @@ class InferRequest:
 class Urgency:
     """The fields of a request that admission control needs."""
 
-    timeout_ms: float | None  #: None: the model's SLO.
+    timeout_ms: float | None  #: Timeout of the request; None: the model's SLO.
     priority: int  #: 0 is served first.
 
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 _WEIGHT = 0.05  # weight of a batch in the running means
 #: Maximum ratio of measured to expected time in the means; its reciprocal is the minimum.
 _CLIP = 2.0
-#: A correction without an observation for so long begins to fade, by half in each half-life.
+#: Time without an observation after which a correction begins to fade, and the half-life of the fading.
 _SILENCE_S, _HALF_LIFE_S = 1.0, 1.5
-#: Fading corrections are computed anew so often.
+#: Interval at which fading corrections are updated.
 _REFRESH_S = 0.2
 _SMALLEST, _LARGEST = 0.05, 20.0
 
@@ -45,7 +45,7 @@ class LatencyTable:
         self._fresh_until = math.inf  # nothing is corrected yet
 
     def times_ms(self, now: float) -> Sequence[float]:
-        """Return the times by rows, as many as the largest batch has; 0 where nothing is known."""
+        """Return the times by rows, up to the largest batch; 0 for unknown times."""
         if now >= self._fresh_until:
             self._refresh(now)
         return self._times

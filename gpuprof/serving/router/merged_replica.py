@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class PlannedMember:
     """A model of a merged file."""
 
-    model: str  #: Its name in the map.
+    model: str  #: Name of the model in the map.
     #: ``inputs``, ``outputs``: Its own name of each tensor, in its order, and the name in the merged file.
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     path: str | None = None  #: The model's own file, whose path may contain a version.
 
     def spec(self, whole: ModelSpec) -> ModelSpec:
-        """Return the inputs and outputs of the model, out of those of the merged file."""
+        """Return the inputs and outputs of the model, selected from the merged file's."""
 
         def pick_tensors(
             pairs: Sequence[tuple[str, str]], tensors: Sequence[TensorSpec], index: dict[str, int]
@@ -90,7 +90,7 @@ class MemberReplica:
         return self._whole.batches
 
     def estimates_ms(self, now: float) -> Sequence[float]:
-        """Return the expected time of a merged batch by its number of rows; 0 where nothing is known yet."""
+        """Return the expected time of a merged batch by its number of rows; 0 for unknown times."""
         return self._whole.estimates_ms(now)
 
     @property
@@ -237,7 +237,7 @@ class _MemberOwners:
             member.model.reassign(of_member)
 
     def on_worker_ready(self) -> None:
-        """Tell every model that a worker is ready."""
+        """Notify every model that a worker is ready."""
         for member in self._members:
             member.model.on_worker_ready()
 

@@ -73,7 +73,7 @@ class ServedModel:
 
     @property
     def spec(self) -> ModelSpec:
-        """Inputs and outputs of the model; known once a worker is ready."""
+        """Inputs and outputs of the model, available once a worker is ready."""
         assert self._spec is not None
         return self._spec
 
@@ -108,7 +108,7 @@ class ServedModel:
         return sum_statistics(self.list_statistics())
 
     def list_statistics(self) -> list[ModelStatistics]:
-        """Return the parts of `statistics`: the model's own, and those of each replica."""
+        """Return the parts of `statistics`: the model's own, and each replica's."""
         return [self._counts, *(replica.statistics for replica in (*self.replicas, *self._retired))]
 
     def retire_replica(self, replica: AnyReplica) -> None:

@@ -45,7 +45,7 @@ class ReplicaPlan:
     max_wait_ms: float
     latency_ms: tuple[float, ...] | None  #: Predicted time of a batch of 1, 2, … ``batch``.
     rate_rps: float = 0.0  #: Planned request rate.
-    #: ``place``, ``mig``: Node and device; MIG instance, empty where there is none. Shown in logs and metrics.
+    #: ``place``, ``mig``: Node and device; MIG instance or empty. Shown in logs and metrics.
     place: str = ""
     mig: str = ""
     share_pct: float = 100.0  #: Share of the device or MIG instance for all its workers together.
@@ -55,7 +55,7 @@ class ReplicaOwner(Protocol):
     """The receiver of a replica's answers, refusals and reassigned requests."""
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
-        """Take an answered inference; its outputs are those at ``position``."""
+        """Take an answered inference, whose outputs are at ``position`` of the answer."""
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         """Refuse an accepted inference that cannot be answered."""
@@ -113,7 +113,7 @@ class ServedReplica:
         return self.statistics.batches
 
     def estimates_ms(self, now: float) -> Sequence[float]:
-        """Return the expected time of a batch by its number of rows; 0 where nothing is known yet."""
+        """Return the expected time of a batch by its number of rows; 0 for unknown times."""
         return self.latency.times_ms(now)
 
     @property
@@ -338,7 +338,7 @@ class ServedReplica:
         self.send_batches()
 
     def _note_failure(self, client: str) -> None:
-        """Let the requests of a client share no batch with those of others for a while."""
+        """For a while, keep the requests of a client out of batches with other clients' requests."""
         if self._failing.note(client, time.monotonic()):
             for inference in self._queue:
                 if inference.client == client:

@@ -41,7 +41,7 @@ class BatchInputs:
         self._arena = arena
 
     def gather(self, parts: Sequence[Part], payload: memoryview) -> list[Array]:
-        """Return the model's inputs; those of a single request are views, several are copied together."""
+        """Return the model's inputs; inputs of a single request are views, several requests are copied together."""
         requests: list[list[Array]] = []
         position = 0
         for part in parts:
@@ -114,7 +114,7 @@ class BatchOutputs:
         return [0, *accumulate([part.rows for part in parts[:-1]])]
 
     def rows(self, parts: Sequence[Part], position: int) -> int:
-        """Return how many rows an output of the batch has."""
+        """Return the number of rows of an output of the batch."""
         return sum([part.rows for part in parts])
 
     def _bytes(self, piece: Array, position: int) -> Buffer:

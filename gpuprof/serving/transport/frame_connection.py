@@ -86,7 +86,7 @@ class FrameConnection(asyncio.BufferedProtocol):
                 self.receiver.receive(frame)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell the receiver."""
+        """Notify the receiver."""
         self._transport = None
         if self.receiver is not None:
             self.receiver.on_close()

@@ -222,7 +222,7 @@ def _open_socket(key: RendezvousKey) -> socket.socket:
 
 
 def _enable_keepalive(connection: socket.socket) -> None:
-    """Let the system ask after half a minute without a word whether the other machine is still there."""
+    """Let the system probe the other machine after silence, and end a dead connection after half a minute."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         with suppress(OSError, AttributeError):

@@ -38,16 +38,16 @@ class Security:
         return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.token.encode())
 
 
-#: Nothing is asked and nothing encrypted.
+#: Neither authentication nor encryption.
 OPEN = Security()
 
 
 def server_security(token_file: Path | None, certificate: Path | None, key: Path | None) -> Security:
     """Read a server's token and certificate.
 
-    ``token_file``: none: the token is in the environment (``GPUPROF_TOKEN``), or there is none; ``certificate`` and
+    ``token_file``: None: the token is in the environment (``GPUPROF_TOKEN``), or there is none; ``certificate`` and
     ``key``: PEM files: the chain, and its private key without a passphrase. Raises `InputError` when a file cannot be
-    read or they do not belong together, or everybody can read or write the token or the key.
+    read, the two do not match, or all users can read or write the token or the key.
     """
     token = read_token(token_file)
     os.environ.pop(TOKEN_VARIABLE, None)  # workers do not need the token

@@ -1,4 +1,4 @@
-"""The header Server-Timing: how long an answer took in each stage. Source: W3C, Server Timing."""
+"""The header Server-Timing: the times of an answer's stages. Source: W3C, Server Timing."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class FrameKind(IntEnum):
     KILL = 13  # router to machine: end the process of a worker; head: id, process id
     ENDED = 14  # machine: a worker's process has ended; head: id, process id
     WORKER_REMOVED = 15  # machine: a dismissed worker has gone
-    APPLY_LAYOUTS = 17  # router to machine: cut GPUs into MIG instances; head: instances by GPU
+    APPLY_LAYOUTS = 17  # router to machine: partition GPUs into MIG instances; head: instances by GPU
     PARTS = 18  # machine: the parts after the change; head: its parts, or the error's message and fix
     TAKEOVER_STATE = 16  # machine: state for a successor, should this process end
 

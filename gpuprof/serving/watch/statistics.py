@@ -31,8 +31,8 @@ class ModelStatistics:
     """Counts of a model, or of a replica."""
 
     arrived: int = 0  #: Requests received, with any outcome.
-    #: ``answered``, ``in_slo``, ``failed``, ``refused``: Requests; ``in_slo`` are those answered within their deadline:
-    #: goodput.
+    #: ``answered``, ``in_slo``, ``failed``, ``refused``: Numbers of requests; ``in_slo``: answered within their
+    #: deadline (goodput).
     answered: int = 0
     in_slo: int = 0
     failed: int = 0
@@ -40,7 +40,7 @@ class ModelStatistics:
     rows: int = 0  #: Inferences, a request of n rows counting n.
     batches: dict[int, BatchStatistics] = field(default_factory=dict)  #: Batches by number of rows.
     total_ns: int = 0  #: Time from arrival to answer, of the answered requests.
-    failed_ns: int = 0  #: Likewise of the failed.
+    failed_ns: int = 0  #: Time from arrival to the error, of the failed requests.
     stages: StageTimes = field(default_factory=StageTimes)  #: Sums over the answered requests.
     last_ms: int = 0  #: Milliseconds since the epoch of the last answer.
     #: Answers by latency: `BUCKETS_MS`, and a last bucket for the rest.

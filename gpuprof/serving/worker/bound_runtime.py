@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class StagedInputs:
     """Inputs in the memory from which the model runs."""
 
-    binding: Any  #: None: they could not be bound, and are given as they are.
+    binding: Any  #: I/O binding; None: inputs that cannot be bound, and are passed unchanged.
     inputs: Sequence[Array]
     #: Number of requested rows of a padded batch; None: all.
     rows: int | None = None
@@ -43,7 +43,7 @@ class BoundRuntime(OnnxRuntime):
     ) -> None:
         super().__init__(name, version, path, batch, threads, provider)
         self._device = device
-        # A merged model's members have their own rows each, and nothing where none was asked.
+        # A merged model's members have their own numbers of rows, possibly 0.
         is_padded = self.spec.max_batch > 1 and self.merged is None and needs_padding(list_op_types(path))
         self.full_rows = self.spec.max_batch if is_padded else None
         own = {spec.datatype for spec in (*self.spec.inputs, *self.spec.outputs)}

@@ -50,7 +50,7 @@ class MergedOutputs(BatchOutputs):
         return begins
 
     def rows(self, parts: Sequence[Part], position: int) -> int:
-        """Return how many rows an output of the batch has: those of its own model."""
+        """Return the number of rows of an output of the batch, the rows of its own model."""
         return sum(part.rows for part in parts if self._member(part) == self._of_output[position])
 
     def _member(self, part: Part) -> int:

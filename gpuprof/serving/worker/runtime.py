@@ -56,7 +56,7 @@ def null_bytes(path: str) -> int:
 
 
 class NullRuntime:
-    """The identity: FP32 where the size is a multiple of 4 bytes, UINT8 otherwise."""
+    """The identity model: FP32 where the size is a multiple of 4 bytes, UINT8 otherwise."""
 
     merged: MergedModel | None = None
 
@@ -172,7 +172,7 @@ def _is_batch_not_first(inputs: Sequence[Any]) -> bool:
 
 
 def _gives_constant_rows(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Tell whether an output has the same rows for any batch; the file is read only if names do not answer this."""
+    """Tell whether an output has the same rows for any batch; the file is read only if dimension names are no proof."""
     batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
     if all(value.shape and value.shape[0] in batches for value in outputs):
         return False
@@ -182,14 +182,14 @@ def _gives_constant_rows(path: Path, inputs: Sequence[Any], outputs: Sequence[An
 
 
 def _read_merged(session: Any, path: Path) -> MergedModel | None:
-    """Return the models of a merged file; PyTorch's sessions do not know the metadata, so there the file says."""
+    """Return the models of a merged file, read from the file where the session lacks metadata (PyTorch)."""
     if not hasattr(session, "get_modelmeta"):
         return read_merged(path)
     return read_description(session.get_modelmeta().custom_metadata_map, str(path))
 
 
 def _has_row_each(value: Any) -> bool:
-    """Tell whether an output has a row for each item: of sequences only those of maps do."""
+    """Tell whether an output has a row for each item; sequences have rows only if they hold maps."""
     return not is_collection(value.type) or is_sequence_of_maps(value.type)
 
 
