@@ -63,9 +63,7 @@ class HttpHead:
         return None if coding == b"identity" else coding
 
     def find_json_length(self, length: int) -> int:
-        """Return the number of JSON bytes in a body of ``length``. Raises `RefusedError`: 400 for an impossible
-        value.
-        """
+        """Return the number of JSON bytes in a body of ``length``. Raises `RefusedError`: 400, if impossible."""
         text = self.headers.get(JSON_LENGTH)
         if text is None:
             return length

@@ -77,7 +77,7 @@ class Link(Protocol):
         """Ask for a sign of life."""
 
     def silent_s(self, now: float) -> float:
-        """Return the age of the oldest unanswered message to the worker."""
+        """Return the age of the oldest unanswered message to the worker, in s; 0 without one."""
 
     def kill(self) -> None:
         """End the worker at once; another follows."""
@@ -150,7 +150,7 @@ class WorkerLink:
             self._connection.send(FrameKind.PING, None)
 
     def silent_s(self, now: float) -> float:
-        """Return the age of the oldest unanswered message to the worker."""
+        """Return the age of the oldest unanswered message to the worker, in s; 0 without one."""
         owed = [batch.sent for batch in self.sent.values()] + ([] if self._pinged is None else [self._pinged])
         return now - min(owed) if owed else 0.0
 

@@ -47,7 +47,7 @@ def configure_logging(form: str) -> None:
     """
     if form not in FORMATTERS:
         raise unknown_name("form of log", form, list(FORMATTERS))
-    logging.raiseExceptions = False  # the log's disk may be full; serving continues
+    logging.raiseExceptions = False  # the log's destination may be full; serving continues
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATTERS[form]())
     LOGGER.handlers[:] = [handler]
