@@ -28,8 +28,8 @@ class Range:
     """Bounds of a number, in an annotation: ``Annotated[int, Range(1)]``."""
 
     low: float
-    high: float = 1e9  #: In seconds: thirty years, within the nanoseconds of an int64.
-    is_open: bool = False  #: Whether ``low`` itself is excluded.
+    high: float = 1e9  #: Upper bound; in seconds thirty years, within the nanoseconds of an int64.
+    is_open: bool = False  #: True where ``low`` itself is excluded.
 
     def holds(self, number: float) -> bool:
         """Return whether a number lies within."""

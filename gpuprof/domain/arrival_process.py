@@ -47,7 +47,7 @@ class ArrivalProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeterministicArrivals:
-    """One request every ``1 / rate_rps`` seconds, the first after one gap."""
+    """Requests every ``1 / rate_rps`` seconds, the first after a gap."""
 
     rate_rps: float
 

@@ -18,9 +18,9 @@ _ROUNDING_GB = 0.03
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One MIG instance profile of a GPU."""
+    """A MIG instance profile of a GPU."""
 
-    name: str  #: As printed by ``nvidia-smi mig -lgip``, ``"3g.40gb"``.
+    name: str  #: Name by ``nvidia-smi mig -lgip``, ``"3g.40gb"``.
     sms: int  #: Streaming multiprocessors of the instance.
     memory_bytes: int  #: Memory of the instance.
     memory_slices: int  #: Number of memory slices, from the start slot on (of 8; of 4 on the A30).

@@ -22,7 +22,7 @@ _RATES = frozenset({"float64", "float32", "tfloat32", "float16", "bfloat16", "in
 
 
 class _Table(BaseModel):
-    """Keys of one GPU; units as in the catalogue."""
+    """Keys of a GPU; units as in the catalogue."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -15,7 +15,7 @@ class FailedRun:
 
     device: str
     workload: Workload
-    reason: str  #: As recorded in the database.
+    reason: str  #: Reason recorded in the database.
     beside: tuple[Workload, ...] = ()  #: Neighbours during the failed run.
 
     def rename(self, names_of: Callable[[str], Sequence[str]]) -> Iterator[FailedRun]:

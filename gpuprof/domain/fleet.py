@@ -19,7 +19,7 @@ _ITEM = re.compile(r"(?P<name>[^:]*[^:\s])\s*(?::(?P<count>[^:]*))?")
 
 @dataclass(frozen=True, slots=True)
 class FleetEntry:
-    """Devices of one kind."""
+    """Devices of a kind."""
 
     device: Device
     count: int | None = None  #: Available devices; None: as many as needed.

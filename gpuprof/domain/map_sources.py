@@ -32,7 +32,7 @@ _KINDS = (MEASURED, INTERPOLATED, EXTRAPOLATED, PREDICTED)
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """The part of a map whose times have one kind of source."""
+    """The part of a map with times from the same kind of source."""
 
     kind: str  #: ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"``.
     replicas: int

@@ -1,4 +1,4 @@
-"""A model as a graph of ops with shapes, FLOPs and bytes at one batch size."""
+"""Models as graphs of ops with shapes, FLOPs and bytes at a batch size."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class InputData:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """All samples, one sequence after another."""
+        """All samples, in the order of the sequences."""
         return tuple(sample for sequence in self.sequences for sample in sequence)
 
     def __str__(self) -> str:

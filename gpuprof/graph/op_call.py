@@ -34,7 +34,7 @@ class OpCall:
         return tensor
 
     def input(self, position: int) -> Tensor:
-        """Return an input that the op requires. Raises `ValueError` if it is absent."""
+        """Return a required input of the op. Raises `ValueError` if absent."""
         tensor = self.optional(position)
         if tensor is None:
             raise ValueError(f"{self.op_type} lacks its input {position}")
