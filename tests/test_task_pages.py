@@ -1,4 +1,4 @@
-"""The pages of docs/tasks: their commands run one after another in an empty directory."""
+"""The task pages and those about plug-ins: their commands run one after another in an empty directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from tests.reruns import waits_for_processes
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs/tasks").glob("*.md"))
+TASKS = sorted((ROOT / "docs/tasks").glob("*.md"))
+PLUGINS = [ROOT / "docs/write-a-policy.md", ROOT / "docs/write-an-estimator.md"]
 #: Report that stands for the reader's own.
 REPORT = ROOT / "tests/profiling/cases/nsys/copy_between.sqlite"
 
@@ -22,10 +23,10 @@ pytestmark = [pytest.mark.slow, waits_for_processes]
 
 
 def test_there_are_six_pages() -> None:
-    assert len(PAGES) == 6
+    assert len(TASKS) == 6
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*TASKS, *PLUGINS], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run_as_they_stand(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
@@ -36,6 +37,8 @@ def test_the_commands_of_a_page_run_as_they_stand(page: Path, tmp_path: Path) ->
     folder.mkdir()
     (programs / "gpuprof").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gpuprof "$@"\n', encoding="utf-8")
     (programs / "gpuprof").chmod(0o755)
+    if module := re.search(r"`(my_\w+\.py)`", text):  # the page's file, which the commands import
+        (folder / module[1]).write_text(python, encoding="utf-8")
     if "report.sqlite" in shell:
         shutil.copy(REPORT, folder / "report.sqlite")
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
