@@ -95,7 +95,7 @@ def run_suites(
         list[str],
         typer.Argument(
             metavar="SUITE...",
-            help="parvagpu, igniter, thesis, usher; parvagpux10; a scenario as thesis/vision; or a folder.",
+            help="Suites parvagpu, parvagpux10, igniter, thesis, usher; a scenario as thesis/vision; or a folder.",
         ),
     ],
     policy: PoliciesOption = None,

@@ -22,7 +22,7 @@ def test_every_published_run_is_told_once_and_is_of_a_board_with_its_precision()
 def test_compiled_networks_and_those_of_tensorrt_are_estimated_as_fused() -> None:
     modes = {run.execution: run.runtime for run in read_runs()}
     assert modes["compiled"] == modes["TensorRT"] == LaunchMode.FUSED
-    assert modes["eager"] == modes["eager, channels last"] == LaunchMode.EAGER
+    assert modes["eager"] == modes["eager, channels last"] == LaunchMode.EAGER_FUSED
 
 
 def test_the_max_q_board_differs_from_the_server_edition_by_its_data_sheet() -> None:

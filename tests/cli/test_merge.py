@@ -60,9 +60,9 @@ def test_unrelated_models_are_left_alone(
     ("words", "said"),
     [
         (["{a}"], "merging takes at least two models"),
-        (["{a}", "{b}", "--dim", "tokens"], "cannot read --dim 'tokens'"),
+        (["{a}", "{b}", "--dim", "tokens"], "cannot read the dimension 'tokens'"),
         (["{a}", "{b}", "--dim", "tokens=4"], "no model has a free dimension 'tokens'"),
-        (["{a}", "{b}", "--batch", "a=0"], "cannot read --batch 'a=0'"),
+        (["{a}", "{b}", "--batch", "a=0"], "the size of 'a' must be a whole number from 1"),
         (["{a}", "{b}", "--batch", "z=2"], "--batch names 'z'"),
         (["{a}", "{b}", "--omega", "2"], "omega must be from 0 to 1"),
         (["{a}", "{b}", "--device", "abacus"], "unknown device 'abacus'"),

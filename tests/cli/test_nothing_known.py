@@ -16,7 +16,7 @@ from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 
 _FAILED = "net at batch 1 under 100% failed on a100-80: CUDA out of memory"
 _RULED_OUT = f"is ruled out: {_FAILED}"
-_NO_KERNELS = "the database holds no kernels of h100, which the GK-Estimator adds up"
+_NO_KERNELS = "the database holds no kernels of h100 that are tied to ops, which the GK-Estimator adds up"
 _NOT_IGNITER = "no model was measured on h100 with all of iGniter's metrics"
 
 
