@@ -43,7 +43,8 @@ def test_an_old_database_gives_the_estimates_that_it_gave(
     assert main(["estimate", *words, "--share", "50", "--device", DEVICE, "--json"]) == 0
     for now, then in zip(json.loads(capsys.readouterr().out), json.loads((OLD / expected).read_text()), strict=True):
         for key in ("model", "device", "share", "batch", "latency_source", "memory_source", "weight_bytes"):
-            assert now[key] == then[key]
+            # The version that wrote them did not carry the mark of unstable rows into estimates.
+            assert str(now[key]).removeprefix("unstable, ") == str(then[key])
         for key in ("latency_ms", "throughput_rps", "memory_bytes"):
             assert now[key] == pytest.approx(then[key])
 
