@@ -76,7 +76,7 @@ def test_no_shares_beat_as_many_processes_as_keep_the_board_busy(
     if PRECISIONS[precision] not in gpu.flops_per_s:
         pytest.skip(f"{board} has no {precision}")
     estimator = DatabaseEstimator(None, networks, execution=parse_execution(precision, None))
-    busy = max(_best_rps(estimator, model, gpu, Share(), processes).value for processes in (1, 2, 4, 10))
+    busy = max(_best_rps(estimator, model, gpu, Share(), processes).value for processes in (1, 2, 4, 10, 20))
     for shares in _cut(gpu):
         rates = {one: _best_rps(estimator, model, gpu, one).value for one in set(shares)}
         assert sum(rates[one] for one in shares) <= busy * _EXACT
