@@ -118,7 +118,7 @@ class WorkerFleet:
         return None if standby is None else standby.planned.plan
 
     async def take_over(self, replica: str) -> ReplicaPlan | None:
-        """Replace a replica, once drained, by its standby; return the standby's plan, None if the standby has gone."""
+        """Let a replica's standby take over while the replica drains; return its plan, None if the standby has gone."""
         async with self._moving:
             ready = self._standbys.get(replica)
             if ready is None or not ready.replica.is_alive:
@@ -134,7 +134,7 @@ class WorkerFleet:
             return ready.planned.plan
 
     async def stop(self) -> None:
-        """End every worker and its holders."""
+        """End every worker."""
         await self._dismiss(list(self.workers))
 
     def _compare(
