@@ -1,4 +1,4 @@
-"""A bin of bin packing: a device that a policy is filling."""
+"""A bin of bin packing: a device a policy is filling."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Bin:
         return min(free, key=lambda start: (self._count_blocked(taken, start, profile), -start), default=None)
 
     def _count_blocked(self, taken: set[int], start: int, profile: MigProfile) -> int:
-        """Count the presently possible placements of all profiles that an instance at ``start`` would block."""
+        """Count the presently possible placements of all profiles an instance at ``start`` would block."""
         ours = set(range(start, start + profile.memory_slices))
         count = 0
         for other in self.device.mig_profiles:

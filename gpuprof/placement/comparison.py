@@ -23,7 +23,7 @@ class Outcome:
     #: None when the policy cannot work on the problem; ``reason`` then gives the cause.
     deployment: DeploymentMap | None
     objective: Objective | None
-    violations: tuple[Violation, ...]  #: Rules that its map breaks; a map with any must not be deployed.
+    violations: tuple[Violation, ...]  #: Rules its map breaks; a map with any must not be deployed.
     seconds: float  #: Wall-clock time of the decision.
     reason: str = ""
 

@@ -1,4 +1,4 @@
-"""The contract of policies, as tests that a plug-in's test suite subclasses.
+"""The contract of policies, as tests a plug-in's test suite subclasses.
 
     class TestMyPolicy(PolicyContract):
         def policy(self) -> Policy:
@@ -173,7 +173,7 @@ def solve_and_check(policy: Policy, given: Problem) -> tuple[Placement, Deployme
 
 
 class PolicyContract(ABC):
-    """Tests that a policy passes; subclass it, return the policy, and set the fleet and options it is meant for.
+    """Tests a policy passes; subclass it, return the policy, and set the fleet and options it is meant for.
 
     Attributes
     ----------
@@ -182,7 +182,7 @@ class PolicyContract(ABC):
         Number of demands to place at once.
     """
 
-    #: Devices that the policy plans for, with their counts where it plans for fixed fleets only.
+    #: Devices the policy plans for, with their counts where it plans for fixed fleets only.
     fleet: tuple[tuple[Device, int | None], ...] = ((plain_device(), None),)
     options = Options()
     many = 100

@@ -1,4 +1,4 @@
-"""Splits a demand into segments that serve it together."""
+"""Splits a demand into segments serving it together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cover:
     """Segments of a demand and the rate that each of them is to serve."""
 
     parts: tuple[tuple[Segment, float], ...]
-    missing_rps: float = 0.0  #: Rate that the segments cannot serve.
+    missing_rps: float = 0.0  #: Rate the segments cannot serve.
 
     def replicas(self) -> tuple[tuple[str, PlacedReplica], ...]:
         """Return (device, replica) for each part."""

@@ -60,7 +60,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
 
 
 def _drop_refuted_bounds(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement without the bounds that it refutes itself."""
+    """Return the placement without the bounds it refutes itself."""
     gpus, cost, most = (
         placement.lower_bound_gpus,
         placement.lower_bound_cost_per_hour,

@@ -31,7 +31,7 @@ def is_rounded_to(value: float, true: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that a map breaks."""
+    """A rule a map breaks."""
 
     #: ``"geometry"``, ``"share"``, ``"memory"``, ``"failed"``, ``"rate"``, ``"slo"``, ``"time"``, ``"fleet"`` or
     #: ``"figures"``.

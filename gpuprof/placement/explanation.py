@@ -32,7 +32,7 @@ class Alternative:
     """A possible share of the model, with the best batch for it."""
 
     segment: Segment  #: Segment with the rate of a replica in a pool of this size.
-    replicas: int  #: Number of such replicas that serve the demand together.
+    replicas: int  #: Number of such replicas serving the demand together.
     cost: float  #: Price per hour of all replicas' parts of devices.
     tail_ms: float  #: Time at the demand's percentile with these replicas; with a latency budget the time of a batch.
     chosen: int  #: Number of the map's replicas with this device and share.
@@ -126,7 +126,7 @@ def _alternative(segments: Segments, demand: Demand, segment: Segment, chosen: M
 
 
 def _count_replicas(segments: Segments, demand: Demand, segment: Segment, guess: int) -> tuple[int, float]:
-    """Return the number of equal replicas behind a router that serve a demand within its SLO, and their tail."""
+    """Return the number of equal replicas behind a router serving a demand within its SLO, and their tail."""
     pools = Pools(segments.problem, segments)
     server = segments.server(segments.problem.device(segment.device), segment.workload)
 

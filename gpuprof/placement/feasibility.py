@@ -429,11 +429,11 @@ def _check_busy_time(locations: Sequence[Location], evidence: Evidence) -> Itera
 
 
 def _needed_time(location: Location, evidence: Evidence) -> float:
-    """Return the part of a partition's SM time that a replica needs at its rate.
+    """Return the part of a partition's SM time a replica needs at its rate.
 
     Within a share, the replica needs its share while a batch runs. Without a share, or with an unmeasured smaller share
     that claims the speed of the whole partition (USHER's premise), it needs the time of a batch alone in the partition,
-    times the part of the SMs that the batch keeps active: ``wavg_sm_util`` where measured, else all of them.
+    times the part of the SMs the batch keeps active: ``wavg_sm_util`` where measured, else all of them.
     """
     partition, replica, device = location.partition, location.replica, location.device
     if len(partition.replicas) < 2 or replica.turns:

@@ -52,7 +52,7 @@ class MergeOffer:
 def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[PartitionIndex, tuple[str, ...]]]:
     """Yield every partition with unmerged replicas of several models, and the models.
 
-    Partitions with replicas that take turns are skipped: only one of their batches runs at a time already.
+    Partitions with replicas taking turns are skipped: only one of their batches runs at a time already.
     """
     for n, node in enumerate(deployment.nodes):
         for g, gpu in enumerate(node.gpus):
@@ -155,7 +155,7 @@ class MapMerger:
         return merged if problem.options.latency_budget is not None else self._with_queueing(merged, server)
 
     def _find_broken_slo(self, server: BatchServer, chosen: Sequence[Replica], most_rps: float) -> str:
-        """Return the objective that the server would break, empty where it keeps all."""
+        """Return the objective the server would break, empty where it keeps all."""
         if isinstance(self._problem.queueing, ModelQueues):
             return "of how requests of several models arrive together the trace says nothing"
         options, rate = self._problem.options, sum(replica.rate_rps for replica in chosen)

@@ -1,4 +1,4 @@
-"""Explains the batch time that each neighbour of a replica adds, and its evidence."""
+"""Explains the batch time each neighbour of a replica adds, and its evidence."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def measure(
     units = busy = memory = 0.0
     for _, gpu, partition, replica in deployment.places():
         device = devices[gpu.device]
-        # A replica that takes turns has the share for its part of a cycle.
+        # A replica taking turns has the share for its part of a cycle.
         own = device.fraction(share_of(partition, replica)) * device.compute_units * replica.cycle_fraction
         units += own
         busy += own * _busy(replica) * (1.0 if activity is None else activity(gpu.device, replica))

@@ -48,7 +48,7 @@ class Pools:
         return not self._late[key]
 
     def most_rps(self, demand: Demand, servers: Counter[BatchServer], upto_rps: float) -> float:
-        """Return the largest rate up to ``upto_rps`` that these replicas serve together within the SLO."""
+        """Return the largest rate up to ``upto_rps`` these replicas serve together within the SLO."""
         if not servers:
             return 0.0
         if self.keeps(demand, servers, upto_rps):

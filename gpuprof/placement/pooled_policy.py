@@ -1,4 +1,4 @@
-"""Adapts any policy to the pooled queue that the router forms of all replicas of a model."""
+"""Adapts any policy to the pooled queue the router forms of all replicas of a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PooledPolicy:
     Published policies give each replica a part of the rate and check its SLO alone; the router sends a request to the
     first free replica, so the same replicas serve more. The policy is run again for rates reduced by the spare capacity
     of its last map's pools, halfway back where pools then served too little, and dispensable devices are dropped. The
-    map that serves most is returned, the cheapest among equals: never worse than the policy's own map.
+    map serving most is returned, the cheapest among equals: never worse than the policy's own map.
     """
 
     policy: _InnerPolicy

@@ -32,7 +32,7 @@ _ROUNDS = 3
 
 
 def _count(rate_rps: float, each_rps: float) -> int:
-    """Return the number of replicas for a rate that a single replica does not serve."""
+    """Return the number of replicas for a rate a single replica does not serve."""
     return max(2, math.ceil(rate_rps / each_rps * (1.0 - 1e-9)))
 
 

@@ -30,7 +30,7 @@ _CALM: Mapping[PlacedReplica, BatchServer] = {}
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The part of a model's requests that a replica answers."""
+    """The part of a model's requests a replica answers."""
 
     rate_rps: float
     sojourn: Sojourn
@@ -46,7 +46,7 @@ class _Pool:
     positions: Mapping[tuple[BatchServer, Figure], int]
 
     def part(self, server: BatchServer, batch_ms: Figure) -> tuple[ServedPart, list[Sojourn]]:
-        """Return the part that a replica answers, and its sojourn times at the interval ends of its batch time."""
+        """Return the part a replica answers, and its sojourn times at the interval ends of its batch time."""
         position = self.positions[server, batch_ms]
         return self.expected.parts[position], [end.parts[position].sojourn for end in self.ends]
 
@@ -247,7 +247,7 @@ def _required_compute(placed: PlacedReplica) -> RequiredCompute | None:
 
 
 def _required_memory(placed: PlacedReplica, estimate: Estimate) -> RequiredMemory | None:
-    """Return the memory requirement that a policy planned with."""
+    """Return the memory requirement a policy planned with."""
     if placed.creq is None or estimate.memory_bytes is None:
         return None
     needed = estimate.memory_bytes.scale_by(placed.processes)

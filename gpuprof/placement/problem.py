@@ -28,7 +28,7 @@ MEANS = 0.0
 class Options:
     """Planning options, which every policy obeys."""
 
-    #: Plan on the upper end of the interval that holds the true time with this probability, 0: on the mean. None: on
+    #: Plan on the upper end of the interval holding the true time with this probability, 0: on the mean. None: on
     #: the mean of measured and interpolated figures, at the upper ends of all other estimates.
     confidence: float | None = None
     #: None: the demand's percentile of the whole time in the replica (batch building, queueing, service) must keep its
@@ -79,7 +79,7 @@ class Problem:
     queueing: QueueModel  #: Time in a replica beyond that.
     options: Options = field(default_factory=Options)
     files: Mapping[str, ModelFile] = field(default_factory=dict)  #: File entries of the map, by model.
-    planned_with: PlannedWith = field(default_factory=PlannedWith)  #: Hashes and settings that the map records.
+    planned_with: PlannedWith = field(default_factory=PlannedWith)  #: Hashes and settings the map records.
     #: The running map: among equally good maps, the map with the fewest moved replicas is preferred.
     previous: DeploymentMap | None = None
     #: Recorded failures of the database; estimators refuse them, and the feasibility check verifies this.

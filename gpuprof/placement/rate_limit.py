@@ -26,7 +26,7 @@ from gpuprof.placement.sustained_loads import SustainedLoads
 
 #: Relative precision, from below, at which the search for a replica's largest rate stops.
 RATE_PRECISION = 0.01
-#: Part of its throughput at which a replica is nearly idle. A replica that keeps the SLO only below it is not offered
+#: Part of its throughput at which a replica is nearly idle. A replica keeping the SLO only below it is not offered
 #: for more, since hundreds of them would do the work of a better replica.
 NEARLY_IDLE = 0.01
 #: Number of steps between bisections: guesses may converge from one side only.
@@ -203,7 +203,7 @@ def _tail_at_once(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps:
 
 
 def _guess_load(queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
-    """Return about the load that a replica sustains by coarse simulations, 0.0 where its queue is analysed."""
+    """Return about the load a replica sustains by coarse simulations, 0.0 where its queue is analysed."""
     if not _is_simulated(queueing, server):
         return 0.0
 

@@ -48,7 +48,7 @@ class Segment:
         return Workload(self.model, self.batch, self.share, self.processes)
 
     def replica(self, rate_rps: float) -> PlacedReplica:
-        """Return the replica that serves ``rate_rps`` in this segment."""
+        """Return the replica serving ``rate_rps`` in this segment."""
         return PlacedReplica(
             self.model, self.batch, self.processes, self.share, rate_rps, memory_bytes=self.memory_bytes
         )
@@ -92,7 +92,7 @@ class Segments(PlannedWorkloads):
         return self._best[key]
 
     def every(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
-        """Return every segment that meets the SLO at some rate, by share, processes and batch."""
+        """Return every segment meeting the SLO at some rate, by share, processes and batch."""
         key = (demand.model, device.name)
         if key not in self._segments:
             shares = self.problem.estimator.shares(demand.model, device)
@@ -174,7 +174,7 @@ class Segments(PlannedWorkloads):
         """Return the segment of largest capacity under ``share``, None when nothing meets the SLO.
 
         Once a segment serves the whole demand, larger batches are evaluated only while they shorten its tail. Where
-        unlisted batches may run too, the best of all is returned, assuming that larger batches take
+        unlisted batches may run too, the best of all is returned, assuming larger batches take
         longer.
         """
         known = self._best_of.setdefault((demand.model, device.name), {})
@@ -252,7 +252,7 @@ class Segments(PlannedWorkloads):
         return whole or self.largest(demand, device, self.workloads(demand.model, device, share))
 
     def serving_all(self, demand: Demand, device: Device, share: Share) -> Segment | None:
-        """Return the best segment under ``share`` that serves the whole demand, None where no batch does.
+        """Return the best segment under ``share`` serving the whole demand, None where no batch does.
 
         It has the fewest processes, and the smallest batch beyond which the tail does not shorten.
         """

@@ -1,4 +1,4 @@
-"""The loads that replicas sustained within their SLOs, for guessing the limits of similar replicas."""
+"""The loads replicas sustained within their SLOs, for guessing the limits of similar replicas."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class SustainedLoads:
     _loads: dict[tuple[float, ...], list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, server: BatchServer, slo: Slo, load: float) -> None:
-        """Store the largest load that a replica sustains, as a part of its capacity."""
+        """Store the largest load a replica sustains, as a part of its capacity."""
         insort(self._loads.setdefault(_similarity_key(server, slo), []), (_relative_slack(server, slo), load))
 
     def load(self, server: BatchServer, slo: Slo) -> float:
-        """Return about the load that a replica sustains, 0.0 without a known load on both sides."""
+        """Return about the load a replica sustains, 0.0 without a known load on both sides."""
         known, slack = self._loads.get(_similarity_key(server, slo), []), _relative_slack(server, slo)
         place = bisect_left(known, (slack, 0.0))
         if not 0 < place < len(known):

@@ -112,7 +112,7 @@ class _TimeSharing:
         return math.fsum(self._busy(self.problem.device(gpu.device), replica) for replica in gpu.replicas())
 
     def _busy(self, device: Device, replica: PlacedReplica) -> float:
-        """Return the part of a device's time that a replica takes."""
+        """Return the part of a device's time a replica takes."""
         try:
             throughput_rps = self.segments.throughput_rps(device, replace(replica.workload, turns=0))
         except InputError:
@@ -175,7 +175,7 @@ class _TimeSharing:
     def _choose_batches(
         self, device: Device, rates: Mapping[str, float], share: Share, cycles: float
     ) -> dict[str, int] | None:
-        """Return for each model the least batch that holds the arrivals of ``cycles`` cycles, None where none does.
+        """Return for each model the least batch holding the arrivals of ``cycles`` cycles, None where none does.
 
         A larger batch lengthens the cycle, so batches grow from the least until all are large enough.
         """
@@ -247,7 +247,7 @@ def _with_work_bounds(problem: Problem, segments: Segments, placement: Placement
 
 
 def _least_part(segments: Segments, model: str, device: Device) -> float | None:
-    """Return the least part of a device's time in seconds that a request takes, None without a workload.
+    """Return the least part of a device's time in seconds a request takes, None without a workload.
 
     Zero, which bounds nothing, where batches between the listed ones may run: they are too many to evaluate.
     """

@@ -115,7 +115,7 @@ def with_reasons(problem: Problem, placement: Placement, limit: Limit) -> Placem
 
 
 def find_least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:
-    """Return the least SLO that some batch and share of ``device`` keeps while nearly idle, infinity if none.
+    """Return the least SLO some batch and share of ``device`` keeps while nearly idle, infinity if none.
 
     With a latency budget, the least SLO whose budgeted part holds some batch.
     """

@@ -1,4 +1,4 @@
-"""A fast lower bound: the devices that demands take without interference, from tables of all workloads.
+"""A fast lower bound: the devices demands take without interference, from tables of all workloads.
 
 Whole replicas serve a demand, and each takes its share of a device. Their shares cost at least as much as the cheapest
 shares whose replicas can serve all pieces of the demand together, and at least as much as the demand's rate under the
@@ -32,7 +32,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_bound import SLACK
 from gpuprof.placement.segment import Segments
 
-#: Pieces of a demand: replicas that serve all of it have at least this many by `count_pieces`; two replicas of 49% do
+#: Pieces of a demand: replicas serving all of it have at least this many by `count_pieces`; two replicas of 49% do
 #: not.
 PIECES = 37
 #: Negligible part of a piece; larger than the tolerance of the feasibility check for demands and rates.
@@ -46,7 +46,7 @@ _KNOWN: WeakKeyDictionary[Segments, _QueueBound] = WeakKeyDictionary()
 
 
 def count_pieces(fractions: Floats) -> Integers:
-    """Return the number of pieces of replicas that serve parts of a demand; replicas of the whole demand have `PIECES`.
+    """Return the number of pieces of replicas serving parts of a demand; replicas of the whole demand have `PIECES`.
 
     With N = PIECES - 1, a part f has floor(N f) + 1 pieces. This is more than N f, so the parts of a whole demand have
     more than N pieces. Two parts just below a half have N pieces, which shows that they do not serve the demand.
@@ -61,7 +61,7 @@ class LeastCosts:
 
     classes: int
     per_rps: Floats = field(init=False)  #: Cost of each request per second, by class.
-    #: Cost of a replica, by class and number of pieces that the replica can serve.
+    #: Cost of a replica, by class and number of pieces the replica can serve.
     of_pieces: Floats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class LeastCosts:
 
     def bound(self, needed: Floats, demands: Floats) -> Floats:
         """Return the minimum cost of each class by its rate and number of demands; 0 where nothing serves the class."""
-        # A replica that serves more pieces can also serve fewer.
+        # A replica serving more pieces can also serve fewer.
         costs = np.minimum.accumulate(self.of_pieces[:, :0:-1], axis=1)[:, ::-1]
         whole, _ = find_cheapest_covers(costs)
         known = np.isfinite(self.per_rps)
@@ -188,7 +188,7 @@ class _QueueBound:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """The batches that replicas may form under a share."""
+    """The batches replicas may form under a share."""
 
     share: Share
     processes: int
@@ -237,7 +237,7 @@ def find_least_rps(problem: Problem, demand: Demand) -> float:
 
 
 def list_series(segments: Segments, entry: FleetEntry, model: str, steps: Sequence[float]) -> Iterator[_Series]:
-    """Yield the batches that a replica may form, for each share and number of processes."""
+    """Yield the batches a replica may form, for each share and number of processes."""
     for percent in steps:
         share = Share(percent)
         largest = max(segments.search_space.listed_batches(model, entry.device, share), default=0)

@@ -20,7 +20,7 @@ from gpuprof.placement.pool import Gpus
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Part of the SLO that a batch may take in the maps.
+#: Part of the SLO a batch may take in the maps.
 _BUDGET = 0.5
 #: Name of the rule that finds the maps.
 FOUND_BY = "half of the SLO, judged by queues"

@@ -1,9 +1,9 @@
-"""The segments that the optimal policy chooses from, and optimistic guesses of segments not yet evaluated.
+"""The segments the optimal policy chooses from, and optimistic guesses of segments not yet evaluated.
 
 An estimator lists shares worth considering, and may give estimates for others too: parts of a MIG instance, and
 percentages between the listed ones. Some of these are offered at once, and the rest as guesses: segments with only an
 upper bound on their capacity. Where a bound on the cost rests on a guess, the guess is evaluated. Irrelevant segments
-are thus seldom computed, and the bound holds for every share that a policy might use.
+are thus seldom computed, and the bound holds for every share a policy might use.
 
 The segment of largest capacity is offered for each share. Where the best segments together may exceed the memory,
 segments with less memory and less capacity are offered too: memory and batch are then decided by the program.
@@ -142,7 +142,7 @@ class CandidateSegments:
         return every
 
     def listed_segments(self) -> Choices:
-        """Return the segments under the shares that the estimator lists, and parts of instances, by model."""
+        """Return the segments under the shares the estimator lists, and parts of instances, by model."""
         kept = {}
         for model, sure in self._sure.items():
             shares = {
@@ -237,7 +237,7 @@ class CandidateSegments:
             yield self.segments.memory_bytes(estimate) or 0
 
     def _parts(self, demand: Demand, device: Device, listed: Sequence[Segment]) -> Iterator[Segment]:
-        """Yield the smallest part of each instance that serves the whole demand: it can share the instance.
+        """Yield the smallest part of each instance serving the whole demand: it can share the instance.
 
         Instances that do not serve the whole demand are skipped: demands that fill instances do not need parts of them.
         """
@@ -268,7 +268,7 @@ class CandidateSegments:
     def _between(
         self, demand: Demand, device: Device, steps: Sequence[float], listed: Sequence[Segment]
     ) -> Iterator[Segment]:
-        """Yield the segments met by bisection for the smallest share that serves the remainder of large shares.
+        """Yield the segments met by bisection for the smallest share serving the remainder of large shares.
 
         The remainder is the whole demand where a single replica can serve it; else the rate left by whole replicas of
         the best listed shares.
@@ -310,7 +310,7 @@ class CandidateSegments:
     ) -> dict[tuple[str, Share], Segment]:
         """Return a guess for every step of the whole device and of its instances without a known segment.
 
-        Steps above the smallest share that serves everything are useful only where memory binds: the same share with
+        Steps above the smallest share serving everything are useful only where memory binds: the same share with
         smaller batches.
         """
         guesses = {}

@@ -21,7 +21,7 @@ from gpuprof.placement.segment import Segments
 
 
 def bound_classes(problem: Problem, segments: Segments, placement: Placement, limit: Limit) -> Placement:
-    """Return a placement that serves everything with the highest bound found in time.
+    """Return a placement serving everything with the highest bound found in time.
 
     Parameters
     ----------

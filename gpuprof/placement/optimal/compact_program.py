@@ -1,7 +1,7 @@
 """The integer program of a few devices without MIG, with a variable for each segment on each device.
 
 It needs no generated patterns, and counts memory in bytes. Its devices are interchangeable, so it suits only a few of
-them; there it finds maps that the patterns of a relaxation do not add up to.
+them; there it finds maps the patterns of a relaxation do not add up to.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CompactProgram:
         return self._served
 
     def device_costs(self, prices: Mapping[str, float]) -> Mapping[int, float]:
-        """Return the price of every column that takes a device."""
+        """Return the price of every column taking a device."""
         return {column: prices[entry.device.name] for entry, column in self._devices}
 
     def read_solution(self, solution: Solution) -> Choice:
@@ -113,7 +113,7 @@ def is_compact(entries: Sequence[FleetEntry], classes: Sequence[DemandClass]) ->
 
 
 def find_cheaper(problem: Problem, classes: Sequence[DemandClass], below: float, limit: Limit) -> Choice | None:
-    """Return the cheapest choice that serves all demands for less than ``below``; None where the program has none.
+    """Return the cheapest choice serving all demands for less than ``below``; None where the program has none.
 
     The program is solved only where few enough devices cost less than ``below``.
     """

@@ -1,4 +1,4 @@
-"""A lower bound on the cost without queueing: the devices that the demands take at full utilisation."""
+"""A lower bound on the cost without queueing: the devices the demands take at full utilisation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_DEMANDS = 40
 
 
 def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, limit: Limit) -> Placement:
-    """Return the placement with bounds over every map that serves as much of the demands.
+    """Return the placement with bounds over every map serving as much of the demands.
 
     Under a queueing model with tables, the bound is `bound_queues_alone`. Otherwise a request costs at least its part
     of a full batch under the share with the most requests per price. With many demands, parts of instances are assumed

@@ -35,7 +35,7 @@ _DIVISORS = (1, 2, 3, 4, 6, 8, 12, 16)
 #: Splits are dropped above this multiple of the least part of a device for the demand.
 _DEARER = 1.1
 _MOST_ROUNDS = 60
-#: Patterns that a round of pricing adds.
+#: Patterns a round of pricing adds.
 _MOST_ADDED = 150
 #: Patterns of the integer program: at first few and up to a gap, so that a map always exists.
 _CHOSEN, _GAP = (120, 300), 6e-3
@@ -44,7 +44,7 @@ _STABLE = (0.7, 0.4, 0.0)
 _LITTLE = 1e-6
 #: Processor time (s) of patterns, and of the first program, whatever the clock says; at most half of the limit each.
 _LEAST_S = (2.5, 1.5)
-#: Maximum number of repeated solves of the integer program without patterns that break an SLO.
+#: Maximum number of repeated solves of the integer program without patterns breaking an SLO.
 _MOST_REPAIRED = 5
 
 
@@ -60,7 +60,7 @@ class DevicePattern:
 def place_classes(
     problem: Problem, segments: Segments, standing: Sequence[PlacedGpu], limit: Limit
 ) -> tuple[PlacedGpu, ...] | None:
-    """Return a map that serves all demands; None without a map, or where neighbours do not act through sums.
+    """Return a map serving all demands; None without a map, or where neighbours do not act through sums.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class _Master:
         return self.cost(pattern.entry, solution) - worth
 
     def count_splits(self, solution: Solution) -> dict[DemandPart, int]:
-        """Return the number of demands that each part serves."""
+        """Return the number of demands each part serves."""
         return {part: round(solution.values[column]) for part, column in self._splits.items()}
 
 
@@ -165,7 +165,7 @@ class _CuttingStock:
         return None if master is None else self._choose_patterns(master, self.limit.with_least(least[1]))
 
     def _choose_parts(self) -> list[DemandPart] | None:
-        """Return the parts that demands may be split into; None where some demand has no feasible split."""
+        """Return the parts demands may be split into; None where some demand has no feasible split."""
         numbers = number_classes(self.problem, self.segments)
         parts = [DemandPart(model, divisor) for model in self._classes for divisor in _DIVISORS]
         costs = np.full(len(parts), np.inf)
@@ -256,7 +256,7 @@ class _CuttingStock:
     def _solve_whole(
         self, master: _Master, chosen: Sequence[DevicePattern], gap: float, limit: Limit
     ) -> tuple[PlacedGpu, ...] | None:
-        """Return the devices with the chosen patterns, without patterns that break an SLO once evaluated."""
+        """Return the devices with the chosen patterns, without patterns breaking an SLO once evaluated."""
         prices = {entry.price_per_hour for entry in self.problem.fleet.entries}
         step, seed = min(prices) if len(prices) == 1 else 0.0, self.problem.options.seed
         for _ in range(_MOST_REPAIRED):

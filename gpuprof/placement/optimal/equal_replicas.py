@@ -1,7 +1,7 @@
 """Maps of equal replicas with one model on each device, and the search for dispensable devices.
 
 Both evaluate neighbours and pools together: each replica is as slow as its neighbours make it, and the replicas of a
-model serve the queue that the router forms for all of them.
+model serve the queue the router forms for all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _FullDevice:
     gpu: PlacedGpu
     server: BatchServer  #: Each replica with the others as neighbours.
     price_per_hour: float
-    least_replicas: int  #: Minimum number of replicas that serve the demand, however short their queue.
+    least_replicas: int  #: Minimum number of replicas serving the demand, however short their queue.
 
     @property
     def replicas(self) -> int:
@@ -114,7 +114,7 @@ class EqualReplicas:
         return [_keep_first(option.gpu, replicas, size) for size in sizes]
 
     def _count_replicas(self, demand: Demand, option: _FullDevice) -> int | None:
-        """Return the least number of replicas that serve a demand; None where the maximum number does not."""
+        """Return the least number of replicas serving a demand; None where the maximum number does not."""
         most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
 
         def enough(count: int) -> bool:

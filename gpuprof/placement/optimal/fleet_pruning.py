@@ -1,4 +1,4 @@
-"""Prunes kinds of devices whose price alone reaches the cost of a known map that serves everything.
+"""Prunes kinds of devices whose price alone reaches the cost of a known map serving everything.
 
 In a fleet of every GPU with a price, most kinds are useless to a small demand: every map with such a device costs at
 least as much as the known map. The kinds of the known map are guessed from the maximum throughput of their whole
@@ -32,7 +32,7 @@ from gpuprof.placement.segment import Segments
 _TRIED = 3
 #: Maximum number of demands: with more, igniter evaluates too many tails, and the search by classes needs the time.
 _MOST_DEMANDS = 40
-#: Likely load of a device, and the part of the SLO that a batch may then take.
+#: Likely load of a device, and the part of the SLO a batch may then take.
 _LIKELY, _PART = 0.7, 0.4
 #: Minimum processor time (s) for the map of the first kind with this number of demands, less with more: a map without
 #: any search costs several times as much. An idle machine needs a part of this time.
@@ -52,11 +52,11 @@ class PrunedFleet:
     """A problem with fewer kinds of devices."""
 
     problem: Problem
-    known: Placement | None = None  #: A map that serves everything and justifies the pruning; None without pruning.
+    known: Placement | None = None  #: A map serving everything and justifying the pruning; None without pruning.
     least_price: float = math.inf  #: Least price per hour of the pruned kinds; infinite without any.
 
     def restore(self, placement: Placement) -> Placement:
-        """Return the better of two maps, with bounds that hold for the pruned kinds too."""
+        """Return the better of two maps, with bounds holding for the pruned kinds too."""
         if self.known is None:
             return placement
         if objective_value(self.problem, self.known) < objective_value(self.problem, placement):
@@ -151,7 +151,7 @@ def _try_kinds(
 
 
 def _replace_devices(problem: Problem, known: Placement, limit: Limit) -> Placement:
-    """Return the map with devices replaced by cheaper ones that serve all of their models, where available."""
+    """Return the map with devices replaced by cheaper ones serving all of their models, where available."""
     for gpu in known.gpus if len(known.gpus) > 1 else ():
         price, models = problem.entry(gpu.device).price_per_hour, {one.model for one in gpu.replicas()}
         others = list(known.gpus)
@@ -235,7 +235,7 @@ def _is_surpassed(entry: FleetEntry, other: FleetEntry) -> bool:
 
 
 def _guess_devices(segments: Segments, demand: Demand, entry: FleetEntry) -> float:
-    """Return the number of whole devices that a demand likely fills, infinity where no batch is in time."""
+    """Return the number of whole devices a demand likely fills, infinity where no batch is in time."""
     problem, sizes = segments.problem, segments.search_space.listed_batches(demand.model, entry.device, Share())
     try:
         times = batch_times(problem.estimator, demand.model, entry.device, sizes, Share(), 1)

@@ -14,7 +14,7 @@ from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, Res
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
 
-#: Part of the rates that a later goal may take away from an earlier goal.
+#: Part of the rates a later goal may take away from an earlier goal.
 _GIVE = 1e-6
 #: Part of its rate by which a demand must exceed the worst-served demand to be treated as better served.
 _BETTER = 1e-3
@@ -38,11 +38,11 @@ class PartialProgram(Protocol):
         """Return the columns of the served rates by demand."""
 
     def device_costs(self, prices: Mapping[str, float]) -> Mapping[int, float]:
-        """Return the price of every column that takes a device."""
+        """Return the price of every column taking a device."""
 
 
 def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Limit, *, fair: bool) -> Choice | None:
-    """Return the choice that serves most, higher priorities first, and at the least cost.
+    """Return the choice serving most, higher priorities first, and at the least cost.
 
     With ``fair`` the served fractions are maximised from the smallest up, before the sum and over all priorities.
     """
@@ -75,7 +75,7 @@ def _sum_served(program: PartialProgram, solution: Solution) -> tuple[float, ...
 def solve_for_goodput(
     problem: Problem, master: PartialProgram, limit: Limit, *, fair: bool, price: Callable[[], None] = lambda: None
 ) -> Solution | None:
-    """Return the solution that serves most, in the order of `maximise_goodput`; None if none is found in time.
+    """Return the solution serving most, in the order of `maximise_goodput`; None if none is found in time.
 
     ``price`` adds the columns of the relaxation under the objective of each priority, once the higher priorities are
     held at their optimum: the columns for all priorities together are seldom the best for the lower ones.

@@ -54,7 +54,7 @@ class LocalSearch:
         return self.limit.is_over or self.planner.asked >= self._most
 
     def improve(self, gpus: _Gpus) -> _Gpus:
-        """Return devices that serve at least as much and cost no more."""
+        """Return devices serving at least as much and costing no more."""
         if len(gpus) > _MOST_DEVICES:
             return gpus
         gpus = self._serve_more(gpus)
@@ -142,7 +142,7 @@ class LocalSearch:
             yield fresh
 
     def _in_new_instance(self, device: Device, gpu: PlacedGpu, task: Task) -> PlacedGpu | None:
-        """Return the device with the smallest new instance that does the task alone."""
+        """Return the device with the smallest new instance doing the task alone."""
         if any(partition.mig is None for partition in gpu.partitions):
             return None
         taken = [make_placement(device, str(part.mig), part.start or 0) for part in gpu.partitions]
@@ -205,7 +205,7 @@ class LocalSearch:
         return gpus, more
 
     def _on_new(self, gpus: _Gpus, task: Task) -> _Gpus | None:
-        """Return the devices and another device of the fleet that does the task."""
+        """Return the devices and another device of the fleet doing the task."""
         used = Counter(one.device for one in gpus)
         for entry in sorted(self.problem.fleet.entries, key=lambda entry: entry.price_per_hour):
             if entry.count is not None and used[entry.device.name] >= entry.count:

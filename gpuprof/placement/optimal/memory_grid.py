@@ -20,7 +20,7 @@ class MemoryGrid:
     """Counts bytes of a kind of partition."""
 
     unit: int = 0  #: Bytes; 0 where memory does not bind and is not counted.
-    capacity: int = 0  #: Units that the partition holds.
+    capacity: int = 0  #: Units the partition holds.
     #: Round the memory of replicas down, which gives bounds; else up, which gives feasible packings.
     relaxed: bool = False
 

@@ -19,7 +19,7 @@ from gpuprof.placement.program import EXACT, Solution
 
 #: Number of devices from which a fleet is planned without searching for the last device.
 _MANY_DEVICES = 1_000
-#: Maximum rounds of evaluating the guesses that the bound rests on.
+#: Maximum rounds of evaluating the guesses the bound rests on.
 _MOST_ROUNDS = 3
 _MANY_DEMANDS = 40
 
@@ -38,7 +38,7 @@ class CostResult:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A bound on the cost, the feasibility on the fleet, and the (device, share) that the bound rests on, by model."""
+    """A bound on the cost, the feasibility on the fleet, and the (device, share) the bound rests on, by model."""
 
     cost: float
     feasible: bool
@@ -113,14 +113,14 @@ def _rounds(problem: Problem) -> int:
 
 
 def _resolve_guesses(problem: Problem, offers: CandidateSegments, bound: _Bound) -> bool:
-    """Evaluate the guesses that the bound rests on; without queueing, all guesses, which is quick."""
+    """Evaluate the guesses the bound rests on; without queueing, all guesses, which is quick."""
     return (
         offers.resolve_guesses(bound.used) if problem.options.latency_budget is None else offers.resolve_all_guesses()
     )
 
 
 def _solve_master(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> _MasterSolution:
-    """Return the cheapest choice of segments of ``classes``, with a bound that holds for them."""
+    """Return the cheapest choice of segments of ``classes``, with a bound holding for them."""
     master, prices = RestrictedMaster(problem.fleet.entries, classes), _prices(problem.fleet.entries)
     first, bound = solve_relaxation(master, prices, limit, problem.options.seed)
     if first is None:
@@ -150,7 +150,7 @@ def _bound_cost(
     solution: _MasterSolution,
     limit: Limit,
 ) -> _Bound:
-    """Return a bound over all segments that could be offered, and the shares that it rests on."""
+    """Return a bound over all segments that could be offered, and the shares it rests on."""
     optimistic = offers.optimistic_segments(demands, guessing=not solution.is_large)
     entries = problem.fleet.entries
     same = solution.is_exact and all(found == choices[model] for model, found in optimistic.items())
@@ -201,7 +201,7 @@ def _round_up_to_step(bound: float, prices: Mapping[str, float]) -> float:
 
 
 def _used_shares(master: RestrictedMaster, solution: Solution, choices: Choices) -> dict[str, list[tuple[str, Share]]]:
-    """Return the devices and shares that a relaxed solution takes, by model."""
+    """Return the devices and shares a relaxed solution takes, by model."""
     return {
         model: [(choices[model][index].device, choices[model][index].share) for index in sorted(indices)]
         for model, indices in master.find_used_segments(solution).items()

@@ -57,9 +57,9 @@ from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
 
 #: Number of the quick policies' maps, best first, that are improved beside the program's own.
 _IMPROVED = 3
-#: Part of a time limit that the quick policies leave to the search where each query needs a solved queue.
+#: Part of a time limit the quick policies leave to the search where each query needs a solved queue.
 _FOR_SEARCH = 0.75
-#: Part that they leave with few classes of demands, whose search gains more from the time.
+#: Part they leave with few classes of demands, whose search gains more from the time.
 _FOR_CLASSES = 0.9
 #: Seconds for unmeasured shares once a map of measured shares is proven, without a limit; and the part of a limit for
 #: measured shares.
@@ -105,7 +105,7 @@ class Optimal:
         Quick maps of few kinds of devices come first. Kinds whose price alone reaches the cost of a map are left out,
         and the search ends where a map is as cheap as possible. With a time limit and few demands with predicted
         figures, the quick policies' maps follow, or come first on a single kind of device: they take seconds, and
-        policies that the limit ended are listed in the placement's ``unfinished``. With a time limit the quick
+        policies the limit ended are listed in the placement's ``unfinished``. With a time limit the quick
         policies' plans are made next, none of which is lost, and a quick plan; as much time as they took is kept for
         the later steps. Under the queueing model, the plan for separate streams is the start for the pools.
         """
@@ -218,7 +218,7 @@ class Optimal:
     def _solve_pooled(
         self, problem: Problem, known: PooledSegments, rates: Mapping[str, float], limit: Limit
     ) -> tuple[PlacedGpu, ...]:
-        """Return the devices that the program takes for demands at these rates."""
+        """Return the devices the program takes for demands at these rates."""
         asked = raise_demands(problem.demands, rates)
         return place_by_program(problem, known, asked, limit, fair=self.fair)
 
@@ -328,7 +328,7 @@ class Optimal:
         return bounded if known is None else raise_bounds(problem, bounded, known)
 
     def _find_fairest(self, problem: Problem, segments: Segments, planned: ProgramPlan, limit: Limit) -> Placement:
-        """Return the cheapest map that serves everything, else the map that serves the least-served demand best."""
+        """Return the cheapest map serving everything, else the map serving the least-served demand best."""
         placement = planned.placement
         if placement.lower_bound_cost_per_hour is not None:
             best = self._find_best(problem, segments, planned, limit)
@@ -374,7 +374,7 @@ class Optimal:
     ) -> Iterator[Placement]:
         """Yield the running map with its remainder placed, replanning as many devices as make it cost no more.
 
-        The remainder may need a further device that it does not fill, while others have capacity that does not fit it.
+        The remainder may need a further device it does not fill, while others have capacity that does not fit it.
         The number of replanned devices is doubled until it suffices, and then bisected.
         """
         if problem.previous is None:

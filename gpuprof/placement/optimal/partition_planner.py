@@ -1,7 +1,7 @@
 """Plans partitions: shares and batches under which co-located replicas keep their SLOs.
 
 A partition is a whole device or a MIG instance. As in iGniter's Algorithm 2, shares start at the smallest sufficient
-share without neighbours and are raised step by step for replicas that break an SLO. Unlike there, another batch size
+share without neighbours and are raised step by step for replicas breaking an SLO. Unlike there, another batch size
 may help, any estimator gives the interference, and instances hold several models.
 """
 
@@ -21,7 +21,7 @@ from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: A model and the rate (requests/s) that a single replica is to serve.
+#: A model and the rate (requests/s) a single replica is to serve.
 Task = tuple[str, float]
 
 _EPSILON = 1e-9
@@ -63,7 +63,7 @@ class PartitionPlanner:
         return math.inf if index is None else self.steps(device, mig, task[0])[index]
 
     def steps(self, device: Device, mig: str | None, model: str) -> tuple[float, ...]:
-        """Return the shares in percent of the partition that a replica may have, smallest first."""
+        """Return the shares in percent of the partition a replica may have, smallest first."""
         key = (device.name, mig, model)
         if key not in self._steps:
             listed = {one.sm_pct for one in self.problem.estimator.shares(model, device) if one.mig == mig}
@@ -162,7 +162,7 @@ class PartitionPlanner:
         beside: Sequence[Workload],
         now: Workload | None = None,
     ) -> Workload | None:
-        """Return a workload that does the task beside neighbours: the present batch, else the smallest able."""
+        """Return a workload doing the task beside neighbours: the present batch, else the smallest able."""
         demand = self.problem.demand(task[0])
 
         def does(workload: Workload) -> bool:

@@ -55,7 +55,7 @@ class PatternEnumeration:
         self._left = _MOST[self.problem.options.latency_budget is None]
 
     def list_patterns(self) -> tuple[ReplicaPattern, ...] | None:
-        """Return every combination that serves something, None where there are too many."""
+        """Return every combination serving something, None where there are too many."""
         patterns: list[ReplicaPattern] = []
         for entry in self.problem.fleet.entries:
             for mig in (None, *(profile.name for profile in entry.device.mig_profiles)):

@@ -1,7 +1,7 @@
 """The integer program over replica patterns, which counts interference.
 
 The program over shares (`RestrictedMaster`) ignores interference; this program chooses among patterns that are planned
-already, each replica with the rate that it can serve beside its neighbours. A map is a number of devices of each kind,
+already, each replica with the rate it can serve beside its neighbours. A map is a number of devices of each kind,
 their configurations, and a pattern in each partition; it serves a demand when the rates of its replicas add up to it.
 """
 
@@ -30,7 +30,7 @@ class ReplicaPattern:
     """The replicas of a partition: a whole device, or a MIG instance at any start."""
 
     device: str
-    partition: PlacedPartition  #: Each replica with the largest known rate that it can serve beside its neighbours.
+    partition: PlacedPartition  #: Each replica with the largest known rate it can serve beside its neighbours.
 
     @property
     def kind(self) -> PartitionKind:
@@ -91,7 +91,7 @@ class PatternProgram:
         return self._served
 
     def device_costs(self, prices: Mapping[str, float]) -> dict[int, float]:
-        """Return the price of every column that takes a device."""
+        """Return the price of every column taking a device."""
         return {column: prices[configuration.device] for configuration, column in self._configurations}
 
     def read_solution(self, solution: Solution) -> tuple[PlacedGpu, ...]:

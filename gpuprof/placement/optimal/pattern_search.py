@@ -30,7 +30,7 @@ class PatternSolution:
 
 @dataclass(slots=True)
 class PatternSearch:
-    """Assembles maps that serve all demands."""
+    """Assembles maps serving all demands."""
 
     problem: Problem
     demands: Sequence[Demand]  #: Demands with a segment.
@@ -66,7 +66,7 @@ class PatternSearch:
         return replace(solution, bound=0.0 if optimistic is None else optimistic.bound)
 
     def maximise_goodput_of_patterns(self, *, fair: bool) -> tuple[PlacedGpu, ...]:
-        """Return the map that serves most of the demands in part, or with ``fair`` most of the least-served demand.
+        """Return the map serving most of the demands in part, or with ``fair`` most of the least-served demand.
 
         No devices where patterns are too many to list.
         """

@@ -75,7 +75,7 @@ class PooledPlanner:
         return clip_bounds(self.problem, best)
 
     def take_over(self, quick: Placement, limit: Limit) -> Placement:
-        """Return a policy's map that serves everything, settled while there is time, with a bound."""
+        """Return a policy's map serving everything, settled while there is time, with a bound."""
         named = replace(quick, policy="optimal", found_by=quick.policy)
         with self.problem.limits.until(limit), suppress(TimeUpError):
             settled = self._settle(named, quick.gpus, quick.policy)

@@ -31,7 +31,7 @@ _QUICK = (QUICKEST, "gslice", "gpulet", "ffd", "parvagpu")
 #: the best: these two come before the policies under the queueing model, the others after them.
 _FOR_INSTANCES = ("parvagpu", "ffd")
 _FIRST_BY_BUDGET = 2
-#: Minimum processor time (s) of all policies together for few demands with predicted figures: without a map that serves
+#: Minimum processor time (s) of all policies together for few demands with predicted figures: without a map serving
 #: everything, with such a map, and without a map where they simulate the processes of MIG instances.
 _LEAST_S, _LEAST_BESIDE_S, _LEAST_FOR_INSTANCES_S = 3.0, 1.0, 4.5
 #: With a latency budget, each quick policy takes milliseconds up to this number of demands, whatever the figures are.
@@ -67,13 +67,13 @@ class QuickPolicies:
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """The policies that a time limit ended, whose maps may be better than every known map."""
+        """The policies a time limit ended, whose maps may be better than every known map."""
         return tuple(self._ended)
 
     def run_quickest(self, problem: Problem) -> Placement | None:
         """Return the quickest policy's map for many demands under queueing; None where it takes more than seconds.
 
-        A policy that serves everything is not run again.
+        A policy serving everything is not run again.
         """
         if (
             problem.options.latency_budget is not None
@@ -93,7 +93,7 @@ class QuickPolicies:
 
         For these the policies take seconds, within the limit or for a minimum time, so they come first. Where models
         were measured in MIG instances alone, maps of instances are mostly the best: two of these come first, at half
-        the SLO, which takes a fraction of the time; the others come last. ``known``: a map that serves everything.
+        the SLO, which takes a fraction of the time; the others come last. ``known``: a map serving everything.
         """
         many = len(problem.demands)
         if limit.seconds is None or problem.options.latency_budget is not None or many > _FEW:

@@ -68,7 +68,7 @@ def plan_by_program(problem: Problem, segments: Segments, limit: Limit, *, fair:
 def place_by_program(
     problem: Problem, segments: Segments, demands: Sequence[Demand], limit: Limit, *, fair: bool
 ) -> tuple[PlacedGpu, ...]:
-    """Return the devices that the program takes for some demands, without a bound.
+    """Return the devices the program takes for some demands, without a bound.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def _lower_to_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
 def _build_placement(
     problem: Problem, segments: Segments, choices: Choices, covers: Mapping[str, Cover], choice: Choice | None
 ) -> tuple[tuple[PlacedGpu, ...], bool]:
-    """Return the devices that a choice takes, and whether all chosen segments were placed."""
+    """Return the devices a choice takes, and whether all chosen segments were placed."""
     bins = FleetBins(problem, segments)
     left = choice is None or pack_replicas(covers, choice, segments, bins)
     return merge_replicas(problem, segments, choices, bins.to_gpus()), not left

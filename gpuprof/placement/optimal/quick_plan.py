@@ -25,9 +25,9 @@ from gpuprof.placement.unplaced_reasons import NO_TIME, explain_unplaced, is_ref
 _LIKELY = 0.7
 #: Part of the SLO: a batch within it likely keeps the SLO at a high load.
 _PART = 0.4
-#: Part of the load of full batches: a segment that keeps its SLO up to it is taken at once, else the best of several.
+#: Part of the load of full batches: a segment keeping its SLO up to it is taken at once, else the best of several.
 _GOOD, _MOST_TRIED = 0.65, 12
-#: Part of the time left when the first segment that keeps its SLO is taken.
+#: Part of the time left when the first segment keeping its SLO is taken.
 _EARLY = 0.6
 #: Weight of a workload that may hardly keep its SLO, relative to a safe workload.
 _LATE = 1e-3
@@ -36,7 +36,7 @@ _LEAST_S = 0.3
 
 
 def make_quick_plan(problem: Problem, segments: Segments, limit: Limit) -> Placement:
-    """Return the placement of `place_first_fit`, with a bound that needs no queues if there is time."""
+    """Return the placement of `place_first_fit`, with a bound needing no queues if there is time."""
     return with_cost_bound(problem, segments, place_first_fit(problem, segments, limit), limit)
 
 
@@ -115,7 +115,7 @@ def _is_likely(segments: Segments, demand: Demand, device: Device, share: Share)
 
 
 def _most_efficient(segments: Segments, demand: Demand, device: Device, early: Limit) -> Segment | None:
-    """Return a segment that serves much for its share: the best of a few by full batches and remaining time."""
+    """Return a segment serving much for its share: the best of a few by full batches and remaining time."""
     ranked: list[tuple[float, Workload]] = []
     for share in segments.problem.estimator.shares(demand.model, device):
         for most_rps, workload in _throughputs(segments, demand, device, share):
@@ -128,7 +128,7 @@ def _most_efficient(segments: Segments, demand: Demand, device: Device, early: L
         made = segments.make(demand, device, workload)
         if made is not None and (best is None or _yield(device, made) > _yield(device, best)):
             best = made
-        # A segment that keeps its SLO only at a negligible load takes dozens of replicas, where the next may need few.
+        # A segment keeping its SLO only at a negligible load takes dozens of replicas, where the next may need few.
         most_rps = segments.throughput_rps(device, workload)
         good = made is not None and made.capacity_rps >= min(demand.rate_rps, _GOOD * most_rps)
         if best is not None and (good or number >= _MOST_TRIED or early.is_over):

@@ -36,7 +36,7 @@ class _Candidate:
 class ReplicaOption:
     """A replica of one demand on one kind of device."""
 
-    part: float  #: Part of a device that it takes.
+    part: float  #: Part of a device it takes.
     rate_rps: float  #: Maximum served rate, at most the demand's rate.
     #: Candidates that may serve the whole demand alone, until their queues are solved.
     candidates: tuple[_Candidate, ...] = ()
@@ -63,7 +63,7 @@ def list_options(segments: BoundingSegments, demand: Demand, entry: FleetEntry) 
 def settle_options(
     segments: BoundingSegments, demand: Demand, entry: FleetEntry, options: Sequence[ReplicaOption]
 ) -> tuple[ReplicaOption, ...]:
-    """Return the options up to the first whose queue confirms that it serves the whole demand alone."""
+    """Return the options up to the first whose queue confirms it serves the whole demand alone."""
     settled: list[ReplicaOption] = []
     for option in options:
         one = _solve_queues(segments, demand, entry, option) if option.candidates else option

@@ -110,7 +110,7 @@ class RestrictedMaster:
     classes: Sequence[DemandClass]
     #: Demands may be served in part; the objective is then the served rate (see `maximise_goodput`), else the cost.
     partial: bool = False
-    #: Where patterns are too many to list, only the sums of shares and memory are bounded: a relaxation that needs no
+    #: Where patterns are too many to list, only the sums of shares and memory are bounded: a relaxation needing no
     #: generation.
     summed: bool = False
     #: True if a demand of a partial program below its ``min_goodput_rps`` is treated as unserved.
@@ -278,7 +278,7 @@ class RestrictedMaster:
         return [pair for group, columns in pairs for pair in zip(group.demands, columns, strict=True)]
 
     def device_costs(self, prices: Mapping[str, float]) -> dict[int, float]:
-        """Return the price of every column that takes a device."""
+        """Return the price of every column taking a device."""
         return {column: prices[configuration.device] for configuration, column in self._configurations}
 
     def configuration_duals(self, duals: Sequence[float]) -> list[tuple[DeviceConfiguration, float]]:

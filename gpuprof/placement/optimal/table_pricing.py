@@ -1,9 +1,9 @@
 """Pricing of patterns where neighbours act through sums: thousands of combinations of parts are planned at once.
 
 The content of a device is a row of parts, each with an option: a share and a batch that do its task alone. Options are
-ordered by share, then by batch. Beside neighbours, a late part takes a larger share, and a part that serves too little
+ordered by share, then by batch. Beside neighbours, a late part takes a larger share, and a part serving too little
 the next batch, until all are in time and serve their rates, or the device is full. As less pressure makes nothing
-slower, combinations with another part begin with the options that they had without it.
+slower, combinations with another part begin with the options they had without it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True, order=True)
 class DemandPart:
-    """A replica that serves an equal part of a demand of a class."""
+    """A replica serving an equal part of a demand of a class."""
 
     model: str  #: The first demand of the class.
-    divisor: int = 1  #: Number of equal replicas that serve the demand.
+    divisor: int = 1  #: Number of equal replicas serving the demand.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ class TablePricing:
         self._starts, self._ends = np.array(ends[:-1]), np.array(ends[1:])
 
     def least_units(self) -> Integers:
-        """Return the least share that each part takes, in parts of `SPACE`; more than `SPACE` where none suffices."""
+        """Return the least share each part takes, in parts of `SPACE`; more than `SPACE` where none suffices."""
         known = self._starts < self._ends
         first = self._rows[np.minimum(self._starts, max(len(self._rows) - 1, 0))] if len(self._rows) else 0
         return np.where(known, self.units[first], SPACE + 1)
 
     def list_alone(self) -> Iterator[PricedParts]:
-        """Yield each part that some workload serves alone, with the workload of the least share."""
+        """Yield each part some workload serves alone, with the workload of the least share."""
         for part, start, end in zip(self.parts, self._starts, self._ends, strict=True):
             if start < end:
                 yield PricedParts(0.0, (part,), (self.kind.workloads[self._rows[start]],))

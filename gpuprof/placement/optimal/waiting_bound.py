@@ -1,14 +1,14 @@
 """Minimum capacity (requests per unit of time) of replicas under Poisson arrivals so that few requests wait too long.
 
-No more requests of a model are in time than with a single server that serves them one after another at the maximum rate
+No more requests of a model are in time than with a single server serving them one after another at the maximum rate
 of all replicas together. Proof: a batch of n that takes S has requests in time only if S is within the SLO, and its
 replica then serves n / S <= r of them per unit of time. In a server of rate r each of them can have all of its work
 while the batch runs, between its arrival and its deadline; and a server with the sum of the rates can do the work of
 several. All deadlines follow their arrivals by the same time. So the best rule there takes each request that can still
-be answered in time, and refuses the others: a rule that refuses such a request can refuse the next one that it takes
+be answered in time, and refuses the others: a rule that refuses such a request can refuse the next one it takes
 instead.
 
-The refused part of that server is known in closed form. Let V be its work and K the requests that it serves within the
+The refused part of that server is known in closed form. Let V be its work and K the requests it serves within the
 SLO, both in requests, and ρ the load; a request is refused where V > K - 1. By level crossing, the law of V up to K - 1
 is proportional to that of M/D/1: G(v), the sum over k <= v of (-ρ (v - k))^k / k! exp(ρ (v - k)). With T the total, the
 server is idle for 1 / T of the time, and busy with accepted requests for ρ G(K - 1) / T. Both add up to 1, so T is 1 +

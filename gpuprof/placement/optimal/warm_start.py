@@ -145,7 +145,7 @@ def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[
     for replica in gpu.replicas():
         most = segments.search_space.processes(replica.share)[-1]
         if replica.batch > options.max_batch or replica.processes > most or replica.max_wait_ms:
-            continue  # replicas that wait for full batches are no longer planned
+            continue  # replicas waiting for full batches are no longer planned
         segment = segments.make(problem.demand(replica.model), device, replica.workload)
         if segment is not None:
             yield replica, segment

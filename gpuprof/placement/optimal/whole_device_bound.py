@@ -6,7 +6,7 @@ Demands may be divided among kinds at will, devices may not: an integer program 
 for each demand on each kind. Every map in the search space is a solution of the program, so none costs less.
 
 For few demands the replicas are counted next: a column for each possible replica of a demand, with its part and its
-maximum rate. Where the program rests on a replica that serves the whole demand alone, its queue verifies this. No queue
+maximum rate. Where the program rests on a replica serving the whole demand alone, its queue verifies this. No queue
 of several replicas is solved.
 """
 
@@ -87,14 +87,14 @@ def bound_whole_devices(problem: Problem, limit: Limit) -> WholeDeviceBound:
 
 @dataclass(frozen=True, slots=True)
 class _Relaxation:
-    """The program's bound, and the pairs that it rests on."""
+    """The program's bound, and the pairs it rests on."""
 
     bound: WholeDeviceBound
     unknown: Sequence[_Pair] = ()  #: Demands on kinds not yet evaluated.
-    unsettled: Sequence[_Pair] = ()  #: Pairs with a replica that serves the whole demand, if its queue confirms it.
+    unsettled: Sequence[_Pair] = ()  #: Pairs with a replica serving the whole demand, if its queue confirms it.
 
     def resolve(self, known: _KnownOptions) -> bool:
-        """Evaluate a pair that the bound rests on; return False where all are known."""
+        """Evaluate a pair the bound rests on; return False where all are known."""
         if self.unknown:
             known.look_up(self.unknown[0])
         elif self.unsettled:

@@ -51,6 +51,6 @@ def _find_cycles(models: Sequence[TurnDemand]) -> Iterator[DutyCycle]:
 
 
 def _smallest_batch(demand: TurnDemand, cycle_ms: float) -> int | None:
-    """Return the smallest batch that holds the arrivals of a cycle, None where the largest does not."""
+    """Return the smallest batch holding the arrivals of a cycle, None where the largest does not."""
     needed = demand.rate_rps * cycle_ms / 1000.0 * (1.0 - _EPSILON)
     return min((batch for batch in demand.latency_ms if batch >= needed), default=None)

@@ -17,7 +17,7 @@ from gpuprof.placement.unplaced_reasons import explain_shortfall, explain_unplac
 
 @dataclass(frozen=True, slots=True)
 class FirstFitDecreasing:
-    """Chooses for each demand the cheapest segments that serve it, then packs the largest first.
+    """Chooses for each demand the cheapest segments serving it, then packs the largest first.
 
     Only shares, batch sizes and numbers of processes with an estimate are used. A replica goes to the first device with
     enough room where all co-located replicas keep their SLOs. On a fixed fleet, the remainder is tried again in smaller
@@ -61,7 +61,7 @@ def _pack(problem: Problem, choices: dict[str, tuple[Segment, ...]], cost: Cost,
 
 
 def _squeeze(demand: Demand, missing_rps: float, segments: Sequence[Segment], bins: FleetBins) -> float:
-    """Fill the remaining room with the segments that serve most; return the rate that is still unplaced."""
+    """Fill the remaining room with the segments serving most; return the rate that is still unplaced."""
     placed = bins.count(demand.model)
     most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     for segment in sorted(segments, key=lambda s: (-min(s.capacity_rps, missing_rps), s.fraction)):

@@ -35,7 +35,7 @@ _MOST_CYCLES = 3
 @dataclass(slots=True)
 class _Gpu:
     entry: FleetEntry
-    #: Replicas by gpu-let: a single replica, or several that take turns.
+    #: Replicas by gpu-let: a single replica, or several taking turns.
     lets: list[tuple[PlacedReplica, ...]] = field(default_factory=list)
     free_pct: float = 100.0
 
@@ -52,7 +52,7 @@ class _Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Gpulet:
-    """Elastic partitioning: the size is the smaller of the most efficient size and the least that serves the rate.
+    """Elastic partitioning: the size is the smaller of the most efficient size and the least serving the rate.
 
     Follows the descriptions by iGniter (TPDS'22 §5.1, gpu-lets+) and ParvaGPU (SC'24 §II): a workload goes to the
     best-fitting free part; a GPU is split once, and the second workload gets its whole rest; workloads are placed by
@@ -61,7 +61,7 @@ class Gpulet:
     """
 
     #: True if models may also share a gpu-let in time (`duty_cycle`). A workload takes turns, with its whole rate or
-    #: not at all, in the first gpu-let that keeps all SLOs: at its present size, else the workload goes to a free part,
+    #: not at all, in the first gpu-let keeping all SLOs: at its present size, else the workload goes to a free part,
     #: else to a gpu-let that also takes the free part of its GPU. Cycles are chosen by times alone; all models must
     #: also keep their SLOs beside the other gpu-let, with the longest wait for their turn.
     temporal: bool = False
@@ -174,7 +174,7 @@ class _OpenGpus:
     def _take_turns(
         self, gpu: _Gpu, number: int, share: Share, rates: Sequence[tuple[str, float]]
     ) -> tuple[PlacedReplica, ...] | None:
-        """Return the models as replicas that take turns in a gpu-let, None where no cycle keeps all SLOs."""
+        """Return the models as replicas taking turns in a gpu-let, None where no cycle keeps all SLOs."""
         device = gpu.entry.device
         asked = [self._turn_demand(device, share, model, rate_rps) for model, rate_rps in rates]
         if not all(one.latency_ms for one in asked):
@@ -269,7 +269,7 @@ def _free(gpu: _Gpu) -> float:
 
 
 def _sizes(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Segment]:
-    """Return the best segment of each size that meets the SLO at some rate, smallest first."""
+    """Return the best segment of each size meeting the SLO at some rate, smallest first."""
     choices = []
     for size in SIZES_PCT:
         try:
@@ -284,14 +284,14 @@ def _sizes(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Segmen
 
 
 def _ideal(sizes: Sequence[Segment], missing_rps: float) -> Segment:
-    """Return the smaller of the most efficient size and the least size that serves the remaining rate."""
+    """Return the smaller of the most efficient size and the least size serving the remaining rate."""
     efficient = max(sizes, key=lambda one: (one.capacity_rps / one.share.sm_pct, -one.share.sm_pct))
     enough = [one for one in sizes if one.capacity_rps >= missing_rps]
     return min([efficient, *enough[:1]], key=lambda one: one.share.sm_pct)
 
 
 def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, missing_rps: float) -> PlacedReplica:
-    """Return the replica with the smallest batch that meets the rate (gpu-lets+, iGniter §5.1)."""
+    """Return the replica with the smallest batch meeting the rate (gpu-lets+, iGniter §5.1)."""
     rate_rps = min(missing_rps, segment.capacity_rps)
     demand, device = segments.problem.demand(segment.model), entry.device
     for batch in segments.search_space.listed_batches(segment.model, device, segment.share):

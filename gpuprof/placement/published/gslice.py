@@ -27,7 +27,7 @@ _State = tuple[PlacedReplica, ...]  # of one device
 class Gslice:
     """GSLICE with iGniter's placement of the workloads, the baseline of iGniter (TPDS'22 §5.1, §5.3) and ParvaGPU.
 
-    The workloads are co-located as in iGniter's map. Each starts with the least share that keeps its SLO alone, and
+    The workloads are co-located as in iGniter's map. Each starts with the least share keeping its SLO alone, and
     always takes the largest batch that does (adaptive batching). Then, up to five times, each workload independently
     raises its share when its observed latency or throughput beside the others misses its objective, and lowers it when
     both are better by more than the threshold.
@@ -75,7 +75,7 @@ class _ShareTuner:
     _batches: dict[tuple[str, Share], tuple[int, ...]] = field(default_factory=dict)
 
     def alone(self, replica: PlacedReplica) -> PlacedReplica:
-        """Return the replica with the least share that keeps its SLO without neighbours."""
+        """Return the replica with the least share keeping its SLO without neighbours."""
         # Here and below, 1e-9: quotients carry rounding errors, and `int` would drop a whole unit.
         most = int(100.0 / self.policy.unit_pct + 1e-9)
         units = first_of(range(1, most + 1), partial(self._suffices_alone, replica))
@@ -137,7 +137,7 @@ class _ShareTuner:
         return max(late, replica.rate_rps / self.segments.throughput_rps(self.device, replica.workload, beside))
 
     def _with_largest_batch(self, replica: PlacedReplica, beside: Sequence[Workload]) -> PlacedReplica:
-        """Return the replica with the largest batch that keeps its SLO beside the others; unchanged where none does."""
+        """Return the replica with the largest batch keeping its SLO beside the others; unchanged where none does."""
         for batch in reversed(self._sizes(replica)):
             larger = replace(replica, batch=batch)
             if self._meets(larger, beside):

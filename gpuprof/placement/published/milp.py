@@ -15,7 +15,7 @@ from gpuprof.placement.published.requirement import CreqMetric, Requirement, req
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Relative goodput that the second objective may give up.
+#: Relative goodput the second objective may give up.
 _GIVE = 1e-7
 
 _Known = Mapping[str, Mapping[str, Mapping[int, Requirement]]]

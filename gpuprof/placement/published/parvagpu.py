@@ -50,7 +50,7 @@ class _Service:
     triplets: tuple[_Triplet, ...]
 
     def last(self, rate_rps: float) -> _Triplet:
-        """LASTSEG: the smallest instance that serves the rest, the most efficient where none does."""
+        """LASTSEG: the smallest instance serving the rest, the most efficient where none does."""
         enough = [triplet for triplet in self.triplets if triplet.segment.capacity_rps >= rate_rps * (1 - 1e-9)]
         return min(enough, key=lambda t: t.slices) if enough else self.optimal(self.triplets)
 
@@ -139,7 +139,7 @@ def triplets(segments: Segments, demand: Demand, device: Device) -> tuple[_Tripl
 
 
 def _match_rate(service: _Service) -> list[_Triplet]:
-    """Demand Matching (Algorithm 1, lines 14 to 22): optimal segments, and the smallest that serves the rest."""
+    """Demand Matching (Algorithm 1, lines 14 to 22): optimal segments, and the smallest serving the rest."""
     if not service.triplets:
         return []
     demand = service.demand
@@ -176,7 +176,7 @@ def allocate(entry: FleetEntry, queue: Sequence[tuple[_Service, _Triplet]], gpus
 
 
 def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: Sequence[_Service]) -> list[_Gpu]:
-    """Return the GPUs of the older map with the segments of the services that it still serves as demanded.
+    """Return the GPUs of the older map with the segments of the services it still serves as demanded.
 
     Nothing of the map is kept when it takes more GPUs of this kind than available, or two of its segments overlap.
     """
@@ -264,7 +264,7 @@ def _broken_up(gpu: _Gpu, owed: Mapping[str, float]) -> tuple[list[tuple[_Servic
 def _small_segments(service: _Service, owed_rps: float) -> tuple[list[_Triplet] | None, float]:
     """Return segments of at most two slices for the rate, and the remaining rate (below zero: a surplus).
 
-    SMALLSEGMENTS (Algorithm 2, line 22) gives no more detail. Here the last segment is the smallest that serves the
+    SMALLSEGMENTS (Algorithm 2, line 22) gives no more detail. Here the last segment is the smallest serving the
     rest, as in LASTSEG; with all segments of the most efficient size, ParvaGPU-single would take eight GPUs for the
     paper's scenario 4, as in its Figure 5, and not seven; no other scenario distinguishes the two.
     """

@@ -38,7 +38,7 @@ class Requirement:
     metric: str | None = None  #: Metric of Creq, by its name in estimates.
 
     def replica(self, rate_rps: float) -> PlacedReplica:
-        """Return the replica that serves ``rate_rps``, with its assumed requirement."""
+        """Return the replica serving ``rate_rps``, with its assumed requirement."""
         return replace(self.segment.replica(rate_rps), creq=self.figure, creq_metric=self.metric)
 
     @property
@@ -50,7 +50,7 @@ class Requirement:
 def requirements(
     segments: Segments, demand: Demand, device: Device, metric: CreqMetric, unshared: bool = False
 ) -> tuple[dict[int, Requirement], tuple[float, float] | None]:
-    """Return the requirement at each batch that meets the SLO, and the mean (Creq, Mreq) over all batches.
+    """Return the requirement at each batch meeting the SLO, and the mean (Creq, Mreq) over all batches.
 
     With ``unshared`` a replica may use the whole device, and is not limited to its requirement. Raises `InputError`
     when ``metric`` is known at no batch.

@@ -27,7 +27,7 @@ from gpuprof.placement.published.usher_placement import (
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Maximum multiple of the least replication degree: 1 … 6 times the least that serves the rate (§3.3.2).
+#: Maximum multiple of the least replication degree: 1 … 6 times the least serving the rate (§3.3.2).
 _MULTIPLES = 6
 #: Number of configurations of a group above which dominated options are left out.
 _MOST_CONFIGURATIONS = 10_000
@@ -46,10 +46,10 @@ class Usher:
     placed in the order of their first demand; among equally good configurations the first, batches and replication
     degrees ascending; neutral models last; a model whose least replication degree exceeds a fixed fleet is not served.
     Decided here: the batch sizes are the estimator's; with several kinds of devices a model's Creq and Mreq are the
-    means over the kinds that can host it; goodput is the largest rate of a replica by the problem's latency rule; among
+    means over the kinds able to host it; goodput is the largest rate of a replica by the problem's latency rule; among
     configurations of equal goodput the cheapest, on fixed fleets too; a replica whose SLO, or whose neighbours', would
     break in USHER's place, which USHER does not check, gets a further device if available, of the same kind or else of
-    the kind that serves most of its rate.
+    the kind serving most of its rate.
     """
 
     creq: CreqMetric = "max-occupancy"  #: Metric behind Creq (thesis §5.3).
@@ -186,9 +186,9 @@ class Usher:
     def _apart(
         self, problem: Problem, segments: Segments, bins: Sequence[Bin], refused: Sequence[tuple[Option, str, float]]
     ) -> list[Bin]:
-        """Return further devices for the replicas that break an SLO with their neighbours, first fit.
+        """Return further devices for the replicas breaking an SLO with their neighbours, first fit.
 
-        They are of the same kind, else of the kind that serves most of the rate, the cheapest among equals.
+        They are of the same kind, else of the kind serving most of the rate, the cheapest among equals.
         """
         used = Counter(one.device.name for one in bins)
         fresh: list[Bin] = []
@@ -222,7 +222,7 @@ def _manageable(options: Sequence[Sequence[Option]]) -> list[list[Option]]:
 
 
 def _fewer(options: Sequence[Option], most: int) -> list[Option]:
-    """Return at most ``most`` options: the first that serve everything, and some that serve less."""
+    """Return at most ``most`` options: the first serving everything, and some serving less."""
     whole = [one for one in options if one.served_rps >= one.demand.rate_rps * (1 - _EPSILON)]
     partial = [one for one in options if one not in whole]
     few = max(most - len(whole), min(len(partial), most // 2))

@@ -26,7 +26,7 @@ class Option:
     demand: Demand
     batch: int
     replicas: int
-    by_device: Mapping[str, Requirement]  #: The kinds of device that can host it.
+    by_device: Mapping[str, Requirement]  #: The kinds of device able to host it.
     #: ``creq_pct``, ``mreq_pct``: mean over these kinds.
     creq_pct: float = field(init=False)
     mreq_pct: float = field(init=False)
@@ -164,12 +164,12 @@ class Trial:
         return self._changed.get(index, self.ground.spaces[index])
 
     def _own(self, option: Option) -> list[tuple[float, int]]:
-        """Return the group's devices that can host a replica, fullest first."""
+        """Return the group's devices able to host a replica, fullest first."""
         there = len(self.ground.spaces)
         return sorted(self._taking(option, range(there, there + len(self._opened))))
 
     def _outside(self, option: Option, most: int) -> list[tuple[float, int]]:
-        """Return at most ``most`` of the other groups' devices that can host a replica, fullest first."""
+        """Return at most ``most`` of the other groups' devices able to host a replica, fullest first."""
         fits = list(self._taking(option, self._changed))
         for fit in self.ground.fits(option) if most else []:
             if most <= 0:
@@ -206,7 +206,7 @@ class Trial:
             self._changed[index] = space
 
     def _initialise(self, option: Option) -> bool:
-        """NEW_LOWEST_COST_GPU_INITIALIZATION: open the cheapest device that can host the model, if available."""
+        """NEW_LOWEST_COST_GPU_INITIALIZATION: open the cheapest device able to host the model, if available."""
         for entry in self.ground.entries:
             name = entry.device.name
             used = self.ground.used[name] + sum(space.device == name for space in self._opened)
