@@ -22,7 +22,6 @@ from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes
 _MANY_BATCHES, _MANY_SHARES = 2, 8
 #: Batches and percentages that plans choose from: finer steps on the whole device than on its instances.
 _MOST_BATCH = 256
-_MOST_READ = 32
 _STEP, _INSTANCE_STEP = 2.5, 5.0
 #: Percentages that any smaller share must not beat; few, since each is predicted beside the queried share.
 _COMPARED_SHARES = (10.0, 25.0, 50.0, 75.0, 100.0)
@@ -96,9 +95,7 @@ class LatencyGrid:
         Raises `InputError` as `at` does.
         """
         if self._board is None:
-            # Without linear kernels each batch needs a graph of its own, which may take a second to read.
-            most = _MOST_BATCH if self._kernels.is_linear() else _MOST_READ
-            batches = self._kernels.list_grid(most) or self._kernels.list_grid(_MOST_BATCH)
+            batches = self._kernels.list_grid(_MOST_BATCH)  # a smaller grid would give no bound
             least = self._model.board_seconds(self._kernels, batches, self._device)
             if self._whole is not None:
                 whole = self._model.latencies(self._kernels, batches, self._device, [Share()])
