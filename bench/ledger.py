@@ -120,7 +120,7 @@ def main() -> int:
 
 def judge(measurements: Iterable[Measurement], folder: Path) -> Iterator[Line]:
     """Yield a line for each source, runtime, precision and board, batches of one apart."""
-    groups: dict[tuple[str, ...], list[tuple[float, Figure]]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str, str], list[tuple[float, Figure]]] = defaultdict(list)
     for one in measurements:
         if one.model in _MODELS:
             batches = "batch 1" if one.batch == "1" else "larger batches"
