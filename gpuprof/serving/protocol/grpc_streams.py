@@ -217,7 +217,10 @@ def _reflection_handler() -> Any:
     methods = {f"/{name}/ServerReflectionInfo": method for name in names}
 
     class Handler(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
+        """Finds the reflection service by both of its names."""
+
         def service(self, call: Any) -> Any:
+            """Return the handler of a call, None for other services."""
             return methods.get(call.method)
 
     return Handler()
