@@ -132,6 +132,41 @@ def multi_head_attention(call: OpCall) -> int:
     return _scores(batch, heads, queries, keys, width, value_width)
 
 
+def quantised_attention(call: OpCall) -> int:
+    """Return the FLOPs of ONNX Runtime's QAttention: its Attention on 8-bit inputs, with a scale each."""
+    batch, length, features = call.x.shape
+    wide = call.input(1).shape[1]
+    heads = call.whole("num_heads", 1)
+    projection = batch * length * wide * (2 * features + 2)  # the scale, and the bias, which is required
+    width = wide // 3 // heads
+    return projection + _scores(batch, heads, length, length, width, width, masked=call.has(5))
+
+
+def mixture_of_experts(call: OpCall) -> int:
+    """Return the FLOPs of ONNX Runtime's MoE and QMoE: each row goes through ``k`` experts of two or three products.
+
+    QMoE packs two weights of four bits into a byte along their last axis; the inner width follows from the experts'
+    sizes.
+    """
+    rows, features = prod(call.x.shape[:-1]), call.x.shape[-1]
+    experts = call.input(1).shape[1]
+    weights = (2, 4, 6) if call.op_type == "MoE" else (2, 5, 8)  # scales lie between those of QMoE
+    inner = [_inner_width(call, position, features) for position in weights if call.has(position)]
+    chosen = min(call.whole("k", 1), experts)
+    return rows * (5 * experts + chosen * sum(2 * features * width for width in inner))
+
+
+def _inner_width(call: OpCall, position: int, features: int) -> int:
+    """Return the number of hidden units of an expert's matrix, of either layout, packed or not."""
+    packed = 8 // call.whole("expert_weight_bits", 8) if call.op_type == "QMoE" else 1
+    return prod(call.input(position).shape[1:]) * packed // features
+
+
+def cross_distances(call: OpCall) -> int:
+    """Return the FLOPs of ONNX Runtime's CDist: difference, square and sum for each pair of rows and each feature."""
+    return 3 * call.y.elements * call.x.shape[-1]
+
+
 def projected_attention(call: OpCall) -> int:
     """Return the FLOPs of ONNX Runtime's Attention, which includes the projection to Q, K and V."""
     batch, length, features = call.x.shape

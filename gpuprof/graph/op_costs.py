@@ -259,6 +259,30 @@ def _quantise_formula(formula: _Formula) -> _Formula:
     return lambda call: formula(call) + 2 * call.x.elements + 5 * call.y.elements
 
 
+def _embedding_norm(call: OpCall) -> int:
+    """Return the sum of two or three embeddings, of the last axis' normalisation, and of scaling where quantised."""
+    words = 3 if call.optional(1) is not None else 2
+    quantised = 2 * words if call.op_type.startswith("Q") else 0
+    return (words - 1 + quantised + 7) * call.y.elements + 3 * count_slices(call.y, -1)
+
+
+def _channels_last_pool(call: OpCall) -> int:
+    """Return a comparison for each tap of a window; padding counts as data."""
+    return prod(call.wholes("kernel_shape")) * call.y.elements
+
+
+def _skip_group_norm(call: OpCall) -> int:
+    groups = call.whole("groups", 1)
+    return (7 + 1 + call.has(4)) * call.x.elements + 3 * call.x.shape[0] * groups
+
+
+def _real_transform(call: OpCall) -> int:
+    """Return half of the customary 5·n·log2(n) of a complex transform: one side is real."""
+    longest = max(call.x.elements, call.y.elements)
+    length = max(2, *(tensor.shape[-2] for tensor in (call.x, call.y) if len(tensor.shape) > 1))
+    return round(2.5 * longest * log2(length))
+
+
 def _quantised_gemm(call: OpCall) -> int:
     depth = call.x.shape[0 if call.whole("transA", 0) else 1]
     return call.y.elements * (2 * depth + call.has(6) + 5)
@@ -292,6 +316,26 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skip_norm),
     "GroupNorm": _channel_norm,
     "SimplifiedLayerNormalization": _rms_norm,
+    "QAttention": matrix.quantised_attention,
+    **dict.fromkeys(("EmbedLayerNormalization", "QEmbedLayerNormalization"), _embedding_norm),
+    **dict.fromkeys(("MoE", "QMoE"), matrix.mixture_of_experts),
+    **dict.fromkeys(("NhwcConv", "NhwcFusedConv"), matrix.convolution),
+    "NhwcMaxPool": _channels_last_pool,
+    "SkipGroupNorm": _skip_group_norm,
+    "FusedMatMulActivation": lambda call: matrix.matmul(call) + 4 * call.y.elements,
+    **dict.fromkeys(("TransposeMatMul", "MatMulInteger16"), matrix.matmul),
+    **dict.fromkeys(("MatMulBnb4", "MatMulFpQ4"), matrix.matmul_nbits),
+    "ConvTransposeWithDynamicPads": matrix.transposed_convolution,
+    "CDist": matrix.cross_distances,
+    **dict.fromkeys(("Rfft", "Irfft"), _real_transform),
+    "BiasSoftmax": lambda call: _softmax(call) + call.x.elements,
+    "BiasDropout": lambda call: (1 + call.has(2)) * call.y.elements,
+    "BiasSplitGelu": _each(7),
+    "QuantizeLinear": _each(5),
+    **dict.fromkeys(("DequantizeLinear", "GatherBlockQuantized"), _each(2)),
+    "MulInteger": _each(1),
+    "GridSample": _grid_sample,
+    **dict.fromkeys(("ExpandDims", "Pad", "Trilu", "Unique", "Range", "GatherND"), _nothing),
 }
 
 #: ONNX Runtime's ops for convolutional networks with channels in blocks.

@@ -309,3 +309,43 @@ def test_quantised_products_count_as_floating_ones() -> None:
     inputs = [(1, 3, 8, 8), (), (), (4, 3, 3, 3), (), (), (), ()]
     y = (1, 4, 6, 6)
     assert flops("QLinearConv", inputs, y) == flops("Conv", [(1, 3, 8, 8), (4, 3, 3, 3)], y) + 5 * 144
+
+
+def test_quantised_attention_adds_a_scale_to_each_projection() -> None:
+    plain = flops("Attention", [(2, 5, 8), (8, 24), (24,)], (2, 5, 8), "com.microsoft", num_heads=2)
+    quantised = flops("QAttention", [(2, 5, 8), (8, 24), (24,), (1,), (1,)], (2, 5, 8), "com.microsoft", num_heads=2)
+    assert quantised == plain + 2 * 5 * 24
+
+
+def test_a_mixture_of_experts_computes_the_chosen_experts_alone() -> None:
+    inputs: list[Shape | None] = [(3, 8), (3, 4), (4, 16, 8), None, (4, 8, 16)]
+    count = flops("MoE", inputs, (3, 8), "com.microsoft", k=2)
+    assert count == 3 * (5 * 4 + 2 * (2 * 8 * 16 + 2 * 16 * 8))
+
+
+def test_weights_of_four_bits_are_two_to_a_byte() -> None:
+    inputs: list[Shape | None] = [(3, 8), (3, 4), (4, 16, 4), (4, 16), None, (4, 8, 8)]
+    count = flops("QMoE", inputs, (3, 8), "com.microsoft", k=1, expert_weight_bits=4)
+    assert count == 3 * (5 * 4 + 2 * 8 * 16 + 2 * 16 * 8)
+
+
+@pytest.mark.parametrize(("segments", "sums"), [(None, 1), ((2, 5), 2)])
+def test_embeddings_are_summed_and_normalised(segments: Shape | None, sums: int) -> None:
+    table = (100, 8)
+    inputs: list[Shape | None] = [(2, 5), segments, table, table, table if segments else None, (8,), (8,)]
+    assert flops("EmbedLayerNormalization", inputs, (2, 5, 8), "com.microsoft") == (sums + 7) * 80 + 3 * 10
+
+
+def test_a_pool_with_channels_last_compares_each_tap() -> None:
+    assert flops("NhwcMaxPool", [(1, 8, 8, 3)], (1, 4, 4, 3), "com.microsoft", kernel_shape=(2, 2)) == 4 * 48
+
+
+def test_distances_take_a_difference_a_square_and_a_sum_for_each_feature() -> None:
+    assert flops("CDist", [(4, 7), (5, 7)], (4, 5), "com.microsoft") == 3 * 4 * 5 * 7
+
+
+@pytest.mark.parametrize(
+    ("op_type", "each"), [("QuantizeLinear", 5), ("DequantizeLinear", 2), ("MulInteger", 1), ("Pad", 0)]
+)
+def test_ops_of_each_element_in_the_runtimes_domain(op_type: str, each: int) -> None:
+    assert flops(op_type, [(3, 4)], (3, 4), "com.microsoft") == each * 12
