@@ -37,7 +37,7 @@ def verb() -> None:
         print("started", flush=True)
         time.sleep(60)
 
-cli.build_app = lambda verbs: (app := typer.Typer(), app.command()(verb))[0]
+cli.build_app = lambda verbs, names_only=False: (app := typer.Typer(), app.command()(verb))[0]
 sys.exit(cli.main([]))
 """
 
