@@ -67,10 +67,9 @@ def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -
     ``collected``: results whose settings name the provider; without a provider the rows stay unchanged; ``jobs``: the
     measured job and its neighbours, in the order of the rows of ``colocations``.
     """
-    provider = collected.settings.get("provider")
-    if not provider:
+    if not collected.settings.get("provider"):
         return collected
-    variant, *others = (asdict(executed_variant(job.graph, device, str(provider))) for job in jobs)
+    variant, *others = (asdict(executed_variant(job.graph, device)) for job in jobs)
     beside = [replace(row, **said) for row, said in zip(collected.colocations, (variant, *others), strict=False)]
     return replace(
         collected,

@@ -12,8 +12,8 @@ _EIGHT_BITS = frozenset({"int8", "uint8"})
 _ARITHMETIC = ("float", "bfloat", "complex")
 
 
-def executed_variant(graph: ModelGraph, device: Device, provider: str) -> RuntimeVariant:
-    """Return the variant of ``graph`` executed by a session of `open_session` on ``provider``."""
+def executed_variant(graph: ModelGraph, device: Device) -> RuntimeVariant:
+    """Return the variant of ``graph`` executed by a session of `open_session` on ``device``."""
     return RuntimeVariant("onnxruntime", "fused", arithmetic_precision(graph, device))
 
 
@@ -21,7 +21,7 @@ def arithmetic_precision(graph: ModelGraph, device: Device) -> str | None:
     """Return the type in which most of a model's FLOPs are computed; None if unknown.
 
     The inputs' type may differ: a language model takes whole numbers. On a GPU with TF32, products of float32 are
-    computed in TF32, as configured in both runtimes.
+    computed in TF32, as configured in every session.
     """
     work: Counter[str] = Counter()
     for op in graph.ops:

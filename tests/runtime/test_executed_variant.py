@@ -11,7 +11,6 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.graph.load import load_graph
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.runtime.executed_variant import arithmetic_precision, executed_variant
-from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 
 
 def _embedding(path: Path, kind: int = TensorProto.FLOAT) -> ModelGraph:
@@ -39,15 +38,15 @@ def test_precision_is_that_of_the_arithmetic_not_of_the_token_ids(tmp_path: Path
 @pytest.mark.parametrize(("name", "expected"), [("v100", "float32"), ("t4", "float32"), ("a100-80", "tf32")])
 def test_float32_is_computed_in_tf32_where_the_gpu_has_it(tmp_path: Path, name: str, expected: str) -> None:
     graph = _embedding(tmp_path / "m.onnx")
-    assert executed_variant(graph, device(name), ORT_CUDA).precision == expected
-    assert executed_variant(_embedding(tmp_path / "h.onnx", TensorProto.FLOAT16), device(name), ORT_CUDA).precision == (
+    assert executed_variant(graph, device(name)).precision == expected
+    assert executed_variant(_embedding(tmp_path / "h.onnx", TensorProto.FLOAT16), device(name)).precision == (
         "float16"
     )
 
 
 def test_the_runtime_and_whether_it_fuses_are_told_from_the_provider(tmp_path: Path) -> None:
     graph = _embedding(tmp_path / "m.onnx")
-    assert str(executed_variant(graph, device("h200"), ORT_CUDA)) == "onnxruntime fused tf32"
-    assert str(executed_variant(graph, local_cpu(), ORT_CPU)) == "onnxruntime fused float32"
+    assert str(executed_variant(graph, device("h200"))) == "onnxruntime fused tf32"
+    assert str(executed_variant(graph, local_cpu())) == "onnxruntime fused float32"
     nothing = ModelGraph("named", 1, (), (), (), (), 0, "", "")
-    assert executed_variant(nothing, device("h200"), ORT_CUDA).precision is None
+    assert executed_variant(nothing, device("h200")).precision is None

@@ -158,7 +158,7 @@ class OpProfiler:
 
     def _variant(self, source: OpSource) -> dict[str, Any]:
         alone = ModelGraph(PER_OP, source.batch, (source.op,), (), (), source.op.weights, 0, "", "")
-        return asdict(executed_variant(alone, self.device, self._backend.provider))
+        return asdict(executed_variant(alone, self.device))
 
     def _new_pending_rows(self) -> _PendingRows:
         started = datetime.now(UTC)
