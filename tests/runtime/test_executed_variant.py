@@ -39,9 +39,7 @@ def test_precision_is_that_of_the_arithmetic_not_of_the_token_ids(tmp_path: Path
 def test_float32_is_computed_in_tf32_where_the_gpu_has_it(tmp_path: Path, name: str, expected: str) -> None:
     graph = _embedding(tmp_path / "m.onnx")
     assert executed_variant(graph, device(name)).precision == expected
-    assert executed_variant(_embedding(tmp_path / "h.onnx", TensorProto.FLOAT16), device(name)).precision == (
-        "float16"
-    )
+    assert executed_variant(_embedding(tmp_path / "h.onnx", TensorProto.FLOAT16), device(name)).precision == ("float16")
 
 
 def test_the_runtime_and_whether_it_fuses_are_told_from_the_provider(tmp_path: Path) -> None:
