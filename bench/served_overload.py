@@ -164,10 +164,12 @@ def _serve(deployment: DeploymentMap) -> Iterator[tuple[int, int]]:
         path = Path(directory) / "map.json"
         write_map(deployment, path)
         command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--simulate", "--port", "0", "--grpc-port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
                 line = process.stdout.readline()
+                if not line:  # its stderr, which is this program's, has the reason
+                    raise AnswerError(f"the server ended as it started, with code {process.wait()}")
                 yield read_port(line, "http://"), read_port(line, "grpc://")
             finally:
                 process.terminate()

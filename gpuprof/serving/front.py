@@ -75,7 +75,7 @@ class Front:
                 self._connect, settings.host, settings.port, backlog=_BACKLOG, start_serving=False
             )
         except OSError as error:
-            raise listen_error(settings.host, settings.port, error) from None
+            raise listen_error(settings.host, settings.port, "--port", error) from None
         self.http_port = self._listener.sockets[0].getsockname()[1]
 
     async def start(self) -> str:
