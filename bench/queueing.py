@@ -1,6 +1,6 @@
 """How far the queueing model is from brute force, over random replicas and loads.
 
-    python -m bench.queueing [--configurations N] [--seed S] [--error E] [--pools N]
+    python -m bench.queueing [--configurations N] [--seed S] [--error E]
 
 Draws replicas of 1 to 8 processes with batches of 1 to 32 whose time grows with their size in a line, in steps or not
 at all, a wait for more requests of none to four services, gaps of squared coefficient of variation 0 to 4, services of
@@ -9,7 +9,7 @@ request until the standard errors of mean and p99 are below E, and again with ot
 services hardly vary, several processes lock into a pattern that depends on how they started, and there is no one
 answer to be near; those are counted apart. Prints the median and the largest error of mean, p50, p95 and p99, the
 worst replicas, and what a call costs. Then groups of replicas behind one router are compared with the simulator
-(`bench.queueing_pools`).
+(`tests.estimators.queueing.drawn_pools`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.brute_force import Truth, truth
-from bench.queueing_pools import print_pools
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.estimators.queueing.queueing import BatchQueue
 
@@ -63,7 +62,6 @@ def main() -> int:
     parser.add_argument("--configurations", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--error", type=float, default=0.004)
-    parser.add_argument("--pools", type=int, default=60, help="random groups of replicas")
     arguments = parser.parse_args()
     found = [
         compare(arrivals, server, arguments.error, arguments.seed)
@@ -80,7 +78,6 @@ def main() -> int:
     print(f"a call takes {1000 * statistics.median(one.cpu_s for one in found):.1f} ms of CPU time (median)")
     for one in sorted(found, key=lambda one: -abs(one.errors["p99"]))[:_WORST]:
         print(f"  {one}")
-    print_pools(arguments.pools, arguments.seed)
     return 0
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from bench.virtual_server import Outage, serve
 from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
 from tests.simulator.maps import make_map, replica
+from tests.virtual_server import Outage, serve
 
 #: Replicas, arrivals in ms and outages → sorted latencies in ms, and how many requests got no answer.
 System = Callable[[Sequence[Replica], Sequence[float], Sequence[Outage]], tuple[list[float], int]]

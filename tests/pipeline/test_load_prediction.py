@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.virtual_server import serve
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.domain.map_file import parse_map, write_map
@@ -22,6 +21,7 @@ from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, running
 from tests.serving.running import replica as replica_in_json
 from tests.simulator.maps import make_map, replica
+from tests.virtual_server import serve
 
 SLO_MS = 300.0
 #: Two replicas of one model that do 80 and 50 requests/s, and another model beside them.

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from bench.placement_problems import Key, TableEstimator
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
@@ -17,6 +16,7 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.program import Program
 from gpuprof.placement.scaling import Columns, Vector, dual_bound, find_violated_row
+from tests.placement.drawn_problems import Key, TableEstimator
 
 
 def knapsack() -> Program:

@@ -11,9 +11,9 @@ import trustme
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.strange_clients import MANNERS, ClientRequest, Endpoint, send_all
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
+from tests.serving.strange_clients import MANNERS, ClientRequest, Endpoint, send_all
 
 pytestmark = serves_in_real_time
 

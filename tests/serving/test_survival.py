@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import os
 import signal
 import socket
@@ -17,40 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import psutil
 import pytest
-from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from bench.reliability import killed_under_load
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, read_answer, replica, running
 from tests.serving.test_reliability import Askers, figure
-from tests.small_models import write_model
 
 pytestmark = serves_in_real_time
-
-
-def deep_model(path: Path, width: int = 1024, layers: int = 24) -> Path:
-    """A model that takes milliseconds for a request of 4 KB, so that its workers are the limit and nobody else."""
-    names = ["x", *(f"h{number}" for number in range(layers - 1)), "y"]
-    nodes = [helper.make_node("MatMul", [before, "w"], [after]) for before, after in itertools.pairwise(names)]
-    weights = {"w": np.full((width, width), 1.0 / width, np.float32)}
-    return write_model(path, nodes, {"x": ["N", width]}, {"y": ["N", width]}, weights)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 1])
-def test_a_worker_killed_under_load_costs_no_request_and_the_latency_comes_back(tmp_path: Path, workers: int) -> None:
-    got = killed_under_load(str(deep_model(tmp_path / "deep.onnx")), 8.0, workers)
-    assert got.sent > 20  # a busy machine bears few
-    assert got.answered + got.refused == got.sent
-    assert got.lost == got.failed == got.twice == 0
-    # One of two cannot bear the load alone: without the other its queue would stay as long as the SLO lets it grow.
-    assert got.workers_after == workers
-    # Nothing can be said of the latency where the machine itself, with all workers there, bears the load no longer.
-    assert math.isfinite(got.back_s(500.0)) or got.peak_after_rps < 1.1 * got.rate_rps
 
 
 @contextmanager

@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from bench.published_measurements import published_estimator, v100
-from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.estimate import Estimator, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.sm_contention import is_sharing_all_sms, slow_by_contention
+from tests.published_measurements import thesis_estimator, v100
 
 
 @pytest.fixture(scope="module")
 def thesis_profiles() -> Estimator:
-    return published_estimator("database", datasets() / "v100_profiles.csv")  # type: ignore[arg-type]
+    return thesis_estimator("database")
 
 
 def whole(model: str, batch: int) -> Workload:

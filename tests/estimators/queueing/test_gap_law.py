@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.queueing_pools import compare_group, draw_group
-from gpuprof.domain.arrival_process import NS_PER_S, HyperexponentialArrivals, LognormalArrivals
+from gpuprof.domain.arrival_process import NS_PER_S, DeterministicArrivals, HyperexponentialArrivals, LognormalArrivals
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.batch_backlog import backlog_law
 from gpuprof.estimators.queueing.gap_law import Renewal, sum_law
 from gpuprof.estimators.queueing.queueing import BatchQueue
+from tests.estimators.queueing.drawn_pools import draw_group, simulate_p99_ms
 
 STEP = 0.1
 PROCESSES: tuple[Renewal, ...] = (
@@ -59,4 +59,7 @@ def test_a_pool_near_capacity_waits_for_lognormal_requests_as_a_long_simulation_
 def test_requests_at_even_gaps_are_solved_at_the_very_load() -> None:
     """What batches of several kinds and even gaps come to jumps with the load: between two loads it was 32% more."""
     servers, load = draw_group(70113)
-    assert abs(compare_group(servers, load, "constant", 70113).p99_error) < 0.02
+    rate_rps = load * sum(server.capacity_rps for server in servers)
+    process = DeterministicArrivals(rate_rps)
+    p99_ms = BatchQueue().pool(Arrivals.from_process(process, rate_rps), servers).whole.percentile(99.0)
+    assert p99_ms == pytest.approx(simulate_p99_ms(servers, process, 70113, 250_000), rel=0.02)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bench.placement_problems import Kind, best_of, draw_problem
-from bench.placement_soundness import loss_of
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import plain_device, solve_and_check
@@ -15,6 +13,7 @@ from gpuprof.placement.optimal.compact_program import find_cheaper, is_compact
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.restricted_master import group_demands
 from gpuprof.placement.segment import Segments
+from tests.placement.drawn_problems import Kind, best_of, draw_problem, loss_of
 
 
 @pytest.mark.slow

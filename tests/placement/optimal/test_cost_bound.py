@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from bench.placement_problems import Key, TableEstimator
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
@@ -22,6 +21,7 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.pooled_segment import BoundingSegments
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
+from tests.placement.drawn_problems import Key, TableEstimator
 
 
 def test_parts_of_an_instance_that_do_as_much_as_the_whole_are_in_the_bound_however_large_the_rate() -> None:

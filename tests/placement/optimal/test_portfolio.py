@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.placement_problems import KINDS, Kind, draw_problem
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, Estimate, Workload
@@ -30,6 +29,7 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
 from tests.placement.curved import CurvedEstimator
+from tests.placement.drawn_problems import KINDS, Kind, draw_problem
 from tests.placement.optimal.summed import SummedTable
 
 #: Policies that take milliseconds for the problems here.

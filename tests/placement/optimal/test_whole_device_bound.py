@@ -10,7 +10,6 @@ from itertools import combinations_with_replacement, product
 
 import pytest
 
-from bench.placement_problems import TableEstimator, TooLargeError, best_of, draw_problem
 from gpuprof.domain.demand import Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
@@ -22,6 +21,7 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.whole_device_bound import bound_whole_devices
 from gpuprof.placement.problem import Problem
+from tests.placement.drawn_problems import TableEstimator, TooLargeError, best_of, draw_problem
 
 _SPEED = {"small": 1.0, "large": 5.0}
 

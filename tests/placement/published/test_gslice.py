@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.igniter_profiles import table_1, table_3
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -12,6 +11,7 @@ from gpuprof.placement.contract import LinearEstimator, demand, plain_device, pr
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.gslice import Gslice
+from tests.placement.published.igniter_workloads import table_1, table_3
 from tests.placement.published.test_igniter import igniters, plan
 from tests.placement.table import TabledEstimator
 

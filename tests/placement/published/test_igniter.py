@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bench.igniter_profiles import table_1, table_3
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate
@@ -29,6 +28,7 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import ModelFile, Options, Problem
 from gpuprof.placement.published import igniter
 from gpuprof.placement.published.igniter import Igniter
+from tests.placement.published.igniter_workloads import table_1, table_3
 
 #: Fitted to iGniter's published profile of a V100, to five digits.
 HARDWARE = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.0254, 0.0047507, -0.0090224)

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.published_measurements import published_estimator, v100
-from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -24,6 +22,7 @@ from gpuprof.placement.published.milp import Milp
 from gpuprof.placement.published.usher import Usher
 from tests.placement.published.test_usher import ACROSS_GROUPS, MULTIPLIER, WITHIN_A_GROUP, thesis
 from tests.placement.published.test_usher_placement import Needs
+from tests.published_measurements import thesis_estimator, v100
 
 BUDGET = Options(latency_budget=1.0)
 NEEDS = Needs(creq=(("a", 40.0), ("b", 40.0)), gib=(("a", 2.0), ("b", 2.0)), sizes=(1,))
@@ -104,7 +103,7 @@ def test_the_thesis_examples_come_out_without_shares(
 
 def test_what_neighbours_cost_is_counted_where_it_is_known() -> None:
     # By occupancy both fit one V100; together they keep more SMs busy than there are, so that both take longer.
-    estimator = published_estimator("database", datasets() / "v100_profiles.csv")  # type: ignore[arg-type]
+    estimator = thesis_estimator("database")
     asked = (Demand("resnet50", 300.0, Slo(400.0)), Demand("alexnet", 300.0, Slo(400.0)))
     given = problem(asked, [(v100(), 1)], estimator, replace(BUDGET, confidence=0.0))  # type: ignore[arg-type]
     _, deployment = solve_and_check(Milp(creq="wao", unshared=True), given)
@@ -117,7 +116,7 @@ def test_what_neighbours_cost_is_counted_where_it_is_known() -> None:
 
 
 def test_a_device_is_not_shared_where_somebodys_slo_would_break() -> None:
-    estimator = published_estimator("database", datasets() / "v100_profiles.csv")  # type: ignore[arg-type]
+    estimator = thesis_estimator("database")
     asked = (Demand("resnet50", 900.0, Slo(100.0)), Demand("alexnet", 3000.0, Slo(100.0)))
     given = problem(asked, [(v100(), 1)], estimator, BUDGET)  # type: ignore[arg-type]
     placement, _ = solve_and_check(Milp(creq="wao", unshared=True), given)

@@ -7,7 +7,6 @@ from typing import Literal
 
 import pytest
 
-from bench.published_measurements import thesis_estimator, v100
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
@@ -21,6 +20,7 @@ from gpuprof.placement.published.milp import Milp
 from gpuprof.placement.published.usher import Usher
 from gpuprof.placement.published.usher_groups import balanced_groups
 from tests.placement.table import TabledEstimator
+from tests.published_measurements import thesis_estimator, v100
 
 WITHIN_A_GROUP = "alexnet gpt2 resnet50 t5"
 ACROSS_GROUPS = "resnet50 vgg19 mobilenet_v2 gpt2 bert"

@@ -8,6 +8,7 @@ of all shares, and adds device to device, keeping the sets that no other matches
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device
+from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 
 Kind = Literal["mps-memory", "fixed", "priority", "priced", "mig-parts", "mig-mps"]
@@ -33,6 +35,7 @@ _BUDGET = 0.5
 _BATCHES = (1, 2, 4, 8, 16, 32)
 _GIB = 2**30
 _LITTLE = 1e-9
+_ROUNDING = 1e-6
 #: Sets of rates that are kept of one device or of several together; a problem that needs more is too large.
 _MOST_SETS = 6_000
 
@@ -156,6 +159,39 @@ def _draw_shares(random_: random.Random, device: Device, kind: Kind) -> list[Sha
             return [*shares, *map(Share, percents)]
         return [*shares, *(Share(part, name) for name in names for part in (25.0, 50.0, 75.0))]
     return list(map(Share, percents))
+
+
+def is_bound_false(placement: Placement, best: Best) -> bool:
+    """Whether the best map does better than a bound of the placement says that any map can."""
+    if best.cost_per_hour is not None and best.gpus is not None:
+        cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
+        dear = cost is not None and cost > best.cost_per_hour * (1.0 + _ROUNDING)
+        return dear or (gpus is not None and gpus > best.gpus)
+    most = placement.upper_bound_goodput_rps
+    return most is not None and best.goodput_rps is not None and best.goodput_rps > most * (1.0 + _ROUNDING)
+
+
+def loss_of(problem: Problem, placement: Placement, best: Best) -> float:
+    """Return by what part the placement is worse than the best; negative where the listing missed something."""
+    if best.cost_per_hour is not None:
+        cost = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+        return math.inf if placement.unplaced else cost / best.cost_per_hour - 1.0
+    rates = placement.rates_rps()
+    for level, most in zip(sorted({d.priority for d in problem.demands}, reverse=True), best.served_rps, strict=True):
+        served = sum(rates.get(d.model, 0.0) for d in problem.demands if d.priority == level)
+        if most and abs(1.0 - served / most) > _ROUNDING:
+            return 1.0 - served / most
+    return 0.0
+
+
+def is_called_best(problem: Problem, placement: Placement) -> bool:
+    """Whether the bound of a placement says that nothing is better."""
+    if placement.unplaced:
+        most = placement.upper_bound_goodput_rps
+        return most is not None and sum(placement.rates_rps().values()) >= most * (1.0 - _ROUNDING)
+    bound = placement.lower_bound_cost_per_hour
+    cost = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+    return bound is not None and cost <= bound * (1.0 + _ROUNDING)
 
 
 # --- the best, by listing ---------------------------------------------------------------------------------------------

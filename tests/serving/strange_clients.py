@@ -7,7 +7,6 @@ other byte in an answer is somebody else's, or memory that was free.
 from __future__ import annotations
 
 import json
-import random
 import socket
 import ssl
 import time
@@ -74,17 +73,6 @@ def send_all(requests: Sequence[ClientRequest], at_once: int) -> Got:
 def send(request: ClientRequest) -> Got:
     """Send one request and do with its answer what its manner says."""
     return _send_grpc(request) if request.endpoint.scheme.startswith("grpc") else _send_http(request)
-
-
-def draw_requests(
-    endpoints: Sequence[Endpoint], models: Sequence[tuple[str, int]], count: int, seed: int
-) -> list[ClientRequest]:
-    """Return so many requests of all manners, models and protocols, mixed."""
-    rng = random.Random(seed)
-    return [
-        ClientRequest(rng.choice(endpoints), rng.choice(MANNERS), *rng.choice(models), mark=rng.randrange(1, 200))
-        for _ in range(count)
-    ]
 
 
 def _send_http(request: ClientRequest) -> Got:
