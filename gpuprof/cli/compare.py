@@ -15,6 +15,7 @@ from pydantic import Field
 from gpuprof.cli.options import check_output_file, with_groups
 from gpuprof.cli.output import (
     Column,
+    ColumnRole,
     CsvOption,
     Format,
     JsonOption,
@@ -25,7 +26,6 @@ from gpuprof.cli.output import (
     show_progress,
 )
 from gpuprof.cli.place import DemandOptions
-from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InfeasibleError, InputError

@@ -1,84 +1,73 @@
-"""Completion of values on a command line: devices, policies, networks of the zoo, models of the database.
-
-Errors complete nothing: a shell has no place to show them.
-"""
+"""Completion of values on a command line: devices, policies, networks of the zoo, models of the database."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import wraps
 from pathlib import Path
 
 
-def _quietly(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+def _complete(list_names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Return a completer of the last of the names that commas separate."""
 
-    @wraps(names)
     def complete(incomplete: str) -> list[str]:
         before, comma, word = incomplete.rpartition(",")
-        with suppress(Exception):
-            return [f"{before}{comma}{name}" for name in sorted(set(names())) if name.startswith(word)]
+        with suppress(Exception):  # a shell has no place to show an error
+            return [f"{before}{comma}{name}" for name in sorted(set(list_names())) if name.startswith(word)]
         return []
 
-    complete.__annotations__ = {"incomplete": str, "return": list[str]}
-    del complete.__wrapped__  # typer reads the signature of the wrapped function
     return complete
 
 
-@_quietly
-def complete_devices() -> Iterable[str]:
-    """Return the devices of the catalogue, and the CPU."""
+def _list_devices() -> Iterable[str]:
     from gpuprof.domain.catalogue import devices
 
     return ["cpu", *devices()]
 
 
-@_quietly
-def complete_policies() -> Iterable[str]:
-    """Return the built-in and the installed policies."""
+def _list_policies() -> Iterable[str]:
     from gpuprof.placement.policies import policy_names
 
     return policy_names()
 
 
-@_quietly
-def complete_networks() -> Iterable[str]:
-    """Return the networks of the zoo."""
+def _list_networks() -> Iterable[str]:
     from gpuprof.zoo.architecture import ARCHITECTURES
 
     return ARCHITECTURES
 
 
-@_quietly
-def complete_measured_models() -> Iterable[str]:
-    """Return the models of the database that verbs read by default."""
+def _list_map_models() -> Iterable[str]:
+    from gpuprof.domain.map_file import read_map
+
+    return read_map(Path("map.json")).models
+
+
+def _list_measured_models() -> Iterable[str]:
     from gpuprof.pipeline.db import list_measured_models
 
     return (str(row["model"]) for row in list_measured_models().rows())
 
 
+#: Completers by the kind of names; ``models``: of the database.
+COMPLETERS = {
+    "devices": _complete(_list_devices),
+    "policies": _complete(_list_policies),
+    "networks": _complete(_list_networks),
+    "map models": _complete(_list_map_models),
+    "measured models": _complete(_list_measured_models),
+}
+
+
 def complete_models(incomplete: str) -> list[str]:
     """Return the models of the database, ONNX files, and folders, which may hold ONNX files."""
-    names = complete_measured_models(incomplete)
+    folder, slash, begun = incomplete.rpartition("/")
+    names = COMPLETERS["measured models"](incomplete)
     with suppress(OSError, ValueError):
-        folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
-        shown = incomplete[: incomplete.rfind("/") + 1]
-        for path in sorted(folder.iterdir()):
-            name = f"{shown}{path.name}" + ("/" if path.is_dir() else "")
-            if (
-                name.startswith(incomplete)
-                and not path.name.startswith(".")
-                and (path.is_dir() or path.suffix == ".onnx")
-            ):
-                names.append(name)
+        for path in sorted(Path(f"{folder}{slash}").iterdir()):
+            if path.name.startswith(begun) and not path.name.startswith("."):
+                if path.is_dir():
+                    names.append(f"{folder}{slash}{path.name}/")
+                elif path.suffix == ".onnx":
+                    names.append(f"{folder}{slash}{path.name}")
     return names
-
-
-def complete_map_models(incomplete: str) -> list[str]:
-    """Return the models of the map in the current folder."""
-    with suppress(Exception):
-        from gpuprof.domain.map_file import read_map
-
-        return sorted(name for name in read_map(Path("map.json")).models if name.startswith(incomplete))
-    return []

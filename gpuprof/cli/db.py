@@ -10,13 +10,11 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.options import DEFAULT_DB, DbOption
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
-from gpuprof.cli.table import ColumnRole
-from gpuprof.cli.verb_help import VerbCommand
+from gpuprof.cli.options import DEFAULT_DB, DbOption, Verbs
+from gpuprof.cli.output import Column, ColumnRole, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 
-app = typer.Typer(no_args_is_help=True, help="Look into the kernel database, check it, carry data in and out.")
+app = Verbs(help="Look into the kernel database, check it, carry data in and out.")
 
 
 class ExportFormat(StrEnum):
@@ -49,7 +47,7 @@ _KEYS = frozenset(
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
 
 
-@app.command("ls", cls=VerbCommand, short_help="List the models that were measured.")
+@app.command("ls", short_help="List the models that were measured.")
 def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """List the models that were measured, on which devices, at which batch sizes and shares."""
     from gpuprof.pipeline.db import list_measured_models
@@ -61,7 +59,7 @@ def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: 
         say_note(f"{db} holds no measurements (gpuprof profile MODEL.onnx --db {db} makes some)")
 
 
-@app.command(cls=VerbCommand, short_help="Show the newest rows of a table.")
+@app.command(short_help="Show the newest rows of a table.")
 def show(
     table: Annotated[
         str, typer.Argument(help="Table: runs, devices, models, ops, kernels or colocations; or a model's name.")
@@ -86,7 +84,7 @@ def show(
     print_rows(rows, _columns(names, rows, _KEYS), chosen)
 
 
-@app.command(cls=VerbCommand, short_help="Answer an SQL query over the tables.")
+@app.command(short_help="Answer an SQL query over the tables.")
 def sql(
     statement: Annotated[str, typer.Argument(help="SQL in DuckDB's dialect; tables as in gpuprof db show.")],
     db: DbOption = DEFAULT_DB,
@@ -105,7 +103,7 @@ def sql(
     print_rows(rows, _columns(result.columns, rows), chosen)
 
 
-@app.command(cls=VerbCommand, short_help="Check every file; exit 3 where one is damaged.")
+@app.command(short_help="Check every file; exit 3 where one is damaged.")
 def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove what killed processes left behind.")] = False,
     db: DbOption = DEFAULT_DB,
@@ -124,7 +122,7 @@ def verify(
     say_note(*result.notes)
 
 
-@app.command(cls=VerbCommand, short_help="Merge many small runs into one.")
+@app.command(short_help="Merge many small runs into one.")
 def compact(db: DbOption = DEFAULT_DB) -> None:
     """Merge many small runs into one segment, which is smaller and faster to query."""
     from gpuprof.pipeline.db import compact_database
@@ -132,7 +130,7 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
     say_note(*compact_database(db).notes)
 
 
-@app.command("import", cls=VerbCommand, short_help="Bring in measurements of others.")
+@app.command("import", short_help="Bring in measurements of others.")
 def import_measurements(
     files: Annotated[
         list[Path],
@@ -154,7 +152,7 @@ def import_measurements(
     print_rows(rows, _columns(("file", "form", "device", "rows", "note"), rows), chosen)
 
 
-@app.command(cls=VerbCommand, short_help="Write tables as CSV or Parquet, or a timeline.")
+@app.command(short_help="Write tables as CSV or Parquet, or a timeline.")
 def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write to; for a trace, a file.")],
     format: Annotated[ExportFormat, typer.Option(help="Format to write.")] = ExportFormat.CSV,

@@ -11,8 +11,7 @@ from pydantic import BeforeValidator
 
 from gpuprof.cli.completion import complete_models
 from gpuprof.cli.options import with_groups
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, print_rows, say_note
-from gpuprof.cli.table import ColumnRole
+from gpuprof.cli.output import Column, ColumnRole, CsvOption, JsonOption, chosen_format, mebibytes, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.pipeline.settings import DEVICE_FILE, PRECISION, RUNTIME, Count, ManyDims, Settings, count_reader, option
 

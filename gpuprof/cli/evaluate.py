@@ -8,8 +8,16 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.options import OptionalDbOption, ProfiledDeviceOption, RegressorsOption, check_output_file
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
-from gpuprof.cli.table import ColumnRole
+from gpuprof.cli.output import (
+    Column,
+    ColumnRole,
+    CsvOption,
+    JsonOption,
+    chosen_format,
+    print_rows,
+    say_note,
+    show_progress,
+)
 
 _COLUMNS = (
     Column("setting", "left out", right=False, role=ColumnRole.KEY),

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.completion import complete_map_models
+from gpuprof.cli.completion import COMPLETERS
 from gpuprof.cli.options import MapFileArgument, OtherEstimatorOption, duration_option
 from gpuprof.cli.output import (
     Column,
+    ColumnRole,
     CsvOption,
     Format,
     JsonOption,
@@ -23,7 +24,6 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number_formatter
 
 _ALTERNATIVES = (
@@ -71,7 +71,7 @@ def explain(
     model: Annotated[
         str,
         typer.Argument(
-            autocompletion=complete_map_models,
+            autocompletion=COMPLETERS["map models"],
             help="Model of the map; may stand alone, without MAP; default: its only model.",
             show_default=False,
         ),

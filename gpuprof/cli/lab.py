@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.options import duration_option, output_option
+from gpuprof.cli.options import Verbs, duration_option, output_option
 from gpuprof.cli.output import (
     Column,
+    ColumnRole,
     CsvOption,
     Format,
     JsonOption,
@@ -21,15 +22,13 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.table import ColumnRole
-from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number_formatter
 
 if TYPE_CHECKING:
     from gpuprof.lab.figures import DrawnFigure
     from gpuprof.lab.laboratory import LabSettings
 
-app = typer.Typer(no_args_is_help=True, help="Run scheduling experiments: papers' scenarios and figures, any policy.")
+app = Verbs(help="Run scheduling experiments: papers' scenarios and figures, any policy.")
 
 _COLUMNS = (
     Column("suite", "suite", right=False, role=ColumnRole.KEY),
@@ -89,7 +88,7 @@ def _make_settings(work: Path, data: Path | None, jobs: int, limit_s: float | No
     return LabSettings(work=work, data=data, jobs=jobs, time_limit_s=limit_s)
 
 
-@app.command("run", cls=VerbCommand)
+@app.command("run")
 def run_suites(
     suites: Annotated[
         list[str],
@@ -143,7 +142,7 @@ def run_suites(
         say_note(f"wrote {write_page(output, result)}")
 
 
-@app.command("figure", cls=VerbCommand)
+@app.command("figure")
 def draw_figures(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="Figures from gpuprof lab list, or a paper for all its own.")
@@ -192,7 +191,7 @@ def _print_figure(figure: DrawnFigure) -> None:
     say_note(*figure.remarks)
 
 
-@app.command("list", cls=VerbCommand)
+@app.command("list")
 def list_all(as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """List the papers' figures and the suites."""
     from gpuprof.lab.figures import figure_titles

@@ -11,6 +11,7 @@ import typer
 from gpuprof.cli.options import output_option, with_groups
 from gpuprof.cli.output import (
     Column,
+    ColumnRole,
     CsvOption,
     Format,
     JsonOption,
@@ -22,7 +23,6 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.table import ColumnRole
 from gpuprof.cli.verdict_output import NoFailOption, VerboseOption, show_verdicts
 from gpuprof.domain.map_sources import PREDICTED_BY
 from gpuprof.domain.number_format import number_formatter

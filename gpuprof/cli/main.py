@@ -14,10 +14,10 @@ from typing import Any
 
 import typer
 
+from gpuprof.cli.options import Verbs
 from gpuprof.cli.output import say_note
 from gpuprof.cli.start_time import note_process_start
 from gpuprof.cli.termination import termination_as_interrupt
-from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
 
 #: Shells' exit code of a program that SIGINT ended: 128 and the signal's number.
@@ -81,12 +81,9 @@ def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> 
 
     ``names_only``: skip the verbs' modules, which the list of verbs does not need.
     """
-    app = typer.Typer(
+    app = Verbs(
         name="gpuprof",
-        no_args_is_help=True,
         add_completion=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Measure what ONNX models need from a GPU, predict it, pack many models onto few GPUs, and serve them.",
         epilog=_list_more_verbs(),
@@ -100,7 +97,7 @@ def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> 
         if hasattr(module, "app"):
             app.add_typer(module.app, name=verb, short_help=VERBS[verb])
         else:
-            app.command(verb, cls=VerbCommand, short_help=VERBS[verb])(getattr(module, verb))
+            app.command(verb, short_help=VERBS[verb])(getattr(module, verb))
     return app
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.completion import complete_devices, complete_models
-from gpuprof.cli.options import output_option, with_groups
+from gpuprof.cli.completion import COMPLETERS
+from gpuprof.cli.options import NetworksArgument, output_option, with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.pipeline.merge_settings import MergeSettings
@@ -50,12 +50,12 @@ _DIFFERENCES = (
 
 @with_groups
 def merge(
-    models: Annotated[list[Path], typer.Argument(autocompletion=complete_models, help="ONNX files, two or more.")],
+    models: NetworksArgument,
     output: Annotated[Path, output_option("File to write.")],
     settings: MergeSettings,
     report: Annotated[bool, typer.Option("--report", help="List every operator and every output.")] = False,
     device: Annotated[
-        str | None, typer.Option(autocompletion=complete_devices, help="Device that the gain is predicted for.")
+        str | None, typer.Option(autocompletion=COMPLETERS["devices"], help="Device that the gain is predicted for.")
     ] = "cpu",
     db: Annotated[Path | None, typer.Option(help="Kernel database: what ops were measured to take.")] = None,
     as_json: JsonOption = False,

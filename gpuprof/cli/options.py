@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import annotated_types
 import typer
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
-from gpuprof.cli import completion
+from gpuprof.cli.completion import COMPLETERS, complete_models
 from gpuprof.domain.duration import LONGEST_S, parse_duration
 from gpuprof.domain.file_access import describe_special_file, find_write_obstacle
 from gpuprof.errors import InputError
@@ -35,16 +37,48 @@ AllowChangedOption = Annotated[
 ProfiledDeviceOption = Annotated[
     str | None,
     typer.Option(
-        autocompletion=completion.complete_devices, help="Device that was profiled; default: the one with most data."
+        autocompletion=COMPLETERS["devices"], help="Device that was profiled; default: the one with most data."
     ),
 ]
 RegressorsOption = Annotated[str, typer.Option(help="Regressors to stack, separated by commas; lightgbm may be added.")]
 
-_COMPLETERS: Mapping[str, Callable[[str], list[str]]] = {
-    "devices": completion.complete_devices,
-    "policies": completion.complete_policies,
-    "models": completion.complete_models,
-}
+ModelsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        autocompletion=complete_models,
+        metavar="MODEL...",
+        help="ONNX files, or NAME=FILE to name one.",
+        show_default=False,
+    ),
+]
+NetworksArgument = Annotated[
+    list[Path], typer.Argument(autocompletion=complete_models, help="ONNX files, two or more.")
+]
+
+
+class _Command(TyperCommand):
+    """A command that refuses a repeated option of a single value, of which click would take the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not ctx.resilient_parsing:
+            _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+            for parameter, count in Counter(given).items():
+                is_single = parameter.param_type_name == "option" and not parameter.multiple and not parameter.is_flag
+                if is_single and count > 1:
+                    name = max(parameter.opts, key=len)
+                    raise InputError(f"{name} is given {count} times and takes one value", f"give {name} once")
+        return super().parse_args(ctx, args)
+
+
+class Verbs(typer.Typer):
+    """A group of commands; without a command it prints its help."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """Register a command, as typer does."""
+        return super().command(name, cls=_Command, **settings)
 
 
 def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
@@ -135,7 +169,7 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
     else:
         flags = shown.flags or (flag,)
     if shown.values is not None:
-        details["autocompletion"] = _COMPLETERS[shown.values]
+        details["autocompletion"] = COMPLETERS[shown.values]
     if shown.shown_default is not None:
         details["show_default"] = shown.shown_default
     if shown.unset:

@@ -6,31 +6,30 @@ import csv
 import json
 import math
 import os
-import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.table import ColumnRole, ColumnText, TableLayout, lay_out_columns
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
+    from rich.table import Table
 
     from gpuprof.pipeline.result import Progress as Step
     from gpuprof.pipeline.result import ProgressCallback
 
-#: At the end of a heading.
-_UNIT = re.compile(r" (ms|MiB|%)$")
+#: Space between two columns, as rich's padding makes it.
+_GAP = "   "
+#: Width of tables in a pipe, which has none of its own.
+_PIPE_COLUMNS = 200
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
@@ -44,11 +43,21 @@ class Format(StrEnum):
     CSV = "csv"
 
 
+class ColumnRole(StrEnum):
+    """The role of a column, which decides its treatment in a narrow terminal."""
+
+    SUBJECT = "subject"  #: subject of the rows: in every part of the table
+    KEY = "key"  #: identifies a row: in every part, or above where all its values are equal
+    FIGURE = "figure"
+    DERIVED = "derived"  #: follows from other columns: left out first
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table: its key in each row, its heading, the text of a value, and its role.
 
-    Machine-readable formats contain every key of the row, unrounded, whatever the columns.
+    Machine-readable formats contain every key of the row, unrounded, whatever the columns. ``right``: whether the
+    column holds numbers, which are not broken; ``joined``: whether it stays behind its predecessor, which it qualifies.
     """
 
     key: str
@@ -95,21 +104,9 @@ def print_text(text: str) -> None:
 
 
 def say(message: str) -> None:
-    """Print a line for people on stderr; a terminal breaks the line between words.
-
-    A line for a full disk is lost, without an error.
-    """
+    """Print a line for people on stderr. A line for a full disk is lost, without an error."""
     with suppress(OSError):
-        sys.stderr.write(_break_lines(message) + "\n")
-
-
-def _break_lines(message: str) -> str:
-    """Return a text with line breaks between words where stderr is a terminal; names longer than a line stay whole."""
-    if not sys.stderr.isatty():
-        return message
-    width = shutil.get_terminal_size().columns
-    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in message.split("\n"))
-    return "\n".join("\n".join(line) for line in lines)
+        sys.stderr.write(f"{message}\n")
 
 
 def say_note(*notes: str) -> None:
@@ -126,19 +123,15 @@ def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
     measures latencies.
     """
     with progress(refresh_between) as bar:
-        task: TaskID | None = None
+        task = bar.add_task("", total=None, visible=False)
 
         def show(step: Step) -> None:
-            nonlocal task
             if not step.total:
                 say(step.step)
                 return
-            if task is None or bar.tasks[0].total != step.total:  # another piece of work, with a pace of its own
-                if task is not None:
-                    bar.remove_task(task)
-                task = bar.add_task(step.step, total=step.total, completed=step.done, first=step.done)
-            paced_s = bar.tasks[0].elapsed or 0.0
-            bar.update(task, description=step.step, completed=step.done, paced_s=paced_s, refresh=not refresh_between)
+            if bar.tasks[0].total != step.total:  # other work, with a pace of its own
+                bar.reset(task, total=step.total, visible=True)
+            bar.update(task, description=step.step, completed=step.done, refresh=not refresh_between)
 
         yield show
 
@@ -146,16 +139,14 @@ def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
 def progress(refresh_between: bool = True) -> Progress:
     """Return a progress bar on stderr, with the time left; the bar vanishes when done and is absent in a pipe."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from gpuprof.cli.time_left import TimeLeftColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeLeftColumn(),
+        TimeRemainingColumn(),
         console=console,
         transient=True,
         auto_refresh=refresh_between,
@@ -188,39 +179,91 @@ def _flatten_value(value: object) -> object:
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], title: str) -> None:
-    from rich.box import SIMPLE_HEAD
+    """Print a table. Where it is wider than the terminal, equal values stand above and derived columns are left out.
+
+    If that is not enough, the other columns are printed in several tables with the same keys.
+    """
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console()
     if not _has_width(console):
-        console.width = 200  # a pipe has no width to fold to
-    cells = [_show_column(column, [row.get(column.key) for row in rows]) for column in columns]
-    texts = [
-        ColumnText(c.heading, tuple(shown), c.right, c.role, c.joined) for c, shown in zip(columns, cells, strict=True)
-    ]
-    layout = lay_out_columns(texts, console.width)
-    for line in (title, _describe_common(texts, layout)):
-        if line:
-            console.print(Text(line))
-    for order, group in enumerate(layout.tables):
-        # Padding at each side of the divider, which is one character wide.
-        left = (layout.gap - 1) // 2
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, layout.gap - 1 - left, 0, left))
-        if order:
+        console.width = _PIPE_COLUMNS
+    texts = {column.key: _show_column(column, [row.get(column.key) for row in rows]) for column in columns}
+    kept, common, left_out = list(columns), list[Column](), list[Column]()
+    if _share_width(kept, texts, console.width) is None:
+        common = [column for column in columns if _is_common(column, texts[column.key])]
+        kept = [column for column in columns if column not in common] or kept[:1]
+    if _share_width(kept, texts, console.width) is None:
+        left_out = [column for column in kept if column.role is ColumnRole.DERIVED]
+        kept = [column for column in kept if column not in left_out]
+    told = [f"{column.heading} {texts[column.key][0]}" for column in common if texts[column.key][0].strip(" –")]
+    for line in filter(None, (title, "; ".join(told))):
+        console.print(Text(line))
+    for number, part in enumerate(_split_columns(kept, texts, console.width)):
+        if number:
             console.print()
-        for place in group:
-            column = columns[place.position]
-            side: Literal["left", "right"] = "right" if column.right else "left"
-            table.add_column(column.heading, justify=side, overflow="fold", width=place.width)
-        for row in range(len(rows)):
-            table.add_row(*(Text(cells[place.position][row]) for place in group))
-        console.width = max(console.width, sum(place.width + layout.gap for place in group) - layout.gap)
-        console.print(table)
-    if layout.left_out:
-        names = dict.fromkeys(_full_heading(texts, position) for position in layout.left_out)
-        say(f"not shown at this width: {', '.join(names)} (--json and --csv have everything)")
+        console.print(_make_table(part, texts, _share_width(part, texts, console.width)))
+    if left_out:
+        names = ", ".join(column.heading for column in left_out)
+        say(f"not shown at this width: {names} (--json and --csv have everything)")
+
+
+def _is_common(column: Column, cells: Sequence[str]) -> bool:
+    """Return whether all rows have the same key or text."""
+    return len(set(cells)) == 1 and (
+        column.role is ColumnRole.KEY or (column.role is ColumnRole.FIGURE and not column.right)
+    )
+
+
+def _make_table(
+    columns: Sequence[Column], texts: Mapping[str, Sequence[str]], widths: Sequence[int] | None = None
+) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column, width in zip(columns, widths or [None] * len(columns), strict=True):
+        table.add_column(column.heading, justify="right" if column.right else "left", width=width, overflow="fold")
+    for cells in zip(*(texts[column.key] for column in columns), strict=True):
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _share_width(columns: Sequence[Column], texts: Mapping[str, Sequence[str]], width: int) -> list[int] | None:
+    """Return the width of each column of a table, the widest narrowed first; None where words would be broken."""
+    from rich.cells import cell_len
+
+    least, widths = [], []
+    for column in columns:
+        heading, cells = column.heading.split(), [line for text in texts[column.key] for line in text.split("\n")]
+        words = [*heading, *(cells if column.right else " ".join(cells).split())]
+        least.append(max(map(cell_len, words), default=1))
+        widths.append(max(map(cell_len, (column.heading, *cells))))
+    available = width - len(_GAP) * (len(columns) - 1)
+    if sum(least) > available:
+        return None
+    while sum(widths) > available:
+        widths[max(range(len(columns)), key=lambda i: (widths[i] > least[i], widths[i]))] -= 1
+    return widths
+
+
+def _split_columns(
+    columns: Sequence[Column], texts: Mapping[str, Sequence[str]], width: int
+) -> Iterator[Sequence[Column]]:
+    """Yield the columns of each table: the keys, and as many others as fit beside them."""
+    keys = [column for column in columns if column.role in (ColumnRole.SUBJECT, ColumnRole.KEY)] or list(columns[:1])
+    part, others = list(keys), [column for column in columns if column not in keys]
+    while others:
+        size = next((i for i, column in enumerate(others[1:], 1) if not column.joined), len(others))
+        wider = sorted([*part, *others[:size]], key=columns.index)
+        if len(part) > len(keys) and _share_width(wider, texts, width) is None:
+            yield part
+            part = list(keys)
+        else:
+            part, others = wider, others[size:]
+    yield part
 
 
 def _has_width(console: Console) -> bool:
@@ -232,27 +275,6 @@ def _show_column(column: Column, values: Sequence[object]) -> list[str]:
     if isinstance(column.show, NumberFormat):
         return column.show.show_column(values)
     return ["–" if value is None else column.show(value) for value in values]
-
-
-def _describe_common(texts: Sequence[ColumnText], layout: TableLayout) -> str:
-    """Return the values common to all rows, without empty values."""
-    shown = ((position, texts[position].cells[0]) for position in layout.above)
-    named = [_name_cell(_full_heading(texts, position), cell) for position, cell in shown if cell.strip(" –")]
-    return ("; " if any(", " in one for one in named) else ", ").join(named)
-
-
-def _name_cell(heading: str, cell: str) -> str:
-    """Return a cell with its heading in natural order: ``"share 25%"`` for the heading "share %"."""
-    return f"{heading.removesuffix(' %')} {cell}%" if heading.endswith(" %") else f"{heading} {cell}"
-
-
-def _full_heading(texts: Sequence[ColumnText], position: int) -> str:
-    """Return a heading for use alone: a joined column's heading follows its owner's, without the owner's unit."""
-    owner = position
-    while texts[owner].joined and owner:
-        owner -= 1
-    own = texts[position].heading
-    return own if owner == position else f"{_UNIT.sub('', texts[owner].heading)} {own}"
 
 
 def _replace_non_finite(value: object) -> object:

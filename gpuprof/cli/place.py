@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from gpuprof.cli.completion import complete_policies
+from gpuprof.cli.completion import COMPLETERS
 from gpuprof.cli.options import with_groups
 from gpuprof.cli.output import (
     Column,
+    ColumnRole,
     CsvOption,
     Format,
     JsonOption,
@@ -23,7 +24,6 @@ from gpuprof.cli.output import (
     show_progress,
 )
 from gpuprof.cli.start_time import verb_start_s
-from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.demand import Demand, read_demands
 from gpuprof.domain.named_values import collect_distinct
 from gpuprof.domain.number_format import number_formatter
@@ -91,7 +91,7 @@ def place(
     policy: Annotated[
         str | None,
         typer.Option(
-            autocompletion=complete_policies,
+            autocompletion=COMPLETERS["policies"],
             help="Policy by name, or package.module:Class; default: optimal.",
             rich_help_panel="Search",
         ),

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
 from pydantic import BeforeValidator
 
-from gpuprof.cli.completion import complete_models
-from gpuprof.cli.options import DEFAULT_DB, DbOption, with_groups
+from gpuprof.cli.options import DEFAULT_DB, DbOption, ModelsArgument, with_groups
 from gpuprof.cli.output import (
     Column,
+    ColumnRole,
     CsvOption,
     Format,
     JsonOption,
@@ -24,7 +23,6 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.table import ColumnRole
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 from gpuprof.pipeline.profile_settings import ProfileSettings
@@ -141,15 +139,7 @@ def profile(
     workloads: WorkloadOptions,
     settings: ProfileSettings,
     source: SourceOptions,
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            autocompletion=complete_models,
-            metavar="MODEL...",
-            help="ONNX files, or NAME=FILE to name one.",
-            show_default=False,
-        ),
-    ] = None,
+    models: ModelsArgument = None,
     db: DbOption = DEFAULT_DB,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

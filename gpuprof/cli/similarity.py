@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.completion import complete_models
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, show_progress
-from gpuprof.cli.table import ColumnRole
+from gpuprof.cli.options import NetworksArgument
+from gpuprof.cli.output import (
+    Column,
+    ColumnRole,
+    CsvOption,
+    Format,
+    JsonOption,
+    chosen_format,
+    print_rows,
+    show_progress,
+)
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
@@ -37,7 +45,7 @@ _LAYERS = (
 
 
 def similarity(
-    models: Annotated[list[Path], typer.Argument(autocompletion=complete_models, help="ONNX files, two or more.")],
+    models: NetworksArgument,
     layers: Annotated[bool, typer.Option("--layers", help="List the pairs of layers that share most.")] = False,
     top: Annotated[int, typer.Option(help="Pairs of layers that --layers lists; 0 lists all.")] = 20,
     tolerance: Annotated[float, typer.Option(help="Largest difference of weights that count as the same.")] = 1e-7,

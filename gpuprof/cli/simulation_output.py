@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpuprof.cli.output import Column, Format, print_json, print_rows, say_note
-from gpuprof.cli.table import ColumnRole
+from gpuprof.cli.output import Column, ColumnRole, Format, print_json, print_rows, say_note
 from gpuprof.cli.verdict_output import show_verdicts
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of

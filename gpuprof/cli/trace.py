@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from gpuprof.cli.options import output_option, with_groups
+from gpuprof.cli.options import Verbs, output_option, with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
-from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
@@ -18,7 +17,7 @@ from gpuprof.pipeline.settings import Count, Settings, option
 if TYPE_CHECKING:
     from gpuprof.pipeline.trace import TraceResult
 
-app = typer.Typer(no_args_is_help=True, help="Make traces of requests, and look at them.")
+app = Verbs(help="Make traces of requests, and look at them.")
 #: Looks like a space, at which no line is broken.
 _BLANK = "\u2800"
 _COLUMNS = (
@@ -80,7 +79,7 @@ class RecordedDayOptions(Settings):
         return self.models.split(",") if self.models else None
 
 
-@app.command(cls=VerbCommand, short_help="Write a trace.")
+@app.command(short_help="Write a trace.")
 @with_groups
 def make(
     process: ArrivalProcessOptions,
@@ -112,7 +111,7 @@ def _read_day(day: RecordedDayOptions, path: Path, seed: int) -> TraceResult:
     return read_azure_trace(path, names=day.names(), functions=day.functions, seed=seed)
 
 
-@app.command(cls=VerbCommand, short_help="Print and draw what a trace holds.")
+@app.command(short_help="Print and draw what a trace holds.")
 def show(
     trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file of time_s,model.")],
     output: Annotated[Path | None, output_option("File to draw the picture into: .svg or .png.")] = None,

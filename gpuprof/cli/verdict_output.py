@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, Format, print_rows, print_text
-from gpuprof.cli.table import ColumnRole
+from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, print_text
 from gpuprof.domain.number_format import number_formatter
 
 if TYPE_CHECKING:

@@ -7,16 +7,13 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.completion import complete_networks
-from gpuprof.cli.options import output_option
+from gpuprof.cli.completion import COMPLETERS
+from gpuprof.cli.options import Verbs, output_option
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
-from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
+app = Verbs(
     help="Build standard networks as ONNX files with random weights, offline, or change a network's batch.",
 )
 
@@ -32,7 +29,7 @@ Output = Annotated[Path | None, output_option("File to write.", show_default=Fal
 Batch = Annotated[str, typer.Option("--batch", help="Batch size, or dynamic for a free one.")]
 
 
-@app.command("list", cls=VerbCommand)
+@app.command("list")
 def list_networks(as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """List the networks that can be built."""
     from gpuprof.pipeline.zoo import list_models
@@ -46,10 +43,10 @@ def list_networks(as_json: JsonOption = False, as_csv: CsvOption = False) -> Non
         say_note(f"networks of {origin} need the extra {needs} to be built")
 
 
-@app.command("build", cls=VerbCommand, short_help="Build a network.")
+@app.command("build", short_help="Build a network.")
 def build_network(
     name: Annotated[
-        str, typer.Argument(autocompletion=complete_networks, help="Name of a network, from gpuprof zoo list.")
+        str, typer.Argument(autocompletion=COMPLETERS["networks"], help="Name of a network, from gpuprof zoo list.")
     ],
     output: Output = None,
     batch: Batch = "dynamic",
@@ -64,7 +61,7 @@ def build_network(
     say_note(f"wrote {written} ({written.stat().st_size / 2**20:.1f} MiB)")
 
 
-@app.command("rebatch", cls=VerbCommand, short_help="Change the batch that a model fixes.")
+@app.command("rebatch", short_help="Change the batch that a model fixes.")
 def rebatch_model(
     model: Annotated[Path, typer.Argument(help="ONNX file.")],
     output: Annotated[Path, output_option("File to write.")],

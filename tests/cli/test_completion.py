@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli import completion
+from gpuprof.cli.completion import COMPLETERS, complete_models
 from tests.export.test_export import MAP
 
 
@@ -33,10 +33,10 @@ def test_a_shell_completes_devices(tmp_path: Path) -> None:
 
 
 def test_the_last_of_several_is_completed() -> None:
-    assert completion.complete_devices("v100,h20") == ["v100,h20", "v100,h200"] or "v100,h200" in (
-        completion.complete_devices("v100,h20")
+    assert COMPLETERS["devices"]("v100,h20") == ["v100,h20", "v100,h200"] or "v100,h200" in (
+        COMPLETERS["devices"]("v100,h20")
     )
-    assert "ffd,parvagpu" in completion.complete_policies("ffd,parva")
+    assert "ffd,parvagpu" in COMPLETERS["policies"]("ffd,parva")
 
 
 def test_networks_models_of_the_map_and_files_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,11 +46,11 @@ def test_networks_models_of_the_map_and_files_are_completed(tmp_path: Path, monk
     for name in ("net.onnx", "notes.txt", "models/other.onnx"):
         (tmp_path / name).touch()
     (tmp_path / "map.json").write_text(json.dumps(json.loads(MAP.to_json())))
-    assert completion.complete_networks("resn") == [n for n in completion.complete_networks("") if n.startswith("resn")]
-    assert "resnet50" in completion.complete_networks("resn")
-    assert completion.complete_models("") == ["models/", "net.onnx"]
-    assert completion.complete_models("models/") == ["models/other.onnx"]
-    assert completion.complete_map_models("") == ["Net/A", "b"]
+    assert COMPLETERS["networks"]("resn") == [n for n in COMPLETERS["networks"]("") if n.startswith("resn")]
+    assert "resnet50" in COMPLETERS["networks"]("resn")
+    assert complete_models("") == ["models/", "net.onnx"]
+    assert complete_models("models/") == ["models/other.onnx"]
+    assert COMPLETERS["map models"]("") == ["Net/A", "b"]
 
 
 def test_nothing_is_completed_and_nothing_fails_where_there_is_no_database_and_no_map(
@@ -58,5 +58,5 @@ def test_nothing_is_completed_and_nothing_fails_where_there_is_no_database_and_n
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPUPROF_DB", str(tmp_path / "none"))
-    assert completion.complete_measured_models("") == completion.complete_map_models("") == []
-    assert completion.complete_models("nowhere/") == []
+    assert COMPLETERS["measured models"]("") == COMPLETERS["map models"]("") == []
+    assert complete_models("nowhere/") == []

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.cli.table import ColumnText
 from gpuprof.kernel_db.schema import DeviceRow
 from gpuprof.kernel_db.store import KernelDb
 from tests.kernel_db.rows import a_run
@@ -60,6 +59,7 @@ def test_where_all_columns_do_not_fit_those_without_a_value_are_left_out_and_nam
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     query = "select 'net' as model, null as power_w, 'long-enough-for-two-lines' as a, 'long-enough-for-two-lines' as b"
+    query += " union all select 'other', null, 'another', 'yet another'"
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["db", "sql", query]) == 0
     printed = capsys.readouterr()
@@ -117,8 +117,6 @@ def test_runs_are_shown_with_whole_identifiers_and_times_in_one_word(
     assert main(["db", "show", "runs"]) == 0
     (line, *_) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("r2"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", line.split()[1])
-    identifier = "20261122-090639-979521-8957e9ee"
-    assert ColumnText("run_id", (identifier,), right=False).least == len(identifier)
 
 
 def test_rows_of_devices_keep_their_device_where_the_table_is_cut_in_parts(
