@@ -26,7 +26,6 @@ from gpuprof.cli.output import (
     show_progress,
 )
 from gpuprof.cli.place import DemandOptions
-from gpuprof.domain.demand import Demand
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.planning_options import ComparisonOptions
@@ -171,11 +170,10 @@ def compare(
     if sides:
         _compare_databases(sides, databases, demands.db, chosen)
         return
-    asked = demands.read_file()
     if policies.by is Compared.GPU:
         if picture is not None:
             raise InputError("--picture draws maps of policies and not of kinds of GPUs", "leave it out")
-        _compare_gpus(asked, demands, policies, rules, chosen)
+        _compare_gpus(demands, policies, rules, chosen)
         return
     from gpuprof.pipeline.compare import compare as compare_policies
     from gpuprof.reporting.picture import check_picture
@@ -184,7 +182,7 @@ def compare(
         check_picture(picture)
     with show_progress() as show:
         result = compare_policies(
-            asked,
+            demands.slo_file,
             fleet=demands.devices(),
             db=demands.db,
             policies=policies.names(),
@@ -229,7 +227,6 @@ def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path 
 
 
 def _compare_gpus(
-    asked: Sequence[Demand],
     demands: DemandOptions,
     policies: PolicyListOptions,
     rules: ComparisonOptions,
@@ -239,7 +236,7 @@ def _compare_gpus(
 
     with show_progress() as show:
         result = compare_gpus(
-            asked,
+            demands.slo_file,
             fleet=demands.devices("any"),
             db=demands.db,
             policy=policies.only_name(),

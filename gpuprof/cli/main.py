@@ -16,7 +16,6 @@ import typer
 
 from gpuprof.cli.options import Verbs
 from gpuprof.cli.output import say_note
-from gpuprof.cli.start_time import note_process_start
 from gpuprof.cli.termination import termination_as_interrupt
 from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
 
@@ -25,9 +24,8 @@ INTERRUPTED_EXIT_CODE = 130
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Verbs that read a file of demands.
 _OF_DEMANDS = ("place", "compare")
-#: Verbs that end soon and make millions of objects, nearly all without cycles; and how many are made before a
-#: collection looks at them, for Python's 700.
-_PLANNING, _COLLECTED = ("place", "compare", "explain", "check", "estimate"), 50_000
+#: Verbs that end soon and make millions of objects, nearly all without cycles.
+_PLANNING = ("place", "compare", "explain", "check", "estimate")
 
 #: Verbs of the help's first screen with their descriptions. The module of a verb in gpuprof.cli defines a function of
 #: the verb's name, or a typer app called ``app``. The list imports no such module.
@@ -198,9 +196,8 @@ def console_script() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    note_process_start()
     if sys.argv[1:2] and sys.argv[1] in _PLANNING:
-        gc.set_threshold(_COLLECTED)
+        gc.disable()
     sys.exit(main())
 
 

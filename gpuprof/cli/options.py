@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import annotated_types
 import typer
@@ -56,12 +56,16 @@ NetworksArgument = Annotated[
 ]
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
 class _Command(TyperCommand):
     """A command that refuses a repeated option of a single value, of which click would take the last."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not ctx.resilient_parsing:
             _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+            parameter: Any
             for parameter, count in Counter(given).items():
                 is_single = parameter.param_type_name == "option" and not parameter.multiple and not parameter.is_flag
                 if is_single and count > 1:
@@ -76,7 +80,7 @@ class Verbs(typer.Typer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
 
-    def command(self, name: str | None = None, **settings: Any) -> Any:
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Function], _Function]:
         """Register a command, as typer does."""
         return super().command(name, cls=_Command, **settings)
 

@@ -203,7 +203,8 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     for number, part in enumerate(_split_columns(kept, texts, console.width)):
         if number:
             console.print()
-        console.print(_make_table(part, texts, _share_width(part, texts, console.width)))
+        widths = _share_width(part, texts, console.width)
+        console.print(_make_table(part, texts, widths or [None] * len(part)))
     if left_out:
         names = ", ".join(column.heading for column in left_out)
         say(f"not shown at this width: {names} (--json and --csv have everything)")
@@ -216,15 +217,13 @@ def _is_common(column: Column, cells: Sequence[str]) -> bool:
     )
 
 
-def _make_table(
-    columns: Sequence[Column], texts: Mapping[str, Sequence[str]], widths: Sequence[int] | None = None
-) -> Table:
+def _make_table(columns: Sequence[Column], texts: Mapping[str, Sequence[str]], widths: Sequence[int | None]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column, width in zip(columns, widths or [None] * len(columns), strict=True):
+    for column, width in zip(columns, widths, strict=True):
         table.add_column(column.heading, justify="right" if column.right else "left", width=width, overflow="fold")
     for cells in zip(*(texts[column.key] for column in columns), strict=True):
         table.add_row(*map(Text, cells))

@@ -23,8 +23,6 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
-from gpuprof.cli.start_time import verb_start_s
-from gpuprof.domain.demand import Demand, read_demands
 from gpuprof.domain.named_values import collect_distinct
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
@@ -69,13 +67,6 @@ class DemandOptions(Settings):
     fleet: Path | None = option(None, "TOML file with devices, counts and prices.")
     db: Path | None = option(None, "Kernel database.")
 
-    def read_file(self) -> Sequence[Demand]:
-        """Return the demands of the file, before planning is imported: a wrong line is reported at once.
-
-        Raises `InputError` when the file holds no demands.
-        """
-        return read_demands(self.slo_file)
-
     def devices(self, default: str | None = None) -> Path | str | None:
         """Return the devices as `gpuprof.place` takes them. Raises `InputError` when they are named twice."""
         if self.gpus is not None and self.fleet is not None:
@@ -118,18 +109,17 @@ def place(
     as_csv: CsvOption = False,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
-    chosen, began_s = chosen_format(as_json, as_csv), verb_start_s()
-    asked = demands.read_file()
+    chosen = chosen_format(as_json, as_csv)
     from gpuprof.pipeline.place import place as place_models
     from gpuprof.placement.policies import DEFAULT, make_policy
 
     with show_progress() as show:
         result = place_models(
-            asked,
+            demands.slo_file,
             fleet=demands.devices(),
             db=demands.db,
             policy=make_policy(policy or DEFAULT, parse_pairs(policy_option or ())),
-            options=rules.replace(limit_since_s=began_s),
+            options=rules,
             previous=previous,
             output=output,
             progress=show,

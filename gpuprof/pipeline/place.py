@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,15 +34,8 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem, collect_evidence
 
-#: Default seconds for reading and for the search among all GPUs with a price: the first maps and their bound take
-#: less, and the output names the option for a longer search.
+#: Default seconds of a search among all GPUs with a price, which has no natural end.
 _ANY_LIMIT_S = 3.0
-#: Minimum seconds for the search under any limit, however long reading the models takes, and the maximum part of the
-#: limit for this minimum.
-_LEAST_SEARCH_S, _LEAST_SEARCH_PART = 1.5, 0.5
-#: Seconds for each demand, under a latency budget and under the queueing model, reserved for predicting, checking and
-#: printing the map, up to a part of the limit.
-_AFTER_SEARCH_S, _AFTER_SEARCH_PART = (5e-4, 4e-3), 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,14 +150,10 @@ def place(
     notes = NoteList(note)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     running = None if previous is None else resolve_map(previous)
-    options, began_s = limit_search(fleet, options), options.limit_since_s or time.monotonic()
+    options = limit_search(fleet, options)
     steps = 3 if output.merge else 2
     progress(Progress("reading demands, devices and profiles", 0, steps))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
-    read_s = time.monotonic() - began_s
-    if options.time_limit_s is not None:
-        left_s = _search_time_s(problem, options.time_limit_s, read_s)
-        problem = replace(problem, options=replace(problem.options, time_limit_s=left_s))
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(problem.options.time_limit_s)
     # The planning time counts from here: the ends of the intervals get a part of it.
@@ -183,8 +171,7 @@ def place(
         *(f"{one.model}: {one.rate_rps:g} requests/s cannot be served: {one.reason}" for one in deployment.unplaced)
     )
     progress(Progress("the map is planned and checked", steps, steps))
-    late = _describe_late_start(options, read_s, limit.spent_s)
-    remarks = early_stop(deployment, options.time_limit_s), late, _suggest_share(problem, deployment)
+    remarks = early_stop(deployment, options.time_limit_s), _suggest_share(problem, deployment)
     notes.add(*filter(None, (*remarks, describe_routers(deployment))))
     for fault in find_excess_time(deployment, collect_evidence(problem))[:1]:
         notes.add(
@@ -199,24 +186,6 @@ def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> Plann
     named = fleet.lower().split(",") if isinstance(fleet, str) else []
     is_open = any(one.strip() == ANY for one in named) and options.time_limit_s is None
     return options.replace(time_limit_s=_ANY_LIMIT_S) if is_open else options
-
-
-def _search_time_s(problem: Problem, limit_s: float, spent_s: float) -> float:
-    """Return the seconds of the limit left for the search, after the time already spent."""
-    each_s = _AFTER_SEARCH_S[problem.options.latency_budget is None]
-    after_s = min(each_s * len(problem.demands), _AFTER_SEARCH_PART * limit_s)
-    return max(min(_LEAST_SEARCH_S, _LEAST_SEARCH_PART * limit_s), limit_s - spent_s - after_s)
-
-
-def _describe_late_start(options: PlanningOptions, read_s: float, planning_s: float) -> str | None:
-    """Return a note on the time before planning, where it alone exceeded the time limit; else None."""
-    if options.time_limit_s is None or read_s <= options.time_limit_s:
-        return None
-    before = "reading" if options.limit_since_s is None else "starting and reading"
-    return (
-        f"{before} took {read_s:.1f} s, longer than the time limit of {options.time_limit_s:g} s; "
-        f"planning took {planning_s:.1f} s more"
-    )
 
 
 def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:

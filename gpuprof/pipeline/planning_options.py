@@ -25,10 +25,7 @@ _SEARCH, _OUTPUT = "Search", "Output"
 
 
 class PlanningOptions(Settings):
-    """Constraints of a map, limits of its replicas, and the search.
-
-    The search gets 1.5 s of ``time_limit_s`` in any case, of less than three seconds the half.
-    """
+    """Constraints of a map, limits of its replicas, and the search."""
 
     title: ClassVar[str] = "Constraints and estimator"
 
@@ -65,8 +62,8 @@ class PlanningOptions(Settings):
     )
     time_limit_s: Positive | None = option(
         None,
-        "Time for reading and search, after which the best map so far is taken; default: 3s for --gpus any, in compare "
-        "30s a policy and 5s a GPU.",
+        "Time of the search, after which the best map so far is taken; default: 3s for --gpus any, in compare 30s a "
+        "policy and 5s a GPU.",
         "--time-limit",
         unit="s",
         panel=_SEARCH,
@@ -75,7 +72,6 @@ class PlanningOptions(Settings):
     created: str | None = option(
         None, "Time of creation to write into the map; default: SOURCE_DATE_EPOCH, or none.", panel=_OUTPUT
     )
-    limit_since_s: float | None = option(None, "Reading of time.monotonic() when the time limit began.", hidden=True)
 
     def execution(self) -> Execution:
         """Return precision and runtime of unmeasured models.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +21,6 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.doubts import require_sure
 from gpuprof.pipeline.place import limit_search
 from gpuprof.pipeline.planning_options import PlanningOptions
-from gpuprof.placement.placement import Placement
-from gpuprof.placement.problem import Problem
-from gpuprof.placement.published.ffd import FirstFitDecreasing
 from tests.domain.test_device_file import BOARD
 from tests.small_models import write_model, write_text_model
 
@@ -82,35 +77,6 @@ def test_the_search_among_all_gpus_ends_by_itself_unless_told_otherwise() -> Non
     assert (limit_search("any", PlanningOptions()).time_limit_s or 600.0) <= 30.0
     assert limit_search("l4, ANY", FAST).time_limit_s == FAST.time_limit_s
     assert limit_search("l4,t4", PlanningOptions()).time_limit_s is None
-
-
-def test_reading_counts_towards_the_limit_but_leaves_the_search_what_it_needs(here: Path) -> None:
-    limits = []
-
-    class LimitRecorder(FirstFitDecreasing):
-        def place(self, problem: Problem) -> Placement:
-            limits.append(problem.options.time_limit_s or math.inf)
-            return super().place(problem)
-
-    def limit_of(options: PlanningOptions) -> float:
-        limits.clear()
-        gpuprof.place(demands(here), fleet="any", policy=LimitRecorder(), options=options)
-        return limits[0]
-
-    given = limit_search("any", PlanningOptions()).time_limit_s or 0.0
-    assert 1.5 <= limit_of(PlanningOptions(max_batch=2)) < given
-    assert 100.0 < limit_of(FAST.replace(time_limit_s=500.0)) < 500.0
-    assert limit_of(FAST.replace(time_limit_s=7.0, limit_since_s=time.monotonic() - 6.0)) == 1.5
-    assert limit_of(FAST.replace(limit_since_s=time.monotonic() - 6.0)) == 0.5 * (FAST.time_limit_s or 0.0)
-
-
-def test_what_came_before_planning_is_told_where_it_alone_exceeds_the_limit(here: Path) -> None:
-    late = FAST.replace(limit_since_s=time.monotonic() - 6.0)
-    notes = gpuprof.place(demands(here), fleet="l4", policy="ffd", options=late).notes
-    assert [one for one in notes if "longer than the time limit of 1 s; planning took" in one]
-    assert any(one.startswith("starting and reading took ") for one in notes)
-    in_time = gpuprof.place(demands(here), fleet="l4", policy="ffd", options=FAST.replace(time_limit_s=600.0)).notes
-    assert not [one for one in in_time if "longer than the time limit" in one]
 
 
 def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> None:
