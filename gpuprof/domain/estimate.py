@@ -16,6 +16,12 @@ ROOFLINE = "roofline"
 UNCALIBRATED = "roofline, uncalibrated"
 #: Class of every figure that is not measured, interpolated or extrapolated.
 PREDICTED = "predicted"
+#: Source of a figure from rows that a program computed (``collector`` is ``"computed"``), not measured.
+COMPUTED = "computed"
+#: Source of a figure that holds by an estimator's premise, such as USHER's.
+ASSUMED = "assumed"
+#: Classes of sources, the most certain first.
+SOURCE_KINDS = (MEASURED, INTERPOLATED, EXTRAPOLATED, COMPUTED, ASSUMED, PREDICTED)
 #: Prefix of the source of a time from rows marked unstable: ``"unstable, measured"``.
 UNSTABLE = "unstable"
 #: Part of the source of a latency with neighbours beyond the measured co-locations.
@@ -25,15 +31,38 @@ BESIDE = " × "
 
 
 def classify_source(source: str) -> str:
-    """Return the class of a figure's source: ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"``.
+    """Return the class of a figure's source.
+
+    The classes are ``"measured"``, ``"interpolated"``, ``"extrapolated"``, ``"computed"``, ``"assumed"`` and
+    ``"predicted"``. Figures from computed rows are computed, whatever came after.
 
     Examples
     --------
     >>> classify_source("interpolated"), classify_source("roofline, uncalibrated")
     ('interpolated', 'predicted')
+    >>> classify_source("computed, interpolated"), classify_source("assumed")
+    ('computed', 'assumed')
     """
-    last = source.rsplit(", ", 1)[-1]
-    return last if last in (MEASURED, INTERPOLATED, EXTRAPOLATED) else PREDICTED
+    parts = source.split(", ")
+    for kind in (ASSUMED, COMPUTED):
+        if kind in parts:
+            return kind
+    return parts[-1] if parts[-1] in (MEASURED, INTERPOLATED, EXTRAPOLATED) else PREDICTED
+
+
+def mark_source(source: str, *, stable: bool = True, computed: bool = False) -> str:
+    """Return the source of a figure with the marks of the rows under it.
+
+    Examples
+    --------
+    >>> mark_source("measured", stable=False), mark_source("measured", computed=True)
+    ('unstable, measured', 'computed')
+    >>> mark_source("interpolated", computed=True)
+    'computed, interpolated'
+    """
+    if computed:
+        source = COMPUTED if source == MEASURED else f"{COMPUTED}, {source}"
+    return source if stable else f"{UNSTABLE}, {source}"
 
 
 def is_unstable(source: str) -> bool:
@@ -71,8 +100,9 @@ class Figure:
     ----------
     value : float
     source : str
-        ``"measured"``, ``"interpolated"``, ``"extrapolated"`` (scaled from the nearest measurement), ``"roofline"``,
-        ``"roofline, uncalibrated"``, or the name of the fitted model.
+        ``"measured"``, ``"interpolated"``, ``"extrapolated"`` (scaled from the nearest measurement), ``"computed"``
+        (from rows that a program computed), ``"assumed"`` (by a premise), ``"roofline"``, ``"roofline, uncalibrated"``,
+        or the name of the fitted model.
     low, high : float or None
         90% interval; None where the error is unknown.
 
@@ -89,8 +119,13 @@ class Figure:
 
     @property
     def is_observed(self) -> bool:
-        """Whether the figure was measured stably, or interpolated between stable measurements."""
-        return classify_source(self.source) in (MEASURED, INTERPOLATED) and not is_unstable(self.source)
+        """Whether plans take the value without a margin.
+
+        True for figures measured stably, or interpolated between such; and for figures that the user stated as given,
+        by computed rows or by an estimator's premise.
+        """
+        kinds = (MEASURED, INTERPOLATED, COMPUTED, ASSUMED)
+        return classify_source(self.source) in kinds and not is_unstable(self.source)
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -7,10 +7,13 @@ from dataclasses import asdict, dataclass
 
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
 from gpuprof.domain.estimate import (
+    ASSUMED,
+    COMPUTED,
     EXTRAPOLATED,
     INTERPOLATED,
     MEASURED,
     PREDICTED,
+    SOURCE_KINDS,
     classify_source,
     is_unstable,
     source_without_neighbours,
@@ -27,14 +30,13 @@ PREDICTED_BY = {
 
 #: Relative: sums of rates differ by rounding.
 _ROUNDING = 1e-6
-_KINDS = (MEASURED, INTERPOLATED, EXTRAPOLATED, PREDICTED)
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
     """The part of a map with times from the same kind of source."""
 
-    kind: str  #: ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"``.
+    kind: str  #: Class of source, as of `gpuprof.domain.estimate.classify_source`.
     replicas: int
     rate_rps: float  #: Planned requests per second of these replicas.
 
@@ -50,7 +52,7 @@ def split_by_source(deployment: DeploymentMap) -> tuple[SourcePart, ...]:
         kind = classify_source(replica.predicted.source)
         replicas[kind] += 1
         rates[kind] += replica.rate_rps
-    return tuple(SourcePart(kind, replicas[kind], rates[kind]) for kind in _KINDS if replicas[kind])
+    return tuple(SourcePart(kind, replicas[kind], rates[kind]) for kind in SOURCE_KINDS if replicas[kind])
 
 
 def describe_sources(deployment: DeploymentMap) -> str:
@@ -74,21 +76,27 @@ def describe_certainty(deployment: DeploymentMap) -> str:
         return ""
     total = count_of(len(sources), "replica")
     unstable = sum(is_unstable(source) for source in sources)
-    unmeasured = sum(
-        classify_source(source) not in (MEASURED, INTERPOLATED) and not is_unstable(source) for source in sources
-    )
+    kinds = [classify_source(source) for source in sources if not is_unstable(source)]
+    predicted = kinds.count(PREDICTED) + kinds.count(EXTRAPOLATED)
     confidence = deployment.planned_with.confidence
     end = "the upper ends of their intervals"
     if confidence is not None:
         end = "the means" if confidence == 0.0 else f"the upper ends of {confidence:.0%} intervals"
     parts = [
         f"{count} of {total} {'rests' if count == 1 else 'rest'} on {kind}"
-        for count, kind in ((unstable, "unstable rows"), (unmeasured, "predictions"))
+        for count, kind in (
+            (unstable, "unstable rows"),
+            (predicted, "predictions"),
+            (kinds.count(COMPUTED), "computed rows"),
+            (kinds.count(ASSUMED), "a premise"),
+        )
         if count
     ]
     if not parts:
         return "Sure of its times: all measured, planned at " + ("the means." if confidence is None else f"{end}.")
-    return f"{' and '.join(parts)}, planned at {end}."
+    premise = deployment.planned_with.premise if ASSUMED in kinds else None
+    planned = f", planned at {end}" if unstable or predicted else ""
+    return f"{' and '.join(parts)}{planned}." + (f" The premise is {premise}." if premise else "")
 
 
 def _describe_kind(deployment: DeploymentMap, kind: str) -> str:
@@ -119,7 +127,7 @@ def describe_basis(deployment: DeploymentMap) -> str:
     if is_partly_known or any(text is not None and text != planned for text in texts):
         lower, upper = (text or "not computed" for text in texts)
         words.append(f"at the lower ends of the estimates {lower}, at the upper ends {upper}")
-    elif not is_observed(deployment) and None in texts:
+    elif name_basis(deployment) == "these estimates" and not is_observed(deployment) and None in texts:
         words.append("what it comes to at the ends of the estimates' intervals was not computed")
     return "; ".join(words)
 
@@ -133,7 +141,7 @@ def describe_requirements(deployment: DeploymentMap) -> str:
     metrics: dict[str, None] = {}
     for _, gpu, _, replica in deployment.places():
         creq = replica.predicted.creq
-        if creq is None or classify_source(creq.source) in (MEASURED, INTERPOLATED):
+        if creq is None or classify_source(creq.source) in (MEASURED, INTERPOLATED, COMPUTED):
             continue
         metrics[creq.metric] = None
         within = "" if creq.interval_pct is None else " ({:.0f} to {:.0f})".format(*creq.interval_pct)
@@ -148,7 +156,7 @@ def _describe_memory(deployment: DeploymentMap) -> str:
     words: dict[str, None] = {}
     for _, gpu, _, replica in deployment.places():
         mreq, planned = replica.predicted.mreq, replica.predicted.memory_bytes
-        if mreq is None or classify_source(mreq.source) in (MEASURED, INTERPOLATED):
+        if mreq is None or classify_source(mreq.source) in (MEASURED, INTERPOLATED, COMPUTED):
             continue
         within = "" if mreq.interval_bytes is None else " ({:.3g} to {:.3g})".format(*_gib(*mreq.interval_bytes))
         (need,) = _gib(mreq.bytes)
@@ -167,6 +175,14 @@ def is_observed(deployment: DeploymentMap) -> bool:
         classify_source(source) in (MEASURED, INTERPOLATED) and not is_unstable(source)
         for source in (replica.predicted.source for *_, replica in deployment.places())
     )
+
+
+def name_basis(deployment: DeploymentMap) -> str:
+    """Return the basis of a map's bounds in words: ``"these estimates"``, ``"computed rows"``, ``"a premise"``."""
+    kinds = {classify_source(replica.predicted.source) for *_, replica in deployment.places()}
+    if ASSUMED in kinds:
+        return "a premise"
+    return "computed rows" if COMPUTED in kinds and kinds <= {MEASURED, INTERPOLATED, COMPUTED} else "these estimates"
 
 
 def record_basis(deployment: DeploymentMap) -> dict[str, object]:
@@ -200,7 +216,8 @@ def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
     """Return, for each kind of device and model, whether all its times without neighbours rest on measurements."""
     known = defaultdict[str, dict[str, bool]](dict)
     for _, gpu, _, replica in deployment.places():
-        is_measured = classify_source(source_without_neighbours(replica.predicted.source)) != PREDICTED
+        kind = classify_source(source_without_neighbours(replica.predicted.source))
+        is_measured = kind not in (PREDICTED, COMPUTED)
         known[gpu.device][replica.model] = known[gpu.device].get(replica.model, True) and is_measured
     return known
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_sources import is_observed
+from gpuprof.domain.map_sources import is_observed, name_basis
 from gpuprof.domain.plural import count_of
 
 #: Relative: sums of costs and rates differ by rounding.
@@ -51,9 +51,9 @@ def _describe_bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
         if not proven:
             texts.append(f"at least {predicted.lower_bound_gpus:,} needed")
     if proven and kinds:
-        texts.append("proven minimum" if is_observed(deployment) else "minimum by these estimates")
+        texts.append("proven minimum" if is_observed(deployment) else f"minimum by {name_basis(deployment)}")
     elif texts and not is_observed(deployment):
-        texts.append("by these estimates")
+        texts.append(f"by {name_basis(deployment)}")
     ends = [
         f"{end.lower_bound_gpus:,} at their {name} ends"
         for name, end in (("lower", predicted.at_lower_ends), ("upper", predicted.at_upper_ends))
@@ -76,7 +76,7 @@ def _describe_goodput(deployment: DeploymentMap) -> str:
     most = deployment.predicted.upper_bound_goodput_rps
     if most is not None and most < asked * (1.0 - _ROUNDING):
         text += f"; no map reaches more than {most:,.{decimals}f}"
-        text += "" if is_observed(deployment) else " by these estimates"
+        text += "" if is_observed(deployment) else f" by {name_basis(deployment)}"
     return f"{text}."
 
 

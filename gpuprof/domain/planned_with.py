@@ -53,6 +53,7 @@ class PlannedWith(_Record):
     """The settings, costs and sources of a plan.
 
     ``estimator`` is the name that made its times; ``arrivals`` the shape of the requests, or a trace; None: Poisson.
+    ``premise`` is the estimator's, where it has one: a statement that its assumed times rest on.
     ``precision`` and ``runtime`` are those that models were estimated in of which nothing was measured on a GPU, None
     what their types give in ONNX Runtime.
     ``found_by`` names the heuristic whose map the policy took, ``stopped_by`` what ended the search before it was over.
@@ -61,6 +62,7 @@ class PlannedWith(_Record):
 
     version: Annotated[int, Field(ge=1, le=1)] = 1
     estimator: str = "database"
+    premise: str | None = None
     arrivals: str | None = None
     fleet: tuple[PlannedDevices, ...] = ()
     confidence: Annotated[float, Field(ge=0, lt=1)] | None = None

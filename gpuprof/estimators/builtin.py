@@ -56,6 +56,15 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
     return made if db is None or name == DEFAULT else FailureAwareEstimator(made, KnownModels(db, graphs))
 
 
+def read_premise(name: str) -> str | None:
+    """Return the premise of the estimator called ``name``, which its assumed times rest on; None without one.
+
+    Raises `InputError` when there is no such estimator.
+    """
+    premise = getattr(load_plugin("estimator", name, BUILTIN), "premise", None)
+    return None if premise is None else str(premise)
+
+
 class FailureAwareEstimator:
     """Implements `gpuprof.domain.estimate.Estimator` by another estimator, and refuses failed workloads."""
 

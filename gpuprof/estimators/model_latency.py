@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, UNSTABLE, Figure, Workload
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import InputError
@@ -112,9 +112,7 @@ class ModelLatencies:
         point = surface.nearest(workload.batch, part)
         if processes != workload.processes or reading.source == EXTRAPOLATED:
             figure = self._extrapolate(known, device, workload, reading.value, point.relative_error)
-            if not point.stable:
-                figure = replace(figure, source=f"{UNSTABLE}, {figure.source}")
-            return figure, point.cv
+            return replace(figure, source=point.mark_source(figure.source)), point.cv
         return self._with_interval(reading, point, device), point.cv
 
     def _list_processes(self, known: MeasuredModel, device: Device) -> list[int]:
@@ -139,8 +137,7 @@ class ModelLatencies:
         error: float | None = point.relative_error or None
         if reading.source == INTERPOLATED:
             error = self._calibration(device).interpolation_error(point.relative_error)
-        source = reading.source if point.stable else f"{UNSTABLE}, {reading.source}"
-        return figure_within(reading.value, source, error)
+        return figure_within(reading.value, point.mark_source(reading.source), error)
 
     def predict(self, known: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
         """Return the times of batches of a model without measurements on the device."""

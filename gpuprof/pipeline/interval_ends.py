@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED, classify_source, is_unstable
+from gpuprof.domain.estimate import Figure
 from gpuprof.errors import InfeasibleError
 from gpuprof.estimators.interval_end import IntervalEndEstimator
 from gpuprof.placement.limit import Limit
@@ -67,7 +67,7 @@ def _with_ends(deployment: DeploymentMap, lower: PlanAtEnds | None, upper: PlanA
 
 
 def _is_observed(predicted: ReplicaPrediction) -> bool:
-    return classify_source(predicted.source) in (MEASURED, INTERPOLATED) and not is_unstable(predicted.source)
+    return Figure(predicted.latency_ms, predicted.source).is_observed
 
 
 def _is_planned_at_upper_ends(problem: Problem, deployment: DeploymentMap) -> bool:

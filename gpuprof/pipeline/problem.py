@@ -331,6 +331,8 @@ def _record_settings(
     demands: Sequence[Demand], database: KernelDb | None, fleet: Fleet, options: Options, planning: PlanningOptions
 ) -> PlannedWith:
     """Return hashes of the map's inputs, and the settings that a check of the map needs."""
+    from gpuprof.estimators.builtin import read_premise
+
     database_sha256 = None
     if database is not None:
         # Hash of the runs' ids and not of the files: compaction changes files but no figure.
@@ -338,6 +340,7 @@ def _record_settings(
         database_sha256 = hashlib.sha256("\n".join(runs).encode()).hexdigest()
     return PlannedWith(
         estimator=planning.estimator,
+        premise=read_premise(planning.estimator),
         arrivals=planning.arrivals,
         fleet=tuple(map(_record_devices, fleet.entries)),
         **{name: getattr(options, name) for name in RECORDED_OPTIONS},

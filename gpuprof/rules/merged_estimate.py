@@ -12,7 +12,7 @@ from gpuprof.domain.estimate import (
     EXTRAPOLATED,
     INTERPOLATED,
     MEASURED,
-    PREDICTED,
+    SOURCE_KINDS,
     Estimate,
     Estimator,
     Figure,
@@ -26,7 +26,6 @@ from gpuprof.errors import InputError
 SUMMED = "sum of its models"
 _MEASURED = (MEASURED, INTERPOLATED, EXTRAPOLATED)
 #: Classes of sources, the most certain first.
-_KINDS = (*_MEASURED, PREDICTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ def _sum_memory(parts: Sequence[Estimate], every: Sequence[Estimate], work: Merg
     if len(figures) < len(held):
         return None
     largest = max(figure.value for figure in figures)
-    least_sure = max(figures, key=lambda figure: _KINDS.index(classify_source(figure.source)))
+    least_sure = max(figures, key=lambda figure: SOURCE_KINDS.index(classify_source(figure.source)))
     # Underestimates less the saved weights could be too small: the merged model holds at least its largest member.
     together = max(largest, sum(f.value for f in figures) - work.saved_weight_bytes)
     return Figure(together, f"{SUMMED}, {least_sure.source}")

@@ -11,13 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from gpuprof.domain.estimate import Estimate, Figure, Workload, classify_source
+from gpuprof.domain.estimate import SOURCE_KINDS, Estimate, Figure, Workload, classify_source
 
 #: Estimate of a workload with neighbours, none with turns.
 Ask = Callable[[Workload, Sequence[Workload]], Estimate]
-
-#: Classes of `classify_source`, the most certain first.
-_KINDS = ("measured", "interpolated", "extrapolated", "predicted")
 
 
 def involves_turns(workload: Workload, beside: Sequence[Workload]) -> bool:
@@ -90,7 +87,7 @@ def _ask_during_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
 
 def _add_figures(figures: Sequence[Figure]) -> Figure:
     """Return the sum with the least certain source; interval ends add up, as errors of a single model do."""
-    source = max((figure.source for figure in figures), key=lambda figure: _KINDS.index(classify_source(figure)))
+    source = max((figure.source for figure in figures), key=lambda figure: SOURCE_KINDS.index(classify_source(figure)))
     value = math.fsum(figure.value for figure in figures)
     if all(figure.low is None or figure.high is None for figure in figures):
         return Figure(value, source)

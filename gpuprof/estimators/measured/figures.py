@@ -8,14 +8,15 @@ from dataclasses import replace
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import (
+    COMPUTED,
     EXTRAPOLATED,
     INTERPOLATED,
     MEASURED,
-    UNSTABLE,
     Figure,
     Workload,
     classify_source,
     is_unstable,
+    mark_source,
 )
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.measured import MeasuredModel
@@ -43,9 +44,11 @@ def blend_figures(parts: Sequence[tuple[Figure, float]]) -> Figure:
     Figure(value=6.0, source='interpolated', low=None, high=None)
     """
     known = {classify_source(figure.source) for figure, _ in parts}
-    source = INTERPOLATED if known <= {MEASURED, INTERPOLATED} else EXTRAPOLATED
-    if any(is_unstable(figure.source) for figure, _ in parts):
-        source = f"{UNSTABLE}, {source}"
+    source = mark_source(
+        INTERPOLATED if known <= {MEASURED, INTERPOLATED, COMPUTED} else EXTRAPOLATED,
+        stable=not any(is_unstable(figure.source) for figure, _ in parts),
+        computed=COMPUTED in known,
+    )
     value = math.fsum(weight * figure.value for figure, weight in parts)
     if all(figure.low is None for figure, _ in parts):
         return Figure(value, source)

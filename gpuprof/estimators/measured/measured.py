@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuprof.domain.estimate import MOST_VARIATION, Workload
+from gpuprof.domain.estimate import COMPUTED, MOST_VARIATION, Workload, mark_source
 from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
 from gpuprof.domain.share import Share
@@ -82,6 +82,11 @@ class Point:
     pause_cv: float
     figures: Mapping[str, float]  #: Other measured columns by name; unmeasured columns are absent.
     stable: bool = True  #: False where the row is marked unstable.
+    computed: bool = False  #: True where a program computed the row, and nothing was measured.
+
+    def mark_source(self, source: str) -> str:
+        """Return the source of a figure from this point, with the point's marks."""
+        return mark_source(source, stable=self.stable, computed=self.computed)
 
 
 @dataclass(slots=True)
@@ -163,6 +168,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
         model: len({row.model_sha256 for row in rows if row.model == model and row.model_sha256}) - 1
         for model in latest
     }
+    computed = _list_computed_runs(db)
     current = [row for row in rows if row.model_sha256 in (None, latest.get(row.model))]
     models: dict[str, MeasuredModel] = {}
     for row in current:
@@ -188,7 +194,9 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
                 chosen[key] = row
     for workload, row in chosen.items():
         if workload not in failed:
-            models[row.name].points.setdefault(row.device, []).append(_point(row, latencies[workload]))
+            models[row.name].points.setdefault(row.device, []).append(
+                _point(row, latencies[workload], row.run_id in computed)
+            )
     for row in failed.values():
         models[row.name].failures.setdefault(row.device, []).append(_failure(row))
     return models
@@ -218,7 +226,13 @@ def _failure(row: MeasuredRow) -> FailedRun:
     return FailedRun(row.device, Workload(row.name, row.batch, share, row.processes), str(row.error))
 
 
-def _point(row: MeasuredRow, latencies: Sequence[float]) -> Point:
+def _list_computed_runs(db: KernelDb) -> frozenset[str]:
+    """Return the runs whose rows a program computed."""
+    runs = db.read_table("runs", ["run_id", "collector"]).to_pylist()
+    return frozenset(run["run_id"] for run in runs if run["collector"] == COMPUTED)
+
+
+def _point(row: MeasuredRow, latencies: Sequence[float], computed: bool) -> Point:
     """Return the point of a row; ``latencies``: means of all runs of its workload, covered by its interval."""
     latency = _latency(row) or 0.0
     cv = row.latency_std_ms / latency if row.latency_std_ms is not None else 0.0
@@ -239,6 +253,7 @@ def _point(row: MeasuredRow, latencies: Sequence[float]) -> Point:
         *_after_pause(row, latency, min(cv, MOST_VARIATION)),
         {name: float(value) for name in _FIGURES if (value := getattr(row, name)) is not None},
         row.stable is not False,
+        computed,
     )
 
 

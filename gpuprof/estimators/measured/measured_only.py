@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED, UNSTABLE, Estimate, Figure, Workload
+from gpuprof.domain.estimate import ASSUMED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.measured.failures import require_success
@@ -100,8 +100,11 @@ class UsherEstimator(MeasuredEstimator):
     So measurements on the whole device hold under every share down to the smallest known requirement of the batch,
     beside any neighbours. Elvinger's thesis measures where the premise fails (§6.2). Unmeasured batch sizes take times
     interpolated between measured sizes, under the same share or on the whole device, with the requirement of the next
-    larger size; batches below the smallest measured size take its time, since they could be padded.
+    larger size; batches below the smallest measured size take its time, since they could be padded. Times that hold by
+    the premise alone are assumed, and never called measured or interpolated.
     """
+
+    premise = "USHER's: models that fit by their compute requirement do not slow each other down"
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -115,17 +118,18 @@ class UsherEstimator(MeasuredEstimator):
         points = self._require_points(model, device)
         point = points.get((batch, share, processes))
         if point is not None:
-            return _estimate_of_point(workload, device, point, MEASURED)
+            return _estimate_of_point(workload, device, point, ASSUMED if beside else MEASURED)
+        source = ASSUMED
         whole = points.get((batch, Share(), processes)) or self._fill_up(points, batch, Share(), processes)
         required = [] if whole is None else _requirements(whole)
         if share.mig is not None or not required or min(required) > share.sm_pct + _LITTLE:
-            whole = self._fill_up(points, batch, share, processes)
+            whole, source = self._fill_up(points, batch, share, processes), ASSUMED if beside else INTERPOLATED
         if whole is None:
             raise InputError(
                 f"{model} at batch {batch} is not known to require {share} of {device.name} or less",
                 "profile its compute requirement, or choose another --estimator",
             )
-        return _estimate_of_point(workload, device, whole, INTERPOLATED)
+        return _estimate_of_point(workload, device, whole, source)
 
     @staticmethod
     def _fill_up(
@@ -156,11 +160,11 @@ def _requirements(point: Point) -> list[float]:
 def _estimate_of_point(workload: Workload, device: Device, point: Point, source: str) -> Estimate:
     error = point.relative_error
     ends = (point.latency_ms / (1.0 + error), point.latency_ms * (1.0 + error)) if error else (None, None)
-    figures = {name: Figure(value, MEASURED) for name, value in point.figures.items()}
+    figures = {name: Figure(value, point.mark_source(MEASURED)) for name, value in point.figures.items()}
     return Estimate(
         workload=workload,
         device=device.name,
-        latency_ms=Figure(point.latency_ms, source if point.stable else f"{UNSTABLE}, {source}", *ends),
+        latency_ms=Figure(point.latency_ms, point.mark_source(source), *ends),
         latency_cv=point.cv,
         pause_factor=point.pause_factor,
         pause_cv=point.pause_cv,

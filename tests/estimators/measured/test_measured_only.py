@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED, MOST_VARIATION, Estimate, Figure, Workload
+from gpuprof.domain.estimate import ASSUMED, INTERPOLATED, MEASURED, MOST_VARIATION, Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
@@ -52,7 +52,7 @@ def test_it_says_nothing_of_neighbours(db: KernelDb) -> None:
 def test_by_ushers_premise_a_share_of_what_is_required_costs_nothing(db: KernelDb) -> None:
     estimator = make_estimator("usher", db)
     fits = estimator.estimate("net", GPU, 4, Share(30.0), [Workload("net", 1, Share(40.0))])
-    assert (fits.latency_ms.value, fits.latency_ms.source) == (6.0, INTERPOLATED)
+    assert (fits.latency_ms.value, fits.latency_ms.source) == (6.0, ASSUMED)
     assert estimator.estimate("net", GPU, 4, Share(20.0)).latency_ms.value == 9.0  # measured, so it is known
     with pytest.raises(InputError, match="not known to require 29%"):
         estimator.estimate("net", GPU, 4, Share(29.0))
@@ -66,7 +66,7 @@ def test_a_batch_that_is_not_full_is_as_quick_as_those_around_it_and_requires_wh
     estimator = make_estimator("usher", database(tmp_path / "db", rows))
     times = {batch: estimator.estimate("net", GPU, batch, Share(80.0)).latency_ms for batch in (1, 2, 3, 4)}
     assert {batch: figure.value for batch, figure in times.items()} == {1: 4.0, 2: 4.0, 3: 5.0, 4: 6.0}
-    assert {figure.source for figure in times.values()} == {INTERPOLATED}
+    assert {figure.source for figure in times.values()} == {ASSUMED}
     for batch, share in ((3, Share(60.0)), (5, Share(80.0))):
         with pytest.raises(InputError, match="not known to require"):
             estimator.estimate("net", GPU, batch, share)
