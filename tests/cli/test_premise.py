@@ -37,9 +37,7 @@ def test_a_plan_by_ushers_premise_names_it_and_check_refuses_it(
     assert main(["check", "map.json", "--estimator", "database"]) == 1
 
 
-def test_computed_rows_are_called_computed_by_every_estimator(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_computed_rows_are_called_computed_by_every_estimator(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for estimator in ("measured", "database", "usher"):
         assert main(["estimate", "bert", "--batch", "8", "--estimator", estimator, "--device", "v100", "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)
