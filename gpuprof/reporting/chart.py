@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import shade_of
 
-#: Maximum part of the axis for the bars of a group, which binds with few groups, and minimum part for each bar.
-_MOST_OF_AXIS, _LEAST_OF_AXIS = 0.25, 0.08
-#: Pixels of a slanted name below its bars, of a row of horizontal bars, and of each bar in a row.
-_NAME_PIXELS, _ROW_PIXELS, _BAR_PIXELS = 24, 16, 6
+#: Mean width of a letter and height of a line of text, in pixels: the units of all margins.
+LETTER, LINE = 7, 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +23,7 @@ class Axis:
     high: float | None = None
     names: tuple[str, ...] = ()  #: Names of the whole numbers 0, 1, …, for a categorical axis.
     marks: tuple[float, ...] = ()  #: The labelled values; empty: round values.
+    is_count: bool = False  #: Whether only whole numbers are labelled.
     is_downwards: bool = False  #: Whether a vertical axis starts at the top.
 
 
@@ -35,7 +34,7 @@ class Line:
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
-    color: int  #: Counts the series: beyond the palette, dashes and marks tell them apart.
+    color: int  #: Counts the series: beyond the palette, dashes and shapes tell them apart.
     is_dashed: bool = False  #: Whether the line is a bound or an objective instead of a series.
     series: str = ""  #: Name of its series in the legend; empty: its own name.
 
@@ -93,12 +92,6 @@ class Chart:
                 by_name.setdefault(name, mark)
         return by_name
 
-    def is_marked(self, line: Line) -> bool:
-        """Return whether a line has marks: its points, or marks that distinguish several lines."""
-        if self.points:
-            return any(series_of(point) == series_of(line) for point in self.points)
-        return not line.is_dashed and sum(not drawn.is_dashed for drawn in self.lines) > 1
-
 
 def series_of(mark: Line | Points | Box) -> str:
     """Return the legend name of a mark's series; empty for none."""
@@ -109,7 +102,7 @@ def stack_bars(
     groups: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, colors: Sequence[int]
 ) -> tuple[Box, ...]:
     """Return stacked bars at 0, 1, …, a bar for each group; the boxes of the lowest part come first."""
-    half = min(0.36, _MOST_OF_AXIS * len(groups) / 2)
+    half = _bar_width(groups) / 2
     below = [0.0] * len(groups)
     boxes = []
     for (part, values), color in zip(parts.items(), colors, strict=True):
@@ -125,13 +118,13 @@ def stack_bars(
 
 def group_bars(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]], unit: str) -> tuple[Box, ...]:
     """Return bars at 0, 1, …, with the parts of each group side by side; a part that is None is left out."""
-    whole = min(0.8, max(_MOST_OF_AXIS, _LEAST_OF_AXIS * len(parts)) * len(groups))
+    whole = _bar_width(groups)
     width = whole / max(1, len(parts))
     return tuple(
         Box(
             part,
             i - whole / 2 + j * width,
-            i - whole / 2 + (j + 0.92) * width,
+            i - whole / 2 + (j + 1) * width,
             0.0,
             value,
             f"{group}, {part}: {show_number(value)} {unit}",
@@ -144,10 +137,16 @@ def group_bars(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]
     )
 
 
-def fit_bars(chart: Chart) -> Chart:
-    """Return a chart whose vertical bars have room for their names, or are turned into horizontal bars."""
-    names, upright = chart.x.names, chart.boxes and not (chart.lines or chart.points or chart.y.names)
-    if not upright or len(names) * _NAME_PIXELS <= chart.width or all(name.isdigit() for name in names):
+def _bar_width(groups: Sequence[str]) -> float:
+    """Return the part of its place that a group's bars fill; a bar alone is not as wide as the drawing."""
+    return min(0.8, len(groups) / 4)
+
+
+def lay_bars(chart: Chart) -> Chart:
+    """Return a chart whose bars lie where there is no room below them for their names."""
+    names, is_upright = chart.x.names, chart.boxes and not (chart.lines or chart.points or chart.y.names)
+    longest = max(map(len, names), default=0)
+    if not is_upright or LETTER * (longest + 1) * (len(names) + 2) <= chart.width or all(map(str.isdigit, names)):
         return chart
     beside = len({(box.x0, box.x1) for box in chart.boxes}) / len(names)
     return replace(
@@ -155,5 +154,5 @@ def fit_bars(chart: Chart) -> Chart:
         x=chart.y,
         y=replace(chart.x, is_downwards=True),
         boxes=tuple(replace(box, x0=box.y0, x1=box.y1, y0=box.x0, y1=box.x1) for box in chart.boxes),
-        height=round(len(names) * max(_ROW_PIXELS, _BAR_PIXELS * beside)),
+        height=round(LINE * len(names) * max(1.0, beside / 2)),
     )

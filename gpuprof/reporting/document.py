@@ -15,7 +15,7 @@ from gpuprof.domain.map_sources import PREDICTED_BY, describe_basis, describe_so
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.reporting.chart import Axis, Chart, group_bars, stack_bars
+from gpuprof.reporting.chart import Axis, Chart, stack_bars
 from gpuprof.reporting.figures import (
     cdf_figure,
     comparison_figures,
@@ -31,14 +31,12 @@ from gpuprof.reporting.figures import (
 )
 from gpuprof.reporting.map_figures import map_figure
 from gpuprof.reporting.number import show_number
-from gpuprof.reporting.palette import COLORS
 
 #: A JSON file is parsed as a whole, into objects several times as large.
-_MAX_FILE_BYTES = 512 * 1024 * 1024
+_MAX_FILE_BYTES = 512 << 20
 _TAKEN = "give a database, a map, or the --json output of compare, simulate, load or evaluate"
 #: Parts for single models are folded where there are more.
 _UNFOLDED = 6
-_BESIDE = 5  # models with bars side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,38 +314,19 @@ def _load_stage_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
 
 
 def _batch_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """Return the distribution of batch sizes by model; None where the server kept no statistics.
-
-    A few models have bars side by side at each size; more models have a stacked bar each.
-    """
+    """Return the distribution of batch sizes, by model; None where the server kept no statistics."""
     counted = {row["model"]: _parse_sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
-    known = {model: own for model, own in counted.items() if sum(own.values())}
-    sizes = sorted({size for own in known.values() for size in own})
+    counted = {model: sizes for model, sizes in counted.items() if sum(sizes.values())}
+    sizes = sorted({size for counts in counted.values() for size in counts})
     if not sizes:
         return None
-    y = Axis("batches in %", low=0.0)
-    if len(known) <= _BESIDE:
-        parts = {
-            model: [100.0 * own.get(size, 0) / sum(own.values()) for size in sizes] for model, own in known.items()
-        }
-        names = tuple(str(size) for size in sizes)
-        return Chart("Batches by size", Axis("batch size", names=names), y, boxes=group_bars(names, parts, "%"))
-    spans = [(size, size) for size in sizes] if len(sizes) <= COLORS else _double_spans(sizes[-1])
     stacks = {
-        f"batch of {low}" if low == high else f"{low}–{high}": [
-            100.0 * sum(count for size, count in own.items() if low <= size <= high) / sum(own.values())
-            for own in known.values()
-        ]
-        for low, high in spans
+        f"batch of {size}": [100.0 * counts.get(size, 0) / sum(counts.values()) for counts in counted.values()]
+        for size in sizes
     }
-    boxes = stack_bars(tuple(known), stacks, "%", range(len(stacks)))
-    return Chart("Batches by size", Axis("model", names=tuple(known)), y, boxes=boxes)
-
-
-def _double_spans(largest: int) -> list[tuple[int, int]]:
-    """Return 1, 2, 3–4, 5–8 … up to the largest size."""
-    ends = [1 << power for power in range((largest - 1).bit_length() + 1)]
-    return [(end // 2 + 1, end) for end in ends]
+    boxes = stack_bars(tuple(counted), stacks, "%", range(len(sizes)))
+    x, y = Axis("model", names=tuple(counted)), Axis("batches in %", low=0.0, high=100.0)
+    return Chart("Batches by size", x, y, boxes=boxes)
 
 
 def _parse_sizes(row: Mapping[str, Any]) -> dict[int, int]:

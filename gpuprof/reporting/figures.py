@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, stack_bars
 from gpuprof.reporting.number import show_number
-from gpuprof.reporting.palette import shade_of
+from gpuprof.reporting.palette import COLORS
 
 Row = Mapping[str, Any]
 _STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}
 _MISS_COLORS = {**_STAGE_COLORS, "refused": 3, "full": 7, "failed": 2}
+_PERCENTILES = ("p50", "p95", "p99")
 _MOST_BARS = 40
-_NO_MODEL = 7  #: Black on white, white on black.
-_PERCENTILES, _PREDICTED = ("p50", "p95", "p99"), " predicted"
-_PREDICTED_SHADE = 0.45
-_MANY_BARS, _BROAD = 72, 1160  # from this many bars on a figure is this many pixels wide
 
 
 def rate_figure(times_s: Sequence[float], rates: Mapping[str, Sequence[float]]) -> Chart:
@@ -61,7 +56,7 @@ def _slo_line(slo_ms: float, models: Mapping[str, int]) -> Line:
     if len(models) == 1:
         ((model, number),) = models.items()
         return Line(f"{model} SLO: {show_number(slo_ms)} ms", *ends, number, True, model)
-    return Line(f"SLO of {len(models)} models: {show_number(slo_ms)} ms", *ends, _NO_MODEL, True)
+    return Line(f"SLO of {len(models)} models: {show_number(slo_ms)} ms", *ends, COLORS - 1, True)
 
 
 def goodput_figure(rows: Sequence[Row]) -> Chart:
@@ -121,10 +116,9 @@ def devices_over_time_figure(epochs: Sequence[Row]) -> Chart | None:
     """Return how many devices the maps held over time; None when the map did not change."""
     if len(epochs) < 2:
         return None
-    steps = [(time, epoch["gpus"]) for epoch in epochs for time in (epoch["begin_s"], epoch["end_s"])]
-    line = Line("devices", tuple(float(time) for time, _ in steps), tuple(float(gpus) for _, gpus in steps), 0)
-    y = Axis("devices", low=0.0, marks=_whole_marks(max(line.y)))
-    return Chart("Devices over time", Axis("time in s"), y, lines=(line,))
+    steps = [(float(time), float(epoch["gpus"])) for epoch in epochs for time in (epoch["begin_s"], epoch["end_s"])]
+    line = Line("devices", *zip(*steps, strict=True), 0)
+    return Chart("Devices over time", Axis("time in s"), Axis("devices", low=0.0, is_count=True), lines=(line,))
 
 
 def misses_figure(models: Sequence[Row]) -> Chart | None:
@@ -144,29 +138,11 @@ def misses_figure(models: Sequence[Row]) -> Chart | None:
 def utilization_figure(replicas: Sequence[Row]) -> Chart:
     """Return how busy each replica was; the first of them when there are many."""
     shown = replicas[:_MOST_BARS]
-    models = list(dict.fromkeys(replica["model"] for replica in replicas))
-    boxes = tuple(
-        Box(
-            "",  # no key: the axis has its name
-            0.0,
-            100.0 * replica["utilization"],
-            i - 0.4,
-            i + 0.4,
-            f"{replica['place']} {replica['model']}: busy {100 * replica['utilization']:.1f}%",
-            models.index(replica["model"]),
-            shade=shade_of(models.index(replica["model"])),
-        )
-        for i, replica in enumerate(shown)
-    )
+    names = tuple(f"{replica['place']} {replica['model']}" for replica in shown)
+    boxes = group_bars(names, {"busy": [100.0 * replica["utilization"] for replica in shown]}, "%")
     note = "" if len(shown) == len(replicas) else f"The first {len(shown)} of {len(replicas)} replicas."
-    return Chart(
-        "How busy the replicas were",
-        Axis("time in %", low=0.0, high=100.0),
-        Axis("replica", names=tuple(f"{replica['place']} {replica['model']}" for replica in shown), is_downwards=True),
-        boxes=boxes,
-        note=note,
-        height=max(120, 16 * len(shown)),
-    )
+    y = Axis("time in %", low=0.0, high=100.0)
+    return Chart("How busy the replicas were", Axis("replica", names=names), y, boxes=boxes, note=note)
 
 
 def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float, float]]) -> Chart | None:
@@ -201,12 +177,10 @@ def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, flo
 def load_figures(rows: Sequence[Row]) -> list[Chart]:
     """Return the figures of a load test: goodput and latency, measured and predicted."""
     names = tuple(row["model"] for row in rows)
-    latency: dict[str, Sequence[float | None]] = {
-        f"{name}{said}": [row.get(f"{key}{name}_ms") for row in rows]
-        for name in _PERCENTILES
-        for key, said in (("", ""), ("predicted_", _PREDICTED))
-        if any(row.get(f"{key}{name}_ms") is not None for row in rows)
-    }
+    keys = {name: f"{name}_ms" for name in _PERCENTILES}
+    keys |= {f"{name} predicted": f"predicted_{name}_ms" for name in _PERCENTILES}
+    latency = {name: [row.get(key) for row in rows] for name, key in keys.items()}
+    latency = {name: values for name, values in latency.items() if any(value is not None for value in values)}
     pairs = [
         (name, f"{row['model']} {name}", row[f"{name}_ms"], row[f"predicted_{name}_ms"])
         for name in _PERCENTILES
@@ -215,16 +189,10 @@ def load_figures(rows: Sequence[Row]) -> list[Chart]:
     ]
     charts = [
         goodput_figure(rows),
-        _bars("Latency", names, "latency in ms", tuple(map(_color_percentile, group_bars(names, latency, "ms")))),
+        _bars("Latency", names, "latency in ms", group_bars(names, latency, "ms")),
         prediction_figure("Latency, predicted against measured", "ms", pairs),
     ]
     return [chart for chart in charts if chart is not None]
-
-
-def _color_percentile(box: Box) -> Box:
-    """Return a bar in the colour of its percentile, paler for predicted figures."""
-    color = _PERCENTILES.index(box.name.removesuffix(_PREDICTED))
-    return replace(box, color=color, shade=_PREDICTED_SHADE if box.name.endswith(_PREDICTED) else 1.0)
 
 
 def evaluation_figure(rows: Sequence[Row]) -> Chart:
@@ -233,15 +201,9 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
     predictors = list(dict.fromkeys(row["predictor"] for row in rows))
     errors = {(f"{row['setting']}: {row['quantity']}", row["predictor"]): row["median_pct"] for row in rows}
     parts: dict[str, Sequence[float | None]] = {p: [errors.get((group, p)) for group in groups] for p in predictors}
-    upright = group_bars(groups, parts, "%")
-    boxes = tuple(replace(b, x0=b.y0, x1=b.y1, y0=b.x0, y1=b.x1) for b in upright)
-    return Chart(
-        "Median error of estimates, by what was left out",
-        Axis("error in %", low=0.0),
-        Axis("", names=groups, is_downwards=True),
-        boxes=boxes,
-        height=max(140, 14 * len(predictors) * len(groups)),
-    )
+    title = "Median error of estimates, by what was left out"
+    boxes = group_bars(groups, parts, "%")
+    return Chart(title, Axis("left out", names=groups), Axis("error in %", low=0.0), boxes=boxes)
 
 
 def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Chart, ...]:
@@ -251,40 +213,25 @@ def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Ch
     """
     placed = [row for row in rows if row["gpus"] is not None]
     names = tuple(str(row[subject]) for row in placed)
-    columns: list[tuple[str, str, dict[str, str]]] = [
-        ("Devices", "devices", {"devices": "gpus", "at lower ends": "gpus_at_lower_ends",
-                                "at upper ends": "gpus_at_upper_ends"}),
-        ("Cost", "US dollars per hour", {"cost": "cost_per_hour"}),
-        ("Goodput", "requests/s", {"goodput": "goodput_rps"}),
+    columns: list[tuple[str, Axis, dict[str, str], float]] = [
+        ("Devices", Axis("devices", low=0.0, is_count=True),
+         {"devices": "gpus", "at lower ends": "gpus_at_lower_ends", "at upper ends": "gpus_at_upper_ends"}, 1.0),
+        ("Cost", Axis("US dollars per hour", low=0.0), {"cost": "cost_per_hour"}, 1.0),
+        ("Goodput", Axis("requests/s", low=0.0), {"goodput": "goodput_rps"}, 1.0),
+        ("Unused", Axis("% of the devices", low=0.0, high=100.0),
+         {"within shares": "internal_slack", "in no share": "external_fragmentation"}, 100.0),
     ]  # fmt: skip
     charts = []
-    for title, unit, keys in columns:
-        parts = {name: [row.get(key) for row in placed] for name, key in keys.items()}
+    for title, axis, keys, factor in columns:
+        parts = {
+            name: [None if row.get(key) is None else factor * row[key] for row in placed] for name, key in keys.items()
+        }
         parts = {name: values for name, values in parts.items() if any(value is not None for value in values)}
         if parts:
-            boxes = group_bars(names, parts, unit)
-            counted = [value for values in parts.values() for value in values if value is not None]
-            marks = _whole_marks(max(counted)) if title == "Devices" else ()
-            y = Axis(unit, low=0.0, marks=marks)
-            charts.append(Chart(f"{title} by {noun}", Axis(noun, names=names), y, boxes=boxes))
-    unused = {"within shares": "internal_slack", "in no share": "external_fragmentation"}
-    if placed and all(row.get(key) is not None for row in placed for key in unused.values()):
-        shares = {name: [100.0 * row[key] for row in placed] for name, key in unused.items()}
-        boxes = group_bars(names, shares, "%")
-        charts.append(
-            Chart(f"Unused by {noun}", Axis(noun, names=names), Axis("unused in %", low=0.0, high=100.0), boxes=boxes)
-        )
+            boxes = group_bars(names, parts, axis.label)
+            charts.append(Chart(f"{title} by {noun}", Axis(noun, names=names), axis, boxes=boxes))
     return tuple(charts)
 
 
-def _whole_marks(most: float) -> tuple[float, ...]:
-    """Return the integer tick labels of an axis of counts."""
-    power = 10 ** max(0, math.floor(math.log10(max(most, 1.0) / 5.0)))
-    step = next(factor * power for factor in (1, 2, 5, 10, 20, 50) if factor * power >= most / 5.0)
-    return tuple(float(value) for value in range(0, math.floor(most) + 1, step))
-
-
 def _bars(title: str, names: tuple[str, ...], unit: str, boxes: tuple[Box, ...]) -> Chart:
-    across = len({(box.x0, box.x1) for box in boxes})
-    chart = Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes)
-    return replace(chart, width=_BROAD) if across > _MANY_BARS else chart
+    return Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes)

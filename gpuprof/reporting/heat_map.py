@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
-from gpuprof.reporting.chart import Axis, Box, Chart
-
-_CELL, _LARGEST_CELL, _BORDERS, _LEAST_WIDTH = 12, 24, 120, 580
-#: A smaller value is left out: nothing of its colour would be seen.
-_LEAST = 0.01
-_STEPS = 20
+from gpuprof.reporting.chart import LINE, Axis, Box, Chart
 
 
 def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], values: NDArray[Any]) -> Chart:
@@ -28,25 +24,22 @@ def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], values: ND
         Box("", j - 0.5, j + 0.5, i - 0.5, i + 0.5, f"{row} × {column}: {value:.3g}", 0, shade=value)
         for i, row in enumerate(rows)
         for j, column in enumerate(columns)
-        if (value := float(values[i, j])) >= _LEAST
+        if (value := float(values[i, j])) >= 0.01  # nothing of a paler cell would be seen
     )
     frame = Box("", -0.5, len(columns) - 0.5, -0.5, len(rows) - 0.5, "", 0, has_frame=True)
-    width = max(_LEAST_WIDTH, _BORDERS + _CELL * len(columns))
-    side = min(_LARGEST_CELL, (width - _BORDERS) / max(1, len(columns)))
-    return Chart(
+    chart = Chart(
         title,
         Axis("", names=tuple(str(j + 1) for j in range(len(columns)))),
         Axis("", names=tuple(str(i + 1) for i in range(len(rows))), is_downwards=True),
         boxes=(frame, *cells),
-        height=max(_CELL, round(side * len(rows))),
-        width=width,
+        height=max(LINE, LINE * len(rows)),
     )
+    return replace(chart, width=max(chart.width, LINE * (len(columns) + 4)))
 
 
 def heat_scale(title: str, label: str) -> Chart:
     """Return the scale of the colours: from 0, nothing, to 1."""
-    edges = [step / _STEPS for step in range(_STEPS)]
-    boxes = tuple(Box("", low, low + 1 / _STEPS, 0.0, 1.0, "", 0, shade=low + 0.5 / _STEPS) for low in edges)
+    boxes = tuple(Box("", step / 20, (step + 1) / 20, 0.0, 1.0, "", 0, shade=(step + 0.5) / 20) for step in range(20))
     return Chart(
-        title, Axis(label, low=0.0, high=1.0), Axis("", names=("",), is_downwards=True), boxes=boxes, height=_CELL
+        title, Axis(label, low=0.0, high=1.0), Axis("", names=("",), is_downwards=True), boxes=boxes, height=LINE
     )

@@ -8,14 +8,12 @@ from gpuprof.domain.catalogue import devices as catalogued
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.device import Device
 from gpuprof.domain.plural import count_of
-from gpuprof.reporting.chart import Axis, Box, Chart, group_bars
+from gpuprof.reporting.chart import LINE, Axis, Box, Chart, group_bars
 from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import shade_of
 
 _MOST_GPUS = 48
-#: Pixels of a GPU's row; with MIG instances there is a strip with their profiles above the replicas.
-_ROW, _MIG_ROW = 30, 52
-_STRIP = 0.3  # of the row
+_GAP = 0.15  # percent of a device between neighbours
 
 
 def map_figure(
@@ -49,7 +47,7 @@ def map_figure(
         Axis("GPU", names=tuple(f"{name} {gpu.device}" for name, gpu in gpus[:_MOST_GPUS]), is_downwards=True),
         boxes=tuple(boxes),
         note=" ".join(_describe(gpus, known)),
-        height=max(60, (_MIG_ROW if has_instances else _ROW) * min(len(gpus), _MOST_GPUS)),
+        height=max(3 * LINE, LINE * (3 if has_instances else 2) * min(len(gpus), _MOST_GPUS)),
     )
 
 
@@ -74,8 +72,8 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
             tip = f"{name} ({gpu.device}){instance}"
             yield Box("", at, at + width, low, high, tip, 0, label, has_frame=True)
             if partition.replicas:
-                top = low + _STRIP
-                yield Box("", at + 0.15, at + width - 0.15, low, top, tip, 0, partition.mig.profile, strip=True)
+                top = low + 0.3
+                yield Box("", at + _GAP, at + width - _GAP, low, top, tip, 0, partition.mig.profile, strip=True)
         for replica in partition.replicas:
             held = width * replica.sm_share_pct / 100.0 * replica.cycle_fraction
             part = width / len(partition.replicas) if partition.unshared else held
@@ -89,7 +87,7 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
                 f"{show_number(replica.rate_rps)} requests/s, "
                 f"batch times {replica.predicted.source or 'of unknown source'}"
             )
-            yield Box(replica.model, at + 0.15, at + part - 0.15, top, high, tip, color, label, shade_of(color))
+            yield Box(replica.model, at + _GAP, at + part - _GAP, top, high, tip, color, label, shade_of(color))
             at += part
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from importlib.resources import files
 
@@ -14,9 +13,6 @@ from gpuprof.reporting.svg import inline
 
 #: Reports are mailed and opened from a disk: no content, whatever a model's name, may send data.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-
-#: Pixels of a drawing in a window of 400 pixels, and of a drawing of the page's full width.
-_NARROW, _BROAD = 370, 760
 
 _HINT = (
     "<p>Click a key of a legend to hide its series or show it again; with Shift, to show it alone. "
@@ -68,19 +64,8 @@ def _render_section(number: int, section: Section, anchors: Mapping[str, str]) -
 
 
 def _render_figure(chart: Chart) -> str:
-    kind = ' class="broad"' if chart.width > _BROAD else ""
     note = f"<figcaption>{escape(chart.note)}</figcaption>" if chart.note else ""
-    return f"<figure{kind}>{_draw_twice(chart)}{note}</figure>"
-
-
-def _draw_twice(chart: Chart) -> str:
-    """Return a chart for wide windows and a chart for telephones; a page shows the fitting one.
-
-    The letters of the wide chart would be illegible on a telephone.
-    """
-    if chart.width <= _NARROW:
-        return inline(chart)
-    return inline(chart, "wide") + inline(replace(chart, width=_NARROW), "narrow")
+    return f'<figure><div class="drawing">{inline(chart)}</div>{note}</figure>'
 
 
 def _render_table(table: Table, anchors: Mapping[str, str]) -> str:

@@ -50,10 +50,6 @@ def declarations(theme: str) -> str:
     return "".join(f"--{name}:{color};" for name, color in THEMES[theme].items())
 
 
-#: Series beyond the palette reuse its colours, paler in each round.
-_SHADES = (1.0, 0.75, 0.55, 0.4)
-
-
 def shade_of(color: int) -> float:
-    """Return how much of its colour a box of the series of this number has."""
-    return _SHADES[color // COLORS % len(_SHADES)]
+    """Return how much of its colour a box of the series of this number has: paler in each round of the palette."""
+    return 0.7 ** (color // COLORS)

@@ -12,14 +12,13 @@ from gpuprof.domain.plural import count_of
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
 from gpuprof.reporting.number import show_number
+from gpuprof.reporting.palette import COLORS
 
-_TYPES = 6  # op types with a colour of their own, the longest first; the others share a colour
-_OTHER = 6
+_OTHER = COLORS - 2  # the grey of all op types but the longest, which have a colour each
 _REST = "other"
 _ABOVE = 1.02  # times the roof: smaller excesses are within measurement errors
-#: Maximum series of a figure; with more, each model has a single series, and further figures follow.
+#: Maximum series of a figure; with more, further figures follow.
 MOST_SERIES = 24
-_MOST_MARKS = 10  # axis labels at measured values
 
 
 def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) -> Chart | None:
@@ -169,7 +168,7 @@ def _type_colors(times: Iterable[tuple[str, float]]) -> dict[str, int]:
     sums: dict[str, float] = defaultdict(float)
     for op_type, time in times:
         sums[op_type] += time
-    largest = sorted(sums, key=lambda name: (-sums[name], name))[:_TYPES]
+    largest = sorted(sums, key=lambda name: (-sums[name], name))[:_OTHER]
     return {name: i for i, name in enumerate(largest)}
 
 
@@ -178,7 +177,7 @@ def batch_and_share_figures(models: Sequence[ModelRow], model: str = "") -> list
 
     With rows of a single ``model``, its name is in the titles instead of in every key.
 
-    With too many series, each model is shown with its most measured series, and further figures show further models.
+    Where there are too many series for a figure, further figures follow.
     """
     places = {name: place for place, name in enumerate(dict.fromkeys(row.model for row in models))}
     ordered = sorted(
@@ -197,35 +196,14 @@ def batch_and_share_figures(models: Sequence[ModelRow], model: str = "") -> list
     ]
 
 
-def _collect_series(rows: Sequence[ModelRow], along: str, key: str) -> tuple[dict[str, dict[float, float]], str]:
-    """Return the points of each series of several points, and a note on omitted series."""
+def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label: str, title: str) -> Iterator[Chart]:
+    """Yield the chart of all series of several points; further charts where they are too many for one."""
     others = [name for name in ("batch", "sm_share_pct", "mig_profile", "processes") if name != along]
-    series: dict[tuple[str, str], dict[float, float]] = defaultdict(dict)
-    first: dict[tuple[str, str], ModelRow] = {}
+    series: dict[str, dict[float, float]] = defaultdict(dict)
     for row in rows:
         if value := getattr(row, key):
-            name = row.model, _label(row, others)
-            series[name][float(getattr(row, along))] = float(value)
-            first.setdefault(name, row)
-    several = {name: points for name, points in series.items() if len(points) > 1}
-    if len(several) <= MOST_SERIES:
-        return {label: points for (_, label), points in several.items()}, ""
-
-    def order(name: tuple[str, str]) -> tuple[float, ...]:
-        row = first[name]
-        return len(several[name]), row.mig_profile is None, -row.processes, row.sm_share_pct or 0.0, -row.batch
-
-    most: dict[str, tuple[str, str]] = {}
-    for name in several:
-        if name[0] not in most or order(name) > order(most[name[0]]):
-            most[name[0]] = name
-    note = "Of each model the series that was measured most." if len(most) < len(several) else ""
-    return {label: several[model, label] for model, label in most.values()}, note
-
-
-def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label: str, title: str) -> Iterator[Chart]:
-    series, note = _collect_series(rows, along, key)
-    names = list(series)
+            series[_label(row, others)][float(getattr(row, along))] = float(value)
+    names = [name for name, points in series.items() if len(points) > 1]
     each = math.ceil(len(names) / max(1, math.ceil(len(names) / MOST_SERIES)))
     for first in range(0, len(names), max(1, each)):
         shown = names[first : first + each]
@@ -234,16 +212,12 @@ def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label:
             x = tuple(sorted(series[name]))
             y = tuple(series[name][at] for at in x)
             lines.append(Line(name, x, y, i))
-            dots.append(
-                Points(
-                    "", x, y, tuple(f"{name}: {show_number(b)} at {a:g}" for a, b in zip(x, y, strict=True)), i, name
-                )
-            )
+            tips = tuple(f"{name}: {show_number(b)} at {a:g}" for a, b in zip(x, y, strict=True))
+            dots.append(Points("", x, y, tips, i, name))
         values = tuple(sorted({at for line in lines for at in line.x}))
-        marks = values if len(values) <= _MOST_MARKS else ()
         part = f" ({first + 1} to {first + len(shown)} of {len(names)})" if len(names) > MOST_SERIES else ""
-        axes = Axis(x_label, log=along == "batch", marks=marks), Axis(y_label, log=True)
-        yield Chart(f"{title}{part}", *axes, tuple(lines), tuple(dots), note=note, height=260 + 8 * len(shown))
+        x_axis = Axis(x_label, log=along == "batch", marks=values if len(values) <= 10 else ())
+        yield Chart(f"{title}{part}", x_axis, Axis(y_label, log=True), tuple(lines), tuple(dots))
 
 
 def _label(row: ModelRow, names: Sequence[str]) -> str:

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from html import escape
 
-from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, fit_bars
-from gpuprof.reporting.legend import LETTER, draw_legend, group_series, shorten
-from gpuprof.reporting.marker import dash_of, mark_of
+from gpuprof.reporting.chart import LETTER, LINE, Axis, Box, Chart, Line, Points, lay_bars, series_of
 from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import COLORS, THEMES, style
 from gpuprof.reporting.scale import Scale, scale_of, tick_text
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 96, 24, 36, 50
-_MOST_LETTERS = 34  # maximum letters of a name at the side of the drawing or, slanted, below it
-_LEAST_LETTERS = 7  # minimum letters of a shortened name
-_LABEL_LETTER = 6.2  # mean width of a letter of an axis' label, in pixels
-_MOST_BESIDE = 0.45  # maximum part of the width for names at the side of the drawing
-_MOST_MARGIN = 0.17  # maximum part of the width for numbers at the side of the drawing
-_MARGIN_LETTERS = 24  # letters of a slanted name for which the drawing makes room at its left
-_TITLE_LETTER, _TITLE_LINE = 8.8, 18
-_WIDE_LETTER = 7.6  # width of a letter of names that must not be cut, in pixels
-_SLANT = 40.0  # degrees of the names below a drawing without room side by side
-_UNTOUCHED = 'pointer-events="none"'
-_SEE_THROUGH = 'opacity="0.85"'
-_MARKS = 8  # marks on a long line, which distinguish the series
-_PALE, _PALE_INK = 0.6, 0.5  # paler boxes have labels in the colour of text; the second is for boxes in this colour
+#: Dashes of the second, third and fourth eight series, and shapes of points, which differ from series to series.
+_DASHES = ("", "7 3", "2 3", "9 3 2 3")
+_SHAPES = (
+    "M-1,0a1,1 0 1,0 2,0a1,1 0 1,0 -2,0Z",  # disc
+    "M-.9,-.9H.9V.9H-.9Z",  # square
+    "M0,-1.2L1.15,.85H-1.15Z",  # triangle
+    "M0,-1.3L1.1,0L0,1.3L-1.1,0Z",  # diamond
+    "M-.4,-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",  # cross
+)
 _TARGETS = 240  # approximate number of points with a tooltip on a line
 
 
@@ -39,9 +31,9 @@ def standalone(charts: Sequence[Chart], theme: str = "light", columns: int = 1) 
     for first in range(0, len(charts), columns):
         left = height = 0
         for chart in charts[first : first + columns]:
-            body, own = _draw(chart)
+            body, chart_height = _draw(chart)
             parts.append(f'<g transform="translate({left} {top})">{body}</g>')
-            left, height = left + chart.width, max(height, own)
+            left, height = left + chart.width, max(height, chart_height)
         top, width = top + height, max(width, left)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" viewBox="0 0 {width} {top}">'
@@ -50,76 +42,74 @@ def standalone(charts: Sequence[Chart], theme: str = "light", columns: int = 1) 
     )
 
 
-def inline(chart: Chart, kind: str = "") -> str:
-    """Return the chart for a page with the style, in the class ``kind``; its width follows the page."""
+def inline(chart: Chart) -> str:
+    """Return the chart for a page that holds the style; its width follows the page."""
     body, height = _draw(chart)
-    named = f' class="{kind}"' if kind else ""
-    return (
-        f'<svg role="img"{named} aria-label="{escape(chart.title)}" viewBox="0 0 {chart.width} {height}">{body}</svg>'
-    )
+    return f'<svg role="img" aria-label="{escape(chart.title)}" viewBox="0 0 {chart.width} {height}">{body}</svg>'
 
 
 def _draw(chart: Chart) -> tuple[str, int]:
-    chart = fit_bars(chart)
-    titles = textwrap.wrap(chart.title, int((chart.width - 24) / _TITLE_LETTER))
-    above = _TOP + _TITLE_LINE * (len(titles) - 1 if titles else 0)
-    legend, rows = draw_legend(chart, above)
-    top = above + round(rows)
-    ends = (top, top + chart.height) if chart.y.is_downwards else (top + chart.height, top)
-    x = scale_of(chart.x, _list_values(chart, "x"), _left_margin(chart), chart.width - _RIGHT)
+    chart = lay_bars(chart)
+    titles = textwrap.wrap(chart.title, int(0.75 * chart.width / LETTER))
+    legend, rows = _draw_legend(chart, LINE * (len(titles) + 1))
+    top = LINE * (len(titles) + 1 + rows)
+    bottom = top + chart.height
+    ends = (top, bottom) if chart.y.is_downwards else (bottom, top)
     y = scale_of(chart.y, _list_values(chart, "y"), *ends)
-    below = _BOTTOM + _slant_height(chart.x, x)
+    letters = int(0.4 * chart.width / LETTER)
+    beside = _label_ticks(y, LINE, letters)
+    left = LETTER * (2 + max((len(_shorten(text, letters)) for _, text in beside), default=0))
+    if not chart.y.names:
+        left += LINE  # the axis' label
+    x = scale_of(chart.x, _list_values(chart, "x"), left, chart.width - LINE)
     parts = [
-        f'<text class="title" x="12" y="{20 + _TITLE_LINE * i}">{escape(line)}</text>' for i, line in enumerate(titles)
+        f'<text class="title" x="{LETTER}" y="{LINE * (i + 1)}">{escape(line)}</text>' for i, line in enumerate(titles)
     ]
-    parts += [legend, _draw_grid(chart, x, y, below)]
-    drawn: list[tuple[Box | Line | Points, Callable[[], str]]] = [
-        (box, partial(_draw_box, box, x, y)) for box in chart.boxes
-    ]
-    drawn += [(line, partial(_draw_line, line, x, y, chart)) for line in chart.lines]
-    drawn += [(points, partial(_draw_points, points, x, y)) for points in chart.points]
-    return "".join((*parts, group_series(chart, drawn))), top + chart.height + round(below)
+    parts += [legend, _draw_grid(chart, x, y, beside, letters)]
+    numbers = {name: number for number, name in enumerate(chart.legend())}
+    marks: tuple[Box | Line | Points, ...] = (*chart.boxes, *chart.lines, *chart.points)
+    for mark in marks:
+        number = numbers.get(series_of(mark))
+        drawn = _draw_mark(mark, x, y)
+        parts.append(drawn if number is None else f'<g data-series="{number}">{drawn}</g>')
+    return "".join(parts), bottom + 3 * LINE
 
 
-def _left_margin(chart: Chart) -> float:
-    """Return the left margin of the drawing, with room for names at its side and for slanted names below it."""
-    letters = min(_letters_beside(chart), max(map(len, chart.y.names), default=0))
-    return max(min(_LEFT, _MOST_MARGIN * chart.width), 14 + _WIDE_LETTER * letters, _slant_margin(chart))
+def _draw_legend(chart: Chart, top: int) -> tuple[str, int]:
+    """Return the keys of a chart in columns, from ``top`` down, and their rows; empty for a chart of one series."""
+    marks = chart.legend()
+    if len(marks) < 2:
+        return "", 0
+    swatch = 2 * LINE
+    longest = min(max(map(len, marks)) + 1, (chart.width - swatch) // LETTER - 2)
+    width = swatch + LETTER * longest
+    columns = max(1, chart.width // width)
+    parts = []
+    for number, (name, mark) in enumerate(marks.items()):
+        x, y = LETTER + number % columns * width, top + number // columns * LINE
+        parts.append(
+            f'<g class="key" data-key="{number}" tabindex="0" role="button" aria-pressed="true">'
+            f'<title>{escape(name)}</title><rect class="area" x="{x}" y="{y - LINE // 2 - 2}" width="{width - LETTER}" '
+            f'height="{LINE}"/>{_draw_swatch(mark, x, y)}<text class="faint" x="{x + swatch - LETTER}" y="{y + 4}">'
+            f"{escape(_shorten(name, longest))}</text></g>"
+        )
+    return "".join(parts), math.ceil(len(marks) / columns)
 
 
-def _letters_beside(chart: Chart) -> int:
-    """Return the maximum letters of a name at the side of the drawing, which must keep its room."""
-    return min(_MOST_LETTERS, int(_MOST_BESIDE * chart.width / _WIDE_LETTER))
+def _draw_swatch(mark: Line | Points | Box, x: int, y: int) -> str:
+    if isinstance(mark, Box):
+        return f'<rect class="f{mark.color % COLORS}"{_opacity(mark)} x="{x}" y="{y - 5}" width="{LINE}" height="10"/>'
+    if isinstance(mark, Points):
+        return f"{_draw_shape(mark.color, x + LINE / 2, y)}/>"
+    return f'<line class="s{mark.color % COLORS}"{_dash(mark)} x1="{x}" x2="{x + LINE}" y1="{y}" y2="{y}"/>'
 
 
-def _slant_margin(chart: Chart) -> float:
-    """Return the room to the left for slanted names below the drawing; longer names are shortened."""
-    across = Scale(0.0, 1.0, min(_LEFT, _MOST_MARGIN * chart.width), chart.width - _RIGHT, False)
-    if not _is_slanted(chart.x, across):
-        return 0.0
-    each = (across.end - across.begin) / len(chart.x.names)
-    reach = LETTER * math.cos(math.radians(_SLANT))
-    sizes = (min(_MARGIN_LETTERS, len(name)) * reach - each * (i + 0.5) for i, name in enumerate(chart.x.names))
-    return min(max(sizes) + 4.0, _MOST_BESIDE * chart.width)
-
-
-def _is_slanted(axis: Axis, scale: Scale) -> bool:
-    """Return whether names below the drawing have no room side by side; numbers are left out instead."""
-    if not axis.names or all(name.isdigit() for name in axis.names):
-        return False
-    return max(map(len, axis.names)) * LETTER > abs(scale.end - scale.begin) / len(axis.names)
-
-
-def _slant_height(axis: Axis, scale: Scale) -> float:
-    if not _is_slanted(axis, scale):
-        return 0.0
-    shown = max(len(shorten(name, _slanted_letters(scale(float(i))))) for i, name in enumerate(axis.names))
-    return LETTER * shown * math.sin(math.radians(_SLANT))
-
-
-def _slanted_letters(at: float) -> int:
-    """Return how many letters of a name that ends aslant at ``at`` pixels have room to its left."""
-    return max(_LEAST_LETTERS, min(_MOST_LETTERS, int(at / (LETTER * math.cos(math.radians(_SLANT))))))
+def _shorten(text: str, letters: int) -> str:
+    """Return a text shortened to ``letters`` by cutting its middle: beginnings and ends distinguish names."""
+    if len(text) <= letters:
+        return text
+    tail = max(0, (letters - 1) // 2)
+    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def _list_values(chart: Chart, which: str) -> list[float]:
@@ -132,77 +122,79 @@ def _list_values(chart: Chart, which: str) -> list[float]:
     return values
 
 
-def _draw_grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
-    parts = []
-    for value, text in _place_labels(chart.y, y, across=False, letters=_letters_beside(chart)):
-        at = y(value)
-        if not chart.y.names:
-            parts.append(f'<line class="grid" x1="{x.begin:.1f}" x2="{x.end:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="faint" text-anchor="end" x="{x.begin - 6:.1f}" y="{at + 4:.1f}">{text}</text>')
-    slanted = _is_slanted(chart.x, x)
-    for value, text in _place_labels(chart.x, x, across=True, letters=_MOST_LETTERS):
-        at, under = x(value), max(y.begin, y.end) + (12 if slanted else 17)
-        place = (
-            f'text-anchor="end" transform="translate({at + 4:.1f} {under:.1f}) rotate(-{_SLANT:g})"'
-            if slanted
-            else f'text-anchor="middle" x="{at:.1f}" y="{under:.1f}"'
-        )
-        parts.append(f'<text class="faint" {place}>{text}</text>')
-        if not chart.x.names:
-            parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{y.begin:.1f}" y2="{y.end:.1f}"/>')
-    middle, bottom = (y.begin + y.end) / 2, max(y.begin, y.end)
-    parts.append(f'<line class="axis" x1="{x.begin}" x2="{x.end}" y1="{bottom:.1f}" y2="{bottom:.1f}"/>')
-    half = _LABEL_LETTER * len(chart.x.label) / 2 + 4  # a long label may stand below the margins, too
-    center = max(half, min((x.begin + x.end) / 2, chart.width - half))
-    parts.append(
-        f'<text class="ink" text-anchor="middle" x="{center:.1f}" y="{bottom + below - 12:.1f}">'
-        f"{escape(chart.x.label)}</text>"
-    )
-    if not chart.y.names:  # names need no label, but the space
-        parts.append(
-            f'<text class="ink" text-anchor="middle" transform="translate(16 {middle:.1f}) rotate(-90)">'
-            f"{escape(chart.y.label)}</text>"
-        )
-    return "".join(parts)
-
-
-def _place_labels(axis: Axis, scale: Scale, across: bool, letters: int) -> list[tuple[float, str]]:
-    """Return the labels of an axis; names in a row need their width, names in a column their height."""
+def _label_ticks(scale: Scale, least_pixels: float, letters: int) -> list[tuple[float, str]]:
+    """Return the labels of an axis; of names that have less than ``least_pixels`` each, some are left out."""
+    axis = scale.axis
     if not axis.names:
         return [(value, tick_text(value)) for value in axis.marks or scale.ticks()]
     each = abs(scale.end - scale.begin) / len(axis.names)
-    numbers = all(name.isdigit() for name in axis.names)
-    least = LETTER * 3 if across and numbers else 14.0
-    every = max(1, math.ceil(least / each - 0.5))
-    slanted = across and _is_slanted(axis, scale)
-    return [
-        (float(i), _draw_name(name, _slanted_letters(scale(float(i))) if slanted else letters))
-        for i, name in enumerate(axis.names)
-        if i % every == 0
-    ]
+    every = max(1, math.ceil(min(least_pixels, LETTER * letters) / each - 0.5))
+    return [(float(i), name) for i, name in enumerate(axis.names) if i % every == 0]
+
+
+def _draw_grid(chart: Chart, x: Scale, y: Scale, beside: Sequence[tuple[float, str]], letters: int) -> str:
+    parts = []
+    for value, text in beside:
+        at = y(value)
+        if not chart.y.names:
+            parts.append(f'<line class="grid" x1="{x.begin:.1f}" x2="{x.end:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        place = f'text-anchor="end" x="{x.begin - LETTER:.1f}" y="{at + 4:.1f}"'
+        parts.append(f'<text class="faint" {place}>{_draw_name(text, letters)}</text>')
+    bottom = max(y.begin, y.end)
+    room = int((x.end - x.begin) / max(1, len(chart.x.names)) / LETTER)
+    below = _label_ticks(x, LETTER * (max(map(len, chart.x.names), default=0) + 1), max(4, room))
+    for value, text in below:
+        at = x(value)
+        place = f'text-anchor="middle" x="{at:.1f}" y="{bottom + LINE:.1f}"'
+        parts.append(f'<text class="faint" {place}>{_draw_name(text, max(4, room)) if chart.x.names else text}</text>')
+        if not chart.x.names:
+            parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{y.begin:.1f}" y2="{y.end:.1f}"/>')
+    parts.append(f'<line class="axis" x1="{x.begin}" x2="{x.end}" y1="{bottom:.1f}" y2="{bottom:.1f}"/>')
+    half = LETTER * len(chart.x.label) / 2 + 4  # a long label may stand below the margins, too
+    center = max(half, min((x.begin + x.end) / 2, chart.width - half))
+    parts.append(_draw_label(chart.x, f'x="{center:.1f}" y="{bottom + 2.2 * LINE:.1f}"'))
+    if not chart.y.names:  # names need no label, but the space
+        parts.append(_draw_label(chart.y, f'transform="translate({LINE} {(y.begin + y.end) / 2:.1f}) rotate(-90)"'))
+    return "".join(parts)
+
+
+def _draw_label(axis: Axis, place: str) -> str:
+    return f'<text class="ink" text-anchor="middle" {place}>{escape(axis.label)}</text>'
 
 
 def _draw_name(name: str, letters: int) -> str:
-    shown = shorten(name, letters)
+    shown = _shorten(name, letters)
     return escape(shown) if shown == name else f"{escape(shown)}<title>{escape(name)}</title>"
 
 
-def _draw_line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
-    if not line.x:
-        return ""
-    color = line.color % COLORS
-    pattern = "6 4" if line.is_dashed else dash_of(line.color)
-    dash = f' stroke-dasharray="{pattern}"' if pattern else ""
+def _draw_mark(mark: Box | Line | Points, x: Scale, y: Scale) -> str:
+    if isinstance(mark, Box):
+        return _draw_box(mark, x, y)
+    if isinstance(mark, Line):
+        return _draw_line(mark, x, y)
+    return "".join(
+        f"{_draw_shape(mark.color, x(a), y(b))}{_end_with_tip('path', tip)}"
+        for a, b, tip in zip(mark.x, mark.y, mark.tips, strict=True)
+    )
+
+
+def _draw_line(line: Line, x: Scale, y: Scale) -> str:
     points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(line.x, line.y, strict=True))
+    color = line.color % COLORS
     # A line of thousands of points would make the file as many elements larger.
     every = max(1, len(line.x) // _TARGETS)
-    axes = f"{chart.y.label}; {chart.x.label}"
+    axes = f"{y.axis.label}; {x.axis.label}"
     targets = "".join(
         f'<circle class="target f{color}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="5" opacity="0"'
         f"{_end_with_tip('circle', _describe_point(line, a, b, axes))}"
         for a, b in zip(line.x[::every], line.y[::every], strict=True)
     )
-    return f'<polyline class="s{color}"{dash} points="{points}"/>{_draw_line_marks(line, x, y, chart)}{targets}'
+    return f'<polyline class="s{color}"{_dash(line)} points="{points}"/>{targets}'
+
+
+def _dash(line: Line) -> str:
+    pattern = "6 4" if line.is_dashed else _DASHES[line.color // COLORS % len(_DASHES)]
+    return f' stroke-dasharray="{pattern}"' if pattern else ""
 
 
 def _describe_point(line: Line, x: float, y: float, axes: str) -> str:
@@ -212,23 +204,10 @@ def _describe_point(line: Line, x: float, y: float, axes: str) -> str:
     return f"{line.name}: {show_number(y)} at {show_number(x)} ({axes})"
 
 
-def _draw_line_marks(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
-    """Return some marks along a line of several; each line starts at another point, so that marks stay apart."""
-    if chart.points or not chart.is_marked(line):
-        return ""
-    every = max(1, len(line.x) // _MARKS)
-    first = line.color * every // max(2, len(chart.lines)) % every
-    return "".join(
-        f"{mark_of(line.color, x(a), y(b), 3.5, _UNTOUCHED)}/>"
-        for a, b in zip(line.x[first::every], line.y[first::every], strict=True)
-    )
-
-
-def _draw_points(points: Points, x: Scale, y: Scale) -> str:
-    return "".join(
-        f"{mark_of(points.color, x(a), y(b), 4.0, _SEE_THROUGH)}{_end_with_tip('path', tip)}"
-        for a, b, tip in zip(points.x, points.y, points.tips, strict=True)
-    )
+def _draw_shape(series: int, x: float, y: float) -> str:
+    """Return the beginning of the point of a series at a pixel, up to the end of its attributes."""
+    shape = _SHAPES[series % len(_SHAPES)]
+    return f'<path class="f{series % COLORS}" d="{shape}" transform="translate({x:.1f} {y:.1f}) scale(4)"'
 
 
 def _draw_box(box: Box, x: Scale, y: Scale) -> str:
@@ -241,19 +220,18 @@ def _draw_box(box: Box, x: Scale, y: Scale) -> str:
         f"{_end_with_tip('rect', box.tip)}"
     )
     letters = int(width / LETTER)
-    if not box.label or letters < 3 or height < 12:
+    if not box.label or letters < 3 or height < LINE / 2:
         return rectangle
-    pale = _PALE if box.color % COLORS != COLORS - 1 else _PALE_INK
-    ink = "faint" if box.has_frame else "ink" if box.strip else "inbox" if box.shade > pale else "onbox"
-    label = box.label if len(box.label) <= letters else shorten(box.name or box.label, letters)
+    ink = "faint" if box.has_frame else "ink" if box.strip else "inbox" if box.shade > 0.6 else "onbox"
+    label = box.label if len(box.label) <= letters else _shorten(box.name or box.label, letters)
     return (
         f'{rectangle}<text class="{ink}" text-anchor="middle" pointer-events="none" x="{left + width / 2:.1f}" '
         f'y="{top + height / 2 + 4:.1f}">{escape(label)}</text>'
     )
 
 
-def _opacity(mark: Line | Points | Box) -> str:
-    return f' fill-opacity="{mark.shade:.3g}"' if isinstance(mark, Box) and mark.shade < 1.0 else ""
+def _opacity(box: Box) -> str:
+    return f' fill-opacity="{box.shade:.3g}"' if box.shade < 1.0 else ""
 
 
 def _end_with_tip(element: str, tip: str) -> str:
