@@ -1,6 +1,6 @@
 """Leaves each GPU of the published data out in turn, and says how far the estimates for it are off.
 
-    python -m bench.unseen_gpus [--train] [--exports DIR] [--reference DIR] [--left-out DIR] [--adapt]
+    python -m bench.unseen_gpus [--train] [--exports DIR] [--reference DIR] [--left-out DIR]
 
 Nothing of a GPU that is left out is seen: not its ops, not its launches, not those of a board with the same chip; what
 is known of it is the catalogue's. ``--train`` first learns the regressors that ship from all of the data, and writes
@@ -16,7 +16,7 @@ import json
 import tempfile
 from base64 import b64decode, b64encode
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,14 @@ from bench.unseen_intervals import OpResiduals, fit_scales, print_intervals, sam
 from bench.unseen_models import ModelDeviation, convolutional_errors, transformer_errors
 from bench.unseen_training import write_regressors
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.cross_gpu.adaptation import Adaptation, OpPoints, adapt, describe_points, join_points
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
 from gpuprof.estimators.cross_gpu.features import bound_times
-from gpuprof.estimators.cross_gpu.intervals import ErrorScales, generation_of, name_kinds
+from gpuprof.estimators.cross_gpu.intervals import name_kinds
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 from gpuprof.estimators.cross_gpu.rates import rates_of
 
 Array = NDArray[np.float64]
-_ADAPTED = (5, 20, 100)
-_DRAWS, _JUDGED = 3, 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +84,6 @@ class OpErrors:
         columns = {name: getattr(self, name)[rows] for name in ("split", "kernels", "bound", "measured", "kinds")}
         return replace(self, ops=self.ops.take(rows), **columns)
 
-    def points(self, scales: ErrorScales) -> OpPoints:
-        """Return the ops as an adaptation sees them."""
-        like = np.char.add(np.char.add(self.kinds, " "), self.ops.width.astype(np.int64).astype(str))
-        return describe_points(self.ops, like, self.kernels, scales.scale_ops(self.kinds), self.floor_s)
-
     def residuals(self) -> OpResiduals:
         """Return what intervals are fitted to."""
         name = f"{self.family} {self.precision} {self.split[0]}"
@@ -111,7 +103,6 @@ def main() -> int:
     parser.add_argument(
         "--left-out", type=Path, help="keep the regressors that saw all but one GPU here, for a next run"
     )
-    parser.add_argument("--adapt", action="store_true", help="print what a few measured rows of a GPU help, instead")
     args = parser.parse_args()
     if args.train and not (args.exports and args.reference):
         parser.error("--train needs --exports and --reference: intervals are fitted to whole models, too")
@@ -128,11 +119,6 @@ def main() -> int:
         )
         for chip in chips
     }
-    if args.adapt:
-        print_op_adaptation(predicted, left_out)
-        if args.exports:
-            print_model_adaptation(predicted, left_out, args.exports)
-        return 0
     print_ops(ranges)
     models: list[ModelDeviation] = []
     if args.exports:
@@ -216,70 +202,6 @@ def print_models(errors: Sequence[ModelDeviation]) -> None:
             means[name] = np.mean(known)
         print(f"{' '.join(key):34}" + "".join(f"  {name} {100 * mean:5.1f}%" for name, mean in means.items()))
     print(f"{'all':34}  gpuprof {100 * np.mean([abs(e.error) for e in errors]):5.1f}%")
-
-
-def print_op_adaptation(predicted: Sequence[OpErrors], left_out: Mapping[str, CrossGpuModel]) -> None:
-    """Print the mean error of each family, and the coverage of its intervals, after so many rows of it were seen."""
-    print("\nMean absolute error in %, and what the intervals hold, after 0, 5, 20 and 100 measured rows of the GPU\n")
-    groups: dict[str, list[Array]] = defaultdict(list)
-    for one in predicted:
-        if len(one.measured) > 2 * max(_ADAPTED):
-            groups[f"{one.family:22}{one.precision:10}"].append(
-                _adapted_errors(one, left_out[chip_of(one.device)].scales)
-            )
-    for name, columns in groups.items():
-        print(name + "".join(f"{100 * error:8.1f} ({100 * inside:.0f})" for error, inside in np.mean(columns, axis=0)))
-
-
-def _adapted_errors(one: OpErrors, scales: ErrorScales) -> Array:
-    generation = generation_of(device(one.device))
-    found = []
-    for count in (0, *_ADAPTED):
-        pairs = []
-        for seed in range(_DRAWS):
-            order = np.random.default_rng(seed).permutation(len(one.measured))
-            seen, others = one.take(order[:count]), one.take(order[count : count + _JUDGED])
-            points, shift, left = others.points(scales), np.zeros(len(others.measured)), np.ones(len(others.measured))
-            if count:
-                shift, left = adapt(seen.points(scales), seen.measured / seen.predicted).correct(points)
-            moved = np.exp(shift) * others.predicted
-            widened = np.log(scales.widen_ops(others.kinds, generation)) * left
-            inside = np.abs(np.log(others.measured / moved)) <= widened
-            pairs.append((np.abs(moved / others.measured - 1).mean(), inside.mean()))
-        found.append(np.mean(pairs, axis=0))
-    return np.array(found)
-
-
-def print_model_adaptation(predicted: Sequence[OpErrors], left_out: Mapping[str, CrossGpuModel], exports: Path) -> None:
-    """Print the mean error of whole transformers after so many ops of the GPU, of all kinds, were seen."""
-    print("\nWhole transformers, mean absolute error in % after 0, 5, 20 and 100 measured ops of the GPU\n")
-    of_gpu: dict[str, list[OpErrors]] = defaultdict(list)
-    for one in predicted:
-        if one.precision == "float32":
-            of_gpu[chip_of(one.device)].append(one)
-    columns: dict[str, list[Array]] = defaultdict(list)
-    for count in (0, *_ADAPTED):
-        for seed in range(_DRAWS if count else 1):
-            adapted = {
-                chip: replace(own, adaptation=_adapt_to(of_gpu[chip], own.scales, count, seed)) if count else own
-                for chip, own in left_out.items()
-                if of_gpu[chip]
-            }
-            for model in transformer_errors(exports, adapted):
-                columns[model.device].append(np.array([count, abs(model.error)]))
-    for name, pairs in columns.items():
-        table = np.array(pairs)
-        means = [100 * table[table[:, 0] == count, 1].mean() for count in (0, *_ADAPTED)]
-        print(f"{name:20}" + "".join(f"{mean:8.1f}" for mean in means))
-
-
-def _adapt_to(groups: Sequence[OpErrors], scales: ErrorScales, count: int, seed: int) -> Adaptation:
-    """Return what so many ops of a GPU say, drawn from its families in turn."""
-    random = np.random.default_rng(seed)
-    drawn = [groups[place % len(groups)] for place in random.permutation(max(count, len(groups)))[:count]]
-    rows = [one.take(random.integers(0, len(one.measured), 1)) for one in drawn]
-    ratio = np.concatenate([one.measured / one.predicted for one in rows])
-    return adapt(join_points([one.points(scales) for one in rows]), ratio)
 
 
 if __name__ == "__main__":

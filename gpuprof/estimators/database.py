@@ -22,7 +22,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.creq.creq import UnprofiledRequirements
 from gpuprof.estimators.cross_gpu.execution import Execution
-from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
+from gpuprof.estimators.cross_gpu.latency_grid import MOST_BATCH, TENTHS, CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import RunningWorkload
@@ -39,10 +39,6 @@ from gpuprof.runtime.batch_verdicts import BatchVerdicts
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
     from gpuprof.estimators.roofline.op_work import WorkByBatch
-
-_MOST_BATCH = 256
-#: Shares in percent of a GPU, as MPS serving systems cut it (ParvaGPU, iGniter: tenths).
-_GPU_SHARES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0)
 
 
 class DatabaseEstimator:
@@ -183,7 +179,7 @@ class DatabaseEstimator:
     def _list_fitting(self, identity: _Identity, model: str, mig: str | None) -> tuple[int, ...]:
         """Return the powers of two that fit: without measurements, memory does not depend on the share."""
         known, share = self.known.find_model(model), Share(mig=mig)
-        powers = [2**k for k in range(_MOST_BATCH.bit_length())]
+        powers = [2**k for k in range(MOST_BATCH.bit_length())]
         return tuple(batch for batch in powers if self._memory.fits(known, identity.device, batch, share)) or (1,)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
@@ -193,7 +189,7 @@ class DatabaseEstimator:
             steps = (
                 [100.0 * cores / device.compute_units for cores in range(1, device.compute_units + 1)]
                 if device.kind == "cpu"
-                else list(_GPU_SHARES)
+                else list(TENTHS)
             )
             measured |= {Share(step) for step in steps}
             measured |= {Share(100.0, profile.name) for profile in device.mig_profiles}

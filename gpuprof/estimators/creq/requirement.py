@@ -47,8 +47,8 @@ class KernelFill:
 
     def _span_s(self, host: float) -> float:
         """Return the time over which requirements are averaged, gaps and copies included as in measurements."""
-        busy_s = np.asarray(self.busy_s.sum())
-        return max(float(batch_seconds(busy_s, host * self.host_s, self.kernels, self.runtime)), 1e-12)
+        busy_s = float(self.busy_s.sum())
+        return max(batch_seconds(busy_s, host * self.host_s, self.kernels, self.runtime), 1e-12)
 
 
 def fill_of(

@@ -57,9 +57,8 @@ class CostModel:
             rows = np.flatnonzero(names == name)
             of_rows = bounds.take(rows)
             own = ops.take(rows)
-            own_rates = rates.take(rows)
-            ratio = np.exp(self.forests[name].predict(features_of(name, own, own_rates, of_rows)))
-            least = of_rows.expected_s + np.maximum(own_rates.kernel_s, prepare_seconds(own, own_rates, self.floor_s))
+            ratio = np.exp(self.forests[name].predict(features_of(name, own, rates, of_rows)))
+            least = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(own, rates, self.floor_s))
             times[rows] = np.maximum(
                 _add_convolving(own, least * ratio) if rates.tensor else least * ratio, of_rows.hard_s
             )

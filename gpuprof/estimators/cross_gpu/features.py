@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
-from gpuprof.estimators.cross_gpu.rates import KERNEL_S, DeviceRates, Rate
+from gpuprof.estimators.cross_gpu.rates import KERNEL_S, DeviceRates
 
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
 #: Maximum saving of multiplications by Winograd's algorithm in a 3 x 3 convolution with stride 1 (tiles of 4 x 4).
@@ -71,7 +71,7 @@ def bound_times(
     )
     peak = ops.flops / winograd / np.where(product, rates.matrix_per_s, rates.scalar_per_s)
     # Other kernels run at the clock that products leave; in 8 bits at the clock of half precision.
-    narrow = rates.instead is not None and float(np.max(rates.width)) < _HALF_BYTES
+    narrow = rates.instead is not None and rates.width < _HALF_BYTES
     clock = rates.instead.sustained if narrow and rates.instead is not None else rates.sustained
     held = peak / np.where(product, rates.sustained, clock) ** throttled
     traffic = ops.bytes_moved / rates.bytes_per_s
@@ -165,7 +165,7 @@ def prepare_seconds(ops: OpTable, rates: DeviceRates, known: Mapping[str, float]
     return np.asarray(seconds * preparation_part(rates))
 
 
-def preparation_part(rates: DeviceRates) -> Rate:
+def preparation_part(rates: DeviceRates) -> float:
     """Return the time of a framework's preparation on a GPU, relative to a clock of 1.5 GHz.
 
     The preparation consists of kernels too short to fill the GPU: half of their time is taken as cycles, half as

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import exp
 from statistics import median
 from typing import Any
 
@@ -147,28 +148,13 @@ class ErrorScales:
 
     def widen_model(self, parts: TimeParts, kind: str, generation: str) -> float:
         """Return the factor f so that [t / f, t f] holds the time of a model nine of ten times."""
-        of_kernels, scale = np.array([parts.kernels_s]), np.array([parts.unsure * self.mean_scale(parts.by_kind)])
-        return float(self.widen_times(of_kernels, parts.host_s, scale, kind, generation)[0])
-
-    def widen_times(self, kernels_s: Array, host_s: float, scale: Array, kind: str, generation: str) -> Array:
-        """Return `widen_model` for N times of one model, from the seconds of its kernels and its host.
-
-        Parameters
-        ----------
-        kernels_s, scale : ndarray of shape (N,)
-            ``scale`` as `mean_scale`.
-
-        Returns
-        -------
-        ndarray of shape (N,)
-        """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
         if not any(kind + one in self.model_factors for one in ("", _OLD)):
             # For unmeasured kinds of models the errors of ops are not assumed to cancel.
             factor = max(factor, self.op_factors[generation])
-        high = np.maximum(kernels_s * np.exp(factor * scale), host_s * np.exp(self.host))
-        total = np.maximum(kernels_s, host_s)
-        return np.asarray(np.divide(high, total, out=np.ones(len(high)), where=total > 0.0))
+        scale = parts.unsure * self.mean_scale(parts.by_kind)
+        high = max(parts.kernels_s * exp(factor * scale), parts.host_s * exp(self.host))
+        return high / parts.total_s if parts.total_s > 0.0 else 1.0
 
 
 def _numbers(known: Mapping[str, float]) -> dict[str, float]:

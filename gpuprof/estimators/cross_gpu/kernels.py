@@ -135,12 +135,6 @@ def list_kernels(graph: ModelGraph, precision: str, runtime: LaunchMode) -> Kern
     )
 
 
-def are_alike(one: str, other: str, runtime: LaunchMode) -> bool:
-    """Return whether ``runtime`` launches the same kernels in two precisions."""
-    reordered = {one, other} & {_REORDERED} and not runtime.joins_chains
-    return one == other or (_WIDTHS.get(one) == _WIDTHS.get(other) and not reordered)
-
-
 class _Walk:
     """A pass over a graph that lists the launched nodes with their traffic."""
 

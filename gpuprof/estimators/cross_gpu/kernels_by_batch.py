@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import fields, replace
 from itertools import pairwise
+from math import hypot
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.model import ModelGraph
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, are_alike, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 
 #: Host seconds per kernel. ONNX Runtime took 7.7 to 9.4 us for each kernel listed of four networks at batch 1 on the
@@ -53,14 +53,6 @@ class KernelsByBatch:
         self._grids: dict[int, tuple[int, ...]] = {}
         self._lists: dict[int, tuple[int, ...]] = {}
         self._host_s: dict[int, float] = {}
-
-    def compute_in(self, precision: str) -> KernelsByBatch:
-        """Return the kernels of the same model and runtime in another precision; equal kernels are shared."""
-        other = KernelsByBatch(self._graph_at, precision, self.runtime)
-        if are_alike(self.precision, precision, self.runtime):
-            other = copy(self)  # shares the caches
-            other.precision = precision
-        return other
 
     def list_grid(self, most: int) -> tuple[int, ...]:
         """Return the predicted batches up to ``most``."""
@@ -180,10 +172,8 @@ def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
     return kernels.input_bytes / _TO_DEVICE_BYTES_PER_S + kernels.output_bytes / _TO_HOST_BYTES_PER_S
 
 
-def batch_seconds(
-    kernels_s: NDArray[np.float64], host_s: float, kernels: KernelList, runtime: LaunchMode
-) -> NDArray[np.float64]:
-    """Return the time of a batch from the times of its kernels and of the host, of any shape.
+def batch_seconds(kernels_s: float, host_s: float, kernels: KernelList, runtime: LaunchMode) -> float:
+    """Return the time of a batch from the times of its kernels and of the host.
 
     The host runs ahead of long kernels and is waited for at short ones, so that the longer of both counts. ONNX
     Runtime's batches begin and end with synchronous copies; near the point where both times are equal, neither is
@@ -191,5 +181,5 @@ def batch_seconds(
     off by 7.7% in the median, the longer of both by 9.9% (``python -m bench.gpu.launches``).
     """
     if not runtime.is_onnxruntime:
-        return np.maximum(kernels_s, host_s)
-    return np.asarray(np.hypot(kernels_s, host_s) + copy_seconds(kernels, runtime))
+        return max(kernels_s, host_s)
+    return hypot(kernels_s, host_s) + copy_seconds(kernels, runtime)

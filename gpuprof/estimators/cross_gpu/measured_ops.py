@@ -12,11 +12,12 @@ import numpy as np
 from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.adaptation import adapt, join_points
+from gpuprof.estimators.cross_gpu.adaptation import adapt, name_alike
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
 from gpuprof.estimators.cross_gpu.execution import PRECISIONS
+from gpuprof.estimators.cross_gpu.intervals import launched_as, name_kinds
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
-from gpuprof.estimators.cross_gpu.op_table import OpTable, stack_tables
+from gpuprof.estimators.cross_gpu.op_table import OpTable
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.kernel_db.schema import PER_OP
 from gpuprof.kernel_db.store import KernelDb
@@ -64,20 +65,25 @@ def read_timed_ops(database: KernelDb, device: str) -> list[TimedOp]:
 
 
 def adapt_model(model: CrossGpuModel, device: Device, timed: Sequence[TimedOp]) -> CrossGpuModel:
-    """Return the model corrected by the measurements of ``device``; unchanged where no row is usable."""
-    described = [(table, row, precision) for row in timed for table, precision in _describe(row, device)]
-    points, ratios = [], []
-    for precision in sorted({precision for _, _, precision in described}):
-        tables = [table for table, _, own in described if own == precision]
-        rows = [row for _, row, own in described if own == precision]
-        measured = np.array([row.duration_mean_ns for row in rows]) / 1e9
-        alone = np.array([row.model == PER_OP and row.runtime in _LAUNCHED for row in rows])
-        one, ratio = model.observe(stack_tables(tables), rates_of(device, precision), measured, alone)
-        points.append(one)
-        ratios.append(ratio)
-    if not points:
+    """Return the model corrected by the measurements of ``device``; unchanged where no row is usable.
+
+    An op that was timed with its launch counts where the launch takes the smaller part of its time.
+    """
+    alike, ratios, scales = [], [], []
+    for row in timed:
+        for table, precision in _describe(row, device):
+            rates = rates_of(device, precision)
+            kinds = name_kinds(table, rates.tensor)
+            kernel_s = float(model.costs.kernel_times(table, rates)[0])
+            is_launched = row.model == PER_OP and row.runtime in _LAUNCHED
+            launch_s = model.costs.floor_s.get(launched_as(str(kinds[0])), 0.0) if is_launched else 0.0
+            if launch_s < kernel_s:
+                alike.append(name_alike(table, kinds)[0])
+                ratios.append(row.duration_mean_ns / 1e9 / (kernel_s + launch_s))
+                scales.append(model.scales.scale_ops(kinds)[0])
+    if not alike:
         return model
-    return replace(model, adaptation=adapt(join_points(points), np.concatenate(ratios)))
+    return replace(model, adaptation=adapt(np.array(alike), np.array(ratios), np.array(scales)))
 
 
 def _describe(row: TimedOp, device: Device) -> list[tuple[OpTable, str]]:

@@ -62,11 +62,6 @@ def stack_tables(tables: Sequence[OpTable]) -> OpTable:
     return OpTable(*(np.concatenate([getattr(one, field.name) for one in tables]) for field in fields(OpTable)))
 
 
-def repeat_table(table: OpTable, times: int) -> OpTable:
-    """Return all ops of a table, repeated ``times`` times as a whole."""
-    return OpTable(*(np.tile(getattr(table, field.name), times) for field in fields(OpTable)))
-
-
 def make_table(family: str, count: int, **columns: Any) -> OpTable:
     """Return ``count`` ops of a family; absent columns are 0, ``b``, ``m``, ``n``, ``k``, ``row``, ``width`` 1."""
     given = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}

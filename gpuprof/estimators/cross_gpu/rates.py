@@ -8,13 +8,8 @@ over needed watts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from math import log2
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
@@ -62,41 +57,32 @@ _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
 #: kernels that read 16 bits and compute in 32.
 _WIDER = {"tfloat32": ("float32",)} | dict.fromkeys(("float16", "bfloat16"), ("tfloat32", "float32"))
 _WIDER |= dict.fromkeys(("int8", "float8", "float4"), ("float16", "float32"))
-#: A single figure for all ops, or a figure for each of N.
-Rate = float | NDArray[np.float64]
 TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """Rates of a share of a GPU for ops of one precision; with several shares or GPUs, arrays with each op's rates."""
+    """Rates of a share of a GPU for ops of one precision."""
 
-    units: Rate  #: SMs of the share.
+    units: float  #: SMs of the share.
     #: ``matrix_per_s``, ``scalar_per_s``: Peak operations a second of matrix products in the precision, and of float32
     #: on CUDA cores.
-    matrix_per_s: Rate
-    scalar_per_s: Rate
-    sustained: Rate  #: Part of the peak that long products reach under the power limit, in (0, 1].
+    matrix_per_s: float
+    scalar_per_s: float
+    sustained: float  #: Part of the peak that long products reach under the power limit, in (0, 1].
     #: ``bytes_per_s``, ``drawn``: Peak bandwidth, and the part of it achieved by long ops.
-    bytes_per_s: Rate
-    drawn: Rate
-    l2_bytes: Rate
-    threads: Rate  #: Maximum threads of an SM.
+    bytes_per_s: float
+    drawn: float
+    l2_bytes: float
+    threads: float  #: Maximum threads of an SM.
     tensor: bool  #: Whether products run on tensor cores.
-    kernel_s: Rate  #: Least seconds of a kernel: latencies are a number of cycles.
-    cycles_per_s: Rate  #: Cycles of all SMs together, at the boost clock.
+    kernel_s: float  #: Least seconds of a kernel: latencies are a number of cycles.
+    cycles_per_s: float  #: Cycles of all SMs together, at the boost clock.
     width: float  #: Bytes of an operand in the products' arithmetic.
     #: Rates of the wider type used for products where quicker; None: there is none.
     instead: DeviceRates | None = None
 
-    def take(self, rows: Any) -> DeviceRates:
-        """Return the rates of the ops at positions, or where a mask is true."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
-        own: dict[str, Any] = {name: one[rows] for name, one in numbers.items() if isinstance(one, np.ndarray)}
-        return replace(self, **own, instead=None if self.instead is None else self.instead.take(rows))
 
-
-_NUMBERS = tuple(field.name for field in fields(DeviceRates) if field.name != "instead")
 #: Bytes of an operand by type; 4 for other types.
 _BYTES = {"float64": 8.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "float8": 1.0, "float4": 0.5}
 
@@ -146,16 +132,6 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
 def wider_type(device: Device, precision: str) -> str | None:
     """Return the next wider type of a GPU for products in ``precision``; None: there is none."""
     return next((name for name in _WIDER.get(precision, ()) if name in device.flops_per_s), None)
-
-
-def stack_rates(rates: Sequence[DeviceRates], rows: int | Sequence[int]) -> DeviceRates:
-    """Return the concatenated rates of shares or devices that run the same kernels, each repeated ``rows`` times."""
-    if len(rates) == 1:
-        return rates[0]
-    columns = {name: [getattr(one, name) for one in rates] for name in _NUMBERS}
-    each: dict[str, Any] = {name: np.repeat(np.array(own), rows) for name, own in columns.items() if len(set(own)) > 1}
-    wider = [one.instead for one in rates if one.instead is not None]
-    return replace(rates[0], **each, instead=stack_rates(wider, rows) if wider else None)
 
 
 def sustained_part(device: Device, precision: str) -> float:

@@ -310,9 +310,9 @@ def test_onnx_runtime_copies_inputs_and_outputs_in_proportion_to_the_batch(tmp_p
 def test_neither_the_host_nor_the_kernels_are_hidden_where_both_take_as_long_in_onnx_runtime() -> None:
     kernels = list_kernels(_graph(*LINEAR), "float32", LaunchMode.ONNXRUNTIME)
     copied = copy_seconds(kernels, LaunchMode.ONNXRUNTIME)
-    times = batch_seconds(np.array([3e-3, 0.0]), 4e-3, kernels, LaunchMode.ONNXRUNTIME)
-    assert times == pytest.approx([5e-3 + copied, 4e-3 + copied])
-    assert batch_seconds(np.array([3e-3, 9e-3]), 4e-3, kernels, LaunchMode.FUSED).tolist() == [4e-3, 9e-3]
+    assert batch_seconds(3e-3, 4e-3, kernels, LaunchMode.ONNXRUNTIME) == pytest.approx(5e-3 + copied)
+    assert batch_seconds(0.0, 4e-3, kernels, LaunchMode.ONNXRUNTIME) == pytest.approx(4e-3 + copied)
+    assert [batch_seconds(kernels_s, 4e-3, kernels, LaunchMode.FUSED) for kernels_s in (3e-3, 9e-3)] == [4e-3, 9e-3]
 
 
 def test_the_runtimes_own_attention_is_the_projection_of_its_input_and_an_attention() -> None:

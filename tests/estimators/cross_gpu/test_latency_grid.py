@@ -15,8 +15,6 @@ from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.latency_grid import LatencyGrid
-from gpuprof.estimators.cross_gpu.rates import rates_of, stack_rates
-from gpuprof.estimators.cross_gpu.worse_devices import WholeTimes
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
@@ -37,13 +35,13 @@ def _kernels(path: Path, runtime: LaunchMode) -> KernelsByBatch:
 
 
 @pytest.mark.parametrize("runtime", list(LaunchMode))
-def test_all_shares_and_batches_together_are_each_by_itself(network: Path, runtime: LaunchMode) -> None:
+def test_all_batches_together_are_each_by_itself(network: Path, runtime: LaunchMode) -> None:
     kernels, gpu, batches = _kernels(network, runtime), device("a100-80"), (1, 2, 3, 24, 256)
-    together = shipped_model().latencies(kernels, batches, gpu, _SHARES)
     for share in _SHARES:
+        together = shipped_model().latencies(kernels, batches, gpu, share)
         for batch in batches:
             alone = shipped_model().latency(kernels.at(batch), gpu, share, "tfloat32", runtime)
-            found = together[share, batch]
+            found = together[batch]
             assert found.source == alone.source
             assert (found.value, found.low, found.high) == pytest.approx((alone.value, alone.low, alone.high), rel=1e-9)
 
@@ -67,53 +65,20 @@ def test_what_was_asked_for_before_changes_no_answer(network: Path) -> None:
     assert found == pytest.approx(fresh, rel=1e-9)
 
 
-def _list_predicted(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
-    """Return the shares that are predicted from now on, as they are."""
-    predicted: list[Share] = []
+def test_no_time_is_predicted_twice(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted: list[tuple[Share, int]] = []
     latencies = CrossGpuModel.latencies
 
-    def note(*asked: Any, busy: bool) -> Any:
-        predicted.extend(asked[-1])
-        return latencies(*asked, busy=busy)
+    def note(model: CrossGpuModel, kernels: KernelsByBatch, batches: Any, gpu: Any, share: Share, *, busy: bool) -> Any:
+        predicted.extend((share, batch) for batch in batches)
+        return latencies(model, kernels, batches, gpu, share, busy=busy)
 
     monkeypatch.setattr(CrossGpuModel, "latencies", note)
-    return predicted
-
-
-def test_the_whole_device_is_predicted_and_compared_with_others_once(
-    network: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu, kernels = device("a100-80"), _kernels(network, LaunchMode.FUSED)
-    whole = WholeTimes(kernels, shipped_model())
-    grid = LatencyGrid(kernels, gpu, shipped_model(), whole)
-    grid.series(Share(), (1, 2, 64))
-    predicted = _list_predicted(monkeypatch)
-    monkeypatch.setattr(WholeTimes, "find_factors", None)  # not to be called
-    found = [grid.at(share, 2).value for share in _SHARES]
-    assert Share() not in predicted
-    assert predicted.count(Share(10.0)) == 1
-    monkeypatch.undo()
-    fresh = [LatencyGrid(kernels, gpu, shipped_model(), whole).at(share, 2).value for share in _SHARES]
-    assert found == pytest.approx(fresh, rel=1e-9)
-
-
-def test_many_shares_of_the_device_say_nothing_of_those_of_an_instance(
-    network: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     grid = LatencyGrid(_kernels(network, LaunchMode.FUSED), device("a100-80"), shipped_model())
-    for step in range(1, 11):
-        grid.at(Share(10.0 * step), 1)
-    predicted = _list_predicted(monkeypatch)
-    grid.at(Share(100.0, "1g.10gb"), 1)
-    assert predicted == [Share(100.0, "1g.10gb")]
-
-
-def test_rates_of_several_shares_stand_one_after_another() -> None:
-    gpu = device("a100-80")
-    stacked = stack_rates([rates_of(gpu, "tfloat32", Share(20.0)), rates_of(gpu, "tfloat32")], 3)
-    last = stacked.take([4])
-    assert list(last.units) == [gpu.compute_units]  # type: ignore[arg-type]
-    assert stacked.kernel_s == last.kernel_s == rates_of(gpu, "tfloat32").kernel_s
+    for share in _SHARES:
+        grid.series(share, (1, 2, 64))
+        grid.at(share, 5)
+    assert len(predicted) == len(set(predicted))
 
 
 def test_times_of_a_series_are_those_of_its_batches(network: Path) -> None:
