@@ -24,7 +24,7 @@ from pathlib import Path
 from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
-from gpuprof.estimators.measured.conformal import interval_factor
+from gpuprof.estimators.conformal import interval_factor
 from gpuprof.estimators.measured.envelope import SLACK, LatencyEnvelope
 from gpuprof.estimators.measured.measured import Point, read_measured
 from gpuprof.kernel_db.store import KernelDb

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.published_pairs import read_pairs
+from gpuprof.estimators.conformal import quantile
 from gpuprof.estimators.igniter.fit import fit_all
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.igniter.profile import read_igniter_profile
@@ -33,7 +34,6 @@ from gpuprof.estimators.interference.models import (
     NoInterference,
     TrafficInterference,
 )
-from gpuprof.estimators.measured.curve import quantile
 
 _REFERENCE = Path("../shared/reference/igniter_v100")
 #: Section 2.3 of the paper: model, SLO in ms, requests/s.

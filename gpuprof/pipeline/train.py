@@ -91,10 +91,10 @@ def train(
     >>> fitted.architectures, fitted.folder.is_dir()
     (3, True)
     """
+    from gpuprof.estimators.conformal import interval_factor
     from gpuprof.estimators.learned.learned import fit_with_intervals
     from gpuprof.estimators.learned.regressors import make_constituents
     from gpuprof.estimators.learned.store import save_model
-    from gpuprof.estimators.measured.conformal import interval_factor
 
     names = [regressors] if isinstance(regressors, str) else list(regressors)
     make_constituents(names)  # reject an unknown name before any data is read

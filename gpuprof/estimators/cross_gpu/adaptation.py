@@ -9,9 +9,8 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.estimators.conformal import LEVEL, quantile
 from gpuprof.estimators.cross_gpu.op_table import Array, OpTable
-from gpuprof.estimators.measured.conformal import LEVEL
-from gpuprof.estimators.measured.curve import quantile
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.conformal import quantile
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.kernels_by_batch import host_seconds
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.gk.gk import ModelRequirement, require
 from gpuprof.estimators.gk.kernel_table import KernelTable, read_kernel_table
-from gpuprof.estimators.measured.curve import quantile
 from gpuprof.estimators.measured.padding import is_padded
 from gpuprof.estimators.roofline.op_work import GraphWork, work_of
 from gpuprof.estimators.roofline.roofline import op_times_s, roofline_ms, unknown_ms

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuprof.estimators.conformal import quantile
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
@@ -18,7 +19,6 @@ from gpuprof.estimators.interference.models import (
     NoInterference,
     TrafficInterference,
 )
-from gpuprof.estimators.measured.curve import quantile
 
 Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
 

@@ -10,12 +10,12 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from gpuprof.errors import InputError
+from gpuprof.estimators.conformal import common_factor, interval_factor
 from gpuprof.estimators.learned.expected_time import NODE_NS
 from gpuprof.estimators.learned.features import roofline_ns
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
 from gpuprof.estimators.learned.regressors import STACKED
 from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, graph_facts, leave_out_architecture
-from gpuprof.estimators.measured.conformal import common_factor, interval_factor
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.memory.memory_features import memory_features
 from gpuprof.machine.cpu_share import own_cores

@@ -14,6 +14,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
+from gpuprof.estimators.conformal import interval_factor
 from gpuprof.estimators.learned.execution import group_facts, optimized_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, expected_features, expected_ns, fit_element_ns
 from gpuprof.estimators.learned.features import feature_matrix
@@ -27,7 +28,6 @@ from gpuprof.estimators.learned.training_set import (
     leave_out_architecture,
     memory_matrix,
 )
-from gpuprof.estimators.measured.conformal import interval_factor
 from gpuprof.estimators.memory.allocation import AllocationModel
 from gpuprof.estimators.memory.memory_features import memory_features
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from gpuprof.domain.estimate import Figure
-from gpuprof.estimators.measured.conformal import common_factor, interval_factor, left_out_residuals
-from gpuprof.estimators.measured.curve import quantile
+from gpuprof.estimators.conformal import common_factor, interval_factor, left_out_residuals, quantile
 from gpuprof.estimators.measured.surface import Shape, Surface
 
 _LEVEL = 0.9

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Figure
 
@@ -69,18 +68,3 @@ class BatchCurve:
     def _line(self, left: int, right: int, batch: int) -> float:
         x0, x1, y0, y1 = self.batches[left], self.batches[right], self.values[left], self.values[right]
         return y0 + (y1 - y0) * (batch - x0) / (x1 - x0)
-
-
-def quantile(values: Iterable[float], level: float) -> float | None:
-    """Return the conformal quantile: of n values the ceil(level (n + 1))-th smallest, the largest if n is too small.
-
-    Examples
-    --------
-    >>> quantile(range(1, 20), 0.9), quantile([0.1, 0.3], 0.9)
-    (18, 0.3)
-    """
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    rank = math.ceil(level * (len(ordered) + 1))
-    return ordered[min(rank, len(ordered)) - 1]

@@ -13,6 +13,7 @@ import pytest
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.conformal import interval_factor
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.learned.evaluation import (
     ROOFLINE,
@@ -36,7 +37,6 @@ from gpuprof.estimators.learned.training_set import (
     load_training_set,
     name_architectures,
 )
-from gpuprof.estimators.measured.conformal import interval_factor
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import OpRow
 from tests.estimators.measured_world import convolutional, measure, true_bytes

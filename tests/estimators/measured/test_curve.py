@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.domain.estimate import INTERPOLATED, MEASURED
-from gpuprof.estimators.measured.curve import BatchCurve, quantile
+from gpuprof.estimators.conformal import quantile
+from gpuprof.estimators.measured.curve import BatchCurve
 
 
 def test_a_point_is_itself_and_outside_is_nothing() -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gpuprof.estimators.measured.conformal import common_factor, interval_factor, left_out_residuals
+from gpuprof.estimators.conformal import common_factor, interval_factor, left_out_residuals
 
 
 def test_the_common_factor_counts_architectures_and_not_figures() -> None:

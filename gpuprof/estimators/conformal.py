@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 LEVEL = 0.9
@@ -52,3 +52,18 @@ def left_out_residuals(ratios: Mapping[str, Sequence[float]]) -> dict[str, list[
         factor = common_factor({other: theirs for other, theirs in ratios.items() if other != name})
         residuals[name] = [math.log(value / factor) for value in values]
     return residuals
+
+
+def quantile(values: Iterable[float], level: float) -> float | None:
+    """Return the conformal quantile: of n values the ceil(level (n + 1))-th smallest, the largest if n is too small.
+
+    Examples
+    --------
+    >>> quantile(range(1, 20), 0.9), quantile([0.1, 0.3], 0.9)
+    (18, 0.3)
+    """
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    rank = math.ceil(level * (len(ordered) + 1))
+    return ordered[min(rank, len(ordered)) - 1]
