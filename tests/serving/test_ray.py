@@ -165,8 +165,8 @@ def _machines() -> set[int]:
 def _kill_node(cluster: RayCluster, server: RunningServer) -> None:
     """Kill the workers and the machine of the second node, as the end of a machine does, and Ray's node itself."""
     workers = [one for one in psutil.process_iter(["cmdline"]) if _is_worker(one, "worker:two/")]
-    (fork_server,) = {psutil.Process(worker.ppid()) for worker in workers}
-    for process in (psutil.Process(fork_server.ppid()), fork_server, *workers):
+    (machine,) = {psutil.Process(worker.ppid()) for worker in workers}
+    for process in (machine, *workers):
         process.kill()
     cluster.do("remove 1")
 

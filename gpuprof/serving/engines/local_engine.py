@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
-from gpuprof.errors import UnavailableError
+from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.launcher import SharedMemory
 from gpuprof.serving.machine.machine import MachineOrder
@@ -19,11 +18,9 @@ from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.rendezvous import Rendezvous
 from gpuprof.serving.watch.living_process import LivingProcess
 from gpuprof.serving.watch.logs import LOGGER
+from gpuprof.serving.watch.supervised_process import SupervisedProcess
 
 _NAME = "here"
-_FIRST_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 5.0
-_LONG_LIFE_S = 30.0
 _PATIENCE_S = 20.0
 
 
@@ -72,13 +69,9 @@ class LocalEngine:
         self._hang_s = hang_s
         self._rendezvous = Rendezvous()
         self._machine: MachineLink | None = None
-        self._process: LivingProcess | None = None
-        self._ended = asyncio.Event()
-        self._order: MachineOrder | None = None
-        self._began = 0.0
-        self._failures = 0
-        self._closing = False
+        self._process: SupervisedProcess | None = None
         self._opening = asyncio.Lock()
+        self._closing = False
         self.on_moved: Callable[[], None] = lambda: None
 
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
@@ -96,13 +89,15 @@ class LocalEngine:
         async with self._opening:
             if self._machine is None:
                 memory = SharedMemory(self._arena.fd, self._arena.capacity)
-                self._order = MachineOrder(_NAME, await self._rendezvous.open_local(), memory)
+                start = partial(_start_machine, MachineOrder(_NAME, await self._rendezvous.open_local(), memory))
                 try:
-                    self._start()
+                    first = await start()
                 except OSError as error:
                     raise UnavailableError(f"cannot start a process: {error.strerror or error}") from None
+                self._process = SupervisedProcess(start, self._log_exit, _log_failure)
+                self._process.begin(first)
                 self._machine = MachineLink(_NAME, self._rendezvous)
-                self._machine.on_silence = self._kill
+                self._machine.on_silence = self._process.kill
             return self._machine
 
     def watch(self, now: float) -> None:
@@ -117,53 +112,28 @@ class LocalEngine:
         if self._machine is not None:
             self._machine.close()
         if self._process is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), _PATIENCE_S)
-            self._kill()
+            await self._process.stop(_PATIENCE_S)
 
-    def _start(self) -> None:
-        assert self._order is not None
-        memory = self._order.memory
-        assert memory is not None
-        process = subprocess.Popen(
-            module_command("gpuprof.serving.machine.machine"),
-            # The arena is an unnamed file, available only through an inherited descriptor.
-            pass_fds=(memory.fd,),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-        )
-        assert process.stdin is not None
-        # By stdin, since the order holds the secret of the rendezvous: all users can read arguments.
-        with process.stdin as pipe:
-            pipe.write(self._order.to_json().encode())
-        self._began = time.monotonic()
-        self._process = LivingProcess(process.pid, process)
-        asyncio.get_running_loop().add_reader(self._process.fileno(), self._has_ended)
+    def _log_exit(self, pid: int) -> None:
+        if not self._closing:
+            LOGGER.warning("machine process ended, starts again", extra={"pid": pid})
 
-    def _has_ended(self) -> None:
-        assert self._process is not None
-        asyncio.get_running_loop().remove_reader(self._process.fileno())
-        self._process.release()
-        self._process = None
-        if self._closing:
-            self._ended.set()
-            return
-        lived_s = time.monotonic() - self._began
-        self._failures = 0 if lived_s > _LONG_LIFE_S else self._failures + 1
-        # The delay keeps a process that dies at once from being restarted in a tight loop.
-        delay = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (self._failures - 1)) if self._failures else 0.0
-        LOGGER.warning("machine process ended, starts again", extra={"in_s": delay})
-        asyncio.get_running_loop().call_later(delay, self._restart)
 
-    def _restart(self) -> None:
-        if self._closing:
-            return
-        try:
-            self._start()
-        except OSError as error:
-            LOGGER.error("cannot start the machine process", extra={"error": str(error), "in_s": _MAX_BACKOFF_S})
-            asyncio.get_running_loop().call_later(_MAX_BACKOFF_S, self._restart)
+async def _start_machine(order: MachineOrder) -> LivingProcess:
+    assert order.memory is not None
+    process = subprocess.Popen(
+        module_command("gpuprof.serving.machine.machine"),
+        # The arena is an unnamed file, available only through an inherited descriptor.
+        pass_fds=(order.memory.fd,),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    assert process.stdin is not None
+    # The order holds the secret of the rendezvous, and all users can read arguments.
+    with process.stdin as pipe:
+        pipe.write(order.to_json().encode())
+    return LivingProcess(process.pid, process)
 
-    def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+
+def _log_failure(error: GpuprofError) -> None:
+    LOGGER.error("cannot start the machine process", extra={"error": error.message})

@@ -11,6 +11,7 @@ from typing import Any
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.mps import GpuShare
 from gpuprof.serving.transport.rendezvous import RendezvousKey
+from gpuprof.serving.watch.living_process import LivingProcess
 
 #: Fields of an order that the machine uses itself and does not send to the worker.
 _KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node")
@@ -68,10 +69,8 @@ class SharedMemory:
 
 def start_worker(
     number: str, order: WorkerOrder, key: RendezvousKey, memory: SharedMemory | None
-) -> subprocess.Popen[bytes]:
-    """Start a worker in a fresh interpreter; where a fork is possible, `ForkServerLink` is quicker.
-
-    Raises `OSError` when no process can be started.
+) -> LivingProcess:
+    """Start a worker. Raises `OSError` when no process can be started.
 
     Parameters
     ----------
@@ -89,14 +88,16 @@ def start_worker(
         pass_fds=() if memory is None else (memory.fd,),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, **thread_environment(order), **order.environment},
+        # NumPy's own threads would come on top of ONNX Runtime's.
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": str(order.threads),
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            **order.environment,
+        },
     )
     assert process.stdin is not None
     with process.stdin as pipe:  # not among its arguments, which all users can read
         pipe.write(key.to_json().encode())
-    return process
-
-
-def thread_environment(order: WorkerOrder) -> dict[str, str]:
-    """Return the variables that limit a worker's libraries to its threads: NumPy's would add to ONNX Runtime's."""
-    return {"OMP_NUM_THREADS": str(order.threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return LivingProcess(process.pid, process)

@@ -17,25 +17,24 @@ import signal
 import sys
 from collections.abc import Coroutine
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cgroup import remove_group
 from gpuprof.machine.core_sharing import CoreSharing
-from gpuprof.serving.machine.fork_server import WorkerSetup
-from gpuprof.serving.machine.fork_server_link import ForkServerLink
 from gpuprof.serving.machine.gpu_holder import GpuHolder
-from gpuprof.serving.machine.launcher import SharedMemory, WorkerOrder
+from gpuprof.serving.machine.launcher import SharedMemory, WorkerOrder, start_worker
 from gpuprof.serving.machine.machine_parts import MachineParts
-from gpuprof.serving.machine.supervised_worker import PATIENCE_S, SupervisedWorker
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
 from gpuprof.serving.transport.wire import Frame, FrameKind
 from gpuprof.serving.watch.living_process import LivingProcess
+from gpuprof.serving.watch.supervised_process import SupervisedProcess
 
-#: Time for workers to end by themselves once the router has ended.
-_ORPHAN_PATIENCE_S = 0.5
+#: Time for workers to end by themselves: when the router dismisses them, and once it has ended.
+_PATIENCE_S, _ORPHAN_PATIENCE_S = 5.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +57,24 @@ class MachineOrder:
         return cls(said["node"], RendezvousKey(**said["key"]), memory)
 
 
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    order: WorkerOrder
+    process: SupervisedProcess
+
+
 class MachineProcess:
     """Runs the workers ordered by the router."""
 
     def __init__(self, order: MachineOrder) -> None:
         self._order = order
-        self._workers: dict[str, SupervisedWorker] = {}
+        self._workers: dict[str, _Worker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcome = False
         self._router_has_gone = asyncio.Event()
         self._connection = FrameConnection(self)
         self._gpus = GpuHolder(self._send_takeover_state)
         self._cores = CoreSharing()
-        self._fork_server = ForkServerLink(WorkerSetup(order.key, order.memory))
 
     async def run(self) -> None:
         """Keep workers until the router has gone, then end them. Raises `OSError` when the router does not answer."""
@@ -78,7 +82,6 @@ class MachineProcess:
         await self._router_has_gone.wait()
         await asyncio.gather(*(self._stop_worker(number, _ORPHAN_PATIENCE_S) for number in list(self._workers)))
         await self._gpus.close()
-        self._fork_server.close()
         if not self._welcome:
             raise ConnectionError("the router does not want this machine")
 
@@ -89,7 +92,7 @@ class MachineProcess:
         elif frame.kind == FrameKind.KILL:
             number, pid = frame.head
             if number in self._workers:
-                self._workers[number].kill(pid)
+                self._workers[number].process.kill(pid)
         elif frame.kind == FrameKind.REMOVE_WORKER:
             self._start_task(self._stop_worker(frame.head))
         elif frame.kind == FrameKind.APPLY_LAYOUTS:
@@ -120,14 +123,15 @@ class MachineProcess:
         self._send(FrameKind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})
 
     def _accept_worker(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
-        worker = SupervisedWorker(
-            number, WorkerOrder.from_message(order), self._start, self._report_exit, self._report_refusal
+        ordered = WorkerOrder.from_message(order)
+        process = SupervisedProcess(
+            partial(self._start, number, ordered),
+            lambda pid: self._send(FrameKind.ENDED, [number, pid]),
+            partial(self._report_refusal, number),
         )
-        self._workers[number] = worker
+        self._workers[number] = _Worker(ordered, process)
         self._avoid_worker_cores()
-        if worker.order.gpu is None:
-            self._start_task(self._fork_server.prepare())  # also for a living worker, which may have to be replaced
-        worker.begin(None if living is None else LivingProcess.adopt(*living))
+        process.begin(None if living is None else LivingProcess.adopt(*living))
 
     def _avoid_worker_cores(self) -> None:
         """Leave the workers' cores, unless a worker without own cores would inherit this process's affinity."""
@@ -136,12 +140,13 @@ class MachineProcess:
         self._cores.take({core for order in orders for core in order.cores} if confined else ())
 
     async def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
-        return await self._fork_server.start(number, await self._gpus.with_gpu_environment(order))
+        order = await self._gpus.with_gpu_environment(order)
+        return await asyncio.to_thread(start_worker, number, order, self._order.key, self._order.memory)
 
-    async def _stop_worker(self, number: str, patience_s: float = PATIENCE_S) -> None:
+    async def _stop_worker(self, number: str, patience_s: float = _PATIENCE_S) -> None:
         worker = self._workers.pop(number, None)
         if worker is not None:
-            await worker.stop(patience_s)
+            await worker.process.stop(patience_s)
             self._avoid_worker_cores()
             group = worker.order.group
             if worker.order.quota_cores is not None and all(
@@ -149,9 +154,6 @@ class MachineProcess:
             ):
                 remove_group(group)
         self._send(FrameKind.WORKER_REMOVED, number)
-
-    def _report_exit(self, number: str, pid: int) -> None:
-        self._send(FrameKind.ENDED, [number, pid])
 
     def _report_refusal(self, number: str, error: GpuprofError) -> None:
         self._send(FrameKind.REFUSED, [number, type(error).__name__, error.message, error.fix])

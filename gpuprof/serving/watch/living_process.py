@@ -18,14 +18,12 @@ class LivingProcess:
     ----------
     child : Popen or None
         The process, where this process started it.
-    descriptor : int or None
-        Descriptor of the process from its parent; None: a new one is opened.
     """
 
-    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None, descriptor: int | None = None) -> None:
+    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
         self._child = child
-        self._descriptor = os.pidfd_open(pid) if descriptor is None else descriptor
+        self._descriptor = os.pidfd_open(pid)
 
     @classmethod
     def adopt(cls, pid: int, started: int) -> LivingProcess | None:

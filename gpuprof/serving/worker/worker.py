@@ -2,7 +2,7 @@
 
 python -m gpuprof.serving.worker.worker NUMBER [ARENA_FD ARENA_BYTES] < KEY
 
-The machine process starts it in this way, or its fork server forks it. The worker connects to the router's rendezvous
+The machine process starts it. The worker connects to the router's rendezvous
 with its number, receives the order of its model, then batches; it ends when the router closes the connection. Without
 an arena, which is shared only within a machine, tensors travel with the messages.
 """
