@@ -14,7 +14,6 @@ import numpy as np
 import psutil
 
 from gpuprof.load.client import Connection
-from gpuprof.load.payload import Payload
 
 
 class AnswerError(Exception):
@@ -53,20 +52,17 @@ def http_loop(port: int, requests: Sequence[bytes], concurrency: int) -> Callabl
     """Return what keeps so many HTTP requests in flight, each on a connection of its own."""
 
     def run(seconds: float) -> list[float]:
-        payloads = [Payload(request, copied=True) for request in requests]
         connections = [Connection("127.0.0.1", port) for _ in range(concurrency)]
         try:
-            return _exchange(connections, payloads, seconds)
+            return _exchange(connections, requests, seconds)
         finally:
-            for payload in payloads:
-                payload.close()
             for connection in connections:
                 connection.socket.close()
 
     return run
 
 
-def _exchange(connections: list[Connection], requests: Sequence[Payload], seconds: float) -> list[float]:
+def _exchange(connections: list[Connection], requests: Sequence[bytes], seconds: float) -> list[float]:
     buffer = bytearray(1 << 20)
     latencies_ms: list[float] = []
     started = {}

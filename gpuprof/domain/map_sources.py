@@ -24,7 +24,6 @@ from gpuprof.domain.plural import count_of
 PREDICTED_BY = {
     "replay": "the same requests, replayed through the simulator on this map",
     "map": "what the map was planned to do at these rates",
-    "queueing": "the queueing model at these rates, which knows of no refusals",
 }
 
 

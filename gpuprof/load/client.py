@@ -15,12 +15,11 @@ import ssl
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from gpuprof.load.closed_loop import ClosedLoop
-from gpuprof.load.payload import Payload
 from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.transport.server_timing import NAME, UNKNOWN_MS, ServerTimes, read_times
 
@@ -86,7 +85,7 @@ class Connection:
     """A connection and its current request. ``context``: TLS context of an encrypted connection."""
 
     __slots__ = (
-        "_payload", "_position", "closing", "expected", "head", "number", "received", "socket", "tail", "told", "unread"
+        "_unsent", "closing", "expected", "head", "number", "received", "socket", "tail", "told", "unread"
     )  # fmt: skip
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
@@ -99,8 +98,7 @@ class Connection:
             self.socket, self.unread = is_encrypted, is_encrypted.pending
         self.socket.setblocking(False)
         self.number = -1
-        self._payload: Payload | None = None
-        self._position = 0
+        self._unsent = memoryview(b"")
         self.expected = -1
         self.received = 0
         self.head = self.tail = b""
@@ -114,12 +112,12 @@ class Connection:
     @property
     def is_sending(self) -> bool:
         """Return whether part of the request is still unsent."""
-        return self._payload is not None
+        return len(self._unsent) > 0
 
-    def begin(self, number: int, request: Payload) -> None:
+    def begin(self, number: int, request: bytes) -> None:
         """Send a request, as much as the socket takes. Raises `OSError` as `write` does."""
         self.number = number
-        self._payload, self._position = request, 0
+        self._unsent = memoryview(request)
         self.expected = -1
         self.received = 0
         self.head = self.tail = b""
@@ -127,13 +125,8 @@ class Connection:
 
     def write(self) -> None:
         """Send more, as much as the socket takes. Raises `OSError` when the server has closed the connection."""
-        assert self._payload is not None
-        try:
-            self._position += self._payload.send(self.socket, self._position)
-        except _LATER:
-            return
-        if self._position == self._payload.size:
-            self._payload = None
+        with suppress(*_LATER):
+            self._unsent = self._unsent[self.socket.send(self._unsent) :]
 
     def read_answer(self, buffer: bytearray) -> int | None:
         """Read the received bytes; return the status when the answer is complete, else None.
@@ -208,8 +201,6 @@ class LoadClient:
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._turns = [0] * len(schedule.requests)
         self._context = None if schedule.target is None else schedule.target.context()
-        is_encrypted = self._context is not None
-        self._payloads = [[Payload(request, is_encrypted) for request in own] for own in schedule.requests]
         count = len(schedule.times)
         self.sent = SentRequests(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
         untold = array("d", [UNKNOWN_MS]) * count
@@ -231,8 +222,6 @@ class LoadClient:
             gc.enable()
             for connection in (*self._idle, *self._busy.values()):
                 connection.socket.close()
-            for payload in chain.from_iterable(self._payloads):
-                payload.close()
             self._events.close()
         if self._watch is not None:
             # A process that was suspended for all of its windows has checked none of them.
@@ -297,9 +286,9 @@ class LoadClient:
             self._receive(max(0.0, due), start)
 
     def _send(self, number: int, model: int, now: float, which: int | None = None) -> None:
-        payloads = self._payloads[model]
+        requests = self._schedule.requests[model]
         self._turns[model] += 1
-        payload = payloads[self._turns[model] % len(payloads) if which is None else which]
+        request = requests[self._turns[model] % len(requests) if which is None else which]
         self.sent.sent_s[number] = now
         try:
             connection = self._idle.pop() if self._idle else self._connect()
@@ -308,7 +297,7 @@ class LoadClient:
             return  # counted as lost: no server listens
         try:
             self._busy[connection.fileno()] = connection
-            connection.begin(number, payload)
+            connection.begin(number, request)
             if connection.is_sending:
                 self._events.modify(connection.fileno(), select.EPOLLIN | select.EPOLLOUT)
         except OSError:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.load.client import Schedule, SentRequests
 from gpuprof.load.client_processes import run_clients
-from gpuprof.load.p99_gap import AnsweredRequests, select_answered
 from gpuprof.load.report import ModelResult, stage_rows, summarize
 from gpuprof.load.target import Target, input_shapes, requests_for, requests_of_data, sequence_chains
 from gpuprof.load.traffic import arrival_times
@@ -68,8 +67,8 @@ class LoadOutcome:
     """Results by model, in the order of the streams, with the time by stage and the CPU time of the clients.
 
     ``stolen`` is the fraction of this machine's CPU time that its hypervisor gave to other machines meanwhile, None
-    where the kernel does not report it; ``answered`` holds the requests of each model, empty in a closed loop. With a
-    window rule, ``windows`` is the number of windows and ``is_stable`` whether the last of them agree.
+    where the kernel does not report it. With a window rule, ``windows`` is the number of windows and ``is_stable``
+    whether the last of them agree.
     """
 
     results: list[ModelResult]
@@ -77,7 +76,6 @@ class LoadOutcome:
     clients: int
     client_cpu_s: float = 0.0
     stolen: float | None = None
-    answered: tuple[AnsweredRequests, ...] = ()
     windows: int | None = None
     is_stable: bool | None = None
 
@@ -104,15 +102,12 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
         for position, stream in enumerate(streams)
     ]
     stages = stage_rows(schedules, results, [stream.model for stream in streams], before, after)
-    is_open = not any(stream.concurrency for stream in streams)
-    answered = (select_answered(schedules, results, position, span) for position in range(len(streams)) if is_open)
     return LoadOutcome(
         measured,
         stages,
         len(schedules),
         sum(result.cpu_s for result in results),
         stolen_part,
-        tuple(answered),
         *((results[0].windows, results[0].is_stable) if settings.rule else (None, None)),
     )
 

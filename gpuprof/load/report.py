@@ -1,22 +1,18 @@
-"""Results of a load test: for each model requests, goodput, latency and predictions."""
+"""Results of a load test: for each model requests, goodput, latency and the time by stage."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.load.client import Schedule, SentRequests
 from gpuprof.load.percentiles import find_percentile
-from gpuprof.load.prediction import LoadPrediction
-from gpuprof.load.request_columns import select_columns
 from gpuprof.serving.transport.server_timing import UNKNOWN_MS
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from gpuprof.load.p99_gap import P99Gap
 
     Floats = npt.NDArray[np.float64]
 
@@ -94,7 +90,7 @@ def summarize(
     """Return the figures of a model; ``span`` is the measured part of the schedule, in seconds."""
     import numpy as np
 
-    due, sent, done, status, told_ms = select_columns(schedules, results, model, span)
+    due, sent, done, status, told_ms = _select_columns(schedules, results, model, span)
     latency = 1000.0 * (done - due)
     found = status == 200
     answered = latency[found]
@@ -118,6 +114,26 @@ def summarize(
         **_find_server_times(told_ms[0, found]),
         **_divide_slowest(answered, 1000.0 * (sent - due)[found], told_ms[:, found], percentiles["p99_ms"]),
     )
+
+
+def _select_columns(
+    schedules: Sequence[Schedule], results: Sequence[SentRequests], model: int, span: tuple[float, float]
+) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Return arrays over requests: when due, sent and answered, the status, and the server's times (three rows)."""
+    import numpy as np
+
+    due = np.concatenate([np.asarray(schedule.times, float) for schedule in schedules])
+    models = np.concatenate([np.asarray(schedule.models) for schedule in schedules])
+    sent = np.concatenate([np.asarray(result.sent_s) for result in results])
+    done = np.concatenate([np.asarray(result.done_s) for result in results])
+    status = np.concatenate([np.asarray(result.status, float) for result in results])
+    told = [
+        [times or [UNKNOWN_MS] * len(result.sent_s) for times in (result.server_ms, result.queue_ms, result.infer_ms)]
+        for result in results
+    ]
+    told_ms = np.concatenate([np.asarray(times, float) for times in told], axis=1)
+    own = (models == model) & (due >= span[0]) & (due < span[1])
+    return due[own], sent[own], done[own], status[own], told_ms[:, own]
 
 
 def _divide_slowest(latency_ms: Floats, late_ms: Floats, told_ms: Floats, p99_ms: float | None) -> dict[str, Any]:
@@ -156,42 +172,6 @@ def _find_percentiles(ordered: Floats) -> dict[str, Any]:
         figures[f"p{percent}_low_ms"] = None if percentile is None else percentile.low
         figures[f"p{percent}_high_ms"] = None if percentile is None else percentile.high
     return figures
-
-
-def report_row(
-    result: ModelResult,
-    predicted: LoadPrediction | None,
-    planned: LoadPrediction | None = None,
-    p99_gap: P99Gap | None = None,
-) -> dict[str, object]:
-    """Return measured and predicted figures side by side with the relative errors (measured against predicted).
-
-    ``predicted_by`` names the source of the prediction. ``planned`` holds the map's own figures at these rates,
-    ``p99_gap`` the parts of the difference of p99.
-    """
-    row: dict[str, object] = asdict(result)
-    row["client_is_limit"] = result.client_is_limit
-    row["predicted_by"] = None if predicted is None or predicted.by is None else predicted.by.value
-    row["predicted_refused"] = None if predicted is None else predicted.refused
-    row["planned_goodput_rps"] = None if planned is None else planned.goodput_rps
-    row["planned_p99_ms"] = None if planned is None else planned.p99_ms
-    for key in ("goodput_rps", "p50_ms", "p95_ms", "p99_ms"):
-        expected = None if predicted is None else getattr(predicted, key)
-        got = getattr(result, key)
-        row[f"predicted_{key}"] = expected
-        known = expected is not None and 0.0 < expected < float("inf") and got is not None
-        row[f"{key}_error"] = (got - expected) / expected if known else None
-    row["p99_gap_batches_ms"] = None if p99_gap is None else p99_gap.batches_ms
-    row["p99_gap_late_ms"] = None if p99_gap is None else p99_gap.late_ms
-    row["p99_gap_rest_ms"] = None if p99_gap is None else p99_gap.rest_ms
-    return row
-
-
-def beside_prediction(stages: Mapping[str, object], predicted: LoadPrediction | None) -> dict[str, object]:
-    """Return a `stage_row` with the predicted time of the model, and the error relative to the prediction."""
-    got, expected = stages.get("infer_ms"), None if predicted is None else predicted.infer_ms
-    error = (got - expected) / expected if isinstance(got, float) and expected else None
-    return {**stages, "predicted_infer_ms": expected, "infer_ms_error": error}
 
 
 def stage_rows(

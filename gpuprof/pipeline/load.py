@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuprof.errors import UnstableError
 from gpuprof.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
-from gpuprof.load.machine_check import check_machine, describe_stolen, is_local, worker_cores
-from gpuprof.load.p99_gap import P99Gap
 from gpuprof.load.percentiles import loadgen_count
-from gpuprof.load.report import ModelResult, beside_prediction, report_row
+from gpuprof.load.report import ModelResult
 from gpuprof.load.target import describe_assumed
 from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.elapsed import report_elapsed
 from gpuprof.pipeline.load_output import check_output, write_results
-from gpuprof.pipeline.load_prediction import LoadPredictions, divide_p99_gaps, predict_load
+from gpuprof.pipeline.load_prediction import LoadPredictions, beside_prediction, predict_load, report_row
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
+from gpuprof.pipeline.machine_check import check_machine, describe_stolen, is_local, worker_cores
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, say_nothing
@@ -74,7 +73,6 @@ class LoadResult(Result):
         if self.is_closed:
             kept = None
         predicted = None if self.predictions is None else self.predictions.predicted.get(result.model)
-        gap = None if self.predictions is None else self.predictions.p99_gaps.get(result.model)
         return SloVerdict(
             result.model,
             kept,
@@ -85,7 +83,7 @@ class LoadResult(Result):
             None if predicted is None else predicted.p99_ms,
             result.rate_rps,
             result.goodput_rps,
-            explain_result(result, kept, percentile, row, stages, gap, self.is_closed),
+            explain_result(result, kept, percentile, row, stages, self.is_closed),
         )
 
     def require_kept(self) -> None:
@@ -225,11 +223,9 @@ def load(
     enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)
     with avoiding_cores(taken if enough else ()):
         if resolved is not None and taken and resolved.planned_with.host.host_cores:
-            notes.add(*check_machine(target, streams, resolved).notes())
+            notes.add(*check_machine().notes())
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
             outcome = run_load(target, streams, settings)
-    if predictions is not None:
-        predictions = replace(predictions, p99_gaps=divide_p99_gaps(timed, outcome, predictions.predicted))
     warnings = tuple(_warnings(outcome, predictions))
     return LoadResult(
         notes=(*notes.all(), *warnings),
@@ -248,7 +244,6 @@ def explain_result(
     percentile: float,
     row: Mapping[str, object],
     stages: Mapping[str, object],
-    gap: P99Gap | None,
     is_closed: bool = False,
 ) -> str:
     """Return a sentence on why a model missed its SLO or why its p99 is far from the prediction; else an empty text.
@@ -268,8 +263,6 @@ def explain_result(
         return ""
     if result.client_is_limit:
         return f"the client itself sent late (p99 {result.lag_p99_ms:.1f} ms)"
-    if gap is not None and isinstance(error, float) and is_far:
-        return f"p99 is {100.0 * error:+.0f}% off the prediction, mostly by {gap.largest()}"
     if isinstance(slower, float) and slower > SLOWER:
         return f"the model takes {100.0 * slower:.0f}% longer than predicted, and waiting grows with it"
     if result.slowest_ms is not None:
@@ -281,7 +274,8 @@ def explain_result(
             "the model": result.slowest_infer_ms,
         }
         part, spent_ms = max(parts_ms.items(), key=lambda item: item[1] or 0.0)
-        return f"of the slowest 1% ({result.slowest_ms:.1f} ms) {spent_ms or 0.0:.1f} ms went into {part}"
+        off = f"p99 is {100.0 * error:+.0f}% off the prediction: " if is_far and isinstance(error, float) else ""
+        return f"{off}of the slowest 1% ({result.slowest_ms:.1f} ms) {spent_ms or 0.0:.1f} ms went into {part}"
     if is_far and isinstance(error, float):
         return f"p99 is {100.0 * error:+.0f}% off the prediction"
     return f"{result.answered - result.in_slo:,} of {result.sent:,} answers came after {result.slo_ms:g} ms"
@@ -295,7 +289,6 @@ def _rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str,
             result,
             known.predicted.get(result.model),
             known.planned.get(result.model),
-            known.p99_gaps.get(result.model),
         )
         for result in outcome.results
     ]
@@ -323,9 +316,9 @@ def _warnings(outcome: LoadOutcome, known: LoadPredictions | None) -> Iterator[s
     if (remark := describe_stolen(outcome.stolen)) is not None:
         yield f"while requests were sent, {remark}"
     for row in _rows(outcome, known):
-        error, model = row["p99_ms_error"], str(row["model"])
-        if known is not None and model in known.p99_gaps and isinstance(error, float) and abs(error) > FAR_OFF:
-            yield f"{model}: p99 is {100.0 * error:+.0f}% off the prediction: {known.p99_gaps[model]}"
+        error = row["p99_ms_error"]
+        if isinstance(error, float) and abs(error) > FAR_OFF:
+            yield f"{row['model']}: p99 is {100.0 * error:+.0f}% off the prediction"
     for row in _stage_rows(outcome, known):
         error = row["infer_ms_error"]
         if isinstance(error, float) and error > SLOWER:

@@ -1,14 +1,14 @@
 """Predictions of ``gpuprof load``: its exact requests, replayed through the simulator.
 
 The simulator follows the router's own rules, early refusal among them. For maps that cannot be simulated, the map's
-planned figures, or at other rates the queueing model, replace the replay, and a note states the reason.
+planned figures, where they are for these rates, replace the replay, and a note states the reason.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import InputError
@@ -16,9 +16,8 @@ from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.load.load import LoadOutcome, LoadSettings, RequestStream
-    from gpuprof.load.p99_gap import P99Gap
-    from gpuprof.load.prediction import LoadPrediction
+    from gpuprof.load.load import LoadSettings, RequestStream
+    from gpuprof.load.report import ModelResult
     from gpuprof.load.traffic import Times
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
@@ -26,19 +25,42 @@ if TYPE_CHECKING:
 #: Maximum number of replayed requests, the first of the load: some seconds of simulation.
 MOST_REPLAYED = 20_000_000
 _NS_PER_S = 1e9
+#: Relative difference up to which a rate equals the map's.
+_UNCHANGED = 1e-9
+
+
+class PredictionSource(StrEnum):
+    """Sources of a prediction."""
+
+    REPLAY = "replay"
+    """Replay of the same requests through the simulator on the map."""
+    MAP = "map"
+    """The map's own predictions, for its own rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPrediction:
+    """Predicted figures of a model at a rate; None where the map lacks the data.
+
+    ``refused`` counts requests after the warm-up that are refused because they could not meet their SLO; ``infer_ms``
+    is the mean batch time of a request's batch; ``by`` is the source of all figures.
+    """
+
+    goodput_rps: float | None = None
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    refused: float | None = None
+    infer_ms: float | None = None
+    by: PredictionSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPredictions:
-    """Predictions for the requests to be sent, and the map's planned figures at these rates, by model.
-
-    ``p99_gaps``, filled after the measurement, attributes the differences between predicted and measured p99 to
-    stages; models without an attribution are absent.
-    """
+    """Predictions for the requests to be sent, and the map's planned figures at these rates, by model."""
 
     predicted: Mapping[str, LoadPrediction]
     planned: Mapping[str, LoadPrediction]
-    p99_gaps: Mapping[str, P99Gap] = field(default_factory=dict)
 
 
 def predict_load(
@@ -57,32 +79,28 @@ def predict_load(
     note : callable, optional
         Called with remarks on long steps, omissions, and the reason for a missing replay.
     """
-    from gpuprof.load.prediction import planned_figures
-
     rates = {stream.model: stream.rate_rps for stream in streams}
-    asked = planned_figures(deployment, rates) if settings.arrivals == "poisson" else {}
+    asked = find_planned_figures(deployment, rates) if settings.arrivals == "poisson" else {}
     recorded = any(stream.times_s is not None for stream in streams)
     predicted: Mapping[str, LoadPrediction]
     try:
         predicted = _replay(_prepare_queues(deployment, rates), streams, settings, most, note)
     except _NotReplayedError as why:
         note(f"not replayed in simulated time: {why.message}")
-        predicted = _predict_analytically(deployment, rates, settings)
+        predicted = {model: asked.get(model, LoadPrediction()) for model in rates}
     return LoadPredictions(predicted, {} if recorded else asked)
 
 
-def divide_p99_gaps(
-    deployment: DeploymentMap, outcome: LoadOutcome, predicted: Mapping[str, LoadPrediction]
-) -> dict[str, P99Gap]:
-    """Return by model the attribution of the difference between predicted and measured p99, where possible."""
-    from gpuprof.load.p99_gap import divide_p99_gap
-
-    gaps = {}
-    for result, answered in zip(outcome.results, outcome.answered, strict=False):
-        expected_ms = predicted[result.model].p99_ms
-        if expected_ms is not None and math.isfinite(expected_ms) and result.p99_ms is not None:
-            gaps[result.model] = divide_p99_gap(deployment, result.model, answered, expected_ms, result.p99_ms)
-    return {model: gap for model, gap in gaps.items() if gap is not None}
+def find_planned_figures(deployment: DeploymentMap, rates: Mapping[str, float]) -> dict[str, LoadPrediction]:
+    """Return the map's own predictions where every model has its planned rate; else an empty dict."""
+    models = {name: deployment.models[name] for name in rates}
+    if any(abs(rates[name] - model.rate_rps) > _UNCHANGED * model.rate_rps for name, model in models.items()):
+        return {}
+    predicted = {name: model.predicted for name, model in models.items() if model.predicted is not None}
+    return {
+        name: LoadPrediction(own.goodput_rps, own.p50_ms, own.p95_ms, own.p99_ms, by=PredictionSource.MAP)
+        for name, own in predicted.items()
+    }
 
 
 class _NotReplayedError(InputError):
@@ -150,8 +168,6 @@ def _simulate(
 
 def _predict_model(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
     """Return the prediction for ``requests`` requests from an outcome of fewer or more simulated requests."""
-    from gpuprof.load.prediction import LoadPrediction, PredictionSource
-
     each = requests / seen.requests if seen.requests else 0.0
     service_ms = seen.stage_mean_ms["service"]
     return LoadPrediction(
@@ -180,11 +196,32 @@ def _find_horizon_s(times_s: list[Times], settings: LoadSettings, most: int, not
     return until_s
 
 
-def _predict_analytically(
-    deployment: DeploymentMap, rates: Mapping[str, float], settings: LoadSettings
-) -> Mapping[str, LoadPrediction]:
-    from gpuprof.estimators.queueing.queueing import BatchQueue
-    from gpuprof.load.prediction import predict
+def report_row(
+    result: ModelResult,
+    predicted: LoadPrediction | None,
+    planned: LoadPrediction | None = None,
+) -> dict[str, object]:
+    """Return measured and predicted figures side by side with the relative errors (measured against predicted).
 
-    scv = {"poisson": 1.0, "constant": 0.0}.get(settings.arrivals, settings.scv)
-    return predict(deployment, rates, BatchQueue(), scv)
+    ``predicted_by`` names the source of the prediction. ``planned`` holds the map's own figures at these rates.
+    """
+    row: dict[str, object] = asdict(result)
+    row["client_is_limit"] = result.client_is_limit
+    row["predicted_by"] = None if predicted is None or predicted.by is None else predicted.by.value
+    row["predicted_refused"] = None if predicted is None else predicted.refused
+    row["planned_goodput_rps"] = None if planned is None else planned.goodput_rps
+    row["planned_p99_ms"] = None if planned is None else planned.p99_ms
+    for key in ("goodput_rps", "p50_ms", "p95_ms", "p99_ms"):
+        expected = None if predicted is None else getattr(predicted, key)
+        got = getattr(result, key)
+        row[f"predicted_{key}"] = expected
+        known = expected is not None and 0.0 < expected < float("inf") and got is not None
+        row[f"{key}_error"] = (got - expected) / expected if known else None
+    return row
+
+
+def beside_prediction(stages: Mapping[str, object], predicted: LoadPrediction | None) -> dict[str, object]:
+    """Return a `stage_row` with the predicted time of the model, and the error relative to the prediction."""
+    got, expected = stages.get("infer_ms"), None if predicted is None else predicted.infer_ms
+    error = (got - expected) / expected if isinstance(got, float) and expected else None
+    return {**stages, "predicted_infer_ms": expected, "infer_ms_error": error}

@@ -43,7 +43,7 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say
         return
     started = datetime.now(UTC)
     try:
-        from gpuprof.load.overhead import measure_overhead
+        from gpuprof.pipeline.serving_overhead import measure_overhead
 
         overhead = measure_overhead(device.name)
     except (ImportError, UnavailableError) as error:

@@ -121,35 +121,6 @@ def test_what_the_hypervisor_gave_to_others_while_requests_were_sent_is_told(
             assert (said in capsys.readouterr().err) is told
 
 
-def test_where_p99_came_out_other_than_predicted_is_told_by_parts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with running(tmp_path, map_of({"a": "null:4"}, [replica("a", batch_latency_ms=[500.0])])) as server:
-        words = [
-            "load",
-            server.url,
-            "--no-fail",
-            "--map",
-            str(tmp_path / "map.json"),
-            "--duration",
-            "2",
-            "--warmup",
-            "0",
-        ]
-        assert main([*words, "--rate", "a=60", "--json"]) == 0
-        told = capsys.readouterr()
-        (row,) = json.loads(told.out)
-        parts = [row[f"p99_gap_{part}_ms"] for part in ("batches", "late", "rest")]
-        assert sum(parts) == pytest.approx(row["p99_ms"] - row["predicted_p99_ms"])
-        assert parts[0] < -400.0
-        assert "off the prediction: -" in told.err and "by the times of its batches" in told.err
-        assert (
-            main(["load", server.url, "--no-fail", "--rate", "a=60", "--duration", "2", "--warmup", "0", "--json"]) == 0
-        )
-        told = capsys.readouterr()
-        assert json.loads(told.out)[0]["p99_gap_batches_ms"] is None and "off the prediction" not in told.err
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -4,26 +4,21 @@ import gc
 import math
 import time
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gpuprof.domain.map_file import parse_map
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
-from gpuprof.domain.split_stream import split_stream
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.load.client import LoadClient, Schedule, SentRequests
 from gpuprof.load.load import LoadSettings, RequestStream, make_schedules, measured_span, run_load
 from gpuprof.load.percentiles import find_percentile, loadgen_count
-from gpuprof.load.prediction import LoadPrediction, PredictionSource, predict
-from gpuprof.load.report import beside_prediction, report_row, stage_row, stage_rows, summarize
+from gpuprof.load.report import stage_row, stage_rows, summarize
 from gpuprof.load.target import Target, requests_for
 from gpuprof.load.traffic import arrival_times
 from gpuprof.load.windows import WindowRule, WindowWatch
 from tests.reruns import serves_in_real_time
-from tests.serving.running import RunningServer, map_of, replica
+from tests.serving.running import RunningServer
 
 pytestmark = serves_in_real_time
 
@@ -72,30 +67,6 @@ def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count()
     assert got.p50_ms == pytest.approx(250.0)
     assert got.lag_p99_ms == pytest.approx(97.0)
     assert got.client_is_limit
-
-
-def test_measured_and_predicted_stand_side_by_side() -> None:
-    schedule = Schedule("h", 1, ((b"",),), [0.0, 0.5], [0, 0])
-    got = summarize([schedule], [sent_requests([(0.0, 0.02, 200), (0.5, 0.52, 200)])], 0, "m", 100.0, (0.0, 1.0))
-    planned = LoadPrediction(goodput_rps=1.5, p99_ms=30.0, by=PredictionSource.MAP)
-    row = report_row(got, LoadPrediction(goodput_rps=2.0, p50_ms=16.0, refused=0, by=PredictionSource.REPLAY), planned)
-    assert (row["predicted_by"], row["refused"], row["predicted_refused"]) == ("replay", 0, 0)
-    assert (row["planned_goodput_rps"], row["planned_p99_ms"]) == (1.5, 30.0)
-    assert row["goodput_rps_error"] == 0.0
-    assert row["p50_ms_error"] == pytest.approx(0.25)
-    assert row["p99_ms_error"] is None and not row["client_is_limit"]
-    unknown = report_row(got, None)
-    assert [unknown[key] for key in ("predicted_by", "predicted_p50_ms", "planned_p99_ms")] == [None] * 3
-    overloaded = report_row(got, LoadPrediction(goodput_rps=0.0, p99_ms=math.inf))
-    assert overloaded["p99_ms_error"] is None and overloaded["goodput_rps_error"] is None
-
-
-def test_the_time_of_the_model_stands_beside_the_predicted() -> None:
-    seen = {"model": "m", "infer_ms": 5.5, "batches": {1: 3}}
-    beside = beside_prediction(seen, LoadPrediction(infer_ms=5.0))
-    assert beside == {**seen, "predicted_infer_ms": 5.0, "infer_ms_error": pytest.approx(0.1)}
-    for unknown in (beside_prediction(seen, None), beside_prediction({"model": "m"}, LoadPrediction(infer_ms=5.0))):
-        assert unknown["infer_ms_error"] is None
 
 
 def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> None:
@@ -168,65 +139,6 @@ def test_stages_count_the_warm_up_on_both_sides_so_that_no_part_of_a_request_tak
     ]
     (row,) = stage_rows([schedule], [came], ["m"], *counts)
     assert row["queue_ms"] == 10.0 and row["router_ms"] == pytest.approx(51.0 - 40.0)
-
-
-class FlatQueue:
-    """Answers within the batch's time at every percentile."""
-
-    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
-        ms = server.latency_ms[-1] * arrivals.rate_rps
-        return Sojourn(0.5, 1.0, ms, ((0.0, ms), (1.0, ms)))
-
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        return split_stream(self, arrivals, servers)
-
-
-def test_at_another_rate_the_replicas_of_a_model_are_one_queue_whatever_part_the_map_gave_each() -> None:
-    replicas = [
-        replica("m", rate_rps=40.0, batch_latency_ms=[1.0]),
-        replica("m", rate_rps=10.0, batch_latency_ms=[1.0]),
-    ]
-    deployment = parse_map(map_of({"m": "null:4"}, replicas, slo_ms=50.0), "test")
-    got = predict(deployment, {"m": 100.0}, FlatQueue())["m"]  # equal replicas get half each, which takes 50 ms
-    assert got.goodput_rps == pytest.approx(100.0)
-    assert got.p50_ms == pytest.approx(50.0)
-    unknown = parse_map(map_of({"m": "null:4"}, [replica("m")]), "test")
-    assert predict(unknown, {"m": 100.0}, FlatQueue())["m"] == LoadPrediction()
-
-
-def test_a_replica_that_does_not_say_how_long_it_takes_does_not_hide_the_others() -> None:
-    replicas = [replica("m", rate_rps=10.0, batch_latency_ms=[1.0]), replica("n", rate_rps=10.0)]
-    document = map_of({"m": "null:4", "n": "null:4"}, replicas, slo_ms=50.0)
-    document["models"]["m"]["predicted"] = {"goodput_rps": 9.0, "p99_ms": 7.0}
-    deployment = parse_map(document, "test")
-    planned = {name: model.rate_rps for name, model in deployment.models.items()}
-    assert predict(deployment, planned, FlatQueue()) == {
-        "m": LoadPrediction(9.0, None, None, 7.0, by=PredictionSource.MAP),
-        "n": LoadPrediction(),
-    }
-    other = predict(deployment, {"m": 20.0, "n": 20.0}, FlatQueue())
-    assert other["m"].p50_ms == pytest.approx(20.0)
-    assert other["n"] == LoadPrediction()
-
-
-def test_at_another_rate_the_cost_of_serving_is_counted() -> None:
-    replicas = [replica(name, rate_rps=10.0, batch_latency_ms=[10.0], sm_share_pct=50.0) for name in ("m", "n")]
-    document = map_of({"m": "null:4", "n": "null:4"}, replicas, slo_ms=50.0)
-    plain, costly = (
-        predict(parse_map({**document, "inputs": inputs}, "test"), {"m": 20.0, "n": 20.0}, FlatQueue())
-        for inputs in ({}, {"host_ms": "10", "host_cores": "2", "overhead_ms": "3"})
-    )
-    # Each is busy for half of the time, and 40 requests/s of 10 ms then take a fifth of each core's time: a tenth.
-    assert costly["m"].p50_ms == pytest.approx((plain["m"].p50_ms or 0.0) / (1.0 - 0.2 * 0.5 / 0.89), rel=0.02)
-
-
-def test_at_the_rate_of_the_map_the_map_is_believed() -> None:
-    document = map_of({"m": "null:4"}, [replica("m", batch_latency_ms=[1.0])])
-    document["models"]["m"]["predicted"] = {"goodput_rps": 49.0, "p99_ms": 7.0}
-    deployment = parse_map(document, "test")
-    assert predict(deployment, {"m": 50.0}, FlatQueue())["m"] == LoadPrediction(
-        49.0, None, None, 7.0, by=PredictionSource.MAP
-    )
 
 
 def test_a_server_is_loaded_and_every_request_answered(null_server: RunningServer) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,16 @@ from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.domain.map_file import parse_map, write_map
 from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
+from gpuprof.load.client import Schedule, SentRequests
 from gpuprof.load.load import LoadSettings, RequestStream, send_times
-from gpuprof.load.prediction import LoadPrediction, PredictionSource
-from gpuprof.pipeline.load_prediction import predict_load
+from gpuprof.load.report import summarize
+from gpuprof.pipeline.load_prediction import (
+    LoadPrediction,
+    PredictionSource,
+    beside_prediction,
+    predict_load,
+    report_row,
+)
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, running
 from tests.serving.running import replica as replica_in_json
@@ -137,7 +146,7 @@ def test_of_too_many_requests_the_first_speak_for_all() -> None:
     assert first.refused == pytest.approx(whole.refused, rel=0.1)
     assert first != whole
     few = predict_load(MAP, asked, settings, most=100, note=notes.append).predicted["m"]
-    assert few.by is PredictionSource.QUEUEING
+    assert few == LoadPrediction()
     assert "the warm-up alone has more" in notes[-1]
 
 
@@ -153,7 +162,7 @@ def test_a_map_that_does_not_say_what_batches_take_is_not_replayed() -> None:
     assert at_plan.predicted["n"] == LoadPrediction()
     assert at_plan.planned["m"].goodput_rps == 49.0
     faster = predict_load(deployment, streams(m=100.0, n=50.0), SETTINGS)
-    assert faster.predicted["m"].by is PredictionSource.QUEUEING
+    assert faster.predicted["m"] == LoadPrediction()
     assert not faster.planned
 
 
@@ -170,5 +179,30 @@ def test_one_queue_for_two_objectives_is_not_replayed() -> None:
     assert together["m"].p99_ms == together["n"].p99_ms
     document["models"]["n"]["slo_ms"] = 90.0
     apart = predict_load(parse_map(document, "test"), asked, SETTINGS, note=notes.append).predicted
-    assert {found.by for found in apart.values()} == {PredictionSource.QUEUEING}
+    assert list(apart.values()) == [LoadPrediction()] * 2
     assert "one queue" in notes[-1]
+
+
+def test_measured_and_predicted_stand_side_by_side() -> None:
+    schedule = Schedule("h", 1, ((b"",),), [0.0, 0.5], [0, 0])
+    sent = SentRequests(array("d", [0.0, 0.5]), array("d", [0.02, 0.52]), array("h", [200, 200]))
+    got = summarize([schedule], [sent], 0, "m", 100.0, (0.0, 1.0))
+    planned = LoadPrediction(goodput_rps=1.5, p99_ms=30.0, by=PredictionSource.MAP)
+    row = report_row(got, LoadPrediction(goodput_rps=2.0, p50_ms=16.0, refused=0, by=PredictionSource.REPLAY), planned)
+    assert (row["predicted_by"], row["refused"], row["predicted_refused"]) == ("replay", 0, 0)
+    assert (row["planned_goodput_rps"], row["planned_p99_ms"]) == (1.5, 30.0)
+    assert row["goodput_rps_error"] == 0.0
+    assert row["p50_ms_error"] == pytest.approx(0.25)
+    assert row["p99_ms_error"] is None and not row["client_is_limit"]
+    unknown = report_row(got, None)
+    assert [unknown[key] for key in ("predicted_by", "predicted_p50_ms", "planned_p99_ms")] == [None] * 3
+    overloaded = report_row(got, LoadPrediction(goodput_rps=0.0, p99_ms=math.inf))
+    assert overloaded["p99_ms_error"] is None and overloaded["goodput_rps_error"] is None
+
+
+def test_the_time_of_the_model_stands_beside_the_predicted() -> None:
+    seen = {"model": "m", "infer_ms": 5.5, "batches": {1: 3}}
+    beside = beside_prediction(seen, LoadPrediction(infer_ms=5.0))
+    assert beside == {**seen, "predicted_infer_ms": 5.0, "infer_ms_error": pytest.approx(0.1)}
+    for unknown in (beside_prediction(seen, None), beside_prediction({"model": "m"}, LoadPrediction(infer_ms=5.0))):
+        assert unknown["infer_ms_error"] is None

@@ -67,9 +67,7 @@ class SharedMemory:
     size: int
 
 
-def start_worker(
-    number: str, order: WorkerOrder, key: RendezvousKey, memory: SharedMemory | None
-) -> LivingProcess:
+def start_worker(number: str, order: WorkerOrder, key: RendezvousKey, memory: SharedMemory | None) -> LivingProcess:
     """Start a worker. Raises `OSError` when no process can be started.
 
     Parameters

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 
-from gpuprof.load import overhead
-from gpuprof.load.overhead import RequestOverhead, measure_overhead
 from gpuprof.machine.cpu import local_cpu
+from gpuprof.pipeline import serving_overhead as overhead
+from gpuprof.pipeline.serving_overhead import RequestOverhead, measure_overhead
 from tests.reruns import serves_in_real_time
 
 pytestmark = serves_in_real_time
@@ -38,18 +36,3 @@ def test_the_echo_of_the_null_model_is_not_counted(monkeypatch: pytest.MonkeyPat
     assert found.of(1_000_000) == pytest.approx(1.5, rel=1e-4)
     assert (found.handover_ms, found.host_ms, found.host_ms_busy) == (0.1, 0.3, 0.2)
     assert found.host_ms_per_mib == pytest.approx(0.5 * 2**20 / 1e6, rel=1e-4)
-
-
-def test_the_quickest_of_several_repeats_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(
-        [
-            overhead.OverheadSample(0.9, 0.3, 0.8),
-            overhead.OverheadSample(0.5, 0.1, 0.3),
-            overhead.OverheadSample(0.7, 0.1, 0.2),
-        ]
-        * 3
-    )
-    monkeypatch.setattr(overhead, "_run_null_server", lambda device, size: nullcontext(("http://here", 1)))
-    monkeypatch.setattr(overhead, "_send_requests", lambda url, pid, rate_rps: next(answers))
-    found = measure_overhead("cpu")
-    assert (found.fixed_ms, found.handover_ms, found.host_ms) == (0.5, 0.1, 0.3)

@@ -8,25 +8,22 @@ which delay all other work on their core.
 
 from __future__ import annotations
 
-import select
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import UnavailableError
-from gpuprof.load.process_time import cpu_seconds, list_process_tree, runs_module
 from gpuprof.rules.host_work import BUSY_RPS, CALM_RPS
-from gpuprof.runtime.module_command import module_command
 
-_SMALL_BYTES = 4
-_LARGE_BYTES = 1_000_000
-_DURATION_S = 1.0
-_WARMUP_S = 0.3
+_SMALL_BYTES, _LARGE_BYTES = 4, 1_000_000
+_WARMUP_S, _DURATION_S = 0.3, 1.0
 _REPEATS = 3
-_START_S = 30.0
 _MIB = float(1 << 20)
-_WORKER = "gpuprof.serving.worker.worker"
+_WORKER = b"gpuprof.serving.worker.worker"
+_PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +77,26 @@ def _per_mib(small: float, large: float) -> float:
 
 
 def _measure_size(device: str, size: int, rate_rps: float = CALM_RPS) -> OverheadSample:
-    with _run_null_server(device, size) as (url, pid):
-        return min((_send_requests(url, pid, rate_rps) for _ in range(_REPEATS)), key=lambda seen: seen.median_ms)
+    from gpuprof.pipeline.serve import serve
+    from gpuprof.pipeline.serve_settings import ServeSettings
+
+    with serve(_make_null_map(device, size), ServeSettings(port=0)) as server:
+        samples = [_send_requests(server.url, server.pid, rate_rps) for _ in range(_REPEATS)]
+    return min(samples, key=lambda sample: sample.median_ms)
+
+
+def _make_null_map(device: str, size: int) -> DeploymentMap:
+    """Return a map with a single null model of ``size`` bytes on all of ``device``."""
+    predicted = {"latency_ms": 0.0, "throughput_rps": 1e6, "goodput_rps": BUSY_RPS}
+    replica = {"model": "null", "batch": 1, "rate_rps": BUSY_RPS, "predicted": predicted}
+    document = {
+        "schema": "gpuprof.deployment/1",
+        "policy": "none",
+        "models": {"null": {"path": f"null:{size}", "rate_rps": BUSY_RPS, "slo_ms": 1000.0}},
+        "nodes": [{"name": "here", "gpus": [{"index": 0, "device": device, "partitions": [{"replicas": [replica]}]}]}],
+        "predicted": {"gpus": 1, "goodput_rps": BUSY_RPS},
+    }
+    return parse_map(document, "the map of a null model")
 
 
 def _send_requests(url: str, pid: int, rate_rps: float) -> OverheadSample:
@@ -90,9 +105,9 @@ def _send_requests(url: str, pid: int, rate_rps: float) -> OverheadSample:
     from gpuprof.load.target import Target
 
     settings = LoadSettings(_DURATION_S, _WARMUP_S, arrivals="constant", clients=1)
-    before = _cpu_ms(pid)
+    before = _read_cpu_ms(pid)
     outcome = run_load(Target.parse(url), [RequestStream("null", rate_rps, 1000.0)], settings)
-    worker_ms, others_ms = (after - then for after, then in zip(_cpu_ms(pid), before, strict=True))
+    worker_ms, others_ms = (after - then for after, then in zip(_read_cpu_ms(pid), before, strict=True))
     (result,) = outcome.results
     if result.p50_ms is None:
         raise UnavailableError("the server that measures the overhead of serving did not answer")
@@ -102,31 +117,25 @@ def _send_requests(url: str, pid: int, rate_rps: float) -> OverheadSample:
     return OverheadSample(result.p50_ms, worker_ms / requests, host_ms / requests)
 
 
-def _cpu_ms(pid: int) -> tuple[float, float]:
+def _read_cpu_ms(pid: int) -> tuple[float, float]:
     """Return the CPU time so far of a server's workers and of all its other processes; 0 where unavailable."""
     worker_ms = others_ms = 0.0
-    for process in list_process_tree(pid):
-        with suppress(OSError):
-            spent_ms = 1000.0 * cpu_seconds(process)
-            if runs_module(process, _WORKER):
+    for process in _list_process_tree(pid):
+        with suppress(OSError):  # the process has ended meanwhile
+            # schedstat rather than stat, whose ticks of 10 ms are longer than a request.
+            threads = [path.read_text() for path in _PROC.glob(f"{process}/task/*/schedstat")]
+            spent_ms = sum(int(text.split()[0]) for text in threads) / 1e6
+            if _WORKER in (_PROC / str(process) / "cmdline").read_bytes().split(b"\0"):
                 worker_ms += spent_ms
             else:
                 others_ms += spent_ms
     return worker_ms, others_ms
 
 
-@contextmanager
-def _run_null_server(device: str, size: int) -> Iterator[tuple[str, int]]:
-    """Run a server of a single null model in a child process; yield its address and pid."""
-    command = module_command("gpuprof.load.null_server", device, str(size))
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], _START_S)
-        url = process.stdout.readline().strip() if ready else ""
-        if not url:
-            raise UnavailableError("the server that measures the overhead of serving did not start")
-        yield url, process.pid
-    finally:
-        process.terminate()
-        process.communicate()
+def _list_process_tree(pid: int) -> Iterator[int]:
+    """Yield a process and all its descendants."""
+    yield pid
+    for thread in _PROC.glob(f"{pid}/task/*/children"):
+        with suppress(OSError):  # the process has ended meanwhile
+            for child in thread.read_text().split():
+                yield from _list_process_tree(int(child))

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.machine.cpu_share import own_cores
+from gpuprof.pipeline.machine_check import MachineCheck, is_local, worker_cores
+from tests.simulator.maps import make_map, replica
+
+
+def one_cpu(*shares_pct: float) -> DeploymentMap:
+    parts = [replica(f"m{i}", [10.0]).model_copy(update={"sm_share_pct": pct}) for i, pct in enumerate(shares_pct)]
+    whole = make_map([parts])
+    (node,) = whole.nodes
+    cpu = node.gpus[0].model_copy(update={"device": "cpu-some-machine"})
+    return whole.model_copy(update={"nodes": (node.model_copy(update={"gpus": (cpu,)}),)})
+
+
+def test_the_workers_cores_are_those_that_the_server_gives_them() -> None:
+    cores = own_cores()
+    share = 100.0 / len(cores)
+    assert worker_cores(one_cpu(share)) == {cores[0]}
+    assert worker_cores(one_cpu(100.0)) == set(cores)
+    assert worker_cores(one_cpu(80.0, 80.0)) == frozenset()
+    assert worker_cores(make_map([[replica("m", [10.0])]])) == frozenset()  # a GPU
+
+
+@pytest.mark.parametrize(
+    ("host", "local"), [("127.0.0.1", True), ("localhost", True), ("[::1]", True), ("192.0.2.7", False)]
+)
+def test_only_a_loopback_address_is_this_machine_s(host: str, local: bool) -> None:
+    assert is_local(host) is local
+
+
+def test_a_busy_machine_is_reported() -> None:
+    (note,) = MachineCheck(1.4).notes()
+    assert "1.4 of this machine's" in note
+    assert not list(MachineCheck(None).notes())
+
+
+def test_a_machine_that_wakes_up_late_or_whose_hypervisor_takes_time_is_told_of() -> None:
+    late, stolen = MachineCheck(0.0, 10.5, 0.018).notes()
+    assert late.startswith("1% of the wake-ups on this machine are 10.5 ms late or more")
+    assert stolen.startswith("before anything was sent, the hypervisor gave 1.8% of this machine's time to others")
+    assert not list(MachineCheck(0.0, 0.3, 0.002).notes())
