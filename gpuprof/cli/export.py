@@ -28,7 +28,8 @@ def export(
     to: Annotated[
         str | None,
         typer.Option(
-            help="Tool to write for: json, mig-parted, triton, k8s, kserve, ray-serve or envoy; default: mig-parted "
+            help="Tool to write for: json, mig-parted, triton, k8s, k8s-dra, k8s-kai, k8s-hami, kserve, ray-serve or "
+            "envoy; default: mig-parted "
             "for a map with MIG instances, else triton."
         ),
     ] = None,
@@ -42,7 +43,7 @@ def export(
         ),
     ] = None,
     image: Annotated[
-        str | None, typer.Option(callback=_check_image, help="Container image with gpuprof, for k8s and kserve.")
+        str | None, typer.Option(callback=_check_image, help="Container image with gpuprof, for Kubernetes and KServe.")
     ] = None,
     copy: Annotated[
         bool,

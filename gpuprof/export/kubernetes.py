@@ -1,8 +1,8 @@
 """A deployment map as manifests of Kubernetes and KServe: a pod for each node, which runs ``gpuprof serve``.
 
-A pod requests whole GPUs and MIG instances (strategy ``mixed``) from the device plugin, and shares them by MPS daemons
-of its own. The plugin's own MPS sharing is not used: it gives all pods equal parts of a GPU, and does not divide MIG
-devices.
+A pod requests whole GPUs and MIG instances (strategy ``mixed``) from the device plugin or by DRA, and shares them by
+MPS daemons of its own. The plugin's own MPS sharing is not used: it gives all pods equal parts of a GPU, and does not
+divide MIG devices. KAI Scheduler and HAMi divide GPUs themselves: there each replica has a pod.
 The manifests are templates in ``templates/``.
 """
 
@@ -30,6 +30,15 @@ from gpuprof.export.bundle import (
     slug,
     start_node_bundle,
 )
+from gpuprof.export.gpu_allocation import (
+    DEVICE_PLUGIN,
+    FRACTIONAL,
+    Allocation,
+    allocate,
+    describe_allocation,
+    planned_replicas,
+    split_replicas,
+)
 from gpuprof.export.pod_resources import PodResources, ask_machine
 
 Manifest = dict[str, Any]
@@ -39,18 +48,22 @@ SECRET, VOLUME_CLAIM = "gpuprof-server", "gpuprof-models"
 _LARGEST_MAP_BYTES = 1_000_000
 
 
-def kubernetes(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
+def kubernetes(deployment: DeploymentMap, image: str, base: Path, target: str = DEVICE_PLUGIN) -> Bundle:
     """Return the manifests of a Deployment for each node and a Service for each model, and the models' files.
 
-    Raises `InputError` when the image is not a single name, or the map is too large for Kubernetes.
+    Raises `InputError` when the image is not a single name, the map is too large for Kubernetes, or the scheduler of
+    the target cannot divide GPUs as the map does. ``target``: one of `gpuprof.export.gpu_allocation.ALLOCATIONS`.
     """
 
-    def make_server(values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources) -> Manifest:
-        filled = _fill("pod.yaml", **pod, container="serve", resources=resources.requirements())
+    def make_server(
+        values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources, allocation: Allocation
+    ) -> Manifest:
+        asked = resources.requirements(allocation.limits) | dict(allocation.container)
+        filled = _fill("pod.yaml", **pod, container="serve", resources=asked) | dict(allocation.pod)
         deployed: Manifest = _fill("deployment.yaml", **values, pod=filled)
         return deployed
 
-    return _write_bundle(deployment, image, base, "gpuprof.yaml", make_server)
+    return _write_bundle(deployment, image, base, "gpuprof.yaml", make_server, target)
 
 
 def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
@@ -59,10 +72,14 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
     Raises `InputError` as `kubernetes` does.
     """
 
-    def make_server(values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources) -> Manifest:
+    def make_server(
+        values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources, allocation: Allocation
+    ) -> Manifest:
         # KServe would limit a container without limits to one core and 2 GiB.
-        limited = resources.requirements(limited=True)
-        service: Manifest = _fill("inference_service.yaml", **values)
+        limited = resources.requirements(allocation.limits, limited=True)
+        # Knative would scale the one server of a node, and allow a single port.
+        mode = {"serving.kserve.io/deploymentMode": "RawDeployment"}
+        service: Manifest = _fill("inference_service.yaml", **values | {"annotations": mode | values["annotations"]})
         service["spec"]["predictor"] |= _fill("pod.yaml", **pod, container="kserve-container", resources=limited)
         return service
 
@@ -74,7 +91,8 @@ def _write_bundle(
     image: str,
     base: Path,
     name: str,
-    make_server: Callable[[Mapping[str, Any], Mapping[str, Any], PodResources], Manifest],
+    make_server: Callable[[Mapping[str, Any], Mapping[str, Any], PodResources, Allocation], Manifest],
+    target: str = DEVICE_PLUGIN,
 ) -> Bundle:
     """Return the manifests of every node's server, of a Service for each model, and of shared objects.
 
@@ -82,7 +100,9 @@ def _write_bundle(
     """
     if image.split() != [image]:
         raise InputError(f"--image must name one image without spaces but got {image!r}", "as in registry/gpuprof:0.1")
-    bundle, podded = start_node_bundle(deployment, base, "/models")
+    planned = planned_replicas(deployment) if target in FRACTIONAL else {}
+    divided = split_replicas(deployment) if target in FRACTIONAL else deployment
+    bundle, podded = start_node_bundle(divided, base, "/models")
     text = podded.to_json()
     if len(text) > _LARGEST_MAP_BYTES:
         raise InputError(
@@ -96,18 +116,22 @@ def _write_bundle(
     manifests = _fill("shared.yaml", map=text, storage=f"{gibibytes}Gi")
     names, services = UniqueNames(), _name_services(podded)
     for node in podded.nodes:
+        name_of_server = names.add(f"gpuprof-{slug(node.name)[:40]}")
+        allocation = allocate(target, name_of_server, node, planned)
         values = {
-            "name": names.add(f"gpuprof-{slug(node.name)[:40]}"),
-            "labels": _make_pod_labels(services, node),
-            "map_sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "name": name_of_server,
+            "labels": _make_pod_labels(services, node) | dict(allocation.labels),
+            "annotations": {"gpuprof/map-sha256": hashlib.sha256(text.encode()).hexdigest(), **allocation.annotations},
             "node_label": label(node.name),
         }
-        pod = {"node": node.name, "node_label": label(node.name), "image": image}
-        manifests.append(make_server(values, pod, resources[node.name]))
+        # A scheduler of fractions chooses the machine; elsewhere the map's nodes are machines with a label.
+        selector = {} if target in FRACTIONAL else {"gpuprof.node": label(node.name)}
+        pod = {"node": node.name, "node_selector": selector, "image": image}
+        manifests += [*allocation.manifests, make_server(values, pod, resources[node.name], allocation)]
     manifests += [_fill("service.yaml", name=name, serves=f"gpuprof.serves/{name}") for name in services.values()]
     bundle.files[name] = yaml.dump_all(manifests, Dumper=_ReadableDumper, sort_keys=False, allow_unicode=True)
-    bundle.files["README.md"] = _write_readme(podded, resources, name)
-    bundle.notes += _note_uneven_services(deployment)
+    bundle.files["README.md"] = _write_readme(podded, resources, name, target)
+    bundle.notes += _note_uneven_services(deployment) + describe_allocation(target, planned)
     bundle.notes.append("the processor time and memory that pods request are assumptions in part: README.md says which")
     return bundle
 
@@ -167,7 +191,7 @@ def _note_uneven_services(deployment: DeploymentMap) -> list[str]:
     ]
 
 
-def _write_readme(deployment: DeploymentMap, asked: Mapping[str, PodResources], manifest: str) -> str:
+def _write_readme(deployment: DeploymentMap, asked: Mapping[str, PodResources], manifest: str, target: str) -> str:
     nodes = "\n".join(
         f"       kubectl label node YOUR-NODE gpuprof.node={label(node.name)}" for node in deployment.nodes
     )
@@ -176,5 +200,10 @@ def _write_readme(deployment: DeploymentMap, asked: Mapping[str, PodResources], 
         f"| {node} | {one.cpu} | {one.memory} | processor: {one.cores_from}; memory: {one.memory_from} |"
         for node, one in asked.items()
     )
-    texts = {"manifest": manifest, "nodes": nodes, "services": services, "requests": requests}
+    texts = {
+        "manifest": manifest,
+        "preparation": fill_text(f"{target}.md", nodes=nodes).rstrip(),
+        "services": services,
+        "requests": requests,
+    }
     return fill_text("kubernetes.md", secret=SECRET, volume=VOLUME_CLAIM, **texts)

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpuprof.domain.deployment import Gpu, Node, Replica
 from gpuprof.domain.plural import count_of
@@ -37,18 +38,18 @@ class PodResources:
 
     cores: float
     memory_bytes: int
-    devices: Mapping[str, int]  #: Devices of the device plugin, by their resource names.
     cpu_limit: int | None  #: Cores that the map divides; None for a map of GPUs only.
     most_cores: int  #: Maximum number of cores busy at once.
     cores_from: str  #: Source of ``cores``.
     memory_from: str  #: Source of ``memory_bytes``.
 
-    def requirements(self, limited: bool = False) -> dict[str, dict[str, str]]:
+    def requirements(self, devices: Mapping[str, str], limited: bool = False) -> dict[str, Any]:
         """Return the resources of a container, as texts, which Kubernetes keeps as they are.
 
-        ``limited``: whether processor and memory need limits, since something would set others.
+        ``devices``: limits of devices by resource name; ``limited``: whether processor and memory need limits, since
+        something would set others.
         """
-        limits = {name: str(count) for name, count in self.devices.items()}
+        limits = dict(devices)
         if self.cpu_limit is not None or limited:
             limits["cpu"] = str(self.cpu_limit or self.most_cores)
         if limited:
@@ -77,7 +78,6 @@ def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
     return PodResources(
         cores=float(cores) or _SERVER_CORES + busy,
         memory_bytes=memory,
-        devices=_count_devices(node),
         cpu_limit=cores or None,
         most_cores=cores or math.ceil(2 * _SERVER_CORES) + processes,
         cores_from="the cores that the map divides"
@@ -98,7 +98,7 @@ def _ask_memory(placed: list[tuple[Gpu, Replica]], file_bytes: Mapping[str, int]
     models: Counter[str] = Counter()
     processes = 0
     for gpu, replica in placed:
-        processes += replica.processes * (_CPU_PROCESS_BYTES if _is_host(gpu) else _GPU_PROCESS_BYTES)
+        processes += replica.processes * (_CPU_PROCESS_BYTES if is_host(gpu) else _GPU_PROCESS_BYTES)
         held, source = _find_model_bytes(gpu, replica, file_bytes)
         models[source] += held
     server = _SERVER_BYTES + _BUFFER_BYTES
@@ -117,23 +117,18 @@ def _find_model_bytes(gpu: Gpu, replica: Replica, file_bytes: Mapping[str, int])
         return known, "predicted" if replica.memory_limit_bytes is None else "measured"
     if size is not None:  # on a GPU, weights pass through the host's memory while they are loaded
         return (_FILE_FACTOR if is_cpu(gpu) else 1) * size * replica.processes, "assumed from their files"
-    return (0 if _is_host(gpu) else known or 0), "assumed to be as much as on the GPU"
+    return (0 if is_host(gpu) else known or 0), "assumed to be as much as on the GPU"
 
 
-def _is_host(gpu: Gpu) -> bool:
+def is_host(gpu: Gpu) -> bool:
     """Return whether processes run on the machine's processor, or only sleep in place of a GPU."""
     return is_cpu(gpu) or gpu.device.startswith("sim:")
 
 
-def _count_devices(node: Node) -> dict[str, int]:
-    """Return the devices of the node as the device plugin offers them; a plus is none of a resource's letters."""
-    wanted: Counter[str] = Counter()
-    for gpu in node.gpus:
-        wanted.update(() if _is_host(gpu) else _list_device_names(gpu))
-    return dict(sorted(wanted.items()))
-
-
-def _list_device_names(gpu: Gpu) -> Iterator[str]:
+def list_device_names(gpu: Gpu) -> Iterator[str]:
+    """Yield the resource names of the GPU or its used MIG instances in the device plugin; none for a CPU."""
+    if is_host(gpu):
+        return
     instances = [part.mig.profile for part in gpu.partitions if part.mig is not None and part.replicas]
     yield from (f"nvidia.com/mig-{profile.replace('+', '.')}" for profile in instances)
     if not instances:

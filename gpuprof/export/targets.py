@@ -10,13 +10,14 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.export.bundle import Bundle, UniqueNames, is_cpu, slug
 from gpuprof.export.envoy import envoy
+from gpuprof.export.gpu_allocation import ALLOCATIONS
 from gpuprof.export.kubernetes import kserve, kubernetes
 from gpuprof.export.ray_serve import ray_serve
 from gpuprof.export.triton import triton
 
 #: Aliases of the targets, and their names here.
 _ALSO_CALLED = {"kubernetes": "k8s", "ray": "ray-serve"}
-_TARGETS = ["envoy", "json", "k8s", "kserve", "mig-parted", "ray-serve", "triton"]
+_TARGETS = ["envoy", "json", *ALLOCATIONS, "kserve", "mig-parted", "ray-serve", "triton"]
 
 
 def check_target(target: str, image: str | None) -> str:
@@ -27,7 +28,7 @@ def check_target(target: str, image: str | None) -> str:
     target = _ALSO_CALLED.get(target, target)
     if target not in _TARGETS:
         raise unknown_name("export", target, _TARGETS)
-    if target in {"k8s", "kserve"} and not image:
+    if target in {*ALLOCATIONS, "kserve"} and not image:
         raise InputError(
             "a manifest needs a container image with gpuprof", "build the Containerfile, name it with --image"
         )
@@ -38,14 +39,14 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
     """Return the files with which another tool runs the map.
 
     Raises `InputError` for an unknown target, a missing image, or a map that the target cannot express. ``image``:
-    container image with gpuprof, for ``k8s`` and ``kserve``; ``base``: folder of the map, where model files are looked
-    for first.
+    container image with gpuprof, for ``kserve`` and the targets of Kubernetes; ``base``: folder of the map, where model
+    files are looked for first.
     """
     target = check_target(target, image)
     writers: dict[str, Callable[[], Bundle]] = {
         "envoy": envoy,
         "json": lambda: Bundle({"map.json": deployment.to_json()}),
-        "k8s": lambda: kubernetes(deployment, image or "", base),
+        **{name: lambda name=name: kubernetes(deployment, image or "", base, name) for name in ALLOCATIONS},  # type: ignore[misc]
         "kserve": lambda: kserve(deployment, image or "", base),
         "mig-parted": lambda: mig_parted(deployment),
         "ray-serve": lambda: ray_serve(deployment, base),

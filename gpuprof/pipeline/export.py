@@ -92,7 +92,8 @@ def export(
     ----------
     deployment : path or DeploymentMap
     to : str, optional
-        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"kserve"`` or ``"ray-serve"``; by default
+        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"k8s-dra"``, ``"k8s-kai"``, ``"k8s-hami"``,
+        ``"kserve"``, ``"ray-serve"`` or ``"envoy"``; by default
         ``"mig-parted"`` for a map with MIG instances, else ``"triton"``.
     image : str, optional
         Container image with gpuprof, for the manifests of Kubernetes and KServe.

@@ -210,3 +210,77 @@ def model_with_external_data(folder: Path) -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, str(folder / "b.onnx"), save_as_external_data=True, location="b.data", size_threshold=0)
     return (folder / "b.onnx").read_bytes()
+
+
+def _deployed_pods(target: str, deployment: DeploymentMap) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return metadata and spec of each pod, after a check of all manifests by the schemas of Kubernetes."""
+    manifests = list(yaml.safe_load_all(export(deployment, target, IMAGE).files["gpuprof.yaml"]))
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, "1.36", strict=True)
+    templates = [one["spec"]["template"] for one in _of_kind(manifests, "Deployment")]
+    return [(template["metadata"], template["spec"]) for template in templates]
+
+
+def test_dra_claims_the_gpus_and_mig_instances_of_each_node() -> None:
+    manifests = list(yaml.safe_load_all(export(MAP, "k8s-dra", IMAGE).files["gpuprof.yaml"]))
+    claims = {one["metadata"]["name"]: one["spec"]["spec"] for one in _of_kind(manifests, "ResourceClaimTemplate")}
+    kinds = []
+    for _, pod in _deployed_pods("k8s-dra", MAP):
+        ((claim,), (container,)) = pod["resourceClaims"], pod["containers"]
+        assert container["resources"]["claims"] == [{"name": claim["name"]}]
+        assert not any("nvidia" in name for name in container["resources"]["limits"])
+        requests = [one["exactly"] for one in claims[claim["resourceClaimTemplateName"]]["devices"]["requests"]]
+        kinds.append([(one["deviceClassName"], one.get("selectors")) for one in requests])
+    profile = "device.attributes['gpu.nvidia.com'].profile == '3g.40gb'"
+    instance = ("mig.nvidia.com", [{"cel": {"expression": profile}}])
+    assert kinds == [[instance, instance], [("gpu.nvidia.com", None)]]
+
+
+def test_dra_names_a_profile_as_the_driver_does() -> None:
+    text = export(awkward(), "k8s-dra", IMAGE).files["gpuprof.yaml"]
+    assert "profile == '1g.10gb+me'" in text.replace("''", "'")
+
+
+def _shared_map(*shares: float) -> DeploymentMap:
+    """Return a map with these shares on a GPU, and nothing else."""
+    drawn = json.loads(MAP.to_json())
+    node = drawn["nodes"][1]
+    (partition,) = node["gpus"][0]["partitions"]
+    replica = partition["replicas"][0]
+    partition["replicas"] = [replica | {"sm_share_pct": share, "memory_limit_bytes": 3 * 2**30} for share in shares]
+    return parse_map(drawn | {"nodes": [node], "unplaced": []}, "map")
+
+
+def test_hami_holds_each_replica_to_its_share_and_memory() -> None:
+    pods = _deployed_pods("k8s-hami", _shared_map(50.0, 32.5))
+    limits = [pod["containers"][0]["resources"]["limits"] for _, pod in pods]
+    assert [(one["nvidia.com/gpucores"], one["nvidia.com/gpumem"], one["nvidia.com/gpu"]) for one in limits] == [
+        ("50", "3072", "1"),
+        ("32", "3072", "1"),
+    ]
+    assert all(pod["nodeSelector"] == {} for _, pod in pods)
+
+
+def test_kai_gets_a_fraction_of_a_gpu_and_each_pod_serves_its_replica_alone() -> None:
+    deployment = _shared_map(50.0, 40.0)
+    pods = _deployed_pods("k8s-kai", deployment)
+    assert [meta["annotations"]["gpu-fraction"] for meta, _ in pods] == ["0.5", "0.4"]
+    assert all(meta["labels"]["kai.scheduler/queue"] == "default-queue" for meta, _ in pods)
+    assert all(pod["schedulerName"] == "kai-scheduler" for _, pod in pods)
+    assert not any("nvidia" in str(pod["containers"][0]["resources"]) for _, pod in pods)
+    bundle = export(deployment, "k8s-kai", IMAGE)
+    (config,) = _of_kind(list(yaml.safe_load_all(bundle.files["gpuprof.yaml"])), "ConfigMap")
+    served = parse_map(json.loads(config["data"]["map.json"]), "map")
+    assert [len(list(node.gpus[0].partitions[0].replicas)) for node in served.nodes] == [1, 1]
+    assert all(node.gpus[0].partitions[0].unshared for node in served.nodes)
+    assert any("are not held to shares" in note for note in bundle.notes)
+
+
+def test_a_scheduler_of_fractions_refuses_shares_of_a_mig_instance_and_cpus() -> None:
+    drawn = json.loads(MAP.to_json())
+    partition = drawn["nodes"][0]["gpus"][0]["partitions"][0]
+    partition["replicas"] = [one | {"sm_share_pct": 40.0} for one in partition["replicas"] * 2][:2]
+    with pytest.raises(InputError, match="divides whole GPUs only"):
+        export(parse_map(drawn, "map"), "k8s-hami", IMAGE)
+    with pytest.raises(InputError, match="a CPU has no fractions"):
+        export(awkward(), "k8s-kai", IMAGE)

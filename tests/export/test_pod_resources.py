@@ -54,7 +54,7 @@ def test_a_cpu_gives_the_cores_of_its_name_and_the_memory_that_was_measured() ->
     (replica,) = drawn["nodes"][2]["gpus"][0]["partitions"][0]["replicas"]
     replica["predicted"]["memory_bytes"] = replica["memory_limit_bytes"] = 5 * _GIB
     asked = ask_machine(parse_map(drawn, "map").nodes[2], {"b": 77 * _GIB})
-    assert asked.cpu == "2" and asked.requirements()["limits"] == {"cpu": "2"}
+    assert asked.cpu == "2" and asked.requirements({})["limits"] == {"cpu": "2"}
     assert "5 GiB for models (measured)" in asked.memory_from
     assert asked.memory_bytes >= 5 * _GIB
     replica["memory_limit_bytes"] = None
