@@ -79,7 +79,9 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
         limited = resources.requirements(allocation.limits, limited=True)
         # Knative would scale the one server of a node, and allow a single port.
         mode = {"serving.kserve.io/deploymentMode": "RawDeployment"}
-        service: Manifest = _fill("inference_service.yaml", **values | {"annotations": {**mode, **values["annotations"]}})
+        service: Manifest = _fill(
+            "inference_service.yaml", **values | {"annotations": {**mode, **values["annotations"]}}
+        )
         service["spec"]["predictor"] |= _fill("pod.yaml", **pod, container="kserve-container", resources=limited)
         return service
 
