@@ -79,9 +79,8 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
         limited = resources.requirements(allocation.limits, limited=True)
         # Knative would scale the one server of a node, and allow a single port.
         mode = {"serving.kserve.io/deploymentMode": "RawDeployment"}
-        service: Manifest = _fill(
-            "inference_service.yaml", **values | {"annotations": {**mode, **values["annotations"]}}
-        )
+        annotations = {**mode, **values["annotations"]}
+        service: Manifest = _fill("inference_service.yaml", **{**values, "annotations": annotations})
         service["spec"]["predictor"] |= _fill("pod.yaml", **pod, container="kserve-container", resources=limited)
         return service
 
