@@ -53,7 +53,7 @@ def _write(architecture: ZooArchitecture, output: Path, seed: int) -> None:
     else:
         from gpuprof.zoo.exports import export
 
-        export(architecture.stem, output, seed)
+        export(architecture, output, seed)
 
 
 def _fix_batch(path: Path, batch: int) -> None:

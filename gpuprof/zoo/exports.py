@@ -6,12 +6,12 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import UnavailableError, install_hint
+from gpuprof.zoo.architecture import TransformersExport, ZooArchitecture
 
 if TYPE_CHECKING:
     import torch
@@ -19,67 +19,6 @@ if TYPE_CHECKING:
 OPSET = 18
 #: Length of text in the exported files; batch of the example, not 1, which an exporter would treat as constant.
 LENGTH, EXAMPLE_BATCH = 128, 2
-_CALIBRATION_SIDE = 224
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedArchitecture:
-    """Parameters of the export of a model."""
-
-    config: str  #: Class of the configuration in transformers.
-    model: str  #: Class of the model in transformers.
-    inputs: tuple[str, ...]  #: Inputs in the order of the exported file.
-    outputs: tuple[str, ...]  #: Exported fields of the model's result.
-    settings: Mapping[str, object] = field(default_factory=dict)  #: Differences from the configuration's defaults.
-    fixed: Mapping[str, object] = field(default_factory=dict)  #: Arguments of the call other than inputs.
-    side: int = 224  #: Side of images in pixels.
-    floats: tuple[str, ...] = ()  #: Integer inputs converted to floats for the model.
-
-
-_TEXT = ("input_ids", "attention_mask")
-#: Arguments for answering a prompt: the logits of all its tokens would be 25 MB a sample.
-_LAST_TOKEN = {"logits_to_keep": 1, "use_cache": False}
-_CLASSES = {"num_labels": 1000}
-
-
-def _image(family: str, side: int = 224, **settings: object) -> ExportedArchitecture:
-    model = f"{family}ForImageClassification"
-    return ExportedArchitecture(
-        f"{family}Config", model, ("pixel_values",), ("logits",), _CLASSES | settings, side=side
-    )
-
-
-EXPORTS = {
-    "bert_base": ExportedArchitecture("BertConfig", "BertModel", _TEXT, ("last_hidden_state", "pooler_output")),
-    "gpt2": ExportedArchitecture(
-        "GPT2Config", "GPT2LMHeadModel", _TEXT, ("logits",), fixed={"logits_to_keep": 1, "use_cache": False}
-    ),
-    "t5_small": ExportedArchitecture(
-        "T5Config", "T5Model", (*_TEXT, "decoder_input_ids"), ("last_hidden_state",), fixed={"use_cache": False}
-    ),
-    "bloom_560m": ExportedArchitecture(
-        "BloomConfig",
-        "BloomForCausalLM",
-        _TEXT,
-        ("logits",),
-        {"hidden_size": 1024, "n_layer": 24, "n_head": 16},
-        _LAST_TOKEN,
-    ),
-    "xlnet_base": ExportedArchitecture(
-        "XLNetConfig",
-        "XLNetModel",
-        _TEXT,
-        ("last_hidden_state",),
-        {"d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072},
-        {"use_mems": False},
-        floats=("attention_mask",),
-    ),
-    "vit_base": _image("ViT"),
-    "resnet18": _image("ResNet", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic"),
-    "resnet101": _image("ResNet", depths=[3, 4, 23, 3]),
-    "mobilenet_v2": _image("MobileNetV2"),
-    "efficientnet_b7": _image("EfficientNet", side=600),
-}
 
 
 def require_export_extra() -> None:
@@ -94,8 +33,8 @@ def require_export_extra() -> None:
         raise UnavailableError(f"exporting needs {', '.join(missing)}", install_hint("export"))
 
 
-def export(stem: str, output: Path, seed: int = 0) -> None:
-    """Write the export ``stem`` with a free batch to ``output``, its weights inside or in ``<output>.data``.
+def export(architecture: ZooArchitecture, output: Path, seed: int = 0) -> None:
+    """Write a model of ``transformers`` with a free batch to ``output``, its weights inside or in ``<output>.data``.
 
     Raises `UnavailableError` if torch, transformers or onnxscript is not installed.
     """
@@ -105,7 +44,8 @@ def export(stem: str, output: Path, seed: int = 0) -> None:
 
     from gpuprof.graph.file import LARGEST_FILE_BYTES
 
-    spec = EXPORTS[stem]
+    assert architecture.export is not None
+    spec = architecture.export
     model = _model(spec, seed)
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     examples = tuple(_make_example_input(name, spec.side) for name in spec.inputs)
@@ -122,13 +62,13 @@ def export(stem: str, output: Path, seed: int = 0) -> None:
             verbose=False,
         )
     assert program is not None
-    _strip_metadata(program.model, stem)
+    _strip_metadata(program.model, architecture.stem)
     # A fifth is added for buffers, constants and the graph itself.
     external = 1.2 * parameters > LARGEST_FILE_BYTES
     onnx_ir.save(program.model, output, external_data=f"{output.name}.data" if external else None)
 
 
-def _model(spec: ExportedArchitecture, seed: int) -> torch.nn.Module:
+def _model(spec: TransformersExport, seed: int) -> torch.nn.Module:
     import torch
     import transformers
 
@@ -175,7 +115,7 @@ def _calibrate_batch_norms(model: torch.nn.Module) -> None:
         # The statistics become this batch's; the default 0.1 would keep nine tenths of the initial statistics.
         norm.momentum = 1.0
     with torch.no_grad():
-        model.train()(torch.randn(4, 3, _CALIBRATION_SIDE, _CALIBRATION_SIDE))
+        model.train()(torch.randn(4, 3, 224, 224))
     torch.set_num_threads(threads)
 
 
@@ -193,7 +133,7 @@ class _PositionalWrapper:
     """Wrapper of a model with positional inputs and selected outputs."""
 
     @staticmethod
-    def of(model: torch.nn.Module, spec: ExportedArchitecture) -> torch.nn.Module:
+    def of(model: torch.nn.Module, spec: TransformersExport) -> torch.nn.Module:
         """Return the module around a model."""
         import torch
 

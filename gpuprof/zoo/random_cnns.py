@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from gpuprof.zoo.architecture import read_zoo
 from gpuprof.zoo.network import Network
 
-_RESOLUTIONS = (96, 128, 160, 192, 224, 256)
-_WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96)
-_LEAST_FLOPS, _MOST_FLOPS = 5e7, 3e9
-_MOST_CHANNELS = 1536
+_CHOICES = read_zoo()["random_cnn"]
+_MOST_CHANNELS: int = _CHOICES["most_channels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,9 @@ def draw_cnn(net: Network, seed: int) -> ModelProto:
     """Return a network of 50 million to 3 billion FLOPs an image or a little more; the seed decides its layers."""
     drawn = _RandomCnn(net, seed)
     # The budget is log-uniform; a uniform budget would put most networks near the upper end.
-    budget = float(np.exp(drawn.random.uniform(np.log(_LEAST_FLOPS), np.log(_MOST_FLOPS))))
-    side = drawn.pick(*_RESOLUTIONS)
-    x = drawn.conv(_FeatureMap("input", 3, side), drawn.pick(*_WIDTHS), drawn.pick(3, 3, 5, 7), stride=2)
+    budget = float(np.exp(drawn.random.uniform(*np.log(_CHOICES["flops"]))))
+    side = drawn.pick(*_CHOICES["sides"])
+    x = drawn.conv(_FeatureMap("input", 3, side), drawn.pick(*_CHOICES["widths"]), drawn.pick(3, 3, 5, 7), stride=2)
     x = drawn.pool(x) if drawn.random.random() < 0.5 else x
     kinds = drawn.random.choice(len(_BLOCKS), size=drawn.pick(1, 2, 3), replace=False)
     # The number of nodes is bounded, because thin layers may never reach the budget.

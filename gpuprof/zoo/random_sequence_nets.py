@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from gpuprof.zoo.architecture import read_zoo
 from gpuprof.zoo.network import Network
 
-_WORDS = 2000
-_WIDTHS = (128, 192, 256, 320, 384, 512, 640, 768, 1024)
-_LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256)
+_CHOICES = read_zoo()["random_sequence"]
+_WORDS: int = _CHOICES["words"]
 
 
 class _RandomSequenceNet:
@@ -62,7 +62,7 @@ class _RandomSequenceNet:
 def draw_transformer(net: Network, seed: int) -> ModelProto:
     """Return an encoder; the seed decides width, heads, layers, length, and the forms of its functions."""
     drawn = _RandomSequenceNet(net, seed)
-    width, length = drawn.pick(*_WIDTHS), drawn.pick(*_LENGTHS)
+    width, length = drawn.pick(*_CHOICES["widths"]), drawn.pick(*_CHOICES["lengths"])
     heads, ratio, first = width // drawn.pick(32, 64), drawn.pick(2, 3, 4), drawn.random.random() < 0.5
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
     x = net.add("Add", x, net.weight(length, width))
