@@ -13,7 +13,18 @@ from gpuprof.cli.completion import complete_models
 from gpuprof.cli.options import with_groups
 from gpuprof.cli.output import Column, ColumnRole, CsvOption, JsonOption, chosen_format, mebibytes, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
-from gpuprof.pipeline.settings import DEVICE_FILE, PRECISION, RUNTIME, Count, ManyDims, Settings, count_reader, option
+from gpuprof.pipeline.settings import (
+    DEVICE_FILE,
+    HOST_US,
+    PRECISION,
+    RUNTIME,
+    Count,
+    ManyDims,
+    Positive,
+    Settings,
+    count_reader,
+    option,
+)
 
 
 def _short(model: object) -> str:
@@ -67,6 +78,7 @@ class EstimatorOptions(Settings):
     estimator: str = option("database", "Estimator: database, gk, an installed one, or package.module:Class.")
     precision: str | None = option(None, PRECISION)
     runtime: str | None = option(None, RUNTIME)
+    host_us: Positive | None = option(None, HOST_US)
     strict: bool = option(False, "Refuse estimates with unknown ops or wide intervals.")
     db: Path | None = option(None, "Kernel database.")
 

@@ -55,7 +55,7 @@ class PlannedWith(_Record):
     ``estimator`` is the name that made its times; ``arrivals`` the shape of the requests, or a trace; None: Poisson.
     ``premise`` is the estimator's, where it has one: a statement that its assumed times rest on.
     ``precision`` and ``runtime`` are those that models were estimated in of which nothing was measured on a GPU, None
-    what their types give in ONNX Runtime.
+    what their types give in ONNX Runtime; ``host_us`` is the host's time of a launch, None the runtime's usual one.
     ``found_by`` names the heuristic whose map the policy took, ``stopped_by`` what ended the search before it was over.
     The other settings are those of `gpuprof.placement.problem.Options`.
     """
@@ -73,6 +73,7 @@ class PlannedWith(_Record):
     host: RecordedHostWork = RecordedHostWork()
     precision: str | None = None
     runtime: str | None = None
+    host_us: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
     slo_sha256: str | None = None
     database_sha256: str | None = None
     found_by: str | None = None

@@ -75,6 +75,7 @@ def estimate(
     db: PathArgument | None = None,
     precision: str | None = None,
     runtime: str | None = None,
+    host_us: float | None = None,
     dims: Mapping[str, int | Sequence[int]] | None = None,
 ) -> EstimateResult:
     """Predict latency, throughput and memory from measurements, a model trained on other GPUs, or a CPU roofline.
@@ -109,6 +110,9 @@ def estimate(
         and to the host; ``"tensorrt"``, ``"pytorch-eager"``, ``"pytorch-compiled"``. With the suffix
         ``":fused-attention"`` the runtime's optimizer fuses attention in half precision into one kernel, as
         torch.compile always does.
+    host_us : float, optional
+        Time in microseconds that the host takes for a launch on GPUs without measurements, as it was measured there; by
+        default the runtime's usual time, which differs between hosts by a factor of two.
     dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions other than the batch, in every combination; the default is the measured or the usual
         size, which a note reports. A model's name may include sizes: ``"bert[seq=64]"``.
@@ -151,7 +155,7 @@ def estimate(
                 estimator,
                 database,
                 note=notes.add,
-                execution=parse_execution(precision, runtime),
+                execution=parse_execution(precision, runtime, host_us),
                 alone=not beside,
             )
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpuprof.pipeline.settings import (
     DEVICE_FILE,
+    HOST_US,
     PRECISION,
     RUNTIME,
     Dims,
@@ -51,6 +52,7 @@ class PlanningOptions(Settings):
     )
     precision: str | None = option(None, PRECISION)
     runtime: str | None = option(None, RUNTIME)
+    host_us: Positive | None = option(None, HOST_US)
     device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
     strict: bool = option(False, "Refuse estimates with unknown ops or wide intervals.")
     dims: Dims = option(
@@ -83,7 +85,7 @@ class PlanningOptions(Settings):
         """
         from gpuprof.estimators.cross_gpu.execution import parse_execution
 
-        return parse_execution(self.precision, self.runtime)
+        return parse_execution(self.precision, self.runtime, self.host_us)
 
     def problem_options(self) -> Options:
         """Return the options in the form of policies, with an overhead of 0 unless given.

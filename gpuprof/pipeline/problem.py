@@ -347,6 +347,7 @@ def _record_settings(
         host=RecordedHostWork(**asdict(options.host)),
         precision=planning.precision,
         runtime=planning.runtime,
+        host_us=planning.host_us,
         slo_sha256=demands.sha256 if isinstance(demands, DemandFile) else None,
         database_sha256=database_sha256,
     )

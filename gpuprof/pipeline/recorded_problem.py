@@ -104,7 +104,7 @@ def _with_price(device: Device, planned: PlannedDevices | None) -> Device:
 def _recorded_execution(settings: PlannedWith, other: OtherTimes) -> Execution:
     from gpuprof.estimators.cross_gpu.execution import parse_execution
 
-    return parse_execution(other.precision or settings.precision, other.runtime or settings.runtime)
+    return parse_execution(other.precision or settings.precision, other.runtime or settings.runtime, settings.host_us)
 
 
 def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> bool:

@@ -35,6 +35,7 @@ RUNTIME = (
     "Runtime that predictions assume: onnxruntime (default), tensorrt, pytorch-eager or pytorch-compiled; with "
     ":fused-attention where its optimizer makes one kernel of attention."
 )
+HOST_US = "Microseconds that the host takes for a launch; default: the runtime's usual time, within a factor of two."
 DEVICE_FILE = "TOML file with GPUs that gpuprof does not know."
 
 

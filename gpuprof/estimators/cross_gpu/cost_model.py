@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuprof.estimators.cross_gpu.board_data import board_number
 from gpuprof.estimators.cross_gpu.features import (
     OpBounds,
     bound_times,
@@ -19,12 +20,6 @@ from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
 _CONVOLUTION = FAMILIES.index("conv")
-#: Additional seconds of a convolution on tensor cores over its equivalent product; the regressor learned products
-#: alone. From ResNet-50 by TensorRT on an A30 at batch 1 to 16; an A10 and an A100 show the same, in 8 bits, too.
-_CONVOLUTION_S = 4e-6
-#: Slow-down of convolutions whose number of channels per group is no power of two, which have no kernels of their own
-#: on tensor cores: RegNets on the RTX 4090.
-_ODD_GROUPS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +64,5 @@ def _add_convolving(ops: OpTable, seconds: Array) -> Array:
     """Return ``seconds`` of products with the extra time of convolutions on tensor cores added; other ops unchanged."""
     conv = ops.family == _CONVOLUTION
     odd = conv & (ops.b > 1.0) & (np.log2(ops.n) % 1.0 > 0.0)
-    return np.asarray(seconds * np.where(odd, _ODD_GROUPS, 1.0) + np.where(conv, _CONVOLUTION_S, 0.0))
+    slower = np.where(odd, board_number("sm", "odd_groups"), 1.0)
+    return np.asarray(seconds * slower + np.where(conv, board_number("sm", "convolution_s"), 0.0))

@@ -20,6 +20,7 @@ from gpuprof.domain.estimate import Figure
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.adaptation import Adaptation, name_alike
+from gpuprof.estimators.cross_gpu.board_data import board_number
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.features import bound_times, widen_products
 from gpuprof.estimators.cross_gpu.intervals import (
@@ -43,8 +44,6 @@ from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_
 from gpuprof.graph.load import read_fixed_batch
 
 SOURCE = "cross-gpu"
-#: Gap between two kernels on the GPU.
-_GAP_S = 1.0e-6
 _METADATA, _INTERVALS = "provenance.json", "intervals.json"
 _PRODUCTS = [FAMILIES.index(name) for name in ("matmul", "conv")]
 _ATTENTION, _HALF_BYTES = FAMILIES.index("attention"), 2.0
@@ -87,7 +86,7 @@ class CrossGpuModel:
         """
         rates = rates_of(device, kernels.precision, share, busy=busy)
         return {
-            batch: self._widen(parts, kernels.at(batch), device, kernels.precision, kernels.runtime)
+            batch: self._widen(parts, kernels.at(batch), device, kernels.precision, kernels.runtime, kernels.host_us)
             for batch, parts in zip(batches, self._sum_up(kernels, batches, rates), strict=True)
         }
 
@@ -127,18 +126,28 @@ class CrossGpuModel:
         ]
 
     def _widen(
-        self, parts: TimeParts, kernels: KernelList, device: Device, precision: str, runtime: LaunchMode
+        self,
+        parts: TimeParts,
+        kernels: KernelList,
+        device: Device,
+        precision: str,
+        runtime: LaunchMode,
+        host_us: float | None = None,
     ) -> Figure:
-        factor = self._interval_factor(parts, kernels, device, precision)
+        factor = self._interval_factor(parts, kernels, device, precision, named_host=host_us is not None)
         seconds = batch_seconds(parts.kernels_s, parts.host_s, kernels, runtime)
         unlike = name_unlike(kernels.op_types, parts.excess)
         source = _describe(precision, runtime, unlike)
+        if host_us is not None:
+            source += f", {host_us:g} us a launch"
         if self.adaptation is not None:
             source += f", {self.adaptation.ops} ops measured"
         return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
 
-    def _interval_factor(self, parts: TimeParts, kernels: KernelList, device: Device, precision: str) -> float:
-        factor = self.scales.widen_model(parts, kind_of(kernels, precision), generation_of(device))
+    def _interval_factor(
+        self, parts: TimeParts, kernels: KernelList, device: Device, precision: str, *, named_host: bool = False
+    ) -> float:
+        factor = self.scales.widen_model(parts, kind_of(kernels, precision), generation_of(device), named_host)
         distance = measure_distance(device, precision)
         beyond = 1.0 if distance is None else distance.factor
         return float(factor * beyond**parts.unsure + parts.excess)
@@ -204,12 +213,13 @@ def _take_quicker(kernels: KernelList, times: Array, wider: Array) -> Array:
     Where a convolution is quicker in the wider type, the kernels that it launches besides are scaled away with it.
     """
     count = np.array(kernels.count, dtype=float)
-    seconds = count * (times + _GAP_S)
+    gap_s = board_number("sm", "gap_s")
+    seconds = count * (times + gap_s)
     if not np.isfinite(wider).any():
         return np.asarray(seconds)
     starts = np.array([place for place, name in enumerate(kernels.op_types) if name != PART_OF_CONVOLUTION])
     whole = np.add.reduceat(seconds, starts)
-    other = count[starts] * (wider[starts] + _GAP_S)
+    other = count[starts] * (wider[starts] + gap_s)
     sizes = np.diff([*starts, len(kernels.op_types)])
     return np.asarray(seconds * np.repeat(np.minimum(1.0, other / whole), sizes))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
@@ -29,6 +30,7 @@ class Execution:
     #: A key of `PRECISIONS`; None: the precision of the model's types in ONNX Runtime's CUDA provider, TF32 included.
     precision: str | None = None
     runtime: LaunchMode = LaunchMode.ONNXRUNTIME
+    host_us: float | None = None  #: Time of a launch on the host; None: the runtime's usual time.
 
     def rate_name(self, device: Device, own_type: str) -> str:
         """Return the name of the rate of a model's products on ``device``; ``own_type``: type of its weights."""
@@ -60,12 +62,17 @@ def type_of_weights(graph: ModelGraph) -> str:
     return "float32"
 
 
-def parse_execution(precision: str | None, runtime: str | None) -> Execution:
-    """Return the execution for a precision and a runtime. Raises `InputError` when either is unknown."""
+def parse_execution(precision: str | None, runtime: str | None, host_us: float | None = None) -> Execution:
+    """Return the execution for a precision, a runtime and the host's time of a launch.
+
+    Raises `InputError` when the precision or runtime is unknown, or the time is not above 0.
+    """
+    if host_us is not None and not 0.0 < host_us < inf:
+        raise InputError(f"the host's time of a launch must be above 0 but got {host_us:g} us")
     if precision is not None and precision not in PRECISIONS:
         raise InputError(f"unknown precision {precision!r}", f"choose one of {', '.join(PRECISIONS)}")
     try:
         mode = LaunchMode(runtime or LaunchMode.ONNXRUNTIME)
     except ValueError:
         raise InputError(f"unknown runtime {runtime!r}", f"choose one of {', '.join(LaunchMode)}") from None
-    return Execution(precision, mode)
+    return Execution(precision, mode, host_us)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
-from gpuprof.estimators.cross_gpu.rates import KERNEL_S, DeviceRates
+from gpuprof.estimators.cross_gpu.rates import DeviceRates, smallest_kernel_s
 
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
 #: Maximum saving of multiplications by Winograd's algorithm in a 3 x 3 convolution with stride 1 (tiles of 4 x 4).
@@ -171,7 +171,7 @@ def preparation_part(rates: DeviceRates) -> float:
     The preparation consists of kernels too short to fill the GPU: half of their time is taken as cycles, half as
     latencies of memory and launching, which are equal on all GPUs.
     """
-    return 0.5 + 0.5 * rates.kernel_s / KERNEL_S
+    return 0.5 + 0.5 * rates.kernel_s / smallest_kernel_s()
 
 
 def features_of(name: str, ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> Array:

@@ -22,8 +22,8 @@ from gpuprof.domain.device import Device
 from gpuprof.estimators.cross_gpu.features import attention_kinds
 from gpuprof.estimators.cross_gpu.node_groups import RECURRENT
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
+from gpuprof.estimators.cross_gpu.rates import VOLTA
 
-_VOLTA = 7.0
 _OLD = " old"
 _FLOORS = {"batched product": "bmm", "conv": "conv", "norm": "layer norm", "softmax": "softmax"}
 _FLOORS |= {"elementwise": "element-wise"}
@@ -41,7 +41,7 @@ ANY_MODEL = "any"
 
 def generation_of(device: Device) -> str:
     """Return the suffix of kinds of ops and models for GPUs before Volta, which run kernels made for other GPUs."""
-    return _OLD if float(device.compute_capability or 0) < _VOLTA else ""
+    return _OLD if float(device.compute_capability or 0) < VOLTA else ""
 
 
 def name_kinds(ops: OpTable, tensor: bool) -> NDArray[np.str_]:
@@ -146,14 +146,18 @@ class ErrorScales:
         scales = self.scale_ops(np.array(list(by_kind)))
         return float(np.dot(scales, np.array(list(by_kind.values()))) / total)
 
-    def widen_model(self, parts: TimeParts, kind: str, generation: str) -> float:
-        """Return the factor f so that [t / f, t f] holds the time of a model nine of ten times."""
+    def widen_model(self, parts: TimeParts, kind: str, generation: str, named_host: bool = False) -> float:
+        """Return the factor f so that [t / f, t f] holds the time of a model nine of ten times.
+
+        Hosts differ by `host`; the time of a host whose launches were named is as sure as that of the kernels.
+        """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
         if not any(kind + one in self.model_factors for one in ("", _OLD)):
             # For unmeasured kinds of models the errors of ops are not assumed to cancel.
             factor = max(factor, self.op_factors[generation])
         scale = parts.unsure * self.mean_scale(parts.by_kind)
-        high = max(parts.kernels_s * exp(factor * scale), parts.host_s * exp(self.host))
+        of_host = factor * scale if named_host else self.host
+        high = max(parts.kernels_s * exp(factor * scale), parts.host_s * exp(of_host))
         return high / parts.total_s if parts.total_s > 0.0 else 1.0
 
 

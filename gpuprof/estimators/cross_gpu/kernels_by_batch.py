@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from math import hypot
@@ -12,25 +12,10 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.model import ModelGraph
 from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.board_data import board_number, find_number
 from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 
-#: Host seconds per kernel. ONNX Runtime took 7.7 to 9.4 us for each kernel listed of four networks at batch 1 on the
-#: host of an H200 (``python -m bench.gpu.launches``). PyTorch's dispatcher and modules took 19 to 42 us: BERT by
-#: TorchScript and eagerly on the hosts of NVIDIA's and Hugging Face's tables. A ready plan takes 4. Fused attention in
-#: ONNX Runtime launches several kernels as one op: 1.1 ms for BERT-base in Hugging Face's table.
-_HOST_S = {
-    "onnxruntime": 8.4e-6,
-    "onnxruntime:fused-attention": 5.4e-6,
-    "pytorch-eager": 25e-6,
-    "pytorch-compiled": 4e-6,
-    "tensorrt": 4e-6,
-}
-#: Bandwidth of ONNX Runtime's copies from and to the host's memory, which is pageable: 8.1 and 15 GB/s there.
-_TO_DEVICE_BYTES_PER_S, _TO_HOST_BYTES_PER_S = 8.1e9, 15e9
-#: Host seconds of cuDNN's ops, which take longer to set up: with these, ResNets, DenseNet and MobileNet at batch 1 and
-#: 4 take 0.9 to 1.3 times their measured times, on the hosts of the thesis (V100) and of ParvaGPU (A100).
-_EAGER_HOST_S: Mapping[str, float] = {"Conv": 50e-6, "ConvTranspose": 50e-6, "BatchNormalization": 40e-6}
 #: Largest batch up to which every batch is predicted. Among larger batches, at most two per doubling are predicted; the
 #: others are interpolated linearly.
 _DENSE = 4
@@ -43,10 +28,17 @@ _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name !=
 class KernelsByBatch:
     """The kernels of a model at any batch, from its graphs at two batches where all kernels are linear in the batch."""
 
-    def __init__(self, graph_at: Callable[[int], ModelGraph], precision: str, runtime: LaunchMode) -> None:
+    def __init__(
+        self,
+        graph_at: Callable[[int], ModelGraph],
+        precision: str,
+        runtime: LaunchMode,
+        host_us: float | None = None,
+    ) -> None:
         self._graph_at = graph_at
         self.precision = precision  #: Type of the products' arithmetic.
         self.runtime = runtime  #: How nodes become kernels.
+        self.host_us = host_us  #: Time of a launch on the host; None: the runtime's usual time.
         self._known: dict[int, KernelList] = {}
         self._linear: bool | None = None
         self._distinct: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
@@ -103,7 +95,7 @@ class KernelsByBatch:
         """Return `host_seconds` of the kernels at ``batch``."""
         like = 0 if self._linear else batch  # every batch has the same number of kernels
         if like not in self._host_s:
-            self._host_s[like] = host_seconds(self.at(batch), self.runtime)
+            self._host_s[like] = host_seconds(self.at(batch), self.runtime, self.host_us)
         return self._host_s[like]
 
     def at(self, batch: int) -> KernelList:
@@ -154,13 +146,21 @@ def find_distinct_rows(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], ND
     return first, inverse.reshape(-1)
 
 
-def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
-    """Return the host's time to launch all kernels."""
-    own: Mapping[str, float] = {}
-    if not runtime.is_onnxruntime:
-        own = {**(_EAGER_HOST_S if runtime.is_eager else {}), PART_OF_CONVOLUTION: 0.0}
-    usual = _HOST_S.get(runtime.value) or _HOST_S[runtime.partition(":")[0]]
-    return sum(count * own.get(name, usual) for count, name in zip(kernels.count, kernels.op_types, strict=True))
+def host_seconds(kernels: KernelList, runtime: LaunchMode, host_us: float | None = None) -> float:
+    """Return the host's time to launch all kernels; ``host_us``: time of a launch, by default the runtime's usual
+    time.
+    """
+    usual = find_number("host.launch_us", runtime, board_number("host.launch_us", runtime.partition(":")[0]))
+    scale = 1e-6 if host_us is None else 1e-6 * host_us / usual
+
+    def launch_us(op_type: str) -> float:
+        if runtime.is_onnxruntime:
+            return usual
+        if op_type == PART_OF_CONVOLUTION:
+            return 0.0
+        return find_number("host.pytorch_op_us", op_type, usual) if runtime.is_eager else usual
+
+    return scale * sum(count * launch_us(name) for count, name in zip(kernels.count, kernels.op_types, strict=True))
 
 
 def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
@@ -169,7 +169,8 @@ def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
     """
     if not runtime.is_onnxruntime or not kernels.count:
         return 0.0
-    return kernels.input_bytes / _TO_DEVICE_BYTES_PER_S + kernels.output_bytes / _TO_HOST_BYTES_PER_S
+    to_device, to_host = (board_number("host.copy_bytes_per_s", name) for name in ("to_device", "to_host"))
+    return kernels.input_bytes / to_device + kernels.output_bytes / to_host
 
 
 def batch_seconds(kernels_s: float, host_s: float, kernels: KernelList, runtime: LaunchMode) -> float:

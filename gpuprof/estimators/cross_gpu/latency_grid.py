@@ -171,6 +171,8 @@ class CrossGpuLatencies:
         precision = self._execution.rate_name(device, self._types[known.name])
         kernels = self._kernels.get((known.name, precision))
         if kernels is None:
-            kernels = KernelsByBatch(partial(self._graph_of, known), precision, self._execution.runtime)
+            kernels = KernelsByBatch(
+                partial(self._graph_of, known), precision, self._execution.runtime, self._execution.host_us
+            )
             self._kernels[known.name, precision] = kernels
         return kernels

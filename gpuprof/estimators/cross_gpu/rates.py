@@ -14,42 +14,16 @@ from math import log2
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.board_data import board_number, find_number, process_energy
 from gpuprof.estimators.roofline.roofline import bandwidth
 
-#: Process in nm → watts per TFLOP/s of float32 at the clock in MHz beside it. 16, 12 and 7 from the sustained rates of
-#: the boards in NeuSight's data in long products (P100, V100 and T4, A100 at 250 and at 300 W); 8 between 12 and 7, 4
-#: by the gains that TSMC announces from 7 to 5 nm and NVIDIA's 4N; 28 from the K80's limit.
-_ENERGY_W = {28.0: (34.0, 875.0), 16.0: (23.3, 1328.0), 12.0: (15.5, 1380.0), 8.0: (14.5, 1410.0), 7.0: (13.3, 1410.0)}
-_ENERGY_W[4.0] = (5.7, 1620.0)
-#: Energy of an operation of a type in units of float32's, from L40S, H100 and A100 in AIConfigurator's data.
-_ENERGY_OF_TYPE = {"float32": 1.0, "float64": 2.0, "tfloat32": 0.2, "float16": 0.11, "bfloat16": 0.11}
-_ENERGY_OF_TYPE |= {"int8": 0.085, "float8": 0.085, "float4": 0.045}
-#: Energy of the tensor cores of Volta and Turing over that of later ones: products of 4 x 4 x 4, whose operands go
-#: through registers. From the T4 in BERT by TensorRT; V100s in the same and in ResNet-50, held out of the fit, confirm
-#: it.
-_FIRST_TENSOR_CORES, _WITH_FIRST_TENSOR_CORES = 2.1, range(7, 8)
-#: Exponent of the clock over available watts: A100-PCIe boards of 250 and 300 W (0.84 and 0.93 of the peak).
-_CLOCK_EXPONENT = 0.56
-#: Watts of a board beside arithmetic, and per GB/s of stacked memory.
-_BOARD_W, _STACKED_W = 15.0, 0.03
-#: Part of the peak bandwidth achieved by long element-wise ops: error correction takes a part of GDDR's.
-_DRAWN = {"gddr": 0.76, "hbm": 0.88}
-#: The same for stacked memory before Volta. V100's controller achieves 95% and 1.5 times as many bytes (V100 data
-#: sheet, as measured on STREAM): 0.95 x 900 / 1.5 of 732 GB/s.
-_DRAWN_BEFORE_VOLTA = 0.78
-_DRAWN_OTHERWISE = 0.82
-_VOLTA = 7.0
-#: Sustained part of SMs with 128 float32 lanes (Pascal's GP10x, GA10x, Ada, Hopper). Their shared memory is that of SMs
-#: with 64 lanes, so that products on CUDA cores feed fewer lanes: P4 0.87 while cool, other boards about 0.75 of their
-#: peak.
-_LANES_128 = 0.8
-#: Operations per cycle of 128 lanes: a multiply-add counts two.
+#: Least compute capability of Volta.
+VOLTA = 7.0
+#: Operations per cycle of the 128 float32 lanes of an SM: a multiply-add counts two. SMs with 128 lanes (Pascal's
+#: GP10x, GA10x, Ada, Hopper) have the shared memory of SMs with 64, so that products on CUDA cores feed fewer lanes.
 _FLOPS_OF_128_LANES = 256.0
-#: Cycles of the smallest kernel: the least in AIConfigurator's data is 2.0 us at 2520 MHz, 2.6 at 1410 to 1980.
-_KERNEL_CYCLES = 4200.0
+#: Clock in MHz of a GPU of unknown clock, and that of the preparation in trained regressors.
 _CLOCK_MHZ = 1500.0
-#: Seconds of these cycles at a clock of 1.5 GHz.
-KERNEL_S = _KERNEL_CYCLES / _CLOCK_MHZ / 1e6
 #: Type of a matrix product's arithmetic where the GPU lacks the precision.
 _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
 #: Type → wider types. A runtime computes a product in the first of them that the GPU has, or in a still wider type,
@@ -122,11 +96,16 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
         l2_bytes=max(1.0, device.l2_bytes * (memory if busy else _slices(device, share) or 1.0)),
         threads=device.sm.threads if device.sm is not None else 2048,
         tensor=precision in TENSOR_TYPES and not (precision == "int8" and float(device.compute_capability or 0) < 7),
-        kernel_s=_KERNEL_CYCLES / (device.clock_mhz or _CLOCK_MHZ) / 1e6,
+        kernel_s=smallest_kernel_s(device.clock_mhz),
         cycles_per_s=device.compute_units * fraction * (device.clock_mhz or _CLOCK_MHZ) * 1e6,
         width=_BYTES.get(precision, 4.0),
         instead=None if wider is None else rates_of(device, wider, share, busy=busy),
     )
+
+
+def smallest_kernel_s(clock_mhz: float = 0.0) -> float:
+    """Return the seconds of the smallest kernel; 0: at the clock of the trained regressors' preparation."""
+    return board_number("sm", "kernel_cycles") / (clock_mhz or _CLOCK_MHZ) / 1e6
 
 
 def wider_type(device: Device, precision: str) -> str | None:
@@ -139,18 +118,19 @@ def sustained_part(device: Device, precision: str) -> float:
     fed = 1.0
     if precision == "float32" and device.clock_mhz:
         each = device.flops_per_s["float32"] / (device.compute_units * device.clock_mhz * 1e6)
-        fed = _LANES_128 if each > 0.9 * _FLOPS_OF_128_LANES else 1.0
-    known = _ENERGY_W.get(device.process_nm or 0.0)
+        fed = board_number("sm", "lanes_128") if each > 0.9 * _FLOPS_OF_128_LANES else 1.0
+    known = process_energy(device.process_nm)
     if known is None or not device.max_power_w or not device.clock_mhz:
         return fed
     watts, clock = known
-    energy = watts * _ENERGY_OF_TYPE.get(precision, 1.0) * (_clock_of_peak(device, precision) / clock) ** 2
-    if precision in TENSOR_TYPES and int(float(device.compute_capability or 0)) in _WITH_FIRST_TENSOR_CORES:
-        energy *= _FIRST_TENSOR_CORES
+    energy = watts * find_number("energy.type", precision, 1.0) * (_clock_of_peak(device, precision) / clock) ** 2
+    if precision in TENSOR_TYPES and int(float(device.compute_capability or 0)) == VOLTA:
+        energy *= board_number("energy", "first_tensor_cores")
     stacked = (device.dram_type or "").startswith("hbm")
-    rest = _BOARD_W + (_STACKED_W * device.dram_bytes_per_s / 1e9 if stacked else 0.0)
+    by_memory = board_number("energy", "stacked_w_per_gb_s") * device.dram_bytes_per_s / 1e9 if stacked else 0.0
+    rest = board_number("energy", "board_w") + by_memory
     needed = device.flops_per_s[precision] / 1e12 * energy
-    return float(min(fed, (max(1.0, device.max_power_w - rest) / needed) ** _CLOCK_EXPONENT))
+    return float(min(fed, (max(1.0, device.max_power_w - rest) / needed) ** board_number("energy", "clock_exponent")))
 
 
 def _clock_of_peak(device: Device, precision: str) -> float:
@@ -176,9 +156,9 @@ def resolve_precision(device: Device, precision: str) -> str:
 def _drawn_part(device: Device) -> float:
     """Return the part of its peak bandwidth that a GPU achieves in long ops."""
     kind = (device.dram_type or "").rstrip("23456789xe")  # "hbm2e" is a kind of "hbm", "gddr6x" one of "gddr"
-    if kind == "hbm" and float(device.compute_capability or _VOLTA) < _VOLTA:
-        return _DRAWN_BEFORE_VOLTA
-    return _DRAWN.get(kind, _DRAWN_OTHERWISE)
+    if kind == "hbm" and float(device.compute_capability or VOLTA) < VOLTA:
+        kind = "hbm_before_volta"
+    return find_number("bandwidth", kind, board_number("bandwidth", "other"))
 
 
 def _slices(device: Device, share: Share) -> float | None:

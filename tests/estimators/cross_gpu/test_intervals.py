@@ -70,6 +70,7 @@ def test_errors_of_ops_are_not_taken_to_cancel_in_kinds_of_models_that_nobody_me
 def test_where_the_host_takes_longer_its_own_scale_counts() -> None:
     host = TimeParts(0.5, 1.0, {"product": 0.5})
     assert np.log(SCALES.widen_model(host, "products cores", "")) == pytest.approx(0.7)
+    assert np.log(SCALES.widen_model(host, "products cores", "", named_host=True)) == pytest.approx(0.5 * 0.2)
     near = TimeParts(1.0, 0.9, {"product": 1.0})
     assert SCALES.widen_model(near, "products cores", "") == pytest.approx(0.9 * np.exp(0.7))
 

@@ -315,6 +315,13 @@ def test_neither_the_host_nor_the_kernels_are_hidden_where_both_take_as_long_in_
     assert [batch_seconds(kernels_s, 4e-3, kernels, LaunchMode.FUSED) for kernels_s in (3e-3, 9e-3)] == [4e-3, 9e-3]
 
 
+def test_a_named_host_takes_its_time_for_each_launch() -> None:
+    kernels = list_kernels(_graph(*LINEAR), "float32", LaunchMode.ONNXRUNTIME)
+    launches = sum(kernels.count)
+    assert host_seconds(kernels, LaunchMode.ONNXRUNTIME, 20.0) == pytest.approx(20e-6 * launches)
+    assert host_seconds(kernels, LaunchMode.ONNXRUNTIME) == pytest.approx(8.4e-6 * launches)
+
+
 def test_the_runtimes_own_attention_is_the_projection_of_its_input_and_an_attention() -> None:
     x, w, bias = _t("x", 2, 12, 16), _t("w", 16, 48), _t("b", 48)
     op = _op("Attention", [x, w, bias], _t("y", 2, 12, 16), [w, bias], num_heads=2)
