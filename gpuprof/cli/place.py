@@ -129,6 +129,12 @@ def place(
     is_replaced = output.path.exists()
     written = result.write()
     say_note(f"{'replaced' if is_replaced else 'wrote'} {written}")
+    if configurations := result.configurations():
+        node = Path(next(iter(configurations))).stem
+        say_note(
+            f"wrote {count_of(len(configurations), 'configuration')} into {output.triton_repository}: "
+            f"tritonserver --model-config-name={node} takes those of {node}"
+        )
 
 
 def print_map(result: PlaceResult, chosen: Format) -> None:

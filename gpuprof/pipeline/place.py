@@ -11,12 +11,20 @@ from gpuprof.domain.estimate import PREDICTED, classify_source, source_without_n
 from gpuprof.domain.fleet import ANY
 from gpuprof.domain.map_file import write_map
 from gpuprof.errors import InfeasibleError
+from gpuprof.export.triton_repository import (
+    TritonRepository,
+    describe_limits,
+    name_files,
+    read_repository,
+    write_configurations,
+)
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     FleetArgument,
     MapArgument,
     PathArgument,
     optional_path,
+    resolve_demands,
     resolve_map,
 )
 from gpuprof.pipeline.devices import open_database
@@ -53,6 +61,7 @@ class PlaceResult(Result):
     deployment: DeploymentMap
     problem: Problem
     output: MapOutput
+    repository: TritonRepository | None = None  #: Triton model repository whose configurations `write` adds to.
 
     @property
     def is_complete(self) -> bool:
@@ -63,8 +72,14 @@ class PlaceResult(Result):
         """Return a record for each replica: its place, share and batch, and its predicted figures."""
         return replica_rows(self.deployment)
 
+    def configurations(self) -> Mapping[str, str]:
+        """Return the planned configurations of a Triton repository by their path below it; empty without one."""
+        return {} if self.repository is None else write_configurations(self.deployment, self.repository)
+
     def write(self, path: PathArgument | None = None) -> Path:
-        """Write the map to ``path``, by default to ``output.path``; return the path.
+        """Write the map to ``path``, by default to ``output.path``, and configurations into the repository.
+
+        Returns the path.
 
         Raises
         ------
@@ -76,6 +91,8 @@ class PlaceResult(Result):
         target = optional_path(path) or self.output.path
         if self.is_complete or self.output.best_effort:
             write_map(relate_files(self.deployment, target.absolute().parent), target)
+            if self.repository is not None:
+                self.repository.write(self.configurations())
         if not self.is_complete:
             names = ", ".join(dict.fromkeys(one.model for one in self.deployment.unplaced))
             fix = f"{target} holds the rest" if self.output.best_effort else "--best-effort places the rest"
@@ -153,6 +170,10 @@ def place(
     options = limit_search(fleet, options)
     steps = 3 if output.merge else 2
     progress(Progress("reading demands, devices and profiles", 0, steps))
+    repository = None if output.triton_repository is None else read_repository(output.triton_repository)
+    if repository is not None:
+        notes.add(*(f"{name} of the repository is not planned: {why}" for name, why in repository.left_out.items()))
+        demands = name_files(resolve_demands(demands), repository)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(problem.options.time_limit_s)
@@ -178,7 +199,9 @@ def place(
             f"the estimator {options.estimator!r} promises more than a device gives: check refuses this map: {fault}"
         )
     notes.add(*list_left_out_batches(problem, options.estimator))
-    return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
+    if repository is not None:
+        notes.add(*describe_limits(deployment))
+    return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output, repository=repository)
 
 
 def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> PlanningOptions:

@@ -123,6 +123,11 @@ class MapOutput(Settings):
     )
     merge: bool = option(False, "Let models that share a device and weights run as one graph where it pays.")
     best_effort: bool = option(False, "Write the map even when some demands cannot be met.")
+    triton_repository: Path | None = option(
+        None,
+        "Triton model repository: the SLO file names its models, and a configuration of each for the plan is written "
+        "to MODEL/configs/NODE.pbtxt.",
+    )
 
 
 class ComparisonOptions(PlanningOptions):

@@ -1,0 +1,202 @@
+"""A Triton model repository as the input of a plan: its models, and a configuration of each for the plan.
+
+Triton reads ``MODEL/configs/NAME.pbtxt`` in place of ``MODEL/config.pbtxt`` when started with
+``--model-config-name=NAME``: the planned configurations stand beside the present ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.deployment import DeploymentMap, Node, Replica
+from gpuprof.errors import InputError, refuse_unwritable, unknown_name
+from gpuprof.export.bundle import is_cpu
+from gpuprof.export.triton import has_leading_batch
+
+CONFIG = "config.pbtxt"
+_RUNTIME = ("onnxruntime", "onnxruntime_onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class TritonModel:
+    """A model of a repository that ONNX Runtime executes.
+
+    Attributes
+    ----------
+    name : str
+        Name for clients.
+    file : Path
+        ONNX file of the newest version.
+    config : ModelConfig
+        Triton's protobuf message; only the name where the repository has no ``config.pbtxt``.
+    """
+
+    name: str
+    file: Path
+    config: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TritonRepository:
+    """The models of a Triton model repository, and the reason for each that cannot be planned."""
+
+    folder: Path
+    models: Mapping[str, TritonModel]
+    left_out: Mapping[str, str]
+
+    def write(self, configurations: Mapping[str, str]) -> None:
+        """Write configurations by their path below the repository. Raises `InputError` when that is impossible."""
+        for name, text in configurations.items():
+            file = self.folder / name
+            with refuse_unwritable(file):
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(text, encoding="utf-8")
+
+
+def read_repository(folder: Path) -> TritonRepository:
+    """Read a model repository.
+
+    Raises `InputError` when the folder holds no model, or a configuration cannot be parsed.
+    """
+    models: dict[str, TritonModel] = {}
+    left_out: dict[str, str] = {}
+    if not folder.is_dir():
+        raise InputError(f"there is no Triton repository {folder}", "name the directory given to --model-repository")
+    for entry in sorted(path for path in folder.iterdir() if path.is_dir()):
+        config = _read_config(entry)
+        versions = sorted(int(path.name) for path in entry.iterdir() if path.is_dir() and path.name.isdecimal())
+        if not versions:
+            if (entry / CONFIG).exists():
+                left_out[config.name] = "it has no version"
+            continue
+        file = entry / str(versions[-1]) / (config.default_model_filename or "model.onnx")
+        runtime = config.backend or config.platform
+        if runtime and runtime not in _RUNTIME:
+            left_out[config.name] = f"{runtime} executes it, and gpuprof plans models of ONNX Runtime"
+        elif not file.exists():
+            left_out[config.name] = f"it has no {file.relative_to(entry)}"
+        else:
+            models[config.name] = TritonModel(config.name, file, config)
+    if not models:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise InputError(
+            f"{folder} has no model that can be planned" + (f" ({reasons})" if reasons else ""),
+            "a model is MODEL/VERSION/model.onnx, with MODEL/config.pbtxt",
+        )
+    return TritonRepository(folder, models, left_out)
+
+
+def _read_config(entry: Path) -> Any:
+    """Return the configuration of a model's directory, named after the directory unless it names itself."""
+    try:
+        from google.protobuf import text_format
+        from tritonclient.grpc import model_config_pb2
+    except ImportError:
+        raise InputError(
+            "reading a Triton repository needs Triton's protobuf messages", "pip install 'gpuprof-onnx[triton]'"
+        ) from None
+    config = model_config_pb2.ModelConfig()
+    path = entry / CONFIG
+    if path.is_file():
+        try:
+            text_format.Parse(path.read_text(encoding="utf-8"), config)
+        except (text_format.ParseError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not a model configuration of Triton: {error}") from None
+    config.name = config.name or entry.name
+    return config
+
+
+def name_files(demands: Sequence[Demand], repository: TritonRepository) -> tuple[Demand, ...]:
+    """Return the demands with the repository's files as their models.
+
+    Raises `InputError` when a demand names a model that the repository lacks or that cannot be planned.
+    """
+    named = []
+    for demand in demands:
+        name = demand.source_model or demand.model
+        if name in repository.left_out:
+            raise InputError(f"{name} cannot be planned: {repository.left_out[name]}")
+        if name not in repository.models:
+            raise unknown_name("model of the repository", name, list(repository.models))
+        named.append(replace(demand, file=str(repository.models[name].file)))
+    return tuple(named)
+
+
+def write_configurations(deployment: DeploymentMap, repository: TritonRepository) -> dict[str, str]:
+    """Return the planned configurations by their path below the repository.
+
+    Each node of the map has a configuration of each of its models, ``MODEL/configs/NODE.pbtxt``: the largest planned
+    batch, the batches of its replicas as preferred sizes, their longest wait, and an instance for each process on its
+    GPU. All other fields are those of the present configuration.
+    """
+    from google.protobuf import text_format
+
+    files = {}
+    for node in deployment.nodes:
+        for model in repository.models.values():
+            replicas = [
+                (index, replica) for index, replica in _list_replicas(node) if _serves(deployment, replica, model)
+            ]
+            if replicas:
+                config = _plan_config(model, node, replicas)
+                folder = model.file.parent.parent.name
+                files[f"{folder}/configs/{node.name}.pbtxt"] = text_format.MessageToString(config)
+    return files
+
+
+def _list_replicas(node: Node) -> list[tuple[int, Replica]]:
+    """Return the replicas of a node with the number of their GPU."""
+    return [(gpu.index, replica) for gpu in node.gpus for part in gpu.partitions for replica in part.replicas]
+
+
+def _serves(deployment: DeploymentMap, replica: Replica, model: TritonModel) -> bool:
+    deployed = deployment.models.get(replica.model)
+    return deployed is not None and model.name in (deployed.source_model, replica.model)
+
+
+def _plan_config(model: TritonModel, node: Node, replicas: Sequence[tuple[int, Replica]]) -> Any:
+    config = type(model.config)()
+    config.CopyFrom(model.config)
+    if not config.platform:
+        config.backend = config.backend or _RUNTIME[0]
+    config.ClearField("instance_group")
+    batches = sorted({replica.batch for _, replica in replicas})
+    is_batched = has_leading_batch(model.file)
+    config.max_batch_size = batches[-1] if is_batched else 0
+    is_dynamic = config.WhichOneof("scheduling_choice") in (None, "dynamic_batching")
+    if is_dynamic:
+        config.ClearField("dynamic_batching")
+    if is_dynamic and is_batched and batches[-1] > 1:
+        config.dynamic_batching.preferred_batch_size.extend(batch for batch in batches if batch > 1)
+        longest_ms = max(replica.max_wait_ms for _, replica in replicas)
+        config.dynamic_batching.max_queue_delay_microseconds = round(longest_ms * 1000)
+    on_cpu = {gpu.index for gpu in node.gpus if is_cpu(gpu)}
+    counts: Counter[int] = Counter()
+    for index, replica in replicas:
+        counts[index] += replica.processes
+    for index, count in sorted(counts.items()):
+        group = config.instance_group.add(count=count)
+        group.kind = group.KIND_CPU if index in on_cpu else group.KIND_GPU
+        if index not in on_cpu:
+            group.gpus.append(index)
+    return config
+
+
+def describe_limits(deployment: DeploymentMap) -> list[str]:
+    """Return remarks on parts of the plan that one Triton server a node does not keep."""
+    shares = {
+        f"{gpu.device} {gpu.index} of {node.name}"
+        for node, gpu, partition, _ in deployment.places()
+        if not is_cpu(gpu) and (partition.mig is not None or len(partition.replicas) > 1)
+    }
+    if not shares:
+        return []
+    return [
+        "a server gives all its models one share of a GPU, and the plan divides "
+        f"{min(shares)}: gpuprof export --to triton makes a server for each replica"
+    ]
