@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap, Node, Replica
-from gpuprof.errors import InputError, refuse_unwritable, unknown_name
+from gpuprof.errors import InputError, install_hint, refuse_unwritable, unknown_name
 from gpuprof.export.bundle import is_cpu
 from gpuprof.export.triton import has_leading_batch
 
@@ -98,7 +98,7 @@ def _read_config(entry: Path) -> Any:
         from tritonclient.grpc import model_config_pb2
     except ImportError:
         raise InputError(
-            "reading a Triton repository needs Triton's protobuf messages", "pip install 'gpuprof-onnx[triton]'"
+            "reading a Triton repository needs Triton's protobuf messages", install_hint("triton")
         ) from None
     config = model_config_pb2.ModelConfig()
     path = entry / CONFIG
