@@ -128,6 +128,20 @@ def read_demands(path: Path) -> DemandFile:
     return demands
 
 
+def join_demands(name: str, demands: Sequence[Demand]) -> Demand:
+    """Return the demand for a model that serves all of ``demands``: their total rate within the tightest objective."""
+    floors = [demand.min_goodput_rps for demand in demands if demand.min_goodput_rps is not None]
+    counts = [demand.max_replicas for demand in demands if demand.max_replicas is not None]
+    return Demand(
+        name,
+        math.fsum(demand.rate_rps for demand in demands),
+        Slo(min(demand.slo.latency_ms for demand in demands), max(demand.slo.percentile for demand in demands)),
+        min_goodput_rps=math.fsum(floors) if floors else None,
+        priority=max(demand.priority for demand in demands),
+        max_replicas=min(counts) if counts else None,
+    )
+
+
 def require_possible(demand: Demand) -> None:
     """Raise `InputError` for values out of range; `read_demands` also names the line of slo.csv."""
     limits = (

@@ -19,7 +19,6 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
-    model_validator,
 )
 
 from gpuprof.domain.planned_with import PlannedWith
@@ -107,14 +106,6 @@ class ReplicaPrediction(_MapElement):
     mreq: RequiredMemory | None = None
 
 
-class MergedRate(_MapElement):
-    """A model that a merged replica serves: the part of its demand, and how much of it is answered in time."""
-
-    model: str
-    rate_rps: NonNegative
-    goodput_rps: NonNegative
-
-
 class Replica(_MapElement):
     """One server of a model.
 
@@ -122,16 +113,12 @@ class Replica(_MapElement):
     rate that it is planned for; ``batch_latency_ms`` the predicted mean time of a batch of 1, 2, … ``batch``
     requests, which the router and the simulator need.
 
-    Where ``merged`` names models, ``model`` is one of the map's ``merges``: one graph that serves all of them. Their
-    requests wait in one queue, a batch is the oldest ``batch`` of them whichever model they are for, and ``rate_rps``
-    is the sum of their rates.
-
     Replicas of a partition with one number of ``turns`` above 0 have one share together and take turns in it: one
     batch runs at a time, in the order in which they were sent. Their batch times are those with the longest wait, a
     full batch of each of the others; a full batch of their own takes ``turn_ms`` once its turn has come.
     """
 
-    omitted_if_empty = ("merged", "turns", "turn_ms")
+    omitted_if_empty = ("turns", "turn_ms")
 
     model: str
     batch: Annotated[int, Field(ge=1, le=65536)]
@@ -142,7 +129,6 @@ class Replica(_MapElement):
     rate_rps: NonNegative
     batch_latency_ms: tuple[NonNegative, ...] | None = None
     predicted: ReplicaPrediction
-    merged: tuple[MergedRate, ...] = ()
     turns: Annotated[int, Field(ge=0, le=4096)] = 0
     turn_ms: NonNegative | None = None
 
@@ -163,14 +149,6 @@ class Replica(_MapElement):
         if self.batch_latency_ms is None or self.turn_ms is None:
             return self.batch_latency_ms
         return tuple(max(0.0, ms - self.wait_for_turn_ms) for ms in self.batch_latency_ms)
-
-    def rates(self) -> dict[str, float]:
-        """Return the planned rate in requests/s of each model that the replica serves."""
-        return {one.model: one.rate_rps for one in self.merged} or {self.model: self.rate_rps}
-
-    def goodputs(self) -> dict[str, float]:
-        """Return the predicted goodput in requests/s of each model that the replica serves."""
-        return {one.model: one.goodput_rps for one in self.merged} or {self.model: self.predicted.goodput_rps}
 
 
 class MigInstance(_MapElement):
@@ -224,14 +202,14 @@ class ModelPrediction(_MapElement):
     p99_ms: NonNegative | None = None
 
 
-class DeployedModel(_MapElement):
-    """A model of the map, by the name that clients ask for, and what was asked for it.
+class RequestedModel(_MapElement):
+    """A model by the name that clients ask for, and what was asked for it.
 
     ``source_model`` is its name in the kernel database, where it is another: several services may run one model.
     ``dims`` are the sizes of its free dimensions in what is sent, or their distribution, as in slo.csv.
     """
 
-    omitted_if_empty = ("dims",)
+    omitted_if_empty: ClassVar[tuple[str, ...]] = ("dims",)
 
     path: str | None = None
     sha256: str | None = None
@@ -240,7 +218,6 @@ class DeployedModel(_MapElement):
     slo_ms: Positive
     percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
     dims: str | None = None
-    predicted: ModelPrediction | None = None
 
     @field_validator("dims")
     @classmethod
@@ -251,24 +228,19 @@ class DeployedModel(_MapElement):
             raise ValueError(str(error)) from None
 
 
-class Merge(_MapElement):
-    """Several models in one ONNX file (USHER §3.4).
+class DeployedModel(RequestedModel):
+    """A model of the map.
 
-    ``members`` says what each model is called in the file, whose metadata tell its inputs and outputs;
-    ``saved_weight_bytes`` is what one copy of the shared weights less takes than one a model.
+    With ``members``, the file holds several models as one graph (USHER §3.4), planned and run as one model: at the
+    sum of their rates, within the shortest of their SLOs. Clients ask for the members by their names, which are their
+    names in the file too. One copy of the shared weights takes ``saved_weight_bytes`` less than one for each member.
     """
 
-    path: str
-    sha256: str | None = None
-    members: dict[str, Name]
-    saved_weight_bytes: Annotated[int, Field(ge=0)] = 0
+    omitted_if_empty = ("dims", "members", "saved_weight_bytes")
 
-    @field_validator("members")
-    @classmethod
-    def _require_distinct_names(cls, members: dict[str, str]) -> dict[str, str]:
-        if twin := find_duplicate(members.values()):
-            raise ValueError(f"two models are called {twin!r} in the file")
-        return members
+    predicted: ModelPrediction | None = None
+    members: dict[Name, RequestedModel] = Field(default_factory=dict)
+    saved_weight_bytes: Annotated[int, Field(ge=0)] = 0
 
 
 class PlanAtEnds(_MapElement):
@@ -316,8 +288,6 @@ class Unplaced(_MapElement):
 class DeploymentMap(_MapElement):
     """Everything that ``serve``, ``simulate`` and ``check`` need."""
 
-    omitted_if_empty = ("merges",)
-
     schema_: Literal["gpuprof.deployment/1"] = Field("gpuprof.deployment/1", alias="schema")
     policy: str
     created: str | None = None
@@ -326,7 +296,6 @@ class DeploymentMap(_MapElement):
     nodes: tuple[Node, ...]
     predicted: MapPrediction
     unplaced: tuple[Unplaced, ...] = ()
-    merges: dict[Name, Merge] = Field(default_factory=dict)
 
     @field_validator("nodes")
     @classmethod
@@ -335,19 +304,26 @@ class DeploymentMap(_MapElement):
             raise ValueError(f"two nodes are called {twin!r}")
         return nodes
 
-    @model_validator(mode="after")
-    def _check_merged_replicas(self) -> DeploymentMap:
-        if both := set(self.merges) & set(self.models):
-            raise ValueError(f"{min(both)} is the name of a model and of a merge")
-        for *_, replica in self.places():
-            merge = self.merges.get(replica.model)
-            if twin := find_duplicate(one.model for one in replica.merged):
-                raise ValueError(f"a replica of {replica.model} serves {twin} twice")
-            if replica.merged and (merge is None or set(merge.members) != {one.model for one in replica.merged}):
-                raise ValueError(f"a replica of {replica.model} serves other models than the map's merges say")
-            if merge is not None and not replica.merged:
-                raise ValueError(f"a replica of the merge {replica.model} does not say which models it serves")
-        return self
+    @field_validator("models")
+    @classmethod
+    def _require_distinct_clients(cls, models: dict[str, DeployedModel]) -> dict[str, DeployedModel]:
+        if twin := find_duplicate([*models, *(name for model in models.values() for name in model.members)]):
+            raise ValueError(f"two models are called {twin!r}")
+        return models
+
+    @property
+    def requested(self) -> dict[str, RequestedModel]:
+        """What was asked for each model by its name for clients: the members in place of a merged model."""
+        return {
+            client: asked
+            for name, model in self.models.items()
+            for client, asked in (model.members or {name: model}).items()
+        }
+
+    @property
+    def serving(self) -> dict[str, str]:
+        """The model of the map that serves each name for clients: its own, or the merged model it is a member of."""
+        return {client: name for name, model in self.models.items() for client in (model.members or {name: model})}
 
     def places(self) -> Iterator[tuple[Node, Gpu, Partition, Replica]]:
         """Yield every replica with its node, GPU and partition, in the order of the file."""

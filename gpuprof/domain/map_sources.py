@@ -41,10 +41,7 @@ class SourcePart:
 
 
 def split_by_source(deployment: DeploymentMap) -> tuple[SourcePart, ...]:
-    """Return the parts of a map by the source of their times, the most certain first, without empty parts.
-
-    A merged replica with a summed time has the least certain source of its terms.
-    """
+    """Return the parts of a map by the source of their times, the most certain first, without empty parts."""
     replicas: defaultdict[str, int] = defaultdict(int)
     rates: defaultdict[str, float] = defaultdict(float)
     for *_, replica in deployment.places():

@@ -63,14 +63,14 @@ def replica_names(deployment: DeploymentMap) -> Iterator[tuple[str, Node, Gpu, P
 
 
 def public_name(deployment: DeploymentMap, model: str) -> PublicName:
-    """Return the public name and version of a model of the map, or of one of its merges."""
-    known = deployment.models.get(model)
+    """Return the public name and version of a model of the map, by its name there or its name for clients."""
+    known = deployment.models.get(model) or deployment.requested.get(model)
     return PublicName.of(model, None if known is None else known.path)
 
 
 def model_file(deployment: DeploymentMap, model: str, base: Path) -> Path | None:
-    """Return the file of a model or merge, in the map's folder or at its path; None where the map or disk has none."""
-    known = deployment.models.get(model) or deployment.merges.get(model)
+    """Return the file of a model, in the map's folder or at its path; None where the map or disk has none."""
+    known = deployment.models.get(model)
     if known is None or known.path is None:
         return None
     return next((path.absolute() for path in (base / known.path, Path(known.path)) if path.is_file()), None)
@@ -121,24 +121,19 @@ def start_node_bundle(deployment: DeploymentMap, base: Path, root: str) -> tuple
         name: one.model_copy(update={"path": _add_model(bundle, deployment, name, base, root)})
         for name, one in deployment.models.items()
     }
-    merges = {
-        name: one.model_copy(update={"path": _add_model(bundle, deployment, name, base, root)})
-        for name, one in deployment.merges.items()
-    }
-    nodes = tuple(_number_gpus_from_0(node) for node in deployment.nodes if served_models(node))
-    return bundle, deployment.model_copy(update={"models": models, "merges": merges, "nodes": nodes})
+    nodes = tuple(_number_gpus_from_0(node) for node in deployment.nodes if client_models(deployment, node))
+    return bundle, deployment.model_copy(update={"models": models, "nodes": nodes})
 
 
-def served_models(node: Node) -> list[str]:
-    """Return the models that a node serves, including the models within merges."""
-    return sorted(
-        {name for gpu in node.gpus for part in gpu.partitions for replica in part.replicas for name in replica.rates()}
-    )
+def client_models(deployment: DeploymentMap, node: Node) -> list[str]:
+    """Return the names for clients of the models that a node serves: the members of its merged models."""
+    served = {replica.model for gpu in node.gpus for part in gpu.partitions for replica in part.replicas}
+    return sorted(client for client, model in deployment.serving.items() if model in served)
 
 
 def _add_model(bundle: Bundle, deployment: DeploymentMap, model: str, base: Path, root: str) -> str | None:
     """Add a model's file to the bundle and return its path for the servers."""
-    known = deployment.models.get(model) or deployment.merges[model]
+    known = deployment.models[model]
     if known.path is None or known.path.startswith("null:"):
         return known.path
     public = public_name(deployment, model)

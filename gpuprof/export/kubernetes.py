@@ -23,10 +23,10 @@ from gpuprof.errors import InputError
 from gpuprof.export.bundle import (
     Bundle,
     UniqueNames,
+    client_models,
     fill_text,
     label,
     read_template,
-    served_models,
     slug,
     start_node_bundle,
 )
@@ -121,7 +121,7 @@ def _write_bundle(
         allocation = allocate(target, name_of_server, node, planned)
         values = {
             "name": name_of_server,
-            "labels": _make_pod_labels(services, node) | dict(allocation.labels),
+            "labels": _make_pod_labels(podded, services, node) | dict(allocation.labels),
             "annotations": {"gpuprof/map-sha256": hashlib.sha256(text.encode()).hexdigest(), **allocation.annotations},
             "node_label": label(node.name),
         }
@@ -157,7 +157,6 @@ _ReadableDumper.add_representer(str, _ReadableDumper.represent_str)
 def _measure_files(bundle: Bundle, deployment: DeploymentMap) -> dict[str, int]:
     """Return the bytes of each model's files, including its external data, for existing files."""
     paths = {name: model.path for name, model in deployment.models.items()}
-    paths |= {name: merge.path for name, merge in deployment.merges.items()}
     folders = {name: Path(path).parent for name, path in paths.items() if path is not None}
     sizes = {
         name: sum(file.stat().st_size for path, file in bundle.models.items() if folder in Path("/", path).parents)
@@ -166,14 +165,14 @@ def _measure_files(bundle: Bundle, deployment: DeploymentMap) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def _make_pod_labels(services: Mapping[str, str], node: Node) -> dict[str, str]:
-    serves = {f"gpuprof.serves/{services[model]}": "true" for model in served_models(node)}
+def _make_pod_labels(deployment: DeploymentMap, services: Mapping[str, str], node: Node) -> dict[str, str]:
+    serves = {f"gpuprof.serves/{services[model]}": "true" for model in client_models(deployment, node)}
     return {"app": "gpuprof", "gpuprof/node": label(node.name), **serves}
 
 
 def _name_services(deployment: DeploymentMap) -> dict[str, str]:
     names = UniqueNames()
-    served = {model for node in deployment.nodes for model in served_models(node)}
+    served = {model for node in deployment.nodes for model in client_models(deployment, node)}
     return {model: names.add(f"m-{slug(model)[:40]}".rstrip("-")) for model in sorted(served)}
 
 
@@ -181,8 +180,7 @@ def _note_uneven_services(deployment: DeploymentMap) -> list[str]:
     """Return a remark on each model that nodes serve at unequal rates: a Service sends all of them the same."""
     rates: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for node, _, _, replica in deployment.places():
-        for model, rate_rps in replica.rates().items():
-            rates[model][node.name] += rate_rps
+        rates[replica.model][node.name] += replica.rate_rps
     return [
         f"the Service of {model} sends each node the same, and the map plans "
         + ", ".join(f"{rate:.3g}/s on {node}" for node, rate in by_node.items())

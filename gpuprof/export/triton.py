@@ -25,12 +25,12 @@ def triton(deployment: DeploymentMap, base: Path) -> Bundle:
     """Return a model repository for each replica, and the environment of its server.
 
     Triton gives all models of a server the same share, so each replica gets a server of its own; its processes are
-    instances of the model there. Raises `InputError` when the map has merges, whose common queue Triton lacks, or a
-    model has inputs or outputs other than tensors.
+    instances of the model there. Raises `InputError` when the map has a merged model, for whose members Triton has no
+    names, or a model has inputs or outputs other than tensors.
     """
-    if deployment.merges:
+    if merged := [name for name, model in deployment.models.items() if model.members]:
         raise InputError(
-            f"triton cannot serve the merge {min(deployment.merges)}: it has no queue for several models",
+            f"triton cannot serve the merge {min(merged)}: it has no queue for several models",
             "place without --merge, or export it to k8s, kserve or ray-serve, which run gpuprof serve",
         )
     bundle = Bundle()

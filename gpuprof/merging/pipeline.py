@@ -79,13 +79,15 @@ class MergedInMemory:
     report: MergeReport
 
 
-def read_sources(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -> list[SourceModel]:
+def read_sources(
+    paths: Sequence[Path], dims: Mapping[str, int] | None = None, names: Sequence[str] | None = None
+) -> list[SourceModel]:
     """Read and normalise models, converted to the newest opset among them.
 
-    Names are the files' stems, with a number for duplicates. Raises `InputError` like
+    ``names``: by default the files' stems, with a number for duplicates. Raises `InputError` like
     `gpuprof.merging.source.read_source`, and when ``dims`` names a dimension absent from all models.
     """
-    names = source_names(paths)
+    names = source_names(paths) if names is None else names
     opsets = [_opset(path) for path in paths]
     newest = max(opsets)
     target = newest if newest >= OLDEST_OPSET else _RAISED_OPSET

@@ -49,15 +49,18 @@ class Proposals:
     left_out: tuple[tuple[str, str], ...]  #: (model, reason) of every other model.
 
 
-def propose_merges(models: Sequence[Path], options: MergeOptions | None = None) -> Proposals:
+def propose_merges(
+    models: Sequence[Path], options: MergeOptions | None = None, names: Sequence[str] | None = None
+) -> Proposals:
     """Return the merges among models that share a device.
 
     Models are grouped by architecture; within a group, models that share operators worth merging form a proposal.
-    ``models``: ONNX files; a file listed twice is merged with itself. Raises `InputError` when a file is no valid
+    ``models``: ONNX files; a file listed twice is merged with itself; ``names``: their names in the merged model, by
+    default the files' stems. Raises `InputError` when a file is no valid
     model, or has free dimensions other than its batch.
     """
     chosen = options or MergeOptions()
-    sources = read_sources(models, chosen.dims)
+    sources = read_sources(models, chosen.dims, names)
     merges: list[MergeProposal] = []
     unmerged: dict[str, str] = {}
     for group in similar_groups(sources, chosen.eps):

@@ -142,7 +142,9 @@ def _resolve_files(deployment: DeploymentMap, base: Path) -> dict[str, ModelFile
         return str(beside.resolve()) if beside.is_file() else path
 
     return {
-        name: ModelFile(None if model.path is None else find(model.path), model.sha256)
+        name: ModelFile(
+            None if model.path is None else find(model.path), model.sha256, model.members, model.saved_weight_bytes
+        )
         for name, model in deployment.models.items()
     }
 

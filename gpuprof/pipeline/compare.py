@@ -126,7 +126,7 @@ def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
     if not maps:
         return
     for name in maps[0].models:
-        if not any(name in replica.rates() for one in maps for *_, replica in one.places()):
+        if not any(replica.model == name for one in maps for *_, replica in one.places()):
             reason = next((left.reason for left in maps[0].unplaced if left.model == name), "")
             notes.add(f"{name}: no policy serves any of it: {reason}")
 

@@ -233,7 +233,7 @@ def load(
         predictions=predictions,
         warnings=warnings,
         inputs=inputs,
-        percentiles={} if resolved is None else {name: own.percentile for name, own in resolved.models.items()},
+        percentiles={} if resolved is None else {name: own.percentile for name, own in resolved.requested.items()},
         is_closed=bool(traffic.concurrency),
     )
 

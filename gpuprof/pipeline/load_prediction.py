@@ -7,7 +7,7 @@ planned figures, where they are for these rates, replace the replay, and a note 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gpuprof.load.load import LoadSettings, RequestStream
     from gpuprof.load.report import ModelResult
     from gpuprof.load.traffic import Times
-    from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
 #: Maximum number of replayed requests, the first of the load: some seconds of simulation.
@@ -79,16 +78,21 @@ def predict_load(
     note : callable, optional
         Called with remarks on long steps, omissions, and the reason for a missing replay.
     """
-    rates = {stream.model: stream.rate_rps for stream in streams}
+    serving = deployment.serving
+    rates: dict[str, float] = {}
+    for stream in streams:
+        rates[serving[stream.model]] = rates.get(serving[stream.model], 0.0) + stream.rate_rps
     asked = find_planned_figures(deployment, rates) if settings.arrivals == "poisson" else {}
+    planned = _share_predictions(deployment, streams, rates, asked)
     recorded = any(stream.times_s is not None for stream in streams)
     predicted: Mapping[str, LoadPrediction]
     try:
-        predicted = _replay(_prepare_queues(deployment, rates), streams, settings, most, note)
+        _require_batch_times(deployment)
+        predicted = _replay(deployment, streams, settings, most, note)
     except _NotReplayedError as why:
         note(f"not replayed in simulated time: {why.message}")
-        predicted = {model: asked.get(model, LoadPrediction()) for model in rates}
-    return LoadPredictions(predicted, {} if recorded else asked)
+        predicted = {stream.model: LoadPrediction() for stream in streams} | planned
+    return LoadPredictions(predicted, {} if recorded else planned)
 
 
 def find_planned_figures(deployment: DeploymentMap, rates: Mapping[str, float]) -> dict[str, LoadPrediction]:
@@ -107,45 +111,59 @@ class _NotReplayedError(InputError):
     """The simulator cannot reproduce the server's behaviour."""
 
 
-def _prepare_queues(deployment: DeploymentMap, rates: Mapping[str, float]) -> MergedQueues:
-    from gpuprof.simulator.merged_queues import merged_queues
+def _share_predictions(
+    deployment: DeploymentMap,
+    streams: list[RequestStream],
+    rates: Mapping[str, float],
+    predicted: Mapping[str, LoadPrediction],
+) -> dict[str, LoadPrediction]:
+    """Return the predictions by the streams' models: members of a merged model get their part of its goodput."""
+    shared = {}
+    for stream in streams:
+        model = deployment.serving[stream.model]
+        if model in predicted:
+            whole = predicted[model]
+            goodput_rps = whole.goodput_rps
+            if goodput_rps is not None and rates[model] > 0.0:
+                goodput_rps *= stream.rate_rps / rates[model]
+            shared[stream.model] = replace(whole, goodput_rps=goodput_rps)
+    return shared
 
+
+def _require_batch_times(deployment: DeploymentMap) -> None:
     for *_, replica in deployment.places():
         if replica.batch_latency_ms is None:
             raise _NotReplayedError(f"the map does not say how long batches of {replica.model} take")
-    for merge, told in deployment.merges.items():
-        if len({deployment.models[name].slo_ms for name in told.members if name in rates}) > 1:
-            raise _NotReplayedError(f"the models of {merge} have objectives of their own, but one queue")
-    try:
-        return merged_queues(deployment)
-    except InputError as why:
-        raise _NotReplayedError(why.message) from None
 
 
 def _replay(
-    queues: MergedQueues, streams: list[RequestStream], settings: LoadSettings, most: int | None, note: NoteCallback
+    deployment: DeploymentMap,
+    streams: list[RequestStream],
+    settings: LoadSettings,
+    most: int | None,
+    note: NoteCallback,
 ) -> dict[str, LoadPrediction]:
-    """Return the simulator's predictions for the requests; models that share a queue get the queue's figures."""
+    """Return the simulator's predictions for the requests; members of a merged model get its figures."""
     from gpuprof.load.load import send_times
     from gpuprof.rules.host_work import host_work_of_plan
 
     times = send_times(streams, settings)
     until_s = _find_horizon_s(times, settings, most or MOST_REPLAYED, note)
     by_model = dict(zip((stream.model for stream in streams), times, strict=True))
-    outcome = _simulate(queues, by_model, settings, until_s, note)
+    outcome = _simulate(deployment, by_model, settings, until_s, note)
     model_outcomes = {model.model: model for model in outcome.models}
-    handover_ms = host_work_of_plan(queues.deployment.planned_with).handover_ms
+    handover_ms = host_work_of_plan(deployment.planned_with).handover_ms
     counted = [int((own >= settings.warmup_s).sum()) for own in times]
     return {
         stream.model: _predict_model(
-            model_outcomes[queues.queue_of.get(stream.model, stream.model)], count, settings.duration_s, handover_ms
+            model_outcomes[deployment.serving[stream.model]], count, settings.duration_s, handover_ms
         )
         for stream, count in zip(streams, counted, strict=True)
     }
 
 
 def _simulate(
-    queues: MergedQueues, times_s: Mapping[str, Times], settings: LoadSettings, until_s: float, note: NoteCallback
+    deployment: DeploymentMap, times_s: Mapping[str, Times], settings: LoadSettings, until_s: float, note: NoteCallback
 ) -> SimulationOutcome:
     import numpy as np
 
@@ -156,12 +174,12 @@ def _simulate(
     from gpuprof.simulator.trace import Trace
 
     times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
-    planned_with = queues.deployment.planned_with
-    legs = dict.fromkeys(queues.deployment.models, (planned_with.overhead_ms, 0.0))
+    planned_with = deployment.planned_with
+    legs = dict.fromkeys(deployment.models, (planned_with.overhead_ms, 0.0))
     host = host_work_of_plan(planned_with).at(sum(map(len, times.values())) / until_s)
     options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host)
     try:
-        return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
+        return simulate(deployment, Trace(times, until_s).join(deployment.serving).arrivals(), options)
     finally:
         stop_compiling()  # compilation would take cores from the workers during the measurement
 

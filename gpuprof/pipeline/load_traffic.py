@@ -261,9 +261,9 @@ def make_rate_streams(
                 "nothing says what to send", "give --map map.json, --rate MODEL=REQUESTS_PER_S, or --trace"
             )
         return [RequestStream(model, scale * rate, float("inf")) for model, rate in rates_rps.items()]
-    if unknown := [model for model in rates_rps if model not in deployment.models]:
-        raise unknown_name("model", unknown[0], list(deployment.models))
-    placed = {model for _, _, _, replica in deployment.places() for model in replica.rates()}
+    if unknown := [model for model in rates_rps if model not in deployment.requested]:
+        raise unknown_name("model", unknown[0], list(deployment.requested))
+    placed = {replica.model for *_, replica in deployment.places()}
     return [
         RequestStream(
             name,
@@ -272,8 +272,8 @@ def make_rate_streams(
             _find_file(asked.path, folder),
             dims=asked.dims,
         )
-        for name, asked in deployment.models.items()
-        if name in placed
+        for name, asked in deployment.requested.items()
+        if deployment.serving[name] in placed
     ]
 
 
@@ -284,7 +284,7 @@ def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Tr
     there is no map.
     """
     from gpuprof.load.load import RequestStream
-    from gpuprof.simulator.load import arrivals_of_trace
+    from gpuprof.simulator.load import name_requests
 
     if deployment is None:
         if "" in trace.times:
@@ -292,8 +292,7 @@ def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Tr
         asked = [RequestStream(name, 0.0, float("inf")) for name in trace.times]
         times = dict(trace.times)
     else:
-        named = arrivals_of_trace(deployment, trace)
-        times = {model: trace.times[model if model in trace.times else ""] for model in named}
+        times = {model: own for model, own in name_requests(deployment, trace).times.items() if len(own)}
         asked = [stream for stream in make_rate_streams(deployment, folder, {}, 1.0) if stream.model in times]
         if lost := sorted(set(times) - {stream.model for stream in asked}):
             raise InputError(

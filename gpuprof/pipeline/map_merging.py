@@ -1,91 +1,51 @@
-"""Conversion of a map to a map in which models that share a device and weights are merged into one graph."""
+"""Merges models of a plan that share a device and weights: they are planned anew as one model."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.demand import join_demands
+from gpuprof.domain.deployment import DeploymentMap, RequestedModel
+from gpuprof.domain.model_queues import ModelQueues
 from gpuprof.errors import GpuprofError, InputError
+from gpuprof.graph.file import read_onnx
+from gpuprof.placement.problem import ModelFile, Problem
+from gpuprof.rules.merged_estimate import estimate_merged
 
 if TYPE_CHECKING:
-    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.domain.device import Device
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.merging.proposal import MergeProposal, Proposals
-    from gpuprof.placement.map_merger import MapMerger, PartitionIndex
-    from gpuprof.placement.problem import Problem
+    from gpuprof.placement.policies import Policy
 
 _LONGEST_NAME = 80
 
 
 @dataclass(frozen=True, slots=True)
-class MergeOutcome:
-    """A map with its merges, and a line for people on each merge and on each unmerged model."""
+class MergedPlan:
+    """A plan with merged models, and a line for people on each merge and on each unmerged model."""
 
+    problem: Problem  #: Has the demand of each merged model in place of its members'.
     deployment: DeploymentMap
     notes: tuple[str, ...]
 
 
-def merge_replicas(
-    problem: Problem, deployment: DeploymentMap, output: Path, db: KernelDb | None = None
-) -> MergeOutcome:
-    """Merge the models of a map that share a device and weights, wherever merging pays.
+def merge_models(
+    problem: Problem, policy: Policy, deployment: DeploymentMap, output: Path, db: KernelDb | None = None
+) -> MergedPlan:
+    """Merge models that share a device and weights, each set in turn, wherever the plan becomes no worse.
 
-    The merged files are written to the folder of ``output``, the future path of the map. Models whose merge breaks an
-    SLO, saves nothing or fails stay separate, with the reason. Measured op times come from ``db``. Raises `InputError`
-    when the files cannot be written there.
+    The merged files are written to the folder of ``output``, the future path of the map. Models whose merge cannot be
+    planned within the tightest of their SLOs, saves nothing or fails stay separate, with the reason. Measured op times
+    come from ``db``. Raises `InputError` when the files cannot be written there.
     """
-    from gpuprof.placement.map_merger import MapMerger, shared_spots
-
-    merging, notes = MapMerger(problem, deployment), list[str]()
-    for spot, models in shared_spots(deployment):
-        notes += _merge_at_spot(merging, spot, models, output, db)
-    if not notes:
-        notes = ["nothing to merge: no two models share a device"]
-    return MergeOutcome(merging.deployment, tuple(notes))
-
-
-def _merge_at_spot(
-    merging: MapMerger, spot: PartitionIndex, models: Sequence[str], output: Path, db: KernelDb | None
-) -> Iterator[str]:
-    gpu = merging.deployment.nodes[spot.node].gpus[spot.gpu]
-    replicas = gpu.partitions[spot.partition].replicas
-    batches = {model: max(r.batch for r in replicas if r.model == model) for model in models}
-    files = {}
-    for model in models:
-        path = merging.deployment.models[model].path
-        if path is None or not Path(path).is_file():
-            yield f"{model} is not merged: its ONNX file is not there"
-        else:
-            files[model] = Path(path)
-    candidates = _find_candidates(files, batches, merging.problem.device(gpu.device), db)
-    yield from (f"{one.model} is not merged: {one.reason}" for one in candidates.refused)
-    for candidate in candidates.merges:
-        members, proposal = candidate.members, candidate.proposal
-        reason = _place_merge(merging, spot, members, proposal, output)
-        names = " and ".join(members)
-        if reason:
-            yield f"{names} are not merged: {reason}"
-            continue
-        report = proposal.report
-        saved = report.weight_bytes_before - report.weight_bytes_after
-        once, shared = (sum(len(row.operators) for row in rows) for rows in (report.merged, report.shared))
-        yield (
-            f"{names} are merged: {once} operators run together, {shared} on shared weights, "
-            f"{saved / 2**20:.1f} MiB of weights less, for each process"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A candidate merge: its models in the map, and their graph."""
-
-    members: tuple[str, ...]
-    proposal: MergeProposal
+    merging = _MapMerger(problem, policy, deployment, output, db)
+    notes = list(merging.run()) or ["nothing to merge: no two models share a device"]
+    return MergedPlan(merging.problem, merging.deployment, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,47 +54,144 @@ class _Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """The merges worth trying, and why each other model is in none."""
+class _MapMerger:
+    def __init__(
+        self, problem: Problem, policy: Policy, deployment: DeploymentMap, output: Path, db: KernelDb | None
+    ) -> None:
+        self.problem, self.deployment = problem, deployment
+        self._estimator = problem.estimator
+        self._policy, self._output, self._db = policy, output, db
 
-    merges: tuple[_Candidate, ...]
-    refused: tuple[_Refusal, ...]
+    def run(self) -> Iterator[str]:
+        """Merge what pays, and yield a line on each decision."""
+        seen: set[tuple[str, ...]] = set()
+        for device, batches in _list_shared_devices(self.deployment):
+            models = tuple(m for m in batches if (one := self.deployment.models.get(m)) and not one.members)
+            if len(models) > 1 and models not in seen:
+                seen.add(models)
+                yield from self._merge_group(models, batches, self.problem.device(device))
+
+    def _merge_group(self, models: Sequence[str], batches: Mapping[str, int], device: Device) -> Iterator[str]:
+        files = {}
+        for model in models:
+            path = self.deployment.models[model].path
+            if path is None or not Path(path).is_file():
+                yield f"{model} is not merged: its ONNX file is not there"
+            else:
+                files[model] = Path(path)
+        proposals, refused = _find_proposals(files, batches, device, self._db)
+        yield from (f"{one.model} is not merged: {one.reason}" for one in refused)
+        for proposal in proposals:
+            names = " and ".join(proposal.models)
+            if reason := self._place_merge(proposal):
+                yield f"{names} are not merged: {reason}"
+                continue
+            report = proposal.report
+            once, shared = (sum(len(row.operators) for row in rows) for rows in (report.merged, report.shared))
+            yield (
+                f"{names} are merged: {once} operators run together, {shared} on shared weights, "
+                f"{report.saved_bytes / 2**20:.1f} MiB of weights less, for each process"
+            )
+
+    def _place_merge(self, proposal: MergeProposal) -> str | None:
+        """Write a merged file and plan with it; on failure return the reason and leave no file."""
+        if isinstance(self.problem.queueing, ModelQueues):
+            return "of how requests of several models arrive together the trace says nothing"
+        name = _choose_name(proposal.models, self.deployment)
+        file = self._output.parent / f"{self._output.stem}-{re.sub(r'[^A-Za-z0-9.+_-]', '_', name)}.onnx"
+        try:
+            proposal.write(file)
+            reason = self._plan_anew(name, proposal, file)
+        except InputError:
+            raise
+        except GpuprofError as error:
+            reason = error.message
+        if reason:
+            for path in (file, file.with_name(f"{file.name}.data")):
+                path.unlink(missing_ok=True)
+        return reason
+
+    def _plan_anew(self, name: str, proposal: MergeProposal, file: Path) -> str | None:
+        from gpuprof.pipeline.planning import plan_map
+
+        before, members = self.deployment, set(proposal.models)
+        demands = [demand for demand in self.problem.demands if demand.model in members]
+        asked = {demand.model: _describe_member(before, demand.model) for demand in demands}
+        joined = join_demands(name, demands)
+        merged = ModelFile(str(file), read_onnx(file).sha256, asked, max(0, proposal.report.saved_bytes))
+        problem = replace(
+            self.problem,
+            demands=(*(demand for demand in self.problem.demands if demand.model not in members), joined),
+            files={**self.problem.files, name: merged},
+        )
+        problem = replace(problem, estimator=estimate_merged(self._estimator, problem.files))
+        planned = plan_map(problem, self._policy, before.created)
+        if reason := _explain_worse(planned, before):
+            return reason
+        self.problem, self.deployment = problem, planned
+        return None
 
 
-def _find_candidates(
+def _list_shared_devices(deployment: DeploymentMap) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield the kind of each device with several models, and the largest batch of each of them there."""
+    for node in deployment.nodes:
+        for gpu in node.gpus:
+            batches: dict[str, int] = {}
+            for replica in (replica for partition in gpu.partitions for replica in partition.replicas):
+                batches[replica.model] = max(replica.batch, batches.get(replica.model, 0))
+            if len(batches) > 1:
+                yield gpu.device, batches
+
+
+def _explain_worse(planned: DeploymentMap, before: DeploymentMap) -> str | None:
+    """Return the reason why a plan with a merged model is worse than the plan before; None: it is not."""
+    missing = {one.model: one.reason for one in before.unplaced}
+    for one in planned.unplaced:
+        if one.model not in missing:
+            return f"as one, {one.rate_rps:.4g} requests/s of {one.model} cannot be served: {one.reason}"
+    more, less = planned.predicted, before.predicted
+    if more.gpus > less.gpus or (more.cost_per_hour or 0.0) > (less.cost_per_hour or 0.0):
+        return f"as one they need {more.gpus} devices in place of {less.gpus}"
+    return None
+
+
+def _describe_member(deployment: DeploymentMap, model: str) -> RequestedModel:
+    fields = deployment.models[model].model_dump(include=set(RequestedModel.model_fields))
+    return RequestedModel(**fields)
+
+
+def _find_proposals(
     files: Mapping[str, Path], batches: Mapping[str, int], device: Device, db: KernelDb | None
-) -> _Candidates:
+) -> tuple[tuple[MergeProposal, ...], tuple[_Refusal, ...]]:
+    """Return the merges worth trying, and why each other model is in none."""
     from gpuprof.merging.gain import device_rates
-    from gpuprof.merging.pipeline import MergeOptions, source_names
+    from gpuprof.merging.pipeline import MergeOptions
     from gpuprof.merging.proposal import propose_merges
     from gpuprof.pipeline.op_seconds import read_op_seconds
 
     readable, refused = dict(files), list[_Refusal]()
     # Anew without the models that cannot be merged: each of them may have kept others apart.
     while len(readable) > 1:
-        named = dict(zip(source_names(list(readable.values())), readable, strict=True))
         options = MergeOptions(
             rates=device_rates(device),
-            batches={name: batches[model] for name, model in named.items()},
+            batches=batches,
             measured=read_op_seconds(db, device, list(readable.values())),
         )
         try:
-            proposals = propose_merges(list(readable.values()), options)
+            proposals = propose_merges(list(readable.values()), options, list(readable))
         except InputError:
             wrong = list(_find_unreadable(readable))
             if not wrong:
                 raise
         else:
-            wrong = [replace(one, model=named[one.model]) for one in _find_fixed_batches(proposals)]
+            wrong = list(_find_fixed_batches(proposals))
             if not wrong:
-                refused += [_Refusal(named[name], reason) for name, reason in proposals.left_out]
-                merges = (_Candidate(tuple(named[name] for name in one.models), one) for one in proposals.merges)
-                return _Candidates(tuple(merges), tuple(refused))
+                refused += [_Refusal(name, reason) for name, reason in proposals.left_out]
+                return proposals.merges, tuple(refused)
         refused += wrong
         readable = {model: path for model, path in readable.items() if model not in {one.model for one in wrong}}
     alone = (_Refusal(model, "no other model here can be merged with it") for model in readable)
-    return _Candidates((), (*refused, *alone))
+    return (), (*refused, *alone)
 
 
 def _find_unreadable(files: Mapping[str, Path]) -> Iterator[_Refusal]:
@@ -156,49 +213,9 @@ def _find_fixed_batches(proposals: Proposals) -> Iterator[_Refusal]:
                 yield _Refusal(member.name, why)
 
 
-def _place_merge(
-    merging: MapMerger, spot: PartitionIndex, members: Sequence[str], proposal: MergeProposal, output: Path
-) -> str | None:
-    """Write a merged file and put it into the map; on failure return the reason and leave no file."""
-    from gpuprof.domain.deployment import Merge
-    from gpuprof.placement.map_merger import MergeOffer
-
-    name = _choose_name(members, merging.deployment)
-    file = output.parent / f"{output.stem}-{re.sub(r'[^A-Za-z0-9.+_-]', '_', name)}.onnx"
-    try:
-        report = proposal.write(file)
-    except InputError:
-        raise
-    except GpuprofError as error:
-        return error.message
-    merge = Merge(
-        path=file.name,
-        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
-        members=dict(zip(members, proposal.models, strict=True)),
-        saved_weight_bytes=max(0, report.weight_bytes_before - report.weight_bytes_after),
-    )
-    before = merging.deployment
-    reason = merging.accept(spot, MergeOffer(name, merge, file)) or _find_broken_rule(merging)
-    if reason:
-        # The offer is accepted before the rules are checked, since they are checked of a map.
-        merging.deployment = before
-        for path in (file, file.with_name(f"{file.name}.data")):
-            path.unlink(missing_ok=True)
-    return reason
-
-
-def _find_broken_rule(merging: MapMerger) -> str | None:
-    """Return the first rule broken by the map with its merges."""
-    from gpuprof.placement.feasibility import check
-    from gpuprof.placement.problem import collect_evidence
-
-    broken = check(merging.deployment, collect_evidence(merging.problem))
-    return str(broken[0]) if broken else None
-
-
 def _choose_name(members: Sequence[str], deployment: DeploymentMap) -> str:
     """Return the map's name for a merge: its models, or a number where that name is too long or taken."""
-    taken, name, count = {*deployment.models, *deployment.merges}, "+".join(members), 0
+    taken, name, count = {*deployment.models, *deployment.requested}, "+".join(members), 0
     while name in taken or len(name) > _LONGEST_NAME:
         name, count = f"merged-{count}", count + 1
     return name

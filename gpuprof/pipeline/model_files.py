@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap, RequestedModel
 
 
 def locate_files(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
@@ -37,10 +37,10 @@ def relate_files(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
 
 
 def model_paths(deployment: DeploymentMap) -> dict[str, Path]:
-    """Return the existing files of a map's models by their names in the kernel database."""
+    """Return the existing files of a map's models, and of their members, by their names in the kernel database."""
     return {
         model.source_model or name: Path(model.path)
-        for name, model in deployment.models.items()
+        for name, model in _all_models(deployment)
         if model.path is not None and Path(model.path).is_file()
     }
 
@@ -52,7 +52,7 @@ def find_changed(deployment: DeploymentMap) -> Iterator[tuple[str, str]]:
     """
     from gpuprof.graph.file import read_onnx
 
-    for name, model in deployment.models.items():
+    for name, model in _all_models(deployment):
         if model.path is None or not model.sha256 or not Path(model.path).is_file():
             continue
         try:
@@ -77,7 +77,17 @@ def require_planned_files(deployment: DeploymentMap) -> None:
         raise InputError(said, "profile and place it anew; or take it as it is with --allow-changed")
 
 
+def _all_models(deployment: DeploymentMap) -> Iterator[tuple[str, RequestedModel]]:
+    for name, model in deployment.models.items():
+        yield name, model
+        yield from model.members.items()
+
+
 def _with_paths(deployment: DeploymentMap, change: Callable[[str | None], str | None]) -> DeploymentMap:
-    models = {name: one.model_copy(update={"path": change(one.path)}) for name, one in deployment.models.items()}
-    merges = {name: one.model_copy(update={"path": change(one.path)}) for name, one in deployment.merges.items()}
-    return deployment.model_copy(update={"models": models, "merges": merges})
+    models = {}
+    for name, model in deployment.models.items():
+        members = {
+            member: asked.model_copy(update={"path": change(asked.path)}) for member, asked in model.members.items()
+        }
+        models[name] = model.model_copy(update={"path": change(model.path), "members": members})
+    return deployment.model_copy(update={"models": models})

@@ -179,15 +179,15 @@ def place(
     limit = Limit(problem.options.time_limit_s)
     # The planning time counts from here: the ends of the intervals get a part of it.
     deployment = plan_map(replace(problem, previous=running), chosen, options.created)
-    deployment = add_interval_ends(problem, chosen, deployment, limit)
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
-        from gpuprof.pipeline.map_merging import merge_replicas
+        from gpuprof.pipeline.map_merging import merge_models
 
         database = open_database(optional_path(db), needed=False)
-        merged = merge_replicas(problem, deployment, output.path, database)
-        deployment = merged.deployment
+        merged = merge_models(problem, chosen, deployment, output.path, database)
+        problem, deployment = merged.problem, merged.deployment
         notes.add(*merged.notes)
+    deployment = add_interval_ends(problem, chosen, deployment, limit)
     notes.add(
         *(f"{one.model}: {one.rate_rps:g} requests/s cannot be served: {one.reason}" for one in deployment.unplaced)
     )
@@ -229,7 +229,7 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
             "rate_rps": replica.rate_rps,
             "latency_ms": predicted.latency_ms,
             "p99_ms": predicted.p99_ms,
-            "slo_ms": min(deployment.models[model].slo_ms for model in replica.rates()),
+            "slo_ms": deployment.models[replica.model].slo_ms,
             "utilization_pct": None if predicted.utilization is None else 100.0 * predicted.utilization,
             "goodput_rps": predicted.goodput_rps,
             "source": predicted.source,
@@ -242,7 +242,8 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
             low, high = mreq.interval_bytes or (None, None)
             said = {"bytes": mreq.bytes, "low_bytes": low, "high_bytes": high, "source": mreq.source}
             row |= {f"mreq_{name}": value for name, value in said.items()}
-        rows.append(row | ({"merged": list(replica.rates())} if replica.merged else {}))
+        members = deployment.models[replica.model].members
+        rows.append(row | ({"merged": list(members)} if members else {}))
     return rows
 
 

@@ -60,12 +60,11 @@ def weigh_nodes(deployment: DeploymentMap) -> dict[str, dict[str, float]]:
     """Return, for each public model name, the planned requests per second of each node."""
     weights: dict[str, dict[str, float]] = {}
     for node, _, _, replica in deployment.places():
-        for model, rate_rps in replica.rates().items():
-            known = deployment.models.get(model)
-            public = PublicName.of(model, None if known is None else known.path)
+        for client in [name for name, model in deployment.serving.items() if model == replica.model]:
+            public = PublicName.of(client, deployment.requested[client].path)
             for name in (public.name, f"{public.name}/{public.version}"):
                 of_name = weights.setdefault(name, {})
-                of_name[node.name] = of_name.get(node.name, 0.0) + rate_rps
+                of_name[node.name] = of_name.get(node.name, 0.0) + replica.rate_rps
     return weights
 
 

@@ -58,9 +58,10 @@ def restore_problem(
     from gpuprof.pipeline.problem import RECORDED_OPTIONS, collect_tried_runs
     from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import host_work_of_plan
+    from gpuprof.rules.merged_estimate import estimate_merged
 
     paths, sources = model_paths(deployment), source_models(deployment)
-    lacking = [name for name, model in deployment.models.items() if (model.source_model or name) not in paths]
+    lacking = [name for name, model in deployment.requested.items() if (model.source_model or name) not in paths]
     database = open_database(db, needed=bool(lacking))
     settings = deployment.planned_with
     if database is None and settings.database_sha256 is not None:
@@ -80,6 +81,7 @@ def restore_problem(
         Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model, dims=m.dims)
         for name, m in deployment.models.items()
     )
+    asked = name_services(measured if name == DEFAULT else make_named_estimator(name, database, graphs), sources)
     for demand in demands:  # a map may come from other tools than place
         require_possible(demand)
     return Problem(
@@ -87,7 +89,7 @@ def restore_problem(
         fleet=Fleet(
             tuple(FleetEntry(_with_price(resolve_device(one.device, database), one), one.count) for one in devices)
         ),
-        estimator=name_services(measured if name == DEFAULT else make_named_estimator(name, database, graphs), sources),
+        estimator=estimate_merged(asked, deployment.models),
         tried=name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources),
         queueing=make_queueing(settings.arrivals, deployment.models),
         options=Options(
@@ -101,6 +103,18 @@ def _with_price(device: Device, planned: PlannedDevices | None) -> Device:
     return device if price is None else replace(device, price_per_hour=price)
 
 
+def _join_members(deployment: DeploymentMap, demands: Sequence[Demand]) -> tuple[Demand, ...]:
+    """Return the demands for the map's models: one for all members of a merged model."""
+    from gpuprof.domain.demand import join_demands
+
+    by_model: dict[str, list[Demand]] = {}
+    for demand in demands:
+        by_model.setdefault(deployment.serving.get(demand.model, demand.model), []).append(demand)
+    return tuple(
+        members[0] if members[0].model == model else join_demands(model, members) for model, members in by_model.items()
+    )
+
+
 def _recorded_execution(settings: PlannedWith, other: OtherTimes) -> Execution:
     from gpuprof.estimators.cross_gpu.execution import parse_execution
 
@@ -111,9 +125,9 @@ def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> b
     """Return whether the map's times were predicted from files alone, which are all there and the same."""
     from gpuprof.graph.file import read_onnx
 
-    if deployment.planned_with.database_sha256 is not None or deployment.merges:
+    if deployment.planned_with.database_sha256 is not None:
         return False
-    for name, model in deployment.models.items():
+    for name, model in deployment.requested.items():
         path, sha256 = graphs.get(model.source_model or name), model.sha256
         if path is None or (sha256 and read_onnx(path).sha256 != sha256):
             return False
@@ -137,7 +151,7 @@ def time_map_by(
 
 def source_models(deployment: DeploymentMap) -> dict[str, str]:
     """Return the name of each of the map's models in the kernel database, with its sizes."""
-    return {name: mixed_name(one.source_model or name, one.dims) for name, one in deployment.models.items()}
+    return {name: mixed_name(one.source_model or name, one.dims) for name, one in deployment.requested.items()}
 
 
 def _list_parts(sources: Iterable[str]) -> list[str]:
@@ -177,7 +191,7 @@ def collect_map_evidence(
     from gpuprof.pipeline.problem import collect_tried_runs, name_demand
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.rules.host_work import host_work_of_plan
-    from gpuprof.rules.merged_estimate import MergedEstimator, merged_works
+    from gpuprof.rules.merged_estimate import estimate_merged
 
     settings = deployment.planned_with
     execution = _recorded_execution(settings, other)
@@ -201,12 +215,12 @@ def collect_map_evidence(
         tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
     if asked is not None:
         asked = name_services(asked, sources)
-        asked = MergedEstimator(asked, merged_works(deployment, base)) if deployment.merges else asked
+        asked = estimate_merged(asked, locate_files(deployment, base).models)
     return Evidence(
         devices=known_devices,
         queueing=make_queueing(settings.arrivals, deployment.models),
         estimator=asked,
-        demands=None if against is None else tuple(map(name_demand, against)),
+        demands=None if against is None else _join_members(deployment, [name_demand(demand) for demand in against]),
         confidence=settings.confidence,
         latency_budget=settings.latency_budget,
         overhead_ms=settings.overhead_ms,

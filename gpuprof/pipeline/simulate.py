@@ -30,7 +30,6 @@ from gpuprof.simulator.autoscaling import Autoscaling, summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
-from gpuprof.simulator.merged_queues import MergedQueues, merged_queues
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 from gpuprof.simulator.sampling import Sampling, expected_requests, simulate_sampled
 
@@ -204,16 +203,16 @@ def simulate(
     _check_devices(original)
     original = time_map_by(original, estimator, path, map_folder(deployment), notes.add)
     policies = () if rescheduling is None else check_policies(rescheduling.policies)
-    queues = merged_queues(original)
-    _check_merged(queues, original, rescheduling, notes)
-    arrivals = traffic.read_arrivals(original, queues, notes.add)
-    options = service.simulation_options(queues.deployment, traffic, arrivals)
+    if merged := [name for name, model in original.models.items() if model.members]:
+        notes.add(f"merged models are simulated as one, held to their tightest SLO: {', '.join(merged)}")
+    arrivals = traffic.read_arrivals(original, notes.add)
+    options = service.simulation_options(original, traffic, arrivals)
     run = _Run(arrivals, notes, progress)
     if rescheduling is None:
         measured = None
         if fidelity.interference:
-            measured = make_interference(queues.deployment, path, estimator)
-        outcome = run.simulate(queues.deployment, options, fidelity.sample, measured)
+            measured = make_interference(original, path, estimator)
+        outcome = run.simulate(original, options, fidelity.sample, measured)
         _note_faults(original, map_folder(deployment), path, map_label(deployment), notes)
         _note_basis(original, notes)
         runs: tuple[ScheduledRun, ...] = (ScheduledRun(None, None, outcome),)
@@ -221,7 +220,7 @@ def simulate(
     if fidelity.sample or fidelity.interference:
         raise InputError("--reschedule goes with neither --sample nor --interference", "leave them out")
     runs = tuple(
-        follow_load(queues.deployment, arrivals.processes, options, rescheduling, name, path, run.simulate, notes.add)
+        follow_load(original, arrivals.processes, options, rescheduling, name, path, run.simulate, notes.add)
         for name in policies or (None,)
     )
     _note_faults(original, map_folder(deployment), path, map_label(deployment), notes)
@@ -249,16 +248,6 @@ def _note_faults(deployment: DeploymentMap, base: Path, path: Path | None, label
 def _note_basis(deployment: DeploymentMap, notes: NoteList) -> None:
     if basis := describe_basis(deployment):
         notes.add(basis)
-
-
-def _check_merged(
-    queues: MergedQueues, original: DeploymentMap, rescheduling: Rescheduling | None, notes: NoteList
-) -> None:
-    if not queues.queue_of:
-        return
-    if rescheduling is not None:
-        raise InputError("--reschedule places models anew, which a map with merges hides", "place without --merge")
-    notes.add(f"merged models are simulated as one queue, held to their tightest SLO: {', '.join(original.merges)}")
 
 
 class _Run:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from gpuprof.domain.duration import parse_duration
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import InputError
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.settings import NotNegative, Positive, Seed, Settings, option
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.simulator.cluster import SimulationOptions
-    from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.network import NetworkDelay
 
 #: A trace ends with its last request, which is to be simulated too.
@@ -80,10 +79,8 @@ class SimulatedTraffic(Settings):
         rates, total = parse_rates(texts)
         return {**given, "rates_rps": rates, "total_rps": total}
 
-    def read_arrivals(
-        self, original: DeploymentMap, queues: MergedQueues, note: NoteCallback = say_nothing
-    ) -> SimulatedArrivals:
-        """Return how each queue's requests arrive.
+    def read_arrivals(self, deployment: DeploymentMap, note: NoteCallback = say_nothing) -> SimulatedArrivals:
+        """Return how the requests of each model of a map arrive.
 
         Raises
         ------
@@ -94,11 +91,8 @@ class SimulatedTraffic(Settings):
         from gpuprof.simulator.trace import read_trace
 
         if self.trace is None:
-            if unknown := [name for name in self.rates_rps if name not in original.models]:
-                raise unknown_name("model", unknown[0], list(original.models))
-            rates = queues.rates(original, self.rates_rps)
             return SimulatedArrivals(
-                arrivals_of_rates(queues.deployment, rates, self.total_rps, self.rate_scale, self.arrivals)
+                arrivals_of_rates(deployment, self.rates_rps, self.total_rps, self.rate_scale, self.arrivals)
             )
         if self.rates_rps or self.total_rps is not None or self.rate_scale != 1.0:
             raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
@@ -106,7 +100,7 @@ class SimulatedTraffic(Settings):
         gap = trace.longest_gap_s()
         if gap > max(60.0, 0.1 * trace.duration_s):
             note(f"the trace has a gap of {gap:.3g} s without any request")
-        processes = arrivals_of_trace(queues.deployment, queues.trace(trace))
+        processes = arrivals_of_trace(deployment, trace)
         return SimulatedArrivals(processes, trace.duration_s + _AFTER_THE_LAST_S)
 
     def resolve_duration_s(self, trace_s: float | None) -> float:

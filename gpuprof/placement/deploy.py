@@ -115,6 +115,8 @@ def _describe_models(problem: Problem, predictor: Predictor) -> dict[str, Deploy
             slo_ms=demand.slo.latency_ms,
             percentile=demand.slo.percentile,
             predicted=predictor.model(demand.model),
+            members=dict(file.members),
+            saved_weight_bytes=file.saved_weight_bytes,
         )
     return models
 

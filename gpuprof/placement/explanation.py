@@ -74,7 +74,7 @@ def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -
     chosen: Counter[_Kind] = Counter(
         (gpu.device, replica.sm_share_pct, None if partition.mig is None else partition.mig.profile)
         for _, gpu, partition, replica in deployment.places()
-        if model in replica.rates()
+        if replica.model == model
     )
     alternatives: list[Alternative] = []
     for entry in problem.fleet.entries:

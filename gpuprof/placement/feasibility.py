@@ -95,19 +95,10 @@ def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:
 
 
 def _check_names(deployment: DeploymentMap) -> Iterator[Violation]:
-    served = {replica.model for *_, replica in deployment.places()}
-    for name, merge in deployment.merges.items():
-        strangers = sorted(set(merge.members) - set(deployment.models))
-        if strangers:
-            yield Violation("rate", name, f"merges {strangers[0]!r}, which is not among the map's models")
-        if name not in served:
-            yield Violation("rate", name, "is a merge that no replica serves")
     for node, gpu, _, replica in deployment.places():
-        where, rates = f"{node.name} gpu {gpu.index}", replica.rates()
-        for model in sorted(set(rates) - set(deployment.models)):
-            yield Violation("rate", where, f"{model!r} is not among the map's models")
-        if replica.merged and not is_rounded_to(replica.rate_rps, math.fsum(rates.values())):
-            yield Violation("rate", where, f"{replica.model} gets {replica.rate_rps:g} requests/s, its models do not")
+        if replica.model not in deployment.models:
+            where = f"{node.name} gpu {gpu.index}"
+            yield Violation("rate", where, f"{replica.model!r} is not among the map's models")
 
 
 def _check_fleet(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
@@ -225,7 +216,7 @@ def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
         if len({replica.sm_share_pct for replica in replicas}) > 1:
             shares = ", ".join(f"{replica.sm_share_pct:g}%" for replica in replicas)
             yield Violation("share", where, f"{models} take turns {number} in shares of {shares}: it must be one share")
-        if any(replica.processes > 1 or replica.merged for replica in replicas):
+        if any(replica.processes > 1 for replica in replicas):
             yield Violation("share", where, f"{models} take turns {number}: each must be one process of one model")
         turns_ms = [replica.turn_ms for replica in replicas if replica.turn_ms]
         if len(turns_ms) < len(replicas):
@@ -244,7 +235,7 @@ def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
     batch = settings.max_batch if "max_batch" in settings.model_fields_set else MOST_BATCH
     processes = settings.max_processes or _MOST_CLIENTS
     for node, gpu, _, replica in deployment.places():
-        if not replica.merged and (replica.batch > batch or replica.processes > processes):
+        if replica.batch > batch or replica.processes > processes:
             held = f"batches of {replica.batch} and {replica.processes} processes"
             limits = f"planned were up to {batch} and {processes}"
             yield Violation("share", f"{node.name} gpu {gpu.index}", f"{replica.model} has {held}; {limits}")
@@ -299,9 +290,8 @@ def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
     planned: defaultdict[str, float] = defaultdict(float)
     replicas: Counter[str] = Counter()
     for *_, replica in deployment.places():
-        for model, rate_rps in replica.rates().items():
-            planned[model] += rate_rps
-            replicas[model] += 1
+        planned[replica.model] += replica.rate_rps
+        replicas[replica.model] += 1
     missing: defaultdict[str, float] = defaultdict(float)
     for unplaced in deployment.unplaced:
         missing[unplaced.model] += unplaced.rate_rps
@@ -333,36 +323,25 @@ def _list_demands(deployment: DeploymentMap, evidence: Evidence) -> Sequence[Dem
 def _check_slos(deployment: DeploymentMap, locations: Sequence[Location], evidence: Evidence) -> Iterator[Violation]:
     """Yield demands and replicas whose latency under the map's queueing rule breaks the SLO."""
     demands = {demand.model: demand for demand in _list_demands(deployment, evidence)}
-    serving = [location for location in locations if any(model in demands for model in location.replica.rates())]
+    serving = [location for location in locations if location.replica.model in demands]
     if evidence.latency_budget is not None:
         for location in serving:
             yield from _check_budget(location, demands, evidence)
         return
-    by_model: defaultdict[str, set[str]] = defaultdict(set)
-    for location in serving:
-        for model in location.replica.rates():
-            by_model[model].add(location.replica.model)
     counts = Counter(location.replica.model for location in serving)
     pools: defaultdict[str, list[tuple[Replica, BatchServer]]] = defaultdict(list)
-    streams: defaultdict[str, list[tuple[float, Sojourn]]] = defaultdict(list)
     unknown: set[str] = set()
     for location, server in zip(serving, map_servers(serving, evidence), strict=True):
-        replica, rates = location.replica, location.replica.rates()
+        replica = location.replica
         if isinstance(server, str):
             yield Violation("slo", location.where, server)
-            unknown |= {replica.model, *rates}
-            continue
-        is_pool = all(by_model[model] == {replica.model} for model in rates)
-        if replica.rate_rps >= server.capacity_rps and (counts[replica.model] == 1 or not is_pool):
+            unknown.add(replica.model)
+        elif replica.rate_rps >= server.capacity_rps and counts[replica.model] == 1:
             yield Violation("rate", location.where, _describe_excess_rate(replica, server.capacity_rps))
-            unknown |= {replica.model, *rates}
-        elif is_pool:
+            unknown.add(replica.model)
+        else:
             pools[replica.model].append((replica, server))
-        else:  # a model has unmerged and merged replicas: the split of its requests is unknown
-            sojourn = queue_of(evidence.queueing, replica.model).sojourn(Arrivals(replica.rate_rps), server)
-            for model in set(rates) & set(demands):
-                streams[model].append((rates[model], sojourn))
-    for name, members in pools.items():  # the router sees all replicas of a model, or of a merge, as one queue
+    for name, members in sorted(pools.items()):  # the router sees all replicas of a model as one queue
         arrivals = Arrivals(math.fsum(replica.rate_rps for replica, _ in members))
         most_rps = math.fsum(server.capacity_rps for _, server in members)
         if name in unknown:
@@ -372,10 +351,7 @@ def _check_slos(deployment: DeploymentMap, locations: Sequence[Location], eviden
             yield Violation("rate", name, excess)
             continue
         whole = queue_of(evidence.queueing, name).pool(arrivals, [server for _, server in members]).whole
-        for model in set(members[0][0].rates()) & set(demands):
-            streams[model] = [(math.fsum(replica.rates().get(model, 0.0) for replica, _ in members), whole)]
-    for model in sorted(set(streams) - unknown):
-        yield from _check_percentile(demands[model], streams[model])
+        yield from _check_percentile(demands[name], whole)
 
 
 def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evidence) -> Iterator[Violation]:
@@ -391,8 +367,7 @@ def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evid
             return
         latency = upper_ms(estimate.latency_ms, evidence.confidence)
         throughput = 1000.0 * replica.batch * replica.processes / (latency - estimate.overlapped_ms)
-    slo_ms = min(demands[model].slo.latency_ms for model in replica.rates() if model in demands)
-    allowed = (evidence.latency_budget or 1.0) * slo_ms
+    allowed = (evidence.latency_budget or 1.0) * demands[replica.model].slo.latency_ms
     if not 0.0 < latency < allowed * (1.0 + _TOLERANCE):
         yield Violation("slo", where, f"a batch of {replica.model} takes {latency:.4g} ms of {allowed:.4g} ms")
     if replica.rate_rps > throughput * (1.0 + _TOLERANCE):
@@ -403,15 +378,13 @@ def _describe_excess_rate(replica: Replica, most_rps: float) -> str:
     return f"{replica.model} gets {replica.rate_rps:.4g} requests/s but serves at most {most_rps:.4g}"
 
 
-def _check_percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) -> Iterator[Violation]:
-    total = math.fsum(rate for rate, _ in streams)
-    limit = demand.slo.latency_ms * (1.0 + _TOLERANCE)
-    within = math.fsum(rate * sojourn.fraction_within(limit) for rate, sojourn in streams)
-    if total and within / total < demand.slo.percentile / 100.0 - _TOLERANCE:
+def _check_percentile(demand: Demand, sojourn: Sojourn) -> Iterator[Violation]:
+    within = sojourn.fraction_within(demand.slo.latency_ms * (1.0 + _TOLERANCE))
+    if within < demand.slo.percentile / 100.0 - _TOLERANCE:
         yield Violation(
             "slo",
             demand.model,
-            f"{100.0 * within / total:.4g}% of the requests are within {demand.slo.latency_ms:g} ms, "
+            f"{100.0 * within:.4g}% of the requests are within {demand.slo.latency_ms:g} ms, "
             f"but {demand.slo.percentile:g}% must be",
         )
 

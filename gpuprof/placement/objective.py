@@ -84,6 +84,5 @@ def _busy(replica: Replica) -> float:
 def _satisfaction(deployment: DeploymentMap) -> list[float]:
     goodput = dict.fromkeys(deployment.models, 0.0)
     for *_, replica in deployment.places():
-        for model, rps in replica.goodputs().items():
-            goodput[model] = goodput.get(model, 0.0) + rps
+        goodput[replica.model] = goodput.get(replica.model, 0.0) + replica.predicted.goodput_rps
     return [goodput[name] / model.rate_rps for name, model in deployment.models.items()]

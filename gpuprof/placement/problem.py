@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Demand
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap, RequestedModel
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
@@ -63,10 +63,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """Path of a model's file and its hash at profiling."""
+    """Path of a model's file and its hash at profiling; the models in a merged file, and the weights they share."""
 
     path: str | None = None
     sha256: str | None = None
+    members: Mapping[str, RequestedModel] = field(default_factory=dict)
+    saved_weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

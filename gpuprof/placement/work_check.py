@@ -28,13 +28,11 @@ def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
 
 
 def _add_work(gpu: Gpu, evidence: Evidence) -> tuple[float, float]:
-    """Return a device's seconds of work per second, and the tolerance; excludes unknown work and merges."""
+    """Return a device's seconds of work per second, and the tolerance; excludes unknown work."""
     assert evidence.estimator is not None
     seconds, slack = [], _ROUNDING
     for partition in gpu.partitions:
         for replica in partition.replicas:
-            if replica.merged:  # merged models share some of their work
-                continue
             work = board_work(evidence.estimator, replica.model, evidence.devices[gpu.device])
             if work is not None:
                 seconds.append(replica.rate_rps * upper_ms(work, evidence.confidence) / 1e3)

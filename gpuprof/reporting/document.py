@@ -156,8 +156,7 @@ def _make_map_section(deployment: DeploymentMap, where: str) -> Section:
         text += f" What it rests on: {basis}."
     sources_by_model: dict[str, set[str]] = {}
     for *_, replica in deployment.places():
-        for model in replica.rates():
-            sources_by_model.setdefault(model, set()).add(replica.predicted.source)
+        sources_by_model.setdefault(replica.model, set()).add(replica.predicted.source)
     rows: tuple[tuple[str, ...], ...] = tuple(
         (
             name,

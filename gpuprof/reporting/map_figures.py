@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuprof.domain.catalogue import devices as catalogued
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition
 from gpuprof.domain.device import Device
 from gpuprof.domain.plural import count_of
 from gpuprof.reporting.chart import LINE, Axis, Box, Chart, group_bars
@@ -34,7 +34,7 @@ def map_figure(
         A MIG instance stands at its memory slices. Where the slices of a device are unknown, a note says so and all its
         instances have the same width.
     """
-    colors = list(models if models is not None else [*deployment.models, *deployment.merges])
+    colors = list(models if models is not None else deployment.models)
     has_instances = any(partition.mig is not None for _, _, partition, _ in deployment.places())
     gpus = [(f"{node.name}/{gpu.index}", gpu) for node in deployment.nodes for gpu in node.gpus]
     known = {**catalogued(), **(devices or {})}
@@ -82,19 +82,13 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
             color = models.index(replica.model) if replica.model in models else len(models)
             label = f"{replica.model} b{replica.batch}" + (f"×{replica.processes}" if replica.processes > 1 else "")
             tip = (
-                f"{name} ({gpu.device}): {replica.model}{_name_members(replica)}{instance}, {share}, "
+                f"{name} ({gpu.device}): {replica.model}{instance}, {share}, "
                 f"batch {replica.batch}, {count_of(replica.processes, 'process')}, "
                 f"{show_number(replica.rate_rps)} requests/s, "
                 f"batch times {replica.predicted.source or 'of unknown source'}"
             )
             yield Box(replica.model, at + _GAP, at + part - _GAP, top, high, tip, color, label, shade_of(color))
             at += part
-
-
-def _name_members(replica: Replica) -> str:
-    """Return the models of a merged replica, with their rates; empty for a replica of a single model."""
-    rates = (f"{member.model} at {show_number(member.rate_rps)} requests/s" for member in replica.merged)
-    return f" of {' and '.join(rates)}" if replica.merged else ""
 
 
 def _slots(partition: Partition, gpu: Gpu, devices: Mapping[str, Device]) -> tuple[float, float] | None:

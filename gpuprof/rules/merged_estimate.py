@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.deployment import RequestedModel
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import (
     EXTRAPOLATED,
@@ -54,18 +55,34 @@ class MergedWork:
         return rows
 
 
-def merged_works(deployment: DeploymentMap, base: Path) -> dict[str, MergedWork]:
-    """Return the merged models of a map by name; ``base``: the first folder searched for their files."""
-    rates = {replica.model: replica.rates() for *_, replica in deployment.places() if replica.merged}
-    return {
-        name: MergedWork(rates[name], merge.saved_weight_bytes, _find_file(base, merge.path))
-        for name, merge in deployment.merges.items()
-        if name in rates
+class FileOfModels(Protocol):
+    """A model's file, and the models in it if it is merged."""
+
+    @property
+    def path(self) -> str | None:
+        """Path of the file."""
+
+    @property
+    def members(self) -> Mapping[str, RequestedModel]:
+        """What was asked for each model in a merged file; empty for any other file."""
+
+    @property
+    def saved_weight_bytes(self) -> int:
+        """Additional bytes of separate weights for each member."""
+
+
+def estimate_merged(estimator: Estimator, files: Mapping[str, FileOfModels]) -> Estimator:
+    """Return ``estimator``, with estimates of the merged models among ``files`` if there are any."""
+    works = {
+        name: MergedWork(
+            {member: asked.rate_rps for member, asked in model.members.items()},
+            model.saved_weight_bytes,
+            None if model.path is None else Path(model.path),
+        )
+        for name, model in files.items()
+        if model.members
     }
-
-
-def _find_file(base: Path, path: str) -> Path | None:
-    return next((found for found in (base / path, Path(path)) if found.is_file()), None)
+    return MergedEstimator(estimator, works) if works else estimator
 
 
 class MergedEstimator:
@@ -148,25 +165,20 @@ class MergedEstimator:
     ) -> Estimate | None:
         """Return the estimate from measurements of the merged file, None without measurements.
 
-        Batches with fewer requests than models were not measured, since some models are absent. Their estimate is the
-        sum, scaled up where the merged file with all models was slower than the sum.
+        Batches with fewer requests than models take at most the time of one request of each.
         """
         if work.path is None:
             return None
-        whole, models = summed.workload, len(work.rates)
         # The merged file at batch b ran b requests of each model, so b must be at least batch / models.
-        rows = max(1, -(-whole.batch // models))
+        whole = summed.workload
+        rows = -(-whole.batch // len(work.rates))
         try:
             measured = self._estimator.estimate(str(work.path), device, rows, whole.share, beside, whole.processes)
         except InputError:
             return None
         if classify_source(measured.latency_ms.source) not in _MEASURED:
             return None
-        if whole.batch >= models:
-            return replace(measured, workload=whole)
-        everyone = self._sum_members(replace(whole, batch=models), work, device, beside)
-        slower = max(1.0, measured.latency_ms.value / everyone.latency_ms.value)
-        return replace(measured, workload=whole, latency_ms=summed.latency_ms.scale_by(slower))
+        return replace(measured, workload=whole)
 
 
 def _sum_figures(figures: Sequence[Figure]) -> Figure:

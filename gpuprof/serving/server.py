@@ -105,7 +105,7 @@ class Server:
                 gc.collect()
                 gc.freeze()  # existing objects live as long as the server
                 self.stalls.forget()
-                ready(where, len(self.router.list_models()), len(self._worker_fleet.workers))
+                ready(where, len(self.router.list_entries()), len(self._worker_fleet.workers))
                 await self._stop.wait()
                 control.close()
                 control_path(port).unlink(missing_ok=True)

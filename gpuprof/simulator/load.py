@@ -20,13 +20,15 @@ def arrivals_of_rates(
     """Return an arrival process for each model of the map.
 
     Raises `InputError` for a model that the map lacks, or a form that cannot be read. ``rates``: requests per second of
-    some models, replacing the map's; ``total``: requests per second of all models together, in proportion to their
-    rates; ``scale``: factor on the rates; ``form``: see `parse_arrivals`.
+    some models, by their names for clients, replacing the map's; ``total``: requests per second of all models together,
+    in proportion to their rates; ``scale``: factor on the rates; ``form``: see `parse_arrivals`.
     """
     for model in rates:
-        if model not in deployment.models:
-            raise unknown_name("model", model, list(deployment.models))
-    asked = {name: rates.get(name, model.rate_rps) for name, model in deployment.models.items()}
+        if model not in deployment.requested:
+            raise unknown_name("model", model, list(deployment.requested))
+    asked = dict.fromkeys(deployment.models, 0.0)
+    for client, requested in deployment.requested.items():
+        asked[deployment.serving[client]] += rates.get(client, requested.rate_rps)
     if total is not None and asked:
         scale *= total / sum(asked.values())
     return {name: parse_arrivals(form, scale * rate) for name, rate in asked.items()}
@@ -37,17 +39,21 @@ def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, Arri
 
     Raises `InputError` when the trace names a model that the map lacks, or no model and the map has several.
     """
-    arrivals = trace.arrivals()
-    if list(arrivals) == [""]:
-        if len(deployment.models) != 1:
-            raise InputError(
-                f"the trace names no model and the map has {len(deployment.models)}", "add a column model to the trace"
-            )
-        return {next(iter(deployment.models)): arrivals[""]}
-    for model in arrivals:
-        if model not in deployment.models:
-            raise unknown_name("model", model, list(deployment.models))
-    return arrivals
+    return name_requests(deployment, trace).join(deployment.serving).arrivals()
+
+
+def name_requests(deployment: DeploymentMap, trace: Trace) -> Trace:
+    """Return the requests of a trace by the map's names for clients; see `arrivals_of_trace`."""
+    clients = list(deployment.requested)
+    asked = [name for name, times in trace.times.items() if len(times)]
+    if asked == [""]:
+        if len(clients) != 1:
+            raise InputError(f"the trace names no model and the map has {len(clients)}", "add a column model to it")
+        return Trace({clients[0]: trace.times[""]}, trace.duration_s)
+    for model in asked:
+        if model not in clients:
+            raise unknown_name("model", model, clients)
+    return trace
 
 
 def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:

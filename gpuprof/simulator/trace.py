@@ -44,6 +44,13 @@ class Trace:
         """Return each model's requests as an arrival process."""
         return {model: RecordedArrivals(times, self.duration_s) for model, times in self.times.items() if len(times)}
 
+    def join(self, names: Mapping[str, str]) -> Trace:
+        """Return the requests of several models as those of one: ``names`` gives each model's new name."""
+        joined: dict[str, list[Times]] = {}
+        for model, times in self.times.items():
+            joined.setdefault(names.get(model, model), []).append(times)
+        return Trace({name: np.sort(np.concatenate(parts)) for name, parts in joined.items()}, self.duration_s)
+
     def counts(self, bins: int) -> dict[str, NDArray[np.int64]]:
         """Return the requests in each of ``bins`` equal parts of the trace, by model."""
         edges = np.linspace(0.0, self.duration_s * NS_PER_S, bins + 1)

@@ -165,14 +165,15 @@ def test_tritons_own_parser_reads_the_configurations() -> None:
 
 
 def merged_map() -> DeploymentMap:
-    """Return a map with a replica that serves two models as one graph."""
+    """Return a map with a replica of a merged model."""
     given = problem([demand("a"), demand("b")])
     content = json.loads(to_map(given, FirstFitDecreasing().place(given)).to_json())
     partition = content["nodes"][0]["gpus"][0]["partitions"][0]
     first = partition["replicas"][0]
-    rates = [{"model": name, "rate_rps": first["rate_rps"] / 2, "goodput_rps": 1.0} for name in ("a", "b")]
-    partition["replicas"] = [first | {"model": "ab", "merged": rates}]
-    content["merges"] = {"ab": {"path": "ab.onnx", "members": {"a": "a", "b": "b"}}}
+    partition["replicas"] = [first | {"model": "ab"}]
+    members = {name: {key: own[key] for key in ("rate_rps", "slo_ms")} for name, own in content["models"].items()}
+    rate_rps = sum(own["rate_rps"] for own in members.values())
+    content["models"] = {"ab": content["models"]["a"] | {"path": "ab.onnx", "rate_rps": rate_rps, "members": members}}
     return parse_map(content, "map")
 
 
@@ -180,4 +181,4 @@ def test_merged_maps_are_refused_where_one_file_cannot_serve_several_models() ->
     merged = merged_map()
     with pytest.raises(InputError, match="cannot serve the merge ab"):
         export(merged, "triton", "image")
-    assert "merges" in export(merged, "json").files["map.json"]
+    assert "members" in export(merged, "json").files["map.json"]

@@ -166,21 +166,16 @@ def test_a_map_that_does_not_say_what_batches_take_is_not_replayed() -> None:
     assert not faster.planned
 
 
-def test_one_queue_for_two_objectives_is_not_replayed() -> None:
-    notes: list[str] = []
+def test_the_members_of_a_merged_model_get_its_times_and_their_part_of_its_goodput() -> None:
     one = replica_in_json("both", batch=2, batch_latency_ms=[2.0, 3.0], rate_rps=100.0)
-    one["merged"] = [{"model": name, "rate_rps": 50.0, "goodput_rps": 50.0} for name in ("m", "n")]
-    document = map_of({"m": "null:4", "n": "null:4"}, [one], slo_ms=50.0)
-    document["merges"] = {"both": {"path": "both.onnx", "members": {"m": "0", "n": "1"}}}
-    asked = streams(m=60.0, n=40.0)
-    together = predict_load(parse_map(document, "test"), asked, SETTINGS).predicted
+    document = map_of({"both": "null:4"}, [one], slo_ms=50.0)
+    document["models"]["both"]["members"] = {name: {"rate_rps": 50.0, "slo_ms": 50.0} for name in ("m", "n")}
+    document["models"]["both"]["rate_rps"] = 100.0
+    together = predict_load(parse_map(document, "test"), streams(m=60.0, n=40.0), SETTINGS).predicted
     assert {found.by for found in together.values()} == {PredictionSource.REPLAY}
     assert together["m"].goodput_rps == pytest.approx(60.0, rel=0.05)
+    assert together["n"].goodput_rps == pytest.approx(40.0, rel=0.05)
     assert together["m"].p99_ms == together["n"].p99_ms
-    document["models"]["n"]["slo_ms"] = 90.0
-    apart = predict_load(parse_map(document, "test"), asked, SETTINGS, note=notes.append).predicted
-    assert list(apart.values()) == [LoadPrediction()] * 2
-    assert "one queue" in notes[-1]
 
 
 def test_measured_and_predicted_stand_side_by_side() -> None:

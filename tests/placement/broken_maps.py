@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 #: ``"shared"``: two replicas by percentage on one device; ``"mig"``: one in each of two instances; ``"pool"``: three
 #: replicas of one model on two devices, one of them slower; ``"spare"``: a device more than is needed; ``"unshared"``:
-#: two replicas on one device, held to no share; ``"merged"``: two models in one replica.
-Layout = Literal["shared", "mig", "pool", "spare", "unshared", "merged"]
+#: two replicas on one device, held to no share.
+Layout = Literal["shared", "mig", "pool", "spare", "unshared"]
 Edit = Callable[[dict[str, Any]], object]
 
 
@@ -114,8 +114,7 @@ STRUCTURE = (
     Breakage("a model under another name", _rename_model),
     Breakage("a model without replicas", lambda c: c["models"].update(c=c["models"]["a"])),
     Breakage("no models", lambda c: c.update(models={})),
-    Breakage("a merge that is no model's", in_replica(merged=[{"model": "a", "rate_rps": 20.0, "goodput_rps": 20.0}])),
-    Breakage("a merge of a model's name", lambda c: c.update(merges={"a": {"path": "x", "members": {}}})),
+    Breakage("a member of a model's name", in_model(members={"b": {"rate_rps": 20.0, "slo_ms": 50.0}})),
     Breakage("a negative index", lambda c: first_gpu(c).update(index=-1)),
     Breakage("another schema", lambda c: c.update(schema="gpuprof.deployment/99")),
     Breakage("a field that nobody knows", in_replica(cores=4)),
@@ -269,8 +268,6 @@ OWN = (
     Breakage("a device behind a space", lambda c: first_gpu(c).update(device=" plain")),
     Breakage("two of the only large instance", lambda c: [p["mig"].update(profile="4g.40gb") for p in parts(c)], "mig"),
     Breakage("beyond a whole instance", lambda c: parts(c)[0]["replicas"].append(_tenth(c)), "mig"),
-    Breakage("a merge of strangers", lambda c: c.update(merges={"z": {"path": "x", "members": {"q": "q"}}})),
-    Breakage("a merge that nobody serves", lambda c: c.update(merges={"z": {"path": "x", "members": {"a": "a"}}})),
     Breakage("busy for less than no time", in_prediction(utilization=-0.5)),
     Breakage("a negative variation", in_prediction(latency_cv=-0.1)),
     Breakage("more memory than there is", in_prediction(memory_bytes=2**45)),
@@ -290,18 +287,6 @@ OWN = (
 )
 
 
-def _take_from_second_member(content: dict[str, Any]) -> None:
-    first, second = replica(content)["merged"]
-    first["rate_rps"] += second["rate_rps"]
-    second["rate_rps"] = 0.0
-
-
-MERGES = (
-    Breakage("a member twice", lambda c: replica(c)["merged"].append(replica(c)["merged"][0]), "merged"),
-    Breakage("a member that is left out", lambda c: replica(c)["merged"].pop(), "merged"),
-    Breakage("a member with all requests", _take_from_second_member, "merged"),
-    Breakage("an SLO that a merge does not keep", in_model(slo_ms=3.2), "merged"),
-)
 PLANS = (
     Breakage("an SLO a tenth of its own", in_model(slo_ms=5.0), "pool"),
     Breakage("half the cost", in_map(cost_per_hour=0.5)),
@@ -321,6 +306,5 @@ BREAKAGES = (
     *PREDICTIONS,
     *TYPES,
     *OWN,
-    *MERGES,
     *PLANS,
 )

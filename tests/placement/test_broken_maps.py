@@ -46,7 +46,6 @@ PROBLEMS: dict[Layout, Problem] = {
     "pool": POOL,
     "spare": SPARE,
     "unshared": TOGETHER,
-    "merged": TOGETHER,
 }
 
 
@@ -54,51 +53,7 @@ def make_replica(model: str, pct: float, mig: str | None = None, rate_rps: float
     return PlacedReplica(model, 4, 1, Share(pct, mig), rate_rps, memory_bytes=2**30)
 
 
-def draw_merged() -> DeploymentMap:
-    """Return the map of one replica that serves both models."""
-    times: dict[str, object] = {"p50_ms": 3.321, "p95_ms": 3.826, "p99_ms": 4.115}
-    served = {
-        "model": "ab",
-        "batch": 4,
-        "rate_rps": 40.0,
-        "memory_limit_bytes": 2**30,
-        "batch_latency_ms": [3.0, 4.0, 5.0, 6.0],
-        "predicted": {
-            "latency_ms": 6.0,
-            "throughput_rps": 4000.0 / 6.0,
-            "goodput_rps": 40.0,
-            "utilization": 0.06,
-            "memory_bytes": 2**30,
-            "source": "measured",
-            **times,
-        },
-        "merged": [{"model": name, "rate_rps": 20.0, "goodput_rps": 20.0} for name in "ab"],
-    }
-    asked: dict[str, object] = {"rate_rps": 20.0, "slo_ms": 100.0, "predicted": {"goodput_rps": 20.0, **times}}
-    figures: dict[str, object] = {
-        "gpus": 1,
-        "goodput_rps": 40.0,
-        "cost_per_hour": 1.0,
-        "internal_slack": 0.94,
-        "external_fragmentation": 0.0,
-    }
-    return parse_map(
-        {
-            "schema": "gpuprof.deployment/1",
-            "policy": "by hand",
-            "models": {"a": asked, "b": asked},
-            "nodes": [
-                {"name": "node0", "gpus": [{"index": 0, "device": "plain", "partitions": [{"replicas": [served]}]}]}
-            ],
-            "predicted": figures,
-            "merges": {"ab": {"path": "ab.onnx", "members": {"a": "a", "b": "b"}}},
-        },
-        "merged",
-    )
-
-
 MAPS: dict[Layout, DeploymentMap] = {
-    "merged": draw_merged(),
     "unshared": to_map(
         TOGETHER,
         Placement(

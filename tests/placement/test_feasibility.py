@@ -357,9 +357,8 @@ def test_a_failure_in_a_smaller_instance_says_nothing_of_a_larger_one() -> None:
         assert [violation.rule for violation in found] == where
 
 
-def test_the_replicas_of_a_merge_are_one_queue() -> None:
-    def make_merge(count: int, slo_ms: float) -> DeploymentMap:
-        parts = [{"model": name, "rate_rps": 300.0 / count, "goodput_rps": 300.0 / count} for name in ("a", "b")]
+def test_the_replicas_of_a_model_are_one_queue() -> None:
+    def make_map(count: int, slo_ms: float) -> DeploymentMap:
         said = {"latency_ms": 10.0, "throughput_rps": 400.0, "goodput_rps": 600.0 / count}
         one = {
             "model": "ab",
@@ -368,17 +367,15 @@ def test_the_replicas_of_a_merge_are_one_queue() -> None:
             "rate_rps": 600.0 / count,
             "batch_latency_ms": [7.0, 8.0, 9.0, 10.0],
             "predicted": said,
-            "merged": parts,
         }
         gpus = [{"index": i, "device": "plain", "partitions": [{"replicas": [one]}]} for i in range(count)]
         return parse_map(
             {
                 "schema": "gpuprof.deployment/1",
                 "policy": "by hand",
-                "models": {name: {"rate_rps": 300.0, "slo_ms": slo_ms} for name in ("a", "b")},
+                "models": {"ab": {"rate_rps": 600.0, "slo_ms": slo_ms}},
                 "nodes": [{"name": "n", "gpus": gpus}],
                 "predicted": {"gpus": count, "goodput_rps": 600.0},
-                "merges": {"ab": {"path": "ab.onnx", "members": {"a": "a", "b": "b"}}},
             },
             "map",
         )
@@ -389,5 +386,5 @@ def test_the_replicas_of_a_merge_are_one_queue() -> None:
     pooled = queue.pool(Arrivals(600.0), (server,) * 3).whole.percentile(99)
     assert pooled < 0.9 * alone
     against = Evidence({"plain": plain_device()}, queue)
-    assert not check(make_merge(3, 0.5 * (alone + pooled)), against)
-    assert [one.rule for one in check(make_merge(3, 0.95 * pooled), against)] == ["slo", "slo"]
+    assert not check(make_map(3, 0.5 * (alone + pooled)), against)
+    assert [one.rule for one in check(make_map(3, 0.95 * pooled), against)] == ["slo"]

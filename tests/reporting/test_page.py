@@ -24,7 +24,6 @@ from gpuprof.domain.deployment import (
     Replica,
     ReplicaPrediction,
 )
-from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.pipeline.report import report
@@ -377,20 +376,6 @@ def test_the_numbers_of_a_column_have_as_many_decimals() -> None:
     place = section.table.headings.index("median error %")
     assert [row[place] for row in section.table.rows] == ["64.4", "66.0", "6.8"]
     assert [row[place + 1] for row in section.table.rows] == ["–"] * 3
-
-
-def test_a_merged_replica_says_which_models_it_serves() -> None:
-    deployment = json.loads(a_map().to_json())
-    merged = [{"model": name, "rate_rps": 50.0, "goodput_rps": 50.0} for name in deployment["models"]]
-    deployment["merges"] = {"both": {"path": "both.onnx", "members": {name: name for name in deployment["models"]}}}
-    for node in deployment["nodes"]:
-        for gpu in node["gpus"]:
-            for partition in gpu["partitions"]:
-                for replica in partition["replicas"]:
-                    replica |= {"model": "both", "merged": merged}
-    boxes = map_figure(parse_map(deployment, "map.json")).boxes
-    tips = [box.tip for box in boxes if box.name == "both"]
-    assert tips and all("both of a at 50 requests/s and <b> at 50 requests/s" in tip for tip in tips), tips
 
 
 @pytest.mark.parametrize(

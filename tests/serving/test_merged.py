@@ -34,16 +34,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("merged")
     base = transformer(layers=2)
     paths = [save(finetune_model(base, 0.7, seed), directory, name) for seed, name in ((1, "tuned-a"), (2, "tuned-b"))]
-    propose_merges(paths, MergeOptions(force=True)).merges[0].write(directory / "both.onnx")
+    propose_merges(paths, MergeOptions(force=True), ["a", "b"]).merges[0].write(directory / "both.onnx")
     return directory
 
 
 def merged_map(files: Path, **more: Any) -> dict[str, Any]:
     one = replica("both", batch=8, sm_share_pct=100.0, latency_ms=2.0, **more)
     one["rate_rps"] = 100.0
-    one["merged"] = [{"model": name, "rate_rps": 50.0, "goodput_rps": 50.0} for name in ("a", "b")]
-    document = map_of({"a": str(files / "tuned-a.onnx"), "b": str(files / "tuned-b.onnx")}, [one])
-    document["merges"] = {"both": {"path": str(files / "both.onnx"), "members": {"a": "tuned-a", "b": "tuned-b"}}}
+    document = map_of({"both": str(files / "both.onnx")}, [one])
+    model = document["models"]["both"]
+    model["rate_rps"] = 100.0
+    model["members"] = {
+        name: {"path": str(files / f"tuned-{name}.onnx"), "rate_rps": 50.0, "slo_ms": model["slo_ms"]}
+        for name in ("a", "b")
+    }
     return document
 
 
@@ -228,7 +232,7 @@ def test_a_map_whose_merged_file_is_no_merged_one_is_refused_in_one_line(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = merged_map(files)
-    document["merges"]["both"]["path"] = str(save(residual(), tmp_path, "other"))
+    document["models"]["both"]["path"] = str(save(residual(), tmp_path, "other"))
     path = tmp_path / "map.json"
     path.write_text(json.dumps(document))
     assert main(["serve", str(path), "--port", "0"]) == 3
@@ -240,7 +244,8 @@ def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_n
     files: Path, tmp_path: Path
 ) -> None:
     document = merged_map(files)
-    for model in document["models"].values():
+    both = document["models"]["both"]
+    for model in (both, *both["members"].values()):
         model["slo_ms"] = 320.0
     (one,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
     one |= {"batch": 1, "sm_share_pct": 40.0, "rate_rps": 25.0}
@@ -250,7 +255,7 @@ def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_n
         # 28 of the 25, then 31, that it can serve
         streams = [RequestStream(model, 14.0, 320.0) for model in ("a", "b")]
         results = send_until(lambda found: all(one.in_slo >= 0.95 * one.sent for one in found), server, streams)
-        assert figure(server, "gpuprof_replica_share_ratio") == 2 * 0.5  # told for each of its models
+        assert figure(server, "gpuprof_replica_share_ratio") == 0.5
         _, errors = server.stop()
     (decision,) = decisions(errors, "standby takes over")
     assert decision["replica"] == "both/0"
@@ -269,19 +274,11 @@ def test_a_real_standby_answers_as_the_models_files_do(files: Path, tmp_path: Pa
         check_both(server, originals, range(3))
 
 
-def test_a_model_with_a_merged_replica_and_one_of_its_own_answers_from_either(files: Path, tmp_path: Path) -> None:
-    document = merged_map(files)
-    replicas = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
-    replicas[0]["sm_share_pct"] = 50.0
-    replicas.append(replica("a", batch=8, latency_ms=2.0))
-    originals = Originals(files)
-    with running(tmp_path, document) as server:
-        assert len(server.workers()) == 2
-        check_both(server, originals, range(6))
-
-
 def test_two_versions_of_a_model_are_served_by_one_merged_replica(files: Path, tmp_path: Path) -> None:
+    paths = [files / f"tuned-{name}.onnx" for name in ("a", "b")]
+    propose_merges(paths, MergeOptions(force=True), ["m@1", "m@2"]).merges[0].write(tmp_path / "both.onnx")
     document = json.loads(json.dumps(merged_map(files)).replace('"a"', '"m@1"').replace('"b"', '"m@2"'))
+    document["models"]["both"]["path"] = str(tmp_path / "both.onnx")
     originals = Originals(files)
     with running(tmp_path, document) as server:
         for seed in range(3):
@@ -304,7 +301,7 @@ def test_load_on_a_merged_map_prints_each_model_with_what_is_predicted_of_it(
 ) -> None:
     document = merged_map(files, batch_latency_ms=[0.5 + 0.2 * rows for rows in range(8)])
     for model in document["models"].values():
-        model["predicted"] = {"goodput_rps": 50.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
+        model["predicted"] = {"goodput_rps": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
     path = tmp_path / "merged.json"
     path.write_text(json.dumps(document))
     with running(tmp_path, document) as server:
@@ -319,7 +316,7 @@ def test_load_on_a_merged_map_prints_each_model_with_what_is_predicted_of_it(
         assert row["failed"] == row["lost"] == row["refused"] == 0
         assert (row["planned_goodput_rps"], row["planned_p99_ms"]) == (50.0, 3.0)
         assert row["predicted_by"] == "replay" and 0.5 <= row["predicted_p50_ms"] < 1.0
-        assert row["stages"]["batches"]  # of each model by its own rows
+        assert row["stages"]["batches"]
         # The one queue of both is asked with the requests of both.
         assert faster[name]["predicted_p99_ms"] > faster[name]["predicted_p50_ms"] >= 0.5
         assert faster[name]["planned_p99_ms"] is None

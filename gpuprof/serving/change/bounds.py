@@ -65,7 +65,7 @@ def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:
     asked = deployment.models[model]
     slowest = 1.0
     for _, _, _, replica in deployment.places():
-        if model in replica.rates():
+        if replica.model == model:
             said = replica.predicted
             upper = 1.0 if said.latency_ms_interval is None else said.latency_ms_interval[1] / (said.latency_ms or 1.0)
             slowest = max(slowest, upper, said.pause_factor)

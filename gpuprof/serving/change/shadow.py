@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from gpuprof.serving.change.window import ServiceCounts, ServiceWindow
 from gpuprof.serving.change.worker_fleet import WorkerFleet
 from gpuprof.serving.router.router import Router
-from gpuprof.serving.router.served_model import AnyReplica, ServedModel
+from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.router.served_replica import ServedReplica
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 
@@ -87,11 +88,11 @@ class StandbyController:
                 extra={**log_fields, "replica": worst.plan.name, "standby": took.name, **shares},
             )
 
-    def _find_latest_replica(self, model: ServedModel, start: _Snapshot) -> AnyReplica | None:
+    def _find_latest_replica(self, model: ServedModel, start: _Snapshot) -> ServedReplica | None:
         """Return the replica with a standby and the most late answers; among equals the busiest."""
         able = [replica for replica in model.replicas if self._worker_fleet.standby(replica.plan.name) is not None]
 
-        def rate_lateness(replica: AnyReplica) -> tuple[float, int]:
+        def rate_lateness(replica: ServedReplica) -> tuple[float, int]:
             seen = _window_since(start.replicas, replica.plan.name, [replica.statistics], start.at)
             late = 0.0 if seen is None or not seen.answered else seen.late / seen.answered
             return late, replica.in_flight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -16,9 +16,8 @@ from gpuprof.serving.engines.local_engine import Engine
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.plan.serving_plan import PlannedReplica
 from gpuprof.serving.plan.shadow_plan import Standby
-from gpuprof.serving.router.merged_replica import MergedReplica
 from gpuprof.serving.router.router import Router
-from gpuprof.serving.router.served_model import AnyReplica, ServedModel
+from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER, SimulatedLink
 from gpuprof.serving.router.worker_handle import WorkerHandle
@@ -42,11 +41,11 @@ class PlanChange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RunningReplica:
-    """A running replica, and the view of it by each model that it serves."""
+    """A running replica and its model."""
 
     planned: PlannedReplica
     replica: ServedReplica
-    members: tuple[tuple[ServedModel, AnyReplica], ...]
+    model: ServedModel
 
 
 class WorkerFleet:
@@ -90,8 +89,9 @@ class WorkerFleet:
         """
         async with self._moving:
             kept, fresh, obsolete = self._compare(plan)
-            models = {name: self._model(deployment, name) for name in dict.fromkeys(n for p in plan for n in p.models)}
-            started = [await self._start_workers(models, planned) for planned in self._make_names_unique(fresh, kept)]
+            models = {name: self._model(deployment, name) for name in dict.fromkeys(planned.model for planned in plan)}
+            fresh = self._make_names_unique(fresh, kept)
+            started = [await self._start_workers(models[planned.model], planned) for planned in fresh]
             # All workers, before the running map is touched: a failure up to here changes nothing.
             await self._wait_until_ready(started)
             for name, model in models.items():
@@ -103,11 +103,9 @@ class WorkerFleet:
             self._claimed.clear()  # standbys that took over are part of the plan now, or end
             await self._end_standbys()
             for model in models.values():
-                model.spec = _find_largest_spec(
-                    member for s in self._running for served, member in s.members if served is model
-                )
+                model.spec = _find_largest_spec(running.replica for running in self._running if running.model is model)
             # This precedes the end of old replicas: no request may find its model without a replica.
-            self._router.publish(models.values())
+            self._router.publish(list(models.values()), {planned.model: planned.members for planned in plan})
             await asyncio.gather(*(self._retire(running) for running in obsolete))
             await self._start_standbys()
             return PlanChange(*(tuple(s.planned.plan.name for s in group) for group in (kept, started, obsolete)))
@@ -184,8 +182,7 @@ class WorkerFleet:
         group = f"{planned.orders[0].group}-shadow"
         plan = replace(wanted.plan, name=f"{name}-shadow")
         orders = tuple(replace(order, group=group) for order in wanted.orders)
-        models = {model.name: model for model, _ in running.members}
-        standby = await self._start_workers(models, replace(planned, plan=plan, orders=orders, standby=None))
+        standby = await self._start_workers(running.model, replace(planned, plan=plan, orders=orders, standby=None))
         try:
             await self._wait_until_ready([standby])
         except GpuprofError as error:
@@ -217,20 +214,13 @@ class WorkerFleet:
         rule = routing_rule(self._routing)
         return ServedModel(name, asked.slo_ms, rule, self._router.arena, asked.percentile, public)
 
-    async def _start_workers(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _RunningReplica:
+    async def _start_workers(self, model: ServedModel, planned: PlannedReplica) -> _RunningReplica:
         workers = [
             WorkerHandle(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
             for number, order in enumerate(planned.orders)
         ]
         self.workers += workers
-        if planned.members:
-            merged = MergedReplica(planned.plan, workers, [(one, models[one.model]) for one in planned.members])
-            return _RunningReplica(
-                planned, merged, tuple((models[member.member.model], member) for member in merged.members)
-            )
-        model = models[planned.model]
-        replica = ServedReplica(planned.plan, workers, model, ModelStatistics())
-        return _RunningReplica(planned, replica, ((model, replica),))
+        return _RunningReplica(planned, ServedReplica(planned.plan, workers, model, ModelStatistics()), model)
 
     async def _wait_until_ready(self, started: Sequence[_RunningReplica]) -> None:
         """Start the workers, a few at a time; when a start fails or the wait is cancelled, end them all."""
@@ -253,13 +243,11 @@ class WorkerFleet:
     async def _retire(self, running: _RunningReplica) -> None:
         """Stop sending requests to a replica, reassign or answer its requests, and end its workers."""
         replica = running.replica
-        for model, member in running.members:
-            model.retire_replica(member)
+        running.model.retire_replica(replica)
         deadline = monotonic() + self._drain_s
         while replica.in_flight and monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-        for model, member in running.members:
-            model.forget_replica(member)
+        running.model.forget_replica(replica)
         await self._dismiss(replica.workers)
         LOGGER.info("replica retired", extra={"replica": replica.plan.name})
 
@@ -275,12 +263,11 @@ class WorkerFleet:
 
 
 def _join(running: _RunningReplica) -> None:
-    """Let the models of a replica give it requests."""
-    for model, member in running.members:
-        model.replicas.append(member)
+    """Let the model of a replica give it requests."""
+    running.model.replicas.append(running.replica)
 
 
-def _find_largest_spec(replicas: Iterable[AnyReplica]) -> ModelSpec:
+def _find_largest_spec(replicas: Iterable[ServedReplica]) -> ModelSpec:
     """Return the specification of the replica with the largest batch."""
     specs = [spec for replica in replicas for spec in replica.specs]
     return max(specs, key=lambda spec: spec.max_batch)
@@ -288,7 +275,7 @@ def _find_largest_spec(replicas: Iterable[AnyReplica]) -> ModelSpec:
 
 def _identity(planned: PlannedReplica) -> tuple[object, ...]:
     """Return the identity of a replica: all its properties but its name and its planned rate."""
-    return planned.model, planned.members, replace(planned.plan, name="", rate_rps=0.0), _orders(planned.orders)
+    return planned.model, replace(planned.plan, name="", rate_rps=0.0), _orders(planned.orders)
 
 
 def _orders(orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:

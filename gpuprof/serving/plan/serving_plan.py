@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
@@ -18,7 +18,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.machine.mps import GpuShare, needs_mps
 from gpuprof.serving.plan.shadow_plan import SpareResources, Standby
-from gpuprof.serving.router.merged_replica import PlannedMember
+from gpuprof.serving.router.member_model import PlannedMember
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 from gpuprof.serving.worker.runtime import NULL_PREFIX, null_bytes
@@ -31,7 +31,7 @@ SIMULATED_PREFIX = "sim:"
 class PlannedReplica:
     """A replica and the orders of its workers, one per process; ``standby`` may replace them.
 
-    ``members`` are the models of a merged replica; any other replica serves ``model``.
+    ``members`` are the models of a merged model, whose requests it serves under their names.
     """
 
     model: str
@@ -39,11 +39,6 @@ class PlannedReplica:
     orders: tuple[WorkerOrder, ...]
     standby: Standby | None = None
     members: tuple[PlannedMember, ...] = ()
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models that the replica serves."""
-        return tuple(member.model for member in self.members) or (self.model,)
 
 
 def plan_workers(
@@ -95,10 +90,10 @@ def plan_workers(
 
 
 def _public_names(deployment: DeploymentMap) -> dict[str, PublicName]:
-    """Return the public name and version of each model of the map; no two may be equal."""
+    """Return the public name and version of each model that clients can ask for; no two may be equal."""
     names: dict[str, PublicName] = {}
     owners: dict[PublicName, str] = {}
-    for model, asked in deployment.models.items():
+    for model, asked in deployment.requested.items():
         names[model] = public = PublicName.of(model, asked.path)
         if owners.setdefault(public, model) != model:
             raise InputError(
@@ -147,7 +142,7 @@ class _OrderBuilder:
             plan = _make_plan(replica, name, place, mig)
             extra_pct = self._shadow_pct
             standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
-            members = _plan_members(self._deployment, replica, self._base)
+            members = _plan_members(self._deployment.models.get(replica.model), Path(order.path))
             yield PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members)
 
     def _next_name(self, model: str) -> str:
@@ -181,12 +176,9 @@ def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
 
     Raises `InputError` when the map does not name the file, or the file does not exist.
     """
-    if model in deployment.merges:
-        path: str | None = deployment.merges[model].path
-    elif model not in deployment.models:
+    if model not in deployment.models:
         raise InputError(f"the map places {model!r}, which is not among its models", "gpuprof place writes a whole map")
-    else:
-        path = deployment.models[model].path
+    path = deployment.models[model].path
     if path is None:
         raise InputError(f"the map does not say where the file of model {model!r} is", 'add its "path" to the map')
     if path.startswith(NULL_PREFIX):
@@ -199,7 +191,7 @@ def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
 
 
 def _planned_sha256(deployment: DeploymentMap, model: str) -> str:
-    known = deployment.merges.get(model) or deployment.models.get(model)
+    known = deployment.models.get(model)
     return (known.sha256 if known is not None else None) or ""
 
 
@@ -276,7 +268,7 @@ def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
     try:
         return model_path(deployment, model, base)
     except InputError:
-        if model not in deployment.models:
+        if model not in deployment.models or deployment.models[model].members:
             raise  # unknown, or merged: without the file, the models' tensors cannot be told apart
         return ""
 
@@ -342,29 +334,17 @@ def _latency_ms(replica: Replica, *, without_turn_mates: bool = False) -> tuple[
     return tuple(own if without_turn_mates else (ms + waits_ms for ms in own))
 
 
-def _plan_members(deployment: DeploymentMap, replica: Replica, base: Path) -> tuple[PlannedMember, ...]:
-    """Return the models of a merged replica with their tensors; empty for any other replica.
+def _plan_members(model: DeployedModel | None, file: Path) -> tuple[PlannedMember, ...]:
+    """Return the models of a merged model with their tensors; empty for any other model.
 
-    Raises `InputError` when a model is missing from the map or from the merged file, or the file is missing or not
-    merged.
+    Raises `InputError` when the file is not merged, or lacks a model.
     """
-    if not replica.merged:
+    if model is None or not model.members:
         return ()
-    merge = deployment.merges[replica.model]
-    file = next((found for found in (base / merge.path, Path(merge.path)) if found.is_file()), None)
-    described = None if file is None else read_merged(file)
+    described = read_merged(file)
     if described is None:
-        what = "no such file" if file is None else "it is not a merged model"
-        raise InputError(f"model {replica.model!r}: cannot read {merge.path}: {what}", "place with --merge again")
-    members = []
-    for model in replica.rates():
-        if model not in deployment.models:
-            raise InputError(
-                f"the map places {model!r}, which is not among its models", "gpuprof place writes a whole map"
-            )
-        member = described.member(merge.members[model])
-        inputs, outputs = (
-            tuple((value.name, value.merged) for value in values) for values in (member.inputs, member.outputs)
-        )
-        members.append(PlannedMember(model, inputs, outputs, deployment.models[model].path))
-    return tuple(members)
+        raise InputError(f"cannot read {file}: it is not a merged model", "place with --merge again")
+    return tuple(
+        PlannedMember(PublicName.of(name, asked.path), asked.slo_ms, described.member(name))
+        for name, asked in model.members.items()
+    )

@@ -112,7 +112,7 @@ class HttpDescriptions:
     def _openapi(self, connection: HttpClient) -> None:
         from gpuprof.serving.protocol.openapi import document
 
-        connection.respond_json(200, document(model.spec for model in self._router.list_models()))
+        connection.respond_json(200, document(model.spec for model in self._router.list_entries()))
 
     def _index(self, connection: HttpClient) -> None:
         connection.respond_json(200, descriptions.repository_index(self._router.models))

@@ -14,11 +14,12 @@ from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
 from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
 from gpuprof.serving.router.neighbour_times import attribute_times, list_replica_times
 from gpuprof.serving.router.router import Router
-from gpuprof.serving.router.served_model import AnyReplica, ServedModel
+from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.router.served_replica import ServedReplica
 from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics
 
 _StatisticsByModel = Mapping[str, ModelStatistics]
-_Replicas = Sequence[tuple[str, AnyReplica]]
+_Replicas = Sequence[tuple[str, ServedReplica]]
 #: Content type of the format of `generate_latest`.
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -210,7 +211,7 @@ def _estimates(replicas: _Replicas, now: float) -> Metric:
 
 
 def _places(replicas: _Replicas) -> Iterator[Metric]:
-    """Yield the replicas' shares of devices and MIG instances; a merged replica counts once.
+    """Yield the replicas' shares of devices and MIG instances.
 
     Sums over a place are left to Prometheus: a sum from here would fall when a replica is retired.
     """

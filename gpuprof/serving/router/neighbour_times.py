@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gpuprof.serving.router.served_model import AnyReplica, ServedModel
+from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.router.served_replica import ServedReplica
 
 #: Time of batches in nanoseconds and their number, by rows.
 BatchTimes = Mapping[int, tuple[int, int]]
@@ -37,7 +38,7 @@ class NeighbourCost:
     beside: Mapping[str, float]
 
 
-def count_batches(replica: AnyReplica) -> BatchTimes:
+def count_batches(replica: ServedReplica) -> BatchTimes:
     """Return, by rows, the number of batches and their nanoseconds in the worker."""
     return {rows: (one.count, one.gather + one.infer + one.scatter) for rows, one in list(replica.batches.items())}
 
@@ -63,7 +64,7 @@ def list_replica_times(
     ]
 
 
-def sum_times(replica: AnyReplica, earlier: BatchTimes) -> tuple[float, float]:
+def sum_times(replica: ServedReplica, earlier: BatchTimes) -> tuple[float, float]:
     """Return the nanoseconds of batches since ``earlier``, and the nanoseconds predicted for their sizes."""
     took_ns = predicted_ns = 0.0
     predicted_ms = replica.plan.latency_ms or ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from types import MappingProxyType
 
 from gpuprof.domain.public_name import version_order
 from gpuprof.serving.router.infer_request import InferRequest
+from gpuprof.serving.router.member_model import MemberModel, PlannedMember
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import RefusedError, bad_request
@@ -22,7 +24,9 @@ class Router:
     def __init__(self, arena: Arena, tracer: RequestTracer | None = None) -> None:
         self.arena = arena
         self.tracer = tracer
+        #: By public name and version: the members of a merged model in its place.
         self.models: dict[str, dict[str, ServedModel]] = {}
+        self._served: list[ServedModel] = []
         self.draining = False
         self._listeners: list[Callable[[], None]] = []
 
@@ -30,12 +34,16 @@ class Router:
         """Call ``listener`` whenever the set of models has changed."""
         self._listeners.append(listener)
 
-    def publish(self, models: Iterable[ServedModel]) -> None:
-        """Serve exactly these models from now on."""
-        self.models = {}
+    def publish(
+        self, models: Sequence[ServedModel], members: Mapping[str, Sequence[PlannedMember]] = MappingProxyType({})
+    ) -> None:
+        """Serve exactly these models from now on; ``members``: by merged model, the models in its place."""
+        self._served, self.models = list(models), {}
         for model in models:
             model.tracer = self.tracer
-            self.models.setdefault(model.public.name, {})[model.public.version] = model
+            entries: list[ServedModel] = [MemberModel(model, member) for member in members.get(model.name, ())]
+            for entry in entries or [model]:
+                self.models.setdefault(entry.public.name, {})[entry.public.version] = entry
         for listener in self._listeners:
             listener()
 
@@ -63,7 +71,11 @@ class Router:
         return versions[version]
 
     def list_models(self) -> list[ServedModel]:
-        """Return every version of every model."""
+        """Return every version of every model of the map, merged models among them."""
+        return self._served
+
+    def list_entries(self) -> list[ServedModel]:
+        """Return every version of every model that clients can ask for."""
         return [model for versions in self.models.values() for model in versions.values()]
 
     @property

@@ -19,7 +19,6 @@ from gpuprof.rules.routing import (
 )
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, Urgency
 from gpuprof.serving.router.known_requests import RequestReader
-from gpuprof.serving.router.merged_replica import MemberReplica
 from gpuprof.serving.router.reserve import Reserve
 from gpuprof.serving.router.served_replica import ServedReplica, find_flow
 from gpuprof.serving.router.worker_link import BatchAnswer
@@ -29,8 +28,6 @@ from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import ModelStatistics, sum_statistics
 from gpuprof.serving.watch.tracing import RequestTracer
 
-#: A replica of one model, or a model's view of a merged replica.
-AnyReplica = ServedReplica | MemberReplica
 #: Limit of a request's timeout, in ms and in SLOs; the larger of the two counts.
 _MAX_TIMEOUT_MS, _MAX_TIMEOUT_SLOS = 10_000.0, 10.0
 _MAX_WAITING = 20_000  # requests, regardless of the SLO
@@ -59,13 +56,13 @@ class ServedModel:
         self.name = name
         self.public = PublicName(name) if public is None else public
         self.slo_ms = slo_ms
-        self.replicas: list[AnyReplica] = []
+        self.replicas: list[ServedReplica] = []
         self.tracer: RequestTracer | None = None
         self._counts = ModelStatistics()
-        self._retired: list[AnyReplica] = []
+        self._retired: list[ServedReplica] = []
         self._rule = rule
         self._reserve = Reserve(percentile, time.monotonic())
-        self._arena = arena
+        self.arena = arena
         self._loop = asyncio.get_running_loop()
         self._unassigned: list[Inference] = []
         self._spec: ModelSpec | None = None
@@ -111,14 +108,14 @@ class ServedModel:
         """Return the parts of `statistics`: the model's own, and each replica's."""
         return [self._counts, *(replica.statistics for replica in (*self.replicas, *self._retired))]
 
-    def retire_replica(self, replica: AnyReplica) -> None:
+    def retire_replica(self, replica: ServedReplica) -> None:
         """Stop sending requests to a replica, and move its waiting requests to other replicas if there are any."""
         self.replicas.remove(replica)
         self._retired.append(replica)
         if self.is_ready:
             self.reassign(replica.empty())
 
-    def forget_replica(self, replica: AnyReplica) -> None:
+    def forget_replica(self, replica: ServedReplica) -> None:
         """Forget a retired replica without unanswered requests, but keep its counts."""
         self._retired.remove(replica)
         self._counts.add(replica.statistics)
@@ -212,7 +209,7 @@ class ServedModel:
         message = f"model {self.name!r} has no worker at the moment"
         return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, reason="no worker")
 
-    def _record_arrival(self, replica: AnyReplica, load: ReplicaLoad, now: float, refused: bool) -> None:
+    def _record_arrival(self, replica: ServedReplica, load: ReplicaLoad, now: float, refused: bool) -> None:
         """Count a request sent to a replica, for its batch formation.
 
         A refused request with a deadline shorter than the SLO is no sign of overload (``refused`` is False):
@@ -233,7 +230,7 @@ class ServedModel:
         ]
         return min(able, key=times_ms.__getitem__, default=chosen)
 
-    def _describe_loads(self, replicas: Sequence[AnyReplica], inference: Inference, now: float) -> list[ReplicaLoad]:
+    def _describe_loads(self, replicas: Sequence[ServedReplica], inference: Inference, now: float) -> list[ReplicaLoad]:
         flow = find_flow(inference.client, inference.deadline_ms, self.slo_ms)
         return [replica.load(now, inference.priority, inference.deadline_ms, flow) for replica in replicas]
 
@@ -263,7 +260,7 @@ class ServedModel:
         They go to the heads of the queues in their own order: first admitted, first served.
         """
         now = time.monotonic()
-        taken: dict[AnyReplica, int] = {}
+        taken: dict[ServedReplica, int] = {}
         for inference in inferences:
             alive = self._list_capable(inference.rows)
             if alive:
@@ -275,7 +272,7 @@ class ServedModel:
         for replica in taken:
             replica.send_batches()
 
-    def _list_capable(self, rows: int) -> list[AnyReplica]:
+    def _list_capable(self, rows: int) -> list[ServedReplica]:
         """Return the live replicas whose largest batch holds ``rows`` rows."""
         return [replica for replica in self.replicas if replica.is_alive and replica.plan.batch >= rows]
 
@@ -293,7 +290,7 @@ class ServedModel:
         # The protocol releases the slot when it has written the answer.
         slot, inference.output_slot = inference.output_slot, None
         inference.on_done(inference, answer.outputs[position], slot)
-        inference.release(self._arena)
+        inference.release(self.arena)
         # The observation comes last, so that the client does not wait for it. Only requests without retries or
         # overtaking measure the error of the forecast. Requests with a deadline below the SLO are excluded: they are
         # often slightly late, and would cause other requests to be refused.
@@ -321,9 +318,9 @@ class ServedModel:
 
     def discard(self, inference: Inference) -> None:
         """Free all memory of a request."""
-        inference.release(self._arena)
+        inference.release(self.arena)
         if inference.output_slot is not None:
-            self._arena.give_back(inference.output_slot)
+            self.arena.give_back(inference.output_slot)
             inference.output_slot = None
 
 

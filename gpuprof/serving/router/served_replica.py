@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
@@ -195,28 +195,11 @@ class ServedReplica:
 
     def drop_cancelled(self) -> list[Inference]:
         """Remove and return requests whose client has disconnected."""
-        return self.remove(lambda inference: inference.cancelled)
+        return self._queue.remove(lambda inference: inference.cancelled)
 
     def empty(self) -> list[Inference]:
         """Remove and return all waiting requests."""
         return self._queue.remove(lambda _: True)
-
-    def waiting(self) -> Iterable[Inference]:
-        """Return the waiting requests in the order of service."""
-        return self._queue
-
-    def remove(self, which: Callable[[Inference], bool]) -> list[Inference]:
-        """Remove and return the waiting requests for which ``which`` is true."""
-        return self._queue.remove(which)
-
-    def statistics_of(self, inference: Inference) -> ModelStatistics:
-        """Return the statistics that count a request."""
-        return self.statistics
-
-    def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
-        """Count an answered batch."""
-        rows = sum([inference.rows for inference in inferences])
-        self.statistics.add_batch(rows, len(inferences), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
 
     def send_batches(self) -> None:
         """Send every batch that is due, and set a timer for the next batch."""
@@ -295,7 +278,8 @@ class ServedReplica:
         self.send_batches()
 
     def _on_batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
-        self.count_batch(batch.inferences, answer)
+        requests = len(batch.inferences)
+        self.statistics.add_batch(batch.rows, requests, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
         if self._queue.rows:
             self.send_batches()  # before the answers are written: the worker must not wait for them
         now_ms = int(time.time() * 1000)
@@ -311,7 +295,7 @@ class ServedReplica:
         times.gather, times.infer, times.scatter = answer.gather_ns, answer.infer_ns, answer.scatter_ns
         took_ms = 1000.0 * (time.monotonic() - inference.arrived)
         in_slo = took_ms <= inference.deadline_ms
-        self.statistics_of(inference).add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
+        self.statistics.add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
 
     def _on_batch_failed(self, batch: SentBatch, message: str) -> None:
         """Refuse the request that failed; from a batch of several, retry by client, then each request alone."""
@@ -359,8 +343,7 @@ class ServedReplica:
             else:
                 inference.alone = inference.alone or must_be_alone(inference.deaths)
                 again.append(inference)
-        for inference in again:
-            self.statistics_of(inference).retried += 1
+        self.statistics.retried += len(again)
         if self.is_alive:
             self.requeue(again)
         else:

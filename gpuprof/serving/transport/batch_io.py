@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,12 @@ class Part:
     inputs: list[tuple[list[int], int, int]]
     slot: tuple[int, int] | None  #: Memory for large outputs.
     wanted: list[int] | None  #: Positions of the requested outputs; None: all.
+
+    def rows_of_output(self, position: int) -> int:
+        """Return its rows in an output; a request that leaves inputs out has rows in its requested outputs only."""
+        if self.wanted is None or position in self.wanted or all(shape[:1] != [0] for shape, _, _ in self.inputs):
+            return self.rows
+        return 0
 
 
 class BatchInputs:
@@ -100,22 +105,17 @@ class BatchOutputs:
         """Return, for each request, a list of [position, shape, offset, bytes], and the inline bytes."""
         described: list[Any] = []
         payload: list[Buffer] = []
-        for part, row in zip(parts, self.find_row_offsets(parts), strict=True):
+        offsets = [0] * len(wanted)
+        for part in parts:
             pieces = []
-            for position, output in zip(wanted, outputs, strict=True):
+            for number, (position, output) in enumerate(zip(wanted, outputs, strict=True)):
+                row = offsets[number]
+                offsets[number] += part.rows_of_output(position)
                 if part.wanted is None or position in part.wanted:
                     piece = output if len(parts) == 1 else output[row : row + part.rows]
                     pieces.append((position, list(piece.shape), self._bytes(piece, position)))
             described.append(self._write(pieces, part.slot, payload))
         return described, payload
-
-    def find_row_offsets(self, parts: Sequence[Part]) -> list[int]:
-        """Return the first row of each request's outputs."""
-        return [0, *accumulate([part.rows for part in parts[:-1]])]
-
-    def rows(self, parts: Sequence[Part], position: int) -> int:
-        """Return the number of rows of an output of the batch."""
-        return sum([part.rows for part in parts])
 
     def _bytes(self, piece: Array, position: int) -> Buffer:
         import numpy as np

@@ -112,8 +112,6 @@ class Inference:
     sent: float = 0.0
     times: StageTimes = field(default_factory=StageTimes)
     batch_key: object = None
-    #: Original request before a merged replica's queue, in a form private to the replica.
-    member_request: object = None
     replica: str = ""  #: Replica to which it was last sent.
     traceparent: str = ""  #: The client's parent span, in the format of W3C Trace Context; empty: none.
     client: str = ""  #: Client, for fair sharing of a model.

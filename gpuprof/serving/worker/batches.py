@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.serving.transport.batch_io import BatchInputs, BatchOutputs, Part
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
 from gpuprof.serving.worker.bound_runtime import BoundRuntime, StagedInputs
-from gpuprof.serving.worker.merged_io import MergedInputs, MergedOutputs
 from gpuprof.serving.worker.runtime import ModelError, Runtime
 
 if TYPE_CHECKING:
@@ -40,9 +39,8 @@ class BatchRunner:
     def __init__(self, runtime: Runtime, arena: memoryview, turn: AbstractContextManager[object] | None = None) -> None:
         self._runtime = runtime
         self._turn = nullcontext() if turn is None else turn
-        merged = runtime.merged
-        self._inputs = MergedInputs(runtime.spec, arena, merged) if merged else BatchInputs(runtime.spec, arena)
-        self._outputs = MergedOutputs(runtime.spec, arena, merged) if merged else BatchOutputs(runtime.spec, arena)
+        self._inputs = BatchInputs(runtime.spec, arena)
+        self._outputs = BatchOutputs(runtime.spec, arena)
 
     def begin(self, frame: Frame) -> GatheredBatch:
         """Gather the inputs of a batch, and copy them to the device if there is one.
@@ -56,6 +54,11 @@ class BatchRunner:
             inputs: Sequence[Array] | StagedInputs = self._inputs.gather(parts, frame.payload)
         except ValueError as error:
             raise ModelError(str(error)) from error
+        if self._runtime.placeholders and not isinstance(inputs, StagedInputs):
+            inputs = [
+                array if len(array) else self._runtime.placeholders.get(position, array)
+                for position, array in enumerate(inputs)
+            ]
         if isinstance(self._runtime, BoundRuntime) and not isinstance(inputs, StagedInputs):
             inputs = self._runtime.stage(inputs)
         wanted = self._outputs.select_outputs(parts)
@@ -85,7 +88,7 @@ class BatchRunner:
         if self._runtime.spec.max_batch <= 1:
             return
         for position, output in zip(begun.wanted, outputs, strict=True):
-            rows = self._outputs.rows(begun.parts, position)
+            rows = sum([part.rows_of_output(position) for part in begun.parts])
             if output.shape[:1] != (rows,):
                 raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
 

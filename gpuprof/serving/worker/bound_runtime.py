@@ -44,7 +44,7 @@ class BoundRuntime(OnnxRuntime):
         super().__init__(name, version, path, batch, threads, provider)
         self._device = device
         # A merged model's members have their own numbers of rows, possibly 0.
-        is_padded = self.spec.max_batch > 1 and self.merged is None and needs_padding(list_op_types(path))
+        is_padded = self.spec.max_batch > 1 and not self.is_merged and needs_padding(list_op_types(path))
         self.full_rows = self.spec.max_batch if is_padded else None
         own = {spec.datatype for spec in (*self.spec.inputs, *self.spec.outputs)}
         self._can_bind = not own & {"BYTES", "BF16"}  # strings stay on the host; NumPy has no bfloat16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,8 +30,8 @@ class Runtime(Protocol):
     """A loaded, runnable model."""
 
     spec: ModelSpec
-    merged: MergedModel | None
-    """The models of a merged file; None for any other."""
+    placeholders: Mapping[int, Array]
+    """By position, what a merged model takes for an input without rows where it cannot take an empty one."""
 
     def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
         """Return the outputs at the positions ``wanted``.
@@ -58,7 +58,7 @@ def null_bytes(path: str) -> int:
 class NullRuntime:
     """The identity model: FP32 where the size is a multiple of 4 bytes, UINT8 otherwise."""
 
-    merged: MergedModel | None = None
+    placeholders: Mapping[int, Array] = {}
 
     def __init__(self, name: str, version: str, row_bytes: int, batch: int) -> None:
         datatype, item = ("UINT8", 1) if row_bytes % 4 else ("FP32", 4)
@@ -88,7 +88,8 @@ class OnnxRuntime:
             raise InputError(f"cannot read {path}: no such file")
         self._session = open_session(path, threads=threads, provider=provider)
         self._errors = runtime_errors()
-        self.merged = _read_merged(self._session, path)
+        merged = _read_merged(self._session, path)
+        self.is_merged = merged is not None
         taken = self._session.get_inputs()
         # Clients tell outputs apart by name: an output that the model lists twice is served once.
         given = list({value.name: value for value in self._session.get_outputs()}.values())
@@ -96,7 +97,7 @@ class OnnxRuntime:
         mixing = _find_second_batch_dim(taken, given)
         batched = is_batched(inputs, outputs) and mixing is None and not _is_batch_not_first(taken)
         batched = batched and all(map(_has_row_each, given)) and not _gives_constant_rows(path, taken, given)
-        if batched and batch > 1 and self.merged is None:
+        if batched and batch > 1 and not self.is_merged:
             mixing = self._find_mixed_output(inputs, outputs)
         if batch > 1 and (mixing or not batched):
             reason = "the first dimension of all that it takes and gives is not the batch"
@@ -106,6 +107,7 @@ class OnnxRuntime:
                 "place it with batches of 1" if mixing else "make its batch dynamic, or place it with batches of 1",
             )
         self.spec = ModelSpec(name, version, "onnxruntime_onnx", inputs, outputs, batch if batched else 0)
+        self.placeholders: Mapping[int, Array] = {} if merged is None else _find_placeholders(self.spec, merged)
         self._names = [spec.name for spec in outputs]
         types = {spec.datatype for spec in (*inputs, *outputs)}
         if {"BF16", "BYTES"} <= types:
@@ -186,6 +188,11 @@ def _read_merged(session: Any, path: Path) -> MergedModel | None:
     if not hasattr(session, "get_modelmeta"):
         return read_merged(path)
     return read_description(session.get_modelmeta().custom_metadata_map, str(path))
+
+
+def _find_placeholders(spec: ModelSpec, merged: MergedModel) -> dict[int, Array]:
+    nothing = {name: value for member in merged.members for name, value in member.nothing().items()}
+    return {spec.input_index[name]: value for name, value in nothing.items() if len(value)}
 
 
 def _has_row_each(value: Any) -> bool:

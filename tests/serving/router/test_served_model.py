@@ -70,7 +70,7 @@ def test_what_is_foreseen_is_what_submit_would_say() -> None:
                 received = refuse_early(model, timeout_ms)
                 request = inference(0, deadline_ms=timeout_ms or SLO_MS)
                 assert is_refused(model, request) is not received
-                model.replicas[0].remove(lambda one, request=request: one is request)  # type: ignore[misc,union-attr]
+                model.replicas[0]._queue.remove(lambda one, request=request: one is request)  # type: ignore[misc]
             fill(model, 1)
         assert not refuse_early(model) and refuse_early(model, 1e6)
         assert model.statistics.refused > 40
@@ -160,7 +160,7 @@ def test_a_request_is_judged_by_what_goes_before_it() -> None:
         assert is_refused(model, inference(1, deadline_ms=SLO_MS, priority=5))
         urgent = inference(2, deadline_ms=SLO_MS, priority=4)
         model.submit(urgent)
-        assert next(iter(model.replicas[0].waiting())) is urgent  # type: ignore[union-attr]
+        assert model.replicas[0]._queue.oldest is urgent
 
     play(scene, FastestFirst())
 
