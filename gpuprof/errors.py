@@ -2,7 +2,7 @@
 
     GpuprofError              1   cannot be done
     ├── InputError            3   a file, option or name that is wrong
-    ├── PluginError           3   an estimator of others that fails
+    ├── PluginError           3   a policy or estimator of others that fails
     ├── UnstableError         2   a result that cannot be trusted (noisy machine)
     ├── InfeasibleError       1   no placement meets the demands
     ├── SloMissedError        1   a model missed its objective under load

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import traceback
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import InputError, PluginError, unknown_name
 
 
 def load_plugin(kind: str, name: str, builtin: Mapping[str, str]) -> Any:
@@ -60,6 +63,14 @@ def describe_error(error: BaseException) -> str:
     """Return a plug-in's error in one line, with its type unless it is an `ImportError`."""
     text = " ".join(str(error).split())
     return text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def describe_failure(kind: str, name: str, plugin: object, error: Exception) -> PluginError:
+    """Return the error of a plug-in that raised: its name, and the line of its own file where it did."""
+    file = getattr(sys.modules.get(type(plugin).__module__), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f" in line {lines[-1]} of {Path(file).name}" if file and lines else ""
+    return PluginError(f"the {kind} {name!r} failed{where}: {describe_error(error)}", "--debug shows where")
 
 
 def plugin_names(kind: str, builtin: Mapping[str, str]) -> tuple[str, ...]:

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, PluginError
+from gpuprof.placement.contract import demand, problem
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.policies import make_policy
+from gpuprof.placement.problem import Problem
 from gpuprof.plugins import load_plugin, plugin_names
 
 BUILTIN = {"share": "gpuprof.domain.share:Share", "broken": "gpuprof.nowhere:Thing"}
@@ -25,3 +29,26 @@ def test_what_cannot_be_imported_is_the_users_error(name: str) -> None:
 
 def test_the_built_in_names_are_listed_in_order() -> None:
     assert plugin_names("policy", BUILTIN) == ("broken", "share")
+
+
+class RaisingPolicy:
+    def place(self, problem: Problem) -> Placement:
+        raise KeyError("resnet50")
+
+
+class EmptyPolicy:
+    def place(self, problem: Problem) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        ("RaisingPolicy", r"'.*:RaisingPolicy' failed in line \d+ of test_plugins.py: KeyError: 'resnet50'"),
+        ("EmptyPolicy", r"'.*:EmptyPolicy' returned a NoneType and no Placement"),
+    ],
+)
+def test_a_policy_of_others_that_fails_is_named_with_its_line(plugin: str, message: str) -> None:
+    with pytest.raises(PluginError, match=message) as raised:
+        make_policy(f"{__name__}:{plugin}").place(problem([demand("resnet", 40.0, 100.0)]))
+    assert raised.value.exit_code == 3

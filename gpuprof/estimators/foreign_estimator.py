@@ -21,7 +21,7 @@ from gpuprof.domain.estimate import (
 from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, PluginError
-from gpuprof.plugins import describe_error
+from gpuprof.plugins import describe_failure
 
 _Answer = TypeVar("_Answer")
 
@@ -122,5 +122,4 @@ class ForeignEstimator:
         except GpuprofError:
             raise
         except Exception as error:  # plug-ins may raise anything
-            said = describe_error(error)
-            raise PluginError(f"the estimator {self._name!r} failed: {said}", "--debug shows where") from error
+            raise describe_failure("estimator", self._name, self._estimator, error) from error

@@ -146,10 +146,10 @@ def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
     }
     try:
         problem, judge = make_problem(cell, work, data)
+        outcome = compare(problem, [(cell.policy, parse_policy(cell.policy))])[0]
+        record |= _planned_figures(outcome, problem, judge)
     except GpuprofError as error:
         return {**record, "reason": str(error)}
-    outcome = compare(problem, [(cell.policy, parse_policy(cell.policy))])[0]
-    record |= _planned_figures(outcome, problem, judge)
     deployment = outcome.deployment
     if deployment is None or scenario.traffic is None:
         return record

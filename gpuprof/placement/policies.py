@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import GpuprofError, InputError, PluginError, unknown_name
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.plugins import load_plugin, plugin_names, require_methods
+from gpuprof.plugins import describe_failure, load_plugin, plugin_names, require_methods
 
 #: name → "module:Class"; modules are imported on first use.
 BUILTIN: dict[str, str] = {
@@ -40,6 +41,32 @@ class Policy(Protocol):
 
         The same problem gives the same placement. The result passes `gpuprof.placement.feasibility`.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignPolicy:
+    """A third-party policy called ``name``, whose exceptions become `PluginError`, except `GpuprofError`."""
+
+    name: str
+    policy: Policy
+
+    def place(self, problem: Problem) -> Placement:
+        """Return the placement of the policy.
+
+        Raises
+        ------
+        PluginError
+            When the policy raises any other exception than a `GpuprofError`, or returns no `Placement`.
+        """
+        try:
+            placement = self.policy.place(problem)
+        except GpuprofError:
+            raise
+        except Exception as error:  # plug-ins may raise anything
+            raise describe_failure("policy", self.name, self.policy, error) from error
+        if not isinstance(placement, Placement):
+            raise PluginError(f"the policy {self.name!r} returned a {type(placement).__name__} and no Placement")
+        return placement
 
 
 def policy_names() -> tuple[str, ...]:
@@ -74,6 +101,8 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     except TypeError as error:
         raise InputError(f"the policy {name!r} cannot be made: {error}", "its fields need defaults") from None
     require_methods("policy", name, policy, "place")
+    if name not in BUILTIN:
+        policy = ForeignPolicy(name, policy)
     if not pooled:
         return policy
     if name == DEFAULT:

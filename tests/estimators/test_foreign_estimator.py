@@ -99,9 +99,8 @@ def test_what_it_raises_is_said_in_one_line_and_is_not_taken_for_a_model_that_it
     with pytest.raises(PluginError) as raised:
         estimator.estimate("net", _V100, 4, Share())
     assert not isinstance(raised.value, InputError) and raised.value.exit_code == 3
-    assert (
-        str(raised.value) == f"the estimator {name!r} failed: ZeroDivisionError: division by zero (--debug shows where)"
-    )
+    assert str(raised.value).startswith(f"the estimator {name!r} failed in line ")
+    assert "of test_foreign_estimator.py: ZeroDivisionError: division by zero" in str(raised.value)
     with pytest.raises(PluginError, match="KeyError: 'net'"):
         estimator.batches("net", _V100, Share())
     with pytest.raises(PluginError, match="OSError: gone"):
