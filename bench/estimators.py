@@ -66,9 +66,9 @@ def _grid(grid: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
 
 
 def _training(database: Path) -> Any:
-    from gpuprof.pipeline.train import load_training_data
+    from gpuprof.pipeline.train import TrainOptions, load_training_data
 
-    return load_training_data(database, None)
+    return load_training_data(TrainOptions(db=database))
 
 
 if __name__ == "__main__":

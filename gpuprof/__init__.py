@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.apply import apply as apply
     from gpuprof.pipeline.calibrate import CalibrateResult as CalibrateResult
     from gpuprof.pipeline.calibrate import calibrate as calibrate
+    from gpuprof.pipeline.check import CheckOptions as CheckOptions
     from gpuprof.pipeline.check import CheckResult as CheckResult
     from gpuprof.pipeline.check import check as check
     from gpuprof.pipeline.compare import CompareResult as CompareResult
@@ -42,8 +43,10 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.db import import_measurements as import_measurements
     from gpuprof.pipeline.db import query_database as query_database
     from gpuprof.pipeline.doctor import doctor as doctor
+    from gpuprof.pipeline.estimate import EstimateOptions as EstimateOptions
     from gpuprof.pipeline.estimate import EstimateResult as EstimateResult
     from gpuprof.pipeline.estimate import estimate as estimate
+    from gpuprof.pipeline.evaluate import EvaluateOptions as EvaluateOptions
     from gpuprof.pipeline.evaluate import EvaluateResult as EvaluateResult
     from gpuprof.pipeline.evaluate import evaluate as evaluate
     from gpuprof.pipeline.explain import ExplainResult as ExplainResult
@@ -67,6 +70,7 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.profile_result import ProfileProgress as ProfileProgress
     from gpuprof.pipeline.profile_result import ProfileResult as ProfileResult
     from gpuprof.pipeline.profile_settings import ProfileSettings as ProfileSettings
+    from gpuprof.pipeline.profile_settings import ProfileWorkloads as ProfileWorkloads
     from gpuprof.pipeline.report import ReportResult as ReportResult
     from gpuprof.pipeline.report import report as report
     from gpuprof.pipeline.result import Progress as Progress
@@ -86,6 +90,7 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.trace import read_azure_trace as read_azure_trace
     from gpuprof.pipeline.trace import record_trace as record_trace
     from gpuprof.pipeline.trace import show_trace as show_trace
+    from gpuprof.pipeline.train import TrainOptions as TrainOptions
     from gpuprof.pipeline.train import TrainResult as TrainResult
     from gpuprof.pipeline.train import train as train
     from gpuprof.pipeline.zoo import build_model as build_model
@@ -106,14 +111,14 @@ _NAMES = {
     "errors": "GpuprofError",
     "pipeline.apply": "ApplyResult apply",
     "pipeline.calibrate": "CalibrateResult calibrate",
-    "pipeline.check": "CheckResult check",
+    "pipeline.check": "CheckOptions CheckResult check",
     "pipeline.compare": "CompareResult compare",
     "pipeline.compare_databases": "CompareDatabasesResult compare_databases",
     "pipeline.compare_gpus": "CompareGpusResult compare_gpus",
     "pipeline.db": "import_measurements query_database",
     "pipeline.doctor": "doctor",
-    "pipeline.estimate": "EstimateResult estimate",
-    "pipeline.evaluate": "EvaluateResult evaluate",
+    "pipeline.estimate": "EstimateOptions EstimateResult estimate",
+    "pipeline.evaluate": "EvaluateOptions EvaluateResult evaluate",
     "pipeline.explain": "ExplainResult explain",
     "pipeline.export": "MapExportResult export",
     "pipeline.load": "LoadResult load",
@@ -124,7 +129,7 @@ _NAMES = {
     "pipeline.planning_options": "MapOutput PlanningOptions",
     "pipeline.profile": "profile profile_ops",
     "pipeline.profile_result": "OpProfileResult ProfileProgress ProfileResult",
-    "pipeline.profile_settings": "ProfileSettings",
+    "pipeline.profile_settings": "ProfileSettings ProfileWorkloads",
     "pipeline.report": "ReportResult report",
     "pipeline.result": "Progress Result",
     "pipeline.serve": "MapServer serve",
@@ -133,7 +138,7 @@ _NAMES = {
     "pipeline.simulate": "SimulateResult simulate",
     "pipeline.simulation_settings": "Fidelity Rescheduling ServiceSettings SimulatedTraffic",
     "pipeline.trace": "TraceResult read_azure_trace record_trace show_trace",
-    "pipeline.train": "TrainResult train",
+    "pipeline.train": "TrainOptions TrainResult train",
     "pipeline.zoo": "build_model list_models",
 }
 _PUBLIC = {name: f"gpuprof.{module}" for module, names in _NAMES.items() for name in names.split()}
@@ -155,7 +160,7 @@ sys.modules[__name__].__class__ = _Package
 @functools.cache
 def _load(name: str) -> Any:
     """Return the object of a public name; functions get a wrapper that checks their arguments."""
-    from gpuprof.domain.argument_types import check_arguments
+    from gpuprof.domain.validation import check_arguments
 
     found = getattr(importlib.import_module(_PUBLIC[name]), name)
     if not isinstance(found, FunctionType):

@@ -11,8 +11,9 @@ from gpuprof.cli.completion import complete_models
 from gpuprof.cli.options import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.validation import Positive
 from gpuprof.pipeline.profile_settings import ProfileSettings
-from gpuprof.pipeline.settings import Positive, Settings, option
+from gpuprof.pipeline.settings import Settings, option
 
 
 class FitOptions(Settings):

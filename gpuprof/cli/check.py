@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
 
-import typer
-
-from gpuprof.cli.options import AllowChangedOption, MapFileArgument, with_groups
+from gpuprof.cli.options import MapFileArgument, with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
 from gpuprof.domain.plural import count_of
-from gpuprof.pipeline.settings import DEVICE_FILE, PRECISION, RUNTIME, Settings, option
+from gpuprof.pipeline.check import CheckOptions
 
 _COLUMNS = (
     Column("rule", "rule", right=False),
@@ -23,26 +20,10 @@ _COLUMNS = (
 _MOST_PLACES = 3
 
 
-class TimeOptions(Settings):
-    """Times for the check; by default the map's own."""
-
-    title: ClassVar[str] = "Estimator and database"
-
-    db: Path | None = option(None, "Kernel database.")
-    estimator: str | None = option(None, "Estimator to use in place of the one that the map was planned with.")
-    precision: str | None = option(None, PRECISION)
-    runtime: str | None = option(None, RUNTIME)
-    device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
-
-
 @with_groups
 def check(
-    times: TimeOptions,
+    options: CheckOptions,
     map_file: MapFileArgument = Path("map.json"),
-    against: Annotated[
-        Path | None, typer.Option(help="CSV file of demands to check against, in place of those in the map.")
-    ] = None,
-    allow_changed: AllowChangedOption = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -51,7 +32,7 @@ def check(
     from gpuprof.pipeline.check import check as check_map
 
     chosen = chosen_format(as_json, as_csv)
-    result = check_map(map_file, against=against, **times.model_dump(), allow_changed=allow_changed, note=say_note)
+    result = check_map(map_file, options, note=say_note)
     rows = result.rows()
     if chosen is Format.JSON:
         basis = record_basis(result.deployment)

@@ -27,9 +27,10 @@ from gpuprof.cli.output import (
 )
 from gpuprof.cli.place import DemandOptions
 from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.validation import NotNegative
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.planning_options import ComparisonOptions
-from gpuprof.pipeline.settings import NotNegative, Settings, option
+from gpuprof.pipeline.settings import Settings, option
 
 _COLUMNS = (
     Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
-from pydantic import BeforeValidator
 
 from gpuprof.cli.completion import complete_models
 from gpuprof.cli.options import with_groups
 from gpuprof.cli.output import Column, ColumnRole, CsvOption, JsonOption, chosen_format, mebibytes, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
-from gpuprof.pipeline.settings import (
-    DEVICE_FILE,
-    HOST_US,
-    PRECISION,
-    RUNTIME,
-    Count,
-    ManyDims,
-    Positive,
-    Settings,
-    count_reader,
-    option,
-)
+from gpuprof.pipeline.estimate import EstimateOptions
 
 
 def _short(model: object) -> str:
@@ -47,46 +35,9 @@ _COLUMNS = (
 )
 
 
-class ScenarioOptions(Settings):
-    """Model, batch, share and device."""
-
-    title: ClassVar[str] = "Workloads"
-
-    batch: Annotated[tuple[Count, ...], BeforeValidator(count_reader(1_000_000))] = option(
-        (1,), "Batch sizes, separated by commas."
-    )
-    device: str | None = option(None, "Device of the catalogue or the database, or cpu.", values="devices")
-    device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
-    share: str = option("100", "Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")
-    dims: ManyDims = option(
-        {}, "Sizes of a free dimension; may be repeated.", "--dim", metavar="NAME=SIZE[,SIZE...]", repeated=True
-    )
-    processes: int = option(1, "Processes in the share.")
-    beside: tuple[str, ...] = option(
-        (),
-        "Model that runs on the device at the same time; may be repeated.",
-        metavar="MODEL[@BATCH[:SHARE]]",
-        repeated=True,
-    )
-
-
-class EstimatorOptions(Settings):
-    """Estimator, runtime and database."""
-
-    title: ClassVar[str] = "Estimator and database"
-
-    estimator: str = option("database", "Estimator: database, gk, an installed one, or package.module:Class.")
-    precision: str | None = option(None, PRECISION)
-    runtime: str | None = option(None, RUNTIME)
-    host_us: Positive | None = option(None, HOST_US)
-    strict: bool = option(False, "Refuse estimates with unknown ops or wide intervals.")
-    db: Path | None = option(None, "Kernel database.")
-
-
 @with_groups
 def estimate(
-    workloads: ScenarioOptions,
-    source: EstimatorOptions,
+    options: EstimateOptions,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -101,14 +52,7 @@ def estimate(
     from gpuprof.pipeline.estimate import estimate as predict
 
     chosen = chosen_format(as_json, as_csv)
-    result = predict(
-        models or (),
-        batches=workloads.batch,
-        **workloads.model_dump(exclude={"batch"}),
-        **source.model_dump(exclude={"strict"}),
-    )
-    if source.strict:
-        result.require_sure()
+    result = predict(models or (), options)
     say_note(*result.notes)
     rows = [{**row, "latency_interval": _interval(row)} for row in result.rows()]
     told = {"beside": bool(result.beside), "dims": any(row["dims"] for row in rows)}

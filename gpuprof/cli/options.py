@@ -20,8 +20,9 @@ from typer.core import TyperCommand
 from gpuprof.cli.completion import COMPLETERS, complete_models
 from gpuprof.domain.duration import LONGEST_S, parse_duration
 from gpuprof.domain.file_access import describe_special_file, find_write_obstacle
+from gpuprof.domain.validation import ArgumentError
 from gpuprof.errors import InputError
-from gpuprof.pipeline.settings import CommandLine, SettingError, Settings, command_line
+from gpuprof.pipeline.settings import CommandLine, Settings, command_line
 
 MapFileArgument = Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")]
 #: Option of verbs that do not need a database.
@@ -31,16 +32,6 @@ DEFAULT_DB = Path("gpuprof-db")
 OtherEstimatorOption = Annotated[
     str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
 ]
-AllowChangedOption = Annotated[
-    bool, typer.Option("--allow-changed", help="Models may be other files than the map was planned with.")
-]
-ProfiledDeviceOption = Annotated[
-    str | None,
-    typer.Option(
-        autocompletion=COMPLETERS["devices"], help="Device that was profiled; default: the one with most data."
-    ),
-]
-RegressorsOption = Annotated[str, typer.Option(help="Regressors to stack, separated by commas; lightgbm may be added.")]
 
 ModelsArgument = Annotated[
     list[str] | None,
@@ -131,8 +122,8 @@ def _fill(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
     values = {name: given[parameter] for name, parameter in names.items() if given[parameter] != shown[parameter]}
     try:
         return kind(**values)
-    except SettingError as error:
-        raise InputError(f"{_flag(error.field, command_line(kind.model_fields[error.field]))} {error.rule}") from None
+    except ArgumentError as error:
+        raise InputError(f"{_flag(error.name, command_line(kind.model_fields[error.name]))} {error.rule}") from None
 
 
 def _make_options(group: type[Settings]) -> Iterator[inspect.Parameter]:

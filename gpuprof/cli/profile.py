@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BeforeValidator
-
-from gpuprof.cli.options import DEFAULT_DB, DbOption, ModelsArgument, with_groups
+from gpuprof.cli.options import ModelsArgument, with_groups
 from gpuprof.cli.output import (
     Column,
     ColumnRole,
@@ -25,8 +23,8 @@ from gpuprof.cli.output import (
 )
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
-from gpuprof.pipeline.profile_settings import ProfileSettings
-from gpuprof.pipeline.settings import Count, Settings, count_reader, option
+from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads
+from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.result import Progress
@@ -78,35 +76,6 @@ _REPORT_COLUMNS = (
 )
 
 
-class WorkloadOptions(Settings):
-    """Workloads to measure."""
-
-    title: ClassVar[str] = "Workloads"
-
-    batch: Annotated[tuple[Count, ...] | None, BeforeValidator(count_reader(65_536))] = option(
-        None, "Batch sizes, separated by commas; default: 1,2,4,8, or the only one that a model can be run at."
-    )
-    share: str | None = option(
-        None, "Shares to measure: 50 (percent), 1core, 3g.40gb. Default on a CPU: 1, 2, 4, … and all cores."
-    )
-    beside: tuple[str, ...] = option(
-        (),
-        "Model to run beside the measured ones; may be repeated.",
-        metavar="MODEL[@BATCH[:SHARE]]",
-        repeated=True,
-    )
-    device: str | None = option(
-        None,
-        "Device to measure: cpu, gpu or a GPU's name; default: the first GPU that can be measured, else the CPU; with "
-        "--from-report the GPU recorded on, where the report does not say.",
-        values="devices",
-    )
-
-    def shares(self) -> list[str] | None:
-        """Return the shares as written; None: the default shares of the device."""
-        return None if self.share is None else self.share.split(",")
-
-
 class SourceOptions(Settings):
     """Measurements of ops, of iGniter's configurations, on a cluster, or from reports."""
 
@@ -136,11 +105,10 @@ class SourceOptions(Settings):
 
 @with_groups
 def profile(
-    workloads: WorkloadOptions,
+    workloads: ProfileWorkloads,
     settings: ProfileSettings,
     source: SourceOptions,
     models: ModelsArgument = None,
-    db: DbOption = DEFAULT_DB,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -151,45 +119,31 @@ def profile(
     chosen = chosen_format(as_json, as_csv)
     names = models or []
     if source.from_report:
-        _ingest(names, workloads, settings, source, db, chosen)
+        _ingest(names, workloads, settings, source, chosen)
         return
     if not names:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     if source.engine != "local":
-        _measure_cluster(names, workloads, settings, source, db, chosen)
+        _measure_cluster(names, workloads, settings, source, chosen)
     elif source.per_op:
-        _measure_ops(names, workloads, settings, db, chosen)
+        _measure_ops(names, workloads, settings, chosen)
     else:
-        _measure(names, workloads, settings, source.igniter, db, chosen)
+        _measure(names, workloads, settings, source.igniter, chosen)
 
 
 def _measure(
     models: Sequence[str],
-    workloads: WorkloadOptions,
+    workloads: ProfileWorkloads,
     settings: ProfileSettings,
     igniter: bool,
-    db: Path,
     chosen: Format,
 ) -> None:
     from gpuprof.pipeline.profile import profile as measure
     from gpuprof.pipeline.profile import profile_for_igniter
 
     with show_progress() as show:
-        if igniter:
-            result = profile_for_igniter(
-                models, batches=workloads.batch, device=workloads.device, db=db, settings=settings, progress=show
-            )
-        else:
-            result = measure(
-                models,
-                batches=workloads.batch,
-                shares=workloads.shares(),
-                beside=workloads.beside,
-                device=workloads.device,
-                db=db,
-                settings=settings,
-                progress=show,
-            )
+        run = profile_for_igniter if igniter else measure
+        result = run(models, workloads, settings=settings, progress=show)
     rows = result.rows()
     has_dims = any(row["dims"] for row in rows)
     print_rows(rows, [column for column in _COLUMNS if has_dims or column.key != "dims"], chosen)
@@ -199,33 +153,22 @@ def _measure(
     result.require_trusted()
 
 
-def _measure_ops(
-    models: Sequence[str], workloads: WorkloadOptions, settings: ProfileSettings, db: Path, chosen: Format
-) -> None:
+def _measure_ops(models: Sequence[str], workloads: ProfileWorkloads, settings: ProfileSettings, chosen: Format) -> None:
     from gpuprof.pipeline.profile import profile_ops
 
     if workloads.beside or settings.processes != (1,) or settings.input_data:
         raise InputError("--per-op measures ops one by one", "leave out --beside, --processes and --input-data")
     with show_progress() as show:
-        result = profile_ops(
-            models,
-            batches=workloads.batch,
-            shares=workloads.shares(),
-            device=workloads.device,
-            db=db,
-            settings=settings,
-            progress=show,
-        )
+        result = profile_ops(models, workloads, settings=settings, progress=show)
     print_rows(result.type_rows() if chosen is Format.TABLE else result.rows(), _OP_COLUMNS, chosen)
     say_note(*result.notes)
 
 
 def _measure_cluster(
     models: Sequence[str],
-    workloads: WorkloadOptions,
+    workloads: ProfileWorkloads,
     settings: ProfileSettings,
     source: SourceOptions,
-    db: Path,
     chosen: Format,
 ) -> None:
     """Measure models at batch sizes on a Ray cluster; rows before a failure are printed, too."""
@@ -245,11 +188,9 @@ def _measure_cluster(
             bar.add_task("models and batches", total=None)
             result = profile_cluster(
                 models,
-                batches=workloads.batch,
+                workloads,
                 options=_describe_options(workloads, settings, source),
-                device=workloads.device,
                 address=source.ray_address or "",
-                db=db,
                 progress=show,
             )
     finally:
@@ -263,10 +204,9 @@ def _measure_cluster(
 
 def _ingest(
     models: Sequence[str],
-    workloads: WorkloadOptions,
+    workloads: ProfileWorkloads,
     settings: ProfileSettings,
     source: SourceOptions,
-    db: Path,
     chosen: Format,
 ) -> None:
     from gpuprof.pipeline.ingest import ingest_reports
@@ -275,26 +215,26 @@ def _ingest(
     result = ingest_reports(
         source.from_report,
         models,
-        batches=workloads.batch or DEFAULT_BATCHES,
+        batches=workloads.batches or DEFAULT_BATCHES,
         runs=source.runs,
-        share=workloads.share,
+        share=None if workloads.shares is None else ",".join(map(str, workloads.shares)),
         device=workloads.device,
         device_file=source.device_file,
-        db=db,
+        db=workloads.db,
         dims=settings.dims,
     )
     say_note(*result.notes)
     print_rows(result.rows(), _REPORT_COLUMNS, chosen)
 
 
-def _describe_options(workloads: WorkloadOptions, settings: ProfileSettings, source: SourceOptions) -> list[str]:
+def _describe_options(workloads: ProfileWorkloads, settings: ProfileSettings, source: SourceOptions) -> list[str]:
     """Return the options for each place of the cluster, in the form of its own command line.
 
     Raises `InputError` for an unknown engine, or an engine that does not measure ops.
     """
     if source.engine != "ray" or source.per_op:
         raise InputError(f"--engine must be local, or ray without --per-op, but got {source.engine}")
-    words = [f"--share={workloads.share}"] if workloads.share is not None else []
+    words = [f"--share={','.join(map(str, workloads.shares))}"] if workloads.shares else []
     words += [
         f"--processes={','.join(map(str, settings.processes))}",
         f"--collector={settings.collector}",

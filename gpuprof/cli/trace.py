@@ -11,8 +11,9 @@ from gpuprof.cli.options import Verbs, output_option, with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.validation import Count
 from gpuprof.errors import InputError
-from gpuprof.pipeline.settings import Count, Settings, option
+from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.trace import TraceResult

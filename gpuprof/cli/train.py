@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gpuprof.cli.options import OptionalDbOption, ProfiledDeviceOption, RegressorsOption
+from gpuprof.cli.options import with_groups
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
+from gpuprof.pipeline.train import TrainOptions
 
 _COLUMNS = (
     Column("device", "device", right=False),
@@ -16,19 +17,13 @@ _COLUMNS = (
 )
 
 
-def train(
-    device: ProfiledDeviceOption = None,
-    regressors: RegressorsOption = "lasso,kernel_ridge,gradient_boosting,xgboost",
-    db: OptionalDbOption = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
-) -> None:
+@with_groups
+def train(options: TrainOptions, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """Fit regressors to the measured ops and models of a device; estimate uses them from then on."""
     from gpuprof.pipeline.train import train as fit
 
     chosen = chosen_format(as_json, as_csv)
-    names = [name.strip() for name in regressors.split(",")]
     with show_progress() as show:
-        result = fit(device=device, regressors=names, db=db, progress=show)
+        result = fit(options, progress=show)
     print_rows(result.rows(), _COLUMNS, chosen)
     say_note(*result.notes)

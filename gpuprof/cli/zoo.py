@@ -12,6 +12,7 @@ from gpuprof.cli.options import Verbs, output_option
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
+from gpuprof.pipeline.settings import LARGEST_BATCH
 
 app = Verbs(
     help="Build standard networks as ONNX files with random weights, offline, or change a network's batch.",
@@ -74,8 +75,6 @@ def rebatch_model(
 
 
 def _batch(text: str) -> int | None:
-    from gpuprof.pipeline.zoo import LARGEST_BATCH
-
     if text == "dynamic":
         return None
     if not text.isdecimal() or not 1 <= int(text) <= LARGEST_BATCH:

@@ -10,11 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from gpuprof.domain.argument_types import Count, NotNegative, Range, check_fields
 from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.domain.sizes import parse_mix
+from gpuprof.domain.validation import Count, NotNegative, check_fields
 from gpuprof.errors import InputError
 
 _REQUIRED = ("model", "rate_rps", "slo_ms")
@@ -71,7 +70,7 @@ class Demand:
     rate_rps: float
     slo: Slo
     min_goodput_rps: NotNegative | None = None
-    priority: Annotated[int, Range(-1_000_000)] = 0
+    priority: int = 0
     max_replicas: Count | None = None
     source_model: str | None = None
     file: str | None = None

@@ -275,6 +275,7 @@ class Estimate:
         return dict(self.creq_pct).get(metric)
 
 
+@runtime_checkable
 class Estimator(Protocol):
     """Predicts workloads; plug-ins of the group ``gpuprof.estimators`` implement it."""
 

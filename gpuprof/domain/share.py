@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpuprof.domain.argument_types import check_fields
+from gpuprof.domain.validation import check_fields
 from gpuprof.errors import InputError
 
 _CORES = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*cores?")

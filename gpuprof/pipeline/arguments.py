@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from pydantic import InstanceOf
+
 from gpuprof.domain.demand import Demand, DemandFile, read_demands, require_possible
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import Fleet
@@ -17,7 +19,7 @@ PathArgument: TypeAlias = str | os.PathLike[str]
 #: A deployment map, or the path of its file.
 MapArgument: TypeAlias = DeploymentMap | PathArgument
 #: Demands, or the path of their slo.csv.
-DemandsArgument: TypeAlias = Sequence[Demand] | PathArgument
+DemandsArgument: TypeAlias = InstanceOf[DemandFile] | Sequence[Demand] | PathArgument
 #: Devices: a fleet, the path of a fleet.toml, or text in the form of ``--gpus``: ``"a100-80:8,v100"``.
 FleetArgument: TypeAlias = Fleet | os.PathLike[str] | str
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import is_unstable
@@ -13,10 +14,8 @@ from gpuprof.errors import InfeasibleError
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     MapArgument,
-    PathArgument,
     map_folder,
     map_label,
-    optional_path,
     resolve_demands,
     resolve_map,
 )
@@ -24,6 +23,7 @@ from gpuprof.pipeline.model_files import find_changed, locate_files
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.pipeline.router_capacity import describe_routers
+from gpuprof.pipeline.settings import option
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation
 
@@ -58,34 +58,29 @@ class CheckResult(Result):
             raise InfeasibleError(f"{self.label} breaks {count} {'rule' if count == 1 else 'rules'}")
 
 
+class CheckOptions(OtherTimes):
+    """Demands, files and times that a map is checked with."""
+
+    against: DemandsArgument | None = option(
+        None, "CSV file of demands to check against, in place of those in the map.", metavar="FILE", panel="Options"
+    )
+    allow_changed: bool = option(False, "Models may be other files than the map was planned with.", panel="Options")
+
+
 def check(
     deployment: MapArgument = Path("map.json"),
+    options: CheckOptions | None = None,
     *,
-    against: DemandsArgument | None = None,
-    db: PathArgument | None = None,
-    estimator: str | None = None,
-    precision: str | None = None,
-    runtime: str | None = None,
-    device_file: PathArgument | None = None,
-    allow_changed: bool = False,
     note: NoteCallback = say_nothing,
+    **fields: Any,
 ) -> CheckResult:
     """Check geometry, shares, memory, rates and SLOs of a map.
 
     Parameters
     ----------
     deployment : path or DeploymentMap
-    against : path or sequence of Demand, optional
-        Demands to check instead of the map's own.
-    db : path, optional
-        Kernel database; without a database the map's own times and memory are used, unless they were predicted from
-        files alone and the files are still there.
-    estimator, precision, runtime : str, optional
-        Replacements for the map's own settings.
-    device_file : path, optional
-        TOML file with GPUs that the catalogue lacks.
-    allow_changed : bool
-        Accept models whose files changed since the map was planned.
+    options : CheckOptions, optional
+        Fields may be given as keywords instead.
     note : callable, optional
         Called with each remark immediately.
 
@@ -109,13 +104,13 @@ def check(
     ['slo']
     """
     notes = NoteList(note)
-    demands = None if against is None else resolve_demands(against)
+    chosen = CheckOptions.collect(options, fields)
+    demands = None if chosen.against is None else resolve_demands(chosen.against)
     resolved = resolve_map(deployment)
-    other = OtherTimes(estimator, precision, runtime, device_file)
-    evidence = collect_map_evidence(resolved, optional_path(db), demands, map_folder(deployment), notes.add, other)
+    evidence = collect_map_evidence(resolved, map_folder(deployment), chosen, demands, notes.add)
     notes.add(*_describe_strangers(resolved))
     if evidence.estimator is None:
-        name = estimator or resolved.planned_with.estimator
+        name = chosen.estimator or resolved.planned_with.estimator
         notes.add(
             f"the estimator {name!r} cannot be asked here: what it stands on, or the estimator itself, is missing; "
             "the times and the memory written in the map are believed"
@@ -128,7 +123,7 @@ def check(
     if unknown := feasibility.find_unknown_memory(resolved, evidence):
         notes.add(f"nothing is known of the memory of {', '.join(unknown)}: whether it suffices was not checked")
     for name, message in find_changed(locate_files(resolved, map_folder(deployment))):
-        if allow_changed:
+        if chosen.allow_changed:
             notes.add(message)
         else:
             violations = (*violations, Violation("file", name, message))

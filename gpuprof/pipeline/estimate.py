@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any, ClassVar
 
-from gpuprof.domain.argument_types import Count, Range
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, Estimator, Figure, Workload, describe_unknown_ops
 from gpuprof.domain.neighbour import read_neighbour
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import combine_sizes, describe_sizes, require_dimensions, sized_name, split_name
+from gpuprof.domain.validation import Count, Positive
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import (
@@ -27,8 +27,49 @@ from gpuprof.pipeline.devices import (
 )
 from gpuprof.pipeline.doubts import require_sure
 from gpuprof.pipeline.result import NoteList, Result
+from gpuprof.pipeline.settings import DEVICE_FILE, HOST_US, PRECISION, RUNTIME, Batches, ManyDims, Settings, option
 
-_LARGEST_BATCH = 1_000_000
+_ESTIMATOR = "Estimator and database"
+
+
+class EstimateOptions(Settings):
+    """Workloads to predict, and the estimator."""
+
+    title: ClassVar[str] = "Workloads"
+
+    batches: Batches = option((1,), "Batch sizes, separated by commas.", "--batch")
+    device: str | None = option(
+        None,
+        "Device of the catalogue, the database or --device-file, or cpu; default: the one with most measurements.",
+        values="devices",
+    )
+    device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
+    share: Share | str = option("100", "Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")
+    dims: ManyDims = option(
+        {},
+        "Sizes of a free dimension, in every combination; default: measured or usual ones. May be repeated.",
+        "--dim",
+        metavar="NAME=SIZE[,SIZE...]",
+        repeated=True,
+    )
+    processes: Count = option(1, "Processes in the share.")
+    beside: tuple[str | Workload, ...] = option(
+        (),
+        "Model that runs on the device at the same time, by default at batch 1 under an equal part of the rest; may be "
+        "repeated.",
+        metavar="MODEL[@BATCH[:SHARE]]",
+        repeated=True,
+    )
+    estimator: str | Estimator = option(
+        "database", "Estimator: database, gk, an installed one, or package.module:Class.", panel=_ESTIMATOR
+    )
+    precision: str | None = option(None, PRECISION, panel=_ESTIMATOR)
+    runtime: str | None = option(None, RUNTIME, panel=_ESTIMATOR)
+    host_us: Positive | None = option(None, HOST_US, panel=_ESTIMATOR)
+    strict: bool = option(False, "Refuse estimates with unknown ops or wide intervals.", panel=_ESTIMATOR)
+    db: Path | None = option(
+        None, "Kernel database; default: GPUPROF_DB, or gpuprof-db, which ONNX files need not.", panel=_ESTIMATOR
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,77 +91,24 @@ class EstimateResult(Result):
         beside = " + ".join(f"{short_name(one.model)}@{one.batch}:{one.share}" for one in self.beside) or None
         return [{**_row(one), "beside": beside} for one in self.estimates]
 
-    def require_sure(self) -> None:
-        """Refuse estimates that count ops by their traffic alone, or whose intervals are wide.
-
-        Raises
-        ------
-        InputError
-            As `gpuprof.pipeline.doubts.require_sure`.
-        """
-        for one in self.estimates:
-            require_sure(one)
-
 
 def estimate(
-    models: Sequence[PathArgument] | PathArgument = (),
-    *,
-    batches: Sequence[Annotated[int, Range(1, _LARGEST_BATCH)]] = (1,),
-    device: str | None = None,
-    device_file: PathArgument | None = None,
-    share: Share | str = "100",
-    processes: Count = 1,
-    beside: Sequence[str | Workload] = (),
-    estimator: str | Estimator = "database",
-    db: PathArgument | None = None,
-    precision: str | None = None,
-    runtime: str | None = None,
-    host_us: float | None = None,
-    dims: Mapping[str, int | Sequence[int]] | None = None,
+    models: Sequence[PathArgument] | PathArgument = (), options: EstimateOptions | None = None, **fields: Any
 ) -> EstimateResult:
     """Predict latency, throughput and memory from measurements, a model trained on other GPUs, or a CPU roofline.
 
     Parameters
     ----------
     models : sequence of str or path, or one of them
-        Names in the database or ONNX files; by default all models of the database.
-    batches : sequence of int
-    device : str, optional
-        Device of the catalogue, the database or ``device_file``, or ``"cpu"``; by default the one with most
-        measurements.
-    device_file : path, optional
-        TOML file with GPUs that the catalogue lacks, as ``devices.toml`` describes them.
-    share : Share or str
-        Part of the device for each model: ``"50"`` percent, ``"1core"``, ``"3g.40gb"``.
-    processes : int
-        Copies in the share.
-    beside : sequence of str or Workload
-        Neighbours on the device: ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``; by default batch 1 and an
-        equal part of the remaining device.
-    estimator : str or Estimator
-        ``"database"``, ``"gk"``, the name of an installed plug-in, ``"package.module:Class"``, or an estimator.
-    db : path, optional
-        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``, which need not exist for ONNX files.
-    precision : str, optional
-        Precision of matrix products on GPUs without measurements: ``"float32"``, ``"tf32"``, ``"float16"``,
-        ``"bfloat16"``, ``"fp8"`` or ``"int8"``; by default the precision that ONNX Runtime's CUDA provider uses for the
-        model's types.
-    runtime : str, optional
-        ``"onnxruntime"`` (default): its CUDA provider, as `serve` runs it, with the copies of inputs and outputs from
-        and to the host; ``"tensorrt"``, ``"pytorch-eager"``, ``"pytorch-compiled"``. With the suffix
-        ``":fused-attention"`` the runtime's optimizer fuses attention in half precision into one kernel, as
-        torch.compile always does.
-    host_us : float, optional
-        Time in microseconds that the host takes for a launch on GPUs without measurements, as it was measured there; by
-        default the runtime's usual time, which differs between hosts by a factor of two.
-    dims : mapping of str to int or sequence of int, optional
-        Sizes of free dimensions other than the batch, in every combination; the default is the measured or the usual
-        size, which a note reports. A model's name may include sizes: ``"bert[seq=64]"``.
+        Names in the database, such as ``"bert[seq=64]"``, or ONNX files; by default all models of the database.
+    options : EstimateOptions, optional
+        Fields may be given as keywords instead.
 
     Raises
     ------
     InputError
-        When a model, device, share or estimator is unknown, or no model was named and the database is empty.
+        When a model, device, share or estimator is unknown, no model was named and the database is empty, or an
+        estimate is too uncertain for ``strict``.
     InfeasibleError
         When a model does not fit into the device's memory.
 
@@ -141,36 +129,35 @@ def estimate(
     """
     from gpuprof.estimators.cross_gpu.execution import parse_execution
 
+    chosen = EstimateOptions.collect(options, fields)
     with NoteList() as notes:
-        if not batches:
+        if not chosen.batches:
             raise InputError("an estimate needs a batch size", "name at least one, such as 1")
-        database = open_database(db, needed=not models)
-        notes.add(*describe_empty(db, database))
-        target = resolve_device(device, database, read_own_devices(device_file), notes.add)
-        part = _resolve_share(share, target)
-        source = (
-            estimator
-            if not isinstance(estimator, str)
-            else make_named_estimator(
-                estimator,
-                database,
-                note=notes.add,
-                execution=parse_execution(precision, runtime, host_us),
-                alone=not beside,
+        database = open_database(chosen.db, needed=not models)
+        notes.add(*describe_empty(chosen.db, database))
+        target = resolve_device(chosen.device, database, read_own_devices(chosen.device_file), notes.add)
+        part = _resolve_share(chosen.share, target)
+        source = chosen.estimator
+        if isinstance(source, str):
+            execution = parse_execution(chosen.precision, chosen.runtime, chosen.host_us)
+            source = make_named_estimator(
+                source, database, note=notes.add, execution=execution, alone=not chosen.beside
             )
-        )
         names = name_models(models) or list(getattr(source, "models", []))
-        names, remarks = _size_models(names, source, dims or {})
+        names, remarks = _size_models(names, source, chosen.dims)
         if not names:
-            raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
+            path = database_path(chosen.db)
+            raise InputError(f"the kernel database {path} holds no models", "gpuprof profile MODEL.onnx")
         notes.add(*remarks)
         notes.add(*describe_superseded(source, names), *describe_variants(source, names, [target.name]))
-        others = _resolve_neighbours(beside, target, part)
+        others = _resolve_neighbours(chosen.beside, target, part)
         estimates = []
         for name in names:
-            for size in batches:
-                estimates.append(source.estimate(name, target, size, part, others, processes))
+            for size in chosen.batches:
+                estimates.append(source.estimate(name, target, size, part, others, chosen.processes))
                 _check_memory(estimates[-1], target)
+                if chosen.strict:
+                    require_sure(estimates[-1])
             if unknown := estimates[-1].unknown_ops:
                 notes.add(describe_unknown_ops(name, unknown))
         notes.add(*_describe_distances(estimates, target), *describe_full_occupancy(estimates))

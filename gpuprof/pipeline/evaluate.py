@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.train import DEFAULT_REGRESSORS, load_training_data
+from gpuprof.pipeline.settings import option
+from gpuprof.pipeline.train import TrainOptions, load_training_data
 
 if TYPE_CHECKING:
     from gpuprof.estimators.learned.evaluation import Prediction, Summary
     from gpuprof.reporting.chart import Chart
+
+
+class EvaluateOptions(TrainOptions):
+    """Data and regressors to evaluate, and the plot."""
+
+    by_architecture: bool = option(False, "Show a line for each architecture instead of one for all.")
+    plot: Path | None = option(None, "File to draw predicted against measured into: .svg or .png.", output=True)
+
 
 _UNITS = {"op time": "ns", "latency": "ms", "memory": "bytes"}
 
@@ -39,28 +47,14 @@ class EvaluateResult(Result):
 
 
 def evaluate(
-    *,
-    device: str | None = None,
-    regressors: Sequence[str] = DEFAULT_REGRESSORS,
-    by_architecture: bool = False,
-    plot: PathArgument | None = None,
-    db: PathArgument | None = None,
-    progress: ProgressCallback = say_nothing,
+    options: EvaluateOptions | None = None, *, progress: ProgressCallback = say_nothing, **fields: Any
 ) -> EvaluateResult:
     """Leave out each architecture, and batch sizes of known models, and compare predictions with measurements.
 
     Parameters
     ----------
-    device : str, optional
-        A profiled device; by default the device with most measurements.
-    regressors : sequence of str
-        As `gpuprof.train` takes them.
-    by_architecture : bool
-        A summary for each architecture instead of a single summary.
-    plot : path, optional
-        File for a plot of predicted against measured figures, ``.svg`` or ``.png``.
-    db : path, optional
-        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
+    options : EvaluateOptions, optional
+        Fields may be given as keywords instead.
     progress : callable, optional
         Called after each architecture.
 
@@ -90,11 +84,12 @@ def evaluate(
     from gpuprof.estimators.learned.regressors import make_constituents
     from gpuprof.reporting.picture import check_picture
 
-    make_constituents(regressors)  # reject wrong names before any data is read
-    if plot is not None:
-        check_picture(Path(plot))
-    data = load_training_data(db, device)
-    names, done = list(regressors), 0
+    chosen = EvaluateOptions.collect(options, fields)
+    make_constituents(chosen.regressors)  # reject wrong names before any data is read
+    if chosen.plot is not None:
+        check_picture(chosen.plot)
+    data = load_training_data(chosen)
+    names, done = list(chosen.regressors), 0
     total = len(data.architectures)
 
     def count(_: str) -> None:
@@ -105,9 +100,11 @@ def evaluate(
     progress(Progress("architectures", 0, total))
     predictions = leave_one_architecture_out(data, names, count)
     predictions += predict_left_out_batches(data)
-    notes = () if plot is None else (_write_plot(Path(plot), predictions),)
+    notes = () if chosen.plot is None else (_write_plot(chosen.plot, predictions),)
     return EvaluateResult(
-        notes=notes, summaries=tuple(summarise_errors(predictions, by_architecture)), predictions=tuple(predictions)
+        notes=notes,
+        summaries=tuple(summarise_errors(predictions, chosen.by_architecture)),
+        predictions=tuple(predictions),
     )
 
 

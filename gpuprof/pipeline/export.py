@@ -121,7 +121,7 @@ def export(
     """
     notes, resolved = NoteList(note), resolve_map(deployment)
     to = to or _pick_target(resolved)
-    broken = check_layout(resolved, collect_map_evidence(resolved, None, None, map_folder(deployment), notes.add))
+    broken = check_layout(resolved, collect_map_evidence(resolved, map_folder(deployment), note=notes.add))
     if broken:
         label = map_label(deployment)
         raise InputError(f"{label} cannot be set up: {broken[0]}", f"gpuprof check {label} says everything")

@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import BeforeValidator, Field
 
 from gpuprof.domain.named_values import collect_distinct
+from gpuprof.domain.validation import Count, NotNegative, Positive, Seed
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.pipeline.settings import (
-    Count,
-    DataFiles,
-    Dims,
-    NotNegative,
-    Positive,
-    Seed,
-    Settings,
-    option,
-)
+from gpuprof.pipeline.settings import DataFiles, Dims, Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gpuprof.pipeline.settings import Dims, Positive, Settings, option
+from gpuprof.domain.validation import Positive
+from gpuprof.pipeline.settings import Dims, Settings, option
 
 _SIZES = "Dimensions and batches"
 

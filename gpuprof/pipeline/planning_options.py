@@ -5,18 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gpuprof.pipeline.settings import (
-    DEVICE_FILE,
-    HOST_US,
-    PRECISION,
-    RUNTIME,
-    Dims,
-    NotNegative,
-    Positive,
-    Seed,
-    Settings,
-    option,
-)
+from gpuprof.domain.validation import NotNegative, Positive, Seed
+from gpuprof.pipeline.settings import DEVICE_FILE, HOST_US, PRECISION, RUNTIME, Dims, Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.estimators.cross_gpu.execution import Execution

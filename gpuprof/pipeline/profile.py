@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share, parse_share
@@ -15,7 +16,7 @@ from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import database_path, resolve_local_device
 from gpuprof.pipeline.profile_result import OpProfileResult, ProfileProgress, ProfileResult
-from gpuprof.pipeline.profile_settings import MOST_PROCESSES, ProfileSettings
+from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, say_nothing
 from gpuprof.pipeline.serving_cost import measure_serving
 from gpuprof.profiling.collector import Collector, choose_collector
@@ -31,14 +32,11 @@ DEFAULT_BATCHES = (1, 2, 4, 8)
 
 def profile(
     models: Sequence[PathArgument] | PathArgument,
+    workloads: ProfileWorkloads | None = None,
     *,
-    batches: Sequence[int] | None = None,
-    shares: Sequence[Share | str] | None = None,
-    beside: Sequence[str] = (),
-    device: str | None = None,
-    db: PathArgument | None = None,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback = say_nothing,
+    **fields: Any,
 ) -> ProfileResult:
     """Measure models on this machine: latency, throughput, memory and the time of every op.
 
@@ -48,16 +46,8 @@ def profile(
     ----------
     models : sequence of path, or one of them
         ONNX files, or ``"NAME=FILE"``.
-    batches : sequence of int, optional
-        By default 1, 2, 4 and 8; for a model with a fixed batch that cannot be freed, this batch.
-    shares : sequence of Share or str, optional
-        ``"50"`` percent, ``"1core"``, ``"3g.40gb"``; by default 1, 2, 4, … and all cores of a CPU, or the whole GPU.
-    beside : sequence of str
-        ``"MODEL[:BATCH[:SHARE]]"``: measure again with this neighbour on the device.
-    device : str, optional
-        ``"cpu"``, ``"gpu"`` or a GPU's name; by default the first GPU that can be measured here, else the CPU.
-    db : path, optional
-        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``, created if missing.
+    workloads : ProfileWorkloads, optional
+        Fields may be given as keywords instead.
     settings : ProfileSettings, optional
     progress : callable, optional
         Called before each workload, and with its rows (`ProfileProgress`) once they are on the disk.
@@ -84,70 +74,67 @@ def profile(
     >>> frame["batch"].tolist(), bool((frame["latency_p50_ms"] > 0).all())
     ([1, 4], True)
     """
-    settings = settings or ProfileSettings()
+    chosen, settings = ProfileWorkloads.collect(workloads, fields), settings or ProfileSettings()
     with NoteList() as notes:
-        target = _choose_target(device, settings, notes)
-        path = database_path(db)
-        sizes = _check_batches(batches)
-        parts = _resolve_shares(shares, target.device)
-        neighbours = [planning.parse_neighbour(text, target.device) for text in beside]
-        if batches is None:
+        target = _choose_target(chosen.device, settings, notes)
+        path = database_path(chosen.db)
+        sizes = chosen.batches or DEFAULT_BATCHES
+        parts = _resolve_shares(chosen.shares, target.device)
+        neighbours = [planning.parse_neighbour(text, target.device) for text in chosen.beside]
+        if chosen.batches is None:
             kept = [planning.free_batch_or_keep(one, sizes, path / COPIES) for one in _read_models(models, settings)]
             notes.add(*(why for _, why in kept if why))
             named = [model for model, _ in kept]
         else:
             named = _free_models(models, sizes, path, settings)
         notes.add(*_describe_sizes(named))
-        cells = planning.plan_cells(named, sizes, parts, _check_processes(settings.processes), neighbours)
+        cells = planning.plan_cells(named, sizes, parts, settings.processes, neighbours)
         return _measure(target, cells, path, settings, progress)
 
 
 def profile_for_igniter(
     models: Sequence[PathArgument] | PathArgument,
+    workloads: ProfileWorkloads | None = None,
     *,
-    batches: Sequence[int] | None = None,
-    device: str | None = None,
-    db: PathArgument | None = None,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback = say_nothing,
+    **fields: Any,
 ) -> ProfileResult:
     """Measure the data for iGniter's coefficients: eleven configurations of each model, and 2 to 5 concurrent copies.
 
     Parameters and errors are those of `profile`; every model must be able to run at the ``batches``.
     """
-    settings = settings or ProfileSettings()
+    chosen, settings = ProfileWorkloads.collect(workloads, fields), settings or ProfileSettings()
     with NoteList() as notes:
-        target = _choose_target(device, settings, notes)
-        path = database_path(db)
-        named = _free_models(models, _check_batches(batches), path, settings)
+        target = _choose_target(chosen.device, settings, notes)
+        path = database_path(chosen.db)
+        named = _free_models(models, chosen.batches or DEFAULT_BATCHES, path, settings)
         notes.add(*_describe_sizes(named))
         return _measure(target, [cell for model in named for cell in igniter_cells(model)], path, settings, progress)
 
 
 def profile_ops(
     models: Sequence[PathArgument] | PathArgument,
+    workloads: ProfileWorkloads | None = None,
     *,
-    batches: Sequence[int] | None = None,
-    shares: Sequence[Share | str] | None = None,
-    device: str | None = None,
-    db: PathArgument | None = None,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback = say_nothing,
+    **fields: Any,
 ) -> OpProfileResult:
     """Measure each distinct op of all models once, as a model of its own.
 
     Parameters and errors are those of `profile`; ops are measured separately, in a single process.
     """
-    settings = settings or ProfileSettings()
+    chosen, settings = ProfileWorkloads.collect(workloads, fields), settings or ProfileSettings()
     with NoteList() as notes:
-        target = _choose_target(device, settings, notes)
-        path = database_path(db)
-        sizes = _check_batches(batches)
+        target = _choose_target(chosen.device, settings, notes)
+        path = database_path(chosen.db)
+        sizes = chosen.batches or DEFAULT_BATCHES
         named = _free_models(models, sizes, path, settings)
         notes.add(*_describe_sizes(named))
         plans = [
             OpProfiler(KernelDb.create(path), target.device, target.collector, part, settings.force)
-            for part in _resolve_shares(shares, target.device)
+            for part in _resolve_shares(chosen.shares, target.device)
         ]
         progress(Progress(target.headline))
         outcomes = {plan.share: _measure_ops(plan, named, sizes, progress) for plan in plans}
@@ -156,12 +143,10 @@ def profile_ops(
 
 def profile_cluster(
     models: Sequence[str],
+    workloads: ProfileWorkloads,
     *,
-    batches: Sequence[int] | None = None,
     options: Sequence[str] = (),
-    device: str | None = None,
     address: str = "",
-    db: PathArgument | None = None,
     progress: ProgressCallback = say_nothing,
 ) -> ProfileResult:
     """Measure models at batch sizes on the GPUs, or machines, of a Ray cluster.
@@ -170,12 +155,8 @@ def profile_cluster(
 
     Parameters
     ----------
-    models : sequence of str
-        ONNX files, or ``"NAME=FILE"``.
     options : sequence of str
         Further options of ``gpuprof profile``, for each place.
-    device : str, optional
-        Use only places with this device.
     address : str
         Address of the cluster; empty: the cluster of this machine.
     progress : callable, optional
@@ -186,20 +167,20 @@ def profile_cluster(
     tasks = [
         task_of(model.name, model.path, size, options)
         for model in planning.parse_models(models)
-        for size in _check_batches(batches)
+        for size in workloads.batches or DEFAULT_BATCHES
     ]
-    path = database_path(db)
+    path = database_path(workloads.db)
     sweep = RaySweep(KernelDb.create(path), address)
     rows: list[ModelRow | ColocationRow] = []
     try:
-        for found in sweep.run(tasks, device, lambda message: progress(Progress(message))):
+        for found in sweep.run(tasks, workloads.device, lambda message: progress(Progress(message))):
             rows.append(found)
             progress(ProfileProgress(f"{len(tasks)} models and batches", len(rows), rows=(_describe_row(found),)))
     finally:
         sweep.close()
     return ProfileResult(
         notes=() if rows else ("everything was measured before; --force measures it again",),
-        device=device or "",
+        device=workloads.device or "",
         measured=tuple(map(_describe_row, rows)),
         cells=len(rows),
         failures=(),
@@ -220,14 +201,6 @@ def _choose_target(device: str | None, settings: ProfileSettings, notes: NoteLis
     here = resolve_local_device(device, settings.collector, notes.add)
     collector, why = choose_collector(settings.collector, here.kind)
     return _Target(here, collector, f"{here.name}, collector {why}", notes)
-
-
-def _check_batches(batches: Sequence[int] | None) -> tuple[int, ...]:
-    return planning.parse_batches(",".join(map(str, DEFAULT_BATCHES if batches is None else batches)))
-
-
-def _check_processes(processes: Sequence[int]) -> tuple[int, ...]:
-    return planning.parse_batches(",".join(map(str, processes)), "the number of processes", MOST_PROCESSES)
 
 
 def _resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tuple[Share, ...]:

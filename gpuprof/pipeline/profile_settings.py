@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from gpuprof.pipeline.settings import Count, DataFiles, ManyDims, Settings, count_reader, option
+from gpuprof.domain.share import Share
+from gpuprof.domain.validation import Count
+from gpuprof.pipeline.settings import Batches, DataFiles, ManyDims, Settings, count_reader, option, split_names
 
 if TYPE_CHECKING:
     from gpuprof.profiling.child.job import TimingLimits
 
 #: Maximum processes measured at once in a share: MPS serves hardly more clients of a GPU.
-MOST_PROCESSES = 64
+_MOST_PROCESSES = 64
 #: Seconds of a day.
 _DAY_S = 86400.0
+
+
+class ProfileWorkloads(Settings):
+    """Workloads to measure, and the database."""
+
+    title: ClassVar[str] = "Workloads"
+
+    batches: Batches | None = option(
+        None,
+        "Batch sizes, separated by commas; default: 1,2,4,8, or the only one that a model can be run at.",
+        "--batch",
+    )
+    shares: Annotated[tuple[str | Share, ...] | None, BeforeValidator(split_names)] = option(
+        None,
+        "Shares to measure: 50 (percent), 1core, 3g.40gb. Default on a CPU: 1, 2, 4, … and all cores.",
+        "--share",
+    )
+    beside: tuple[str, ...] = option(
+        (),
+        "Model to run beside the measured ones; may be repeated.",
+        metavar="MODEL[@BATCH[:SHARE]]",
+        repeated=True,
+    )
+    device: str | None = option(
+        None,
+        "Device to measure: cpu, gpu or a GPU's name; default: the first GPU that can be measured, else the CPU; with "
+        "--from-report the GPU recorded on, where the report does not say.",
+        values="devices",
+    )
+    db: Path | None = option(None, "Kernel database, made where missing; default: GPUPROF_DB, or gpuprof-db.")
 
 
 class ProfileSettings(Settings):
@@ -23,7 +56,7 @@ class ProfileSettings(Settings):
     title: ClassVar[str] = "Measurement"
 
     collector: str = option("auto", "Collector that measures; auto takes the first that works here.")
-    processes: Annotated[tuple[Count, ...], BeforeValidator(count_reader(MOST_PROCESSES))] = option(
+    processes: Annotated[tuple[Count, ...], BeforeValidator(count_reader(_MOST_PROCESSES))] = option(
         (1,), "Numbers of processes that share one share, separated by commas."
     )
     dims: ManyDims = option(

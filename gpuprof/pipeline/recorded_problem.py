@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpuprof.domain.sizes import mixed_name, name_parts
 from gpuprof.errors import InputError
@@ -13,6 +13,7 @@ from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.model_files import locate_files, model_paths
 from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.pipeline.result import NoteCallback, say_nothing
+from gpuprof.pipeline.settings import DEVICE_FILE, PRECISION, RUNTIME, Settings, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,15 +31,19 @@ if TYPE_CHECKING:
     from gpuprof.placement.problem import Problem
 
 
-@dataclass(frozen=True, slots=True)
-class OtherTimes:
-    """The source of the times for a check, where it differs from the map's own."""
+class OtherTimes(Settings):
+    """Source of a check's times; by default the map's own."""
 
-    #: ``estimator``, ``precision``, ``runtime``: None: the map's own.
-    estimator: str | None = None
-    precision: str | None = None
-    runtime: str | None = None
-    device_file: PathArgument | None = None  #: File with GPUs missing in the catalogue.
+    title: ClassVar[str] = "Estimator and database"
+
+    db: Path | None = option(
+        None,
+        "Kernel database; without, the map's own times count, unless they were predicted from files that are here.",
+    )
+    estimator: str | None = option(None, "Estimator to use in place of the one that the map was planned with.")
+    precision: str | None = option(None, PRECISION)
+    runtime: str | None = option(None, RUNTIME)
+    device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
 
 
 def restore_problem(
@@ -145,7 +150,7 @@ def time_map_by(
         return deployment
     from gpuprof.placement.retime import retime_map
 
-    evidence = collect_map_evidence(deployment, db, None, base, note, OtherTimes(estimator))
+    evidence = collect_map_evidence(deployment, base, OtherTimes(db=db, estimator=estimator), note=note)
     return retime_map(deployment, evidence, estimator)
 
 
@@ -169,11 +174,10 @@ def restore_policy(deployment: DeploymentMap) -> Policy:
 
 def collect_map_evidence(
     deployment: DeploymentMap,
-    db: Path | None,
-    against: Sequence[Demand] | None,
     base: Path = Path(),
-    note: NoteCallback = say_nothing,
     other: OtherTimes | None = None,
+    against: Sequence[Demand] | None = None,
+    note: NoteCallback = say_nothing,
 ) -> Evidence:
     """Return the evidence to check a map from a file in ``base``; without a database and model files, its own times.
 
@@ -195,7 +199,7 @@ def collect_map_evidence(
 
     settings = deployment.planned_with
     execution = _recorded_execution(settings, other)
-    database = open_database(db, needed=False)
+    database = open_database(other.db, needed=False)
     known_devices = _find_devices(deployment, database, other.device_file)
     sources = source_models(deployment)
     graphs = model_paths(locate_files(deployment, base))

@@ -8,8 +8,9 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from gpuprof.domain.validation import Count, Fraction, NotNegative, Port, Positive
 from gpuprof.errors import InputError
-from gpuprof.pipeline.settings import Count, Fraction, NotNegative, Port, Positive, Settings, option
+from gpuprof.pipeline.settings import Settings, option
 
 #: HTTP port of a server.
 DEFAULT_PORT = 8000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,21 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from gpuprof.domain.sizes import parse_dims, single_sizes
+from gpuprof.domain.validation import describe_error
 from gpuprof.errors import InputError
-
-#: Thirty years in seconds, whose nanoseconds fit an int64.
-_LARGEST = 1e9
-
-Positive: TypeAlias = Annotated[float, Field(gt=0.0, le=_LARGEST)]
-NotNegative: TypeAlias = Annotated[float, Field(ge=0.0, le=_LARGEST)]
-Fraction: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
-Count: TypeAlias = Annotated[int, Field(ge=1, le=int(_LARGEST))]
-Seed: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
-Port: TypeAlias = Annotated[int, Field(ge=0, le=65535)]
-
-#: Wording of pydantic's types.
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "string": "a string", "path": "a path"}
-
 
 #: Help of settings that several verbs have.
 PRECISION = "Precision of predictions: float32, tf32, float16, bfloat16, fp8 or int8."
@@ -75,14 +60,6 @@ def command_line(field: FieldInfo) -> CommandLine:
     return CommandLine(**extra) if isinstance(extra, Mapping) else CommandLine()  # type: ignore[arg-type]
 
 
-class SettingError(InputError):
-    """A setting of a wrong type or out of range; ``field`` is its name, ``rule`` holds the rule and the value."""
-
-    def __init__(self, owner: str, field: str, rule: str) -> None:
-        super().__init__(f"{field} of {owner} {rule}")
-        self.field, self.rule = field, rule
-
-
 class Settings(BaseModel):
     """Frozen settings; a wrong value raises an `InputError` with the field, the rule and the value."""
 
@@ -93,7 +70,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**given)
         except ValidationError as error:
-            raise _describe(type(self).__name__, error) from None
+            raise describe_error(type(self).__name__, error) from None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -103,21 +80,14 @@ class Settings(BaseModel):
             lines = (f"{name}\n    {field.description}" for name, field in cls.model_fields.items())
             cls.__doc__ = "\n".join([cls.__doc__.rstrip(), "", "Attributes", "----------", *lines])
 
+    @classmethod
+    def collect(cls, given: Self | None, fields: Mapping[str, Any]) -> Self:
+        """Return settings given as an object, or by their fields as keywords."""
+        return cls(**fields) if given is None else given.replace(**fields)
+
     def replace(self, **changes: Any) -> Self:
         """Return the settings with some of them changed."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
-
-
-def _describe(owner: str, error: ValidationError) -> Exception:
-    """Return the first error of a validation in gpuprof's wording."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    if first["type"] == "extra_forbidden":
-        return TypeError(f"{owner} got an unexpected keyword argument {path[0]!r}")
-    kind = _KINDS.get(first["type"].partition("_")[0])
-    rule = f"must be {kind}" if kind else re.sub(r"^(Input|Value) should", "must", first["msg"])
-    rule = rule.removeprefix("Value error, ")
-    return SettingError(owner, path[0], f"{rule} but got {' '.join(reprlib.repr(first['input']).split())}")
 
 
 def _read_dims(given: object) -> object:
@@ -148,6 +118,15 @@ def _read_data_files(given: object) -> object:
     return parse_data_files(given) if isinstance(given, list | tuple) else given
 
 
+def split_names(given: object) -> object:
+    """Return the words of a text that separates them by commas; other values unchanged."""
+    return tuple(name.strip() for name in given.split(",")) if isinstance(given, str) else given
+
+
+#: Texts: a sequence, or one text that separates them by commas.
+Names: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(split_names)]
+
+
 def count_reader(most: int) -> Callable[[object], object]:
     """Return a validator that reads whole numbers up to ``most`` from texts such as ``1,8,32``, ascending."""
 
@@ -168,3 +147,10 @@ Dims: TypeAlias = Annotated[Mapping[str, int], BeforeValidator(_read_single_dims
 ManyDims: TypeAlias = Annotated[Mapping[str, int | tuple[int, ...]], BeforeValidator(_read_dims)]
 #: Input data of each model: a mapping, or texts ``[MODEL=]FILE``.
 DataFiles: TypeAlias = Annotated[Mapping[str, Path], BeforeValidator(_read_data_files)]
+
+#: Largest batch size.
+LARGEST_BATCH = 65_536
+#: A batch size.
+Batch: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
+#: Batch sizes, ascending: a sequence, or a text such as ``1,8,32``.
+Batches: TypeAlias = Annotated[tuple[Batch, ...], BeforeValidator(count_reader(LARGEST_BATCH))]

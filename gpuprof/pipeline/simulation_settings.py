@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from gpuprof.domain.duration import parse_duration
+from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.result import NoteCallback, say_nothing
-from gpuprof.pipeline.settings import NotNegative, Positive, Seed, Settings, option
+from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
@@ -74,7 +75,7 @@ class SimulatedTraffic(Settings):
         """Read rates in the texts of the command line: ``MODEL=100`` for a model, ``100`` for all."""
         from gpuprof.simulator.load import parse_rates
 
-        if not isinstance(texts := given.get("rates_rps"), list):
+        if not isinstance(given, dict) or not isinstance(texts := given.get("rates_rps"), list):
             return given
         rates, total = parse_rates(texts)
         return {**given, "rates_rps": rates, "total_rps": total}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from gpuprof.domain.argument_types import Count, NotNegative, Positive, Range, Seed
 from gpuprof.domain.arrival_text import parse_arrivals
+from gpuprof.domain.validation import Count, NotNegative, Positive, Seed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
@@ -122,7 +122,7 @@ def read_azure_trace(
     return _check_trace(Trace(dict(zip(names, trace.times.values(), strict=True)), trace.duration_s))
 
 
-def show_trace(path: PathArgument, *, bins: Annotated[int, Range(1, 10_000)] = _BINS) -> TraceResult:
+def show_trace(path: PathArgument, *, bins: Count = _BINS) -> TraceResult:
     """Return a trace from a file, for its statistics.
 
     Raises

@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuprof.domain.plural import count_of
-from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, open_database, resolve_device
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.settings import Names, Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.estimators.learned.training_set import TrainingSet
 
-#: Constituents of the stack; ``"lightgbm"`` may be added.
-DEFAULT_REGRESSORS = ("lasso", "kernel_ridge", "gradient_boosting", "xgboost")
+
+class TrainOptions(Settings):
+    """Training data, and regressors to stack."""
+
+    title: ClassVar[str] = "Data and regressors"
+
+    device: str | None = option(None, "Device that was profiled; default: the one with most data.", values="devices")
+    regressors: Names = option(
+        ("lasso", "kernel_ridge", "gradient_boosting", "xgboost"),
+        "Regressors to stack, separated by commas; lightgbm may be added.",
+    )
+    db: Path | None = option(None, "Kernel database; default: GPUPROF_DB, or gpuprof-db.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +62,14 @@ class TrainResult(Result):
 
 
 def train(
-    *,
-    device: str | None = None,
-    regressors: Sequence[str] = DEFAULT_REGRESSORS,
-    db: PathArgument | None = None,
-    progress: ProgressCallback = say_nothing,
+    options: TrainOptions | None = None, *, progress: ProgressCallback = say_nothing, **fields: Any
 ) -> TrainResult:
     """Fit regressors to the measured ops and models of a device; `gpuprof.estimate` uses them from then on.
 
     Parameters
     ----------
-    device : str, optional
-        A profiled device; by default the device with most measurements.
-    regressors : sequence of str
-        Constituents of the stack: ``"lasso"``, ``"kernel_ridge"``, ``"gradient_boosting"``, ``"xgboost"``,
-        ``"lightgbm"``.
-    db : path, optional
-        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
+    options : TrainOptions, optional
+        Fields may be given as keywords instead.
     progress : callable, optional
 
     Raises
@@ -96,13 +97,14 @@ def train(
     from gpuprof.estimators.learned.regressors import make_constituents
     from gpuprof.estimators.learned.store import save_model
 
-    names = [regressors] if isinstance(regressors, str) else list(regressors)
+    chosen = TrainOptions.collect(options, fields)
+    names = list(chosen.regressors)
     make_constituents(names)  # reject an unknown name before any data is read
     progress(Progress("reading what was measured", 0, 1))
-    data = load_training_data(db, device)
+    data = load_training_data(chosen)
     what = f"fitting to {len(data.ops.times_ns):,} ops of {count_of(len(data.architectures), 'architecture')}"
     model = fit_with_intervals(data, names, lambda done, total: progress(Progress(what, done, total)))
-    folder = save_model(model, database_path(db), data.data_hash, data.architectures)
+    folder = save_model(model, database_path(chosen.db), data.data_hash, data.architectures)
     residuals = model.residuals
     return TrainResult(
         notes=(f"wrote {folder}",),
@@ -117,13 +119,10 @@ def train(
     )
 
 
-def load_training_data(db: PathArgument | None, device: str | None) -> TrainingSet:
-    """Return the measurements on ``device``, by default on the device with most measurements.
-
-    Raises `InputError` when there is no database, or its data are too few.
-    """
+def load_training_data(options: TrainOptions) -> TrainingSet:
+    """Return the measurements on a device. Raises `InputError` when there is no database, or its data are too few."""
     from gpuprof.estimators.learned.training_set import database_graphs, load_training_set
 
-    database = open_database(db)
+    database = open_database(options.db)
     assert database is not None
-    return load_training_set(database, resolve_device(device, database), database_graphs(database))
+    return load_training_set(database, resolve_device(options.device, database), database_graphs(database))

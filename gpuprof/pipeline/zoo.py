@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
-from gpuprof.domain.argument_types import Range, Seed
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.validation import Seed
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
+from gpuprof.pipeline.settings import Batch
 from gpuprof.runtime.free_batch import is_dynamic, rebatch
 from gpuprof.zoo.architecture import ARCHITECTURES, ZooArchitecture, find_architecture
 from gpuprof.zoo.build import build
-
-LARGEST_BATCH = 65_536  #: Largest fixed batch of a built network.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ def build_model(
     name: str,
     output: PathArgument | None = None,
     *,
-    batch: Annotated[int, Range(1, LARGEST_BATCH)] | None = None,
+    batch: Batch | None = None,
     seed: Seed = 0,
 ) -> Path:
     """Build a network of the zoo as an ONNX file with random weights, offline; return the file.

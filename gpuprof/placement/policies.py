@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gpuprof.errors import GpuprofError, InputError, PluginError, unknown_name
 from gpuprof.placement.placement import Placement
@@ -30,6 +30,7 @@ DEFAULT = "optimal"
 POOLED = "pooled"
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Decides a placement; plug-ins of the group ``gpuprof.policies`` implement it.
 

@@ -16,7 +16,8 @@ import gpuprof
 from gpuprof.cli.main import VERBS, build_app
 from gpuprof.cli.options import Verbs, with_groups
 from gpuprof.errors import InputError
-from gpuprof.pipeline.settings import Count, Dims, Settings, command_line, option
+from gpuprof.domain.validation import Count
+from gpuprof.pipeline.settings import Dims, Settings, command_line, option
 
 
 class Colours(Settings):

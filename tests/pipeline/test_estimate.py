@@ -40,7 +40,7 @@ def test_the_frame_has_a_row_for_each_batch_and_the_notebook_shows_it(mlp: Path)
     result = gpuprof.estimate([mlp], batches=(1, 4), device="a100-80")
     assert result.to_frame()["batch"].tolist() == [1, 4]
     assert result._repr_html_().count("<tr") == 3
-    with pytest.raises(InputError, match=r"batches of gpuprof\.estimate must be"):
+    with pytest.raises(InputError, match=r"batches of EstimateOptions must be"):
         gpuprof.estimate([mlp], batches=(0,), device="a100-80")
 
 

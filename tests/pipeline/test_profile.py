@@ -72,7 +72,7 @@ def test_what_failed_or_is_unstable_is_refused_only_when_that_is_asked() -> None
 @pytest.mark.parametrize("batches", [(0,), (-1,), (70_000,)])
 def test_a_batch_that_is_none_is_refused_before_anything_is_measured(tmp_path: Path, batches: tuple[int, ...]) -> None:
     file = write_mlp(tmp_path / "mlp.onnx")
-    with pytest.raises(InputError, match="a batch size must be"):
+    with pytest.raises(InputError, match="batches of ProfileWorkloads must be"):
         gpuprof.profile([file], batches=batches, device="cpu", db=tmp_path / "db")
     assert not (tmp_path / "db").exists()
 
