@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.errors import GpuprofError as GpuprofError
     from gpuprof.pipeline.apply import ApplyResult as ApplyResult
     from gpuprof.pipeline.apply import apply as apply
+    from gpuprof.pipeline.calibrate import CalibrateOptions as CalibrateOptions
     from gpuprof.pipeline.calibrate import CalibrateResult as CalibrateResult
     from gpuprof.pipeline.calibrate import calibrate as calibrate
     from gpuprof.pipeline.check import CheckOptions as CheckOptions
@@ -110,7 +111,7 @@ _NAMES = {
     "domain.share": "Share",
     "errors": "GpuprofError",
     "pipeline.apply": "ApplyResult apply",
-    "pipeline.calibrate": "CalibrateResult calibrate",
+    "pipeline.calibrate": "CalibrateOptions CalibrateResult calibrate",
     "pipeline.check": "CheckOptions CheckResult check",
     "pipeline.compare": "CompareResult compare",
     "pipeline.compare_databases": "CompareDatabasesResult compare_databases",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows
+from gpuprof.cli.output import Column, Format, print_rows
 from gpuprof.pipeline.serve_settings import DEFAULT_PORT
 
 _COLUMNS = (Column("replica", "replica", right=False), Column("change", "change", right=False))
@@ -16,11 +16,9 @@ _COLUMNS = (Column("replica", "replica", right=False), Column("change", "change"
 def apply(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Map to serve from now on.")],
     port: Annotated[int, typer.Option(help="HTTP port of the server.", min=1, max=65535)] = DEFAULT_PORT,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Move the server on this machine to MAP; only what changed is started and stopped, and no request is lost."""
     from gpuprof.pipeline.apply import apply as apply_map
 
-    chosen = chosen_format(as_json, as_csv)
     print_rows(apply_map(map_file, port=port).rows(), _COLUMNS, chosen)

@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, ClassVar
-
-import typer
-
-from gpuprof.cli.completion import complete_models
-from gpuprof.cli.options import with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note, show_progress
+from gpuprof.cli.options import ModelsArgument
+from gpuprof.cli.output import Column, Format, print_rows, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
-from gpuprof.domain.validation import Positive
-from gpuprof.pipeline.profile_settings import ProfileSettings
-from gpuprof.pipeline.settings import Settings, option
-
-
-class FitOptions(Settings):
-    """Device, and where coefficients are read and written."""
-
-    title: ClassVar[str] = "Fit and files"
-
-    profile: Path | None = option(None, "Profile by iGniter's own tools (config.jsonl), in place of the database.")
-    device: str | None = option(None, "Device of the catalogue or the database.", values="devices")
-    output: Path | None = option(None, "File to write iGniter's coefficients to, too.", "-o", "--output", output=True)
-    db: Path | None = option(None, "Kernel database.")
-
-
-class MeasuringOptions(Settings):
-    """Measurement of MODELs."""
-
-    title: ClassVar[str] = "Measurement"
-
-    collector: str = option("auto", "Collector that measures; auto takes the first that works here.")
-    time_limit_s: Positive = option(5.0, "Longest time to measure one row.", "--time-limit", unit="s")
-    keep_unstable: bool = option(False, "Keep unstable rows as they are instead of measuring them again.")
-
+from gpuprof.pipeline.calibrate import CalibrateOptions
 
 _COLUMNS = (
     Column("of", "of", right=False),
@@ -54,21 +24,10 @@ _RANKED = (
 )
 
 
-@with_groups
 def calibrate(
-    fitting: FitOptions,
-    measuring: MeasuringOptions,
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            autocompletion=complete_models,
-            metavar="MODEL...",
-            help="ONNX files, or NAME=FILE, to measure here first.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    options: CalibrateOptions,
+    models: ModelsArgument = None,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Fit how workloads slow each other down on a device, for estimates beside others.
 
@@ -78,17 +37,8 @@ def calibrate(
     """
     from gpuprof.pipeline.calibrate import calibrate as fit
 
-    chosen = chosen_format(as_json, as_csv)
     with show_progress() as show:
-        result = fit(
-            models or (),
-            device=fitting.device,
-            igniter_profile=fitting.profile,
-            output=fitting.output,
-            db=fitting.db,
-            settings=ProfileSettings(**measuring.model_dump()),
-            progress=show,
-        )
+        result = fit(models or (), options, progress=show)
     say_note(*result.notes)
     if result.igniter:
         print_rows(result.rows(), _COLUMNS, chosen)

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuprof.cli.options import MapFileArgument, with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
+from gpuprof.cli.options import MapFileArgument
+from gpuprof.cli.output import Column, Format, print_json, print_rows, say_note
 from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.check import CheckOptions
 
@@ -20,18 +20,15 @@ _COLUMNS = (
 _MOST_PLACES = 3
 
 
-@with_groups
 def check(
     options: CheckOptions,
     map_file: MapFileArgument = Path("map.json"),
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Check geometry, shares, memory, rates and SLOs of a map; exit 1 when it breaks a rule."""
     from gpuprof.domain.map_sources import record_basis
     from gpuprof.pipeline.check import check as check_map
 
-    chosen = chosen_format(as_json, as_csv)
     result = check_map(map_file, options, note=say_note)
     rows = result.rows()
     if chosen is Format.JSON:

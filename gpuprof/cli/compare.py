@@ -12,19 +12,8 @@ from typing import Annotated, ClassVar
 import typer
 from pydantic import Field
 
-from gpuprof.cli.options import check_output_file, with_groups
-from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
-    CsvOption,
-    Format,
-    JsonOption,
-    chosen_format,
-    print_rows,
-    print_text,
-    say_note,
-    show_progress,
-)
+from gpuprof.cli.options import check_output_file
+from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, print_text, say_note, show_progress
 from gpuprof.cli.place import DemandOptions
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.validation import NotNegative
@@ -142,7 +131,6 @@ class DatabaseOptions(Settings):
     junit: Path | None = option(None, "JUnit file to write, a test a model, batch and share.", output=True)
 
 
-@with_groups
 def compare(
     databases: DatabaseOptions,
     demands: DemandOptions,
@@ -160,14 +148,12 @@ def compare(
     picture: Annotated[
         Path | None, typer.Option(callback=check_output_file, help="Draw the maps into this .svg or .png file.")
     ] = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Compare two databases: faster, slower or no difference; else several policies, or kinds of GPUs, for demands.
 
     Without BEFORE and AFTER the demands of --slo-file are placed by each policy, or on each kind of GPU.
     """
-    chosen = chosen_format(as_json, as_csv)
     if sides:
         _compare_databases(sides, databases, demands.db, chosen)
         return

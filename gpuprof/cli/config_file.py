@@ -13,6 +13,7 @@ Each key is a verb, and each key below it an option, named as on the command lin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,67 @@ from gpuprof.errors import InputError, unknown_name
 
 FLAG = "--config"
 _MAX_BYTES = 1 << 20
+_FLAGS = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
+_NULL = ("", "~", "null")
+
+
+class _Loader(yaml.BaseLoader):
+    """Reads every value as a text, and refuses repeated keys, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping."""
+        keys = [str(key.value) for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.MarkedYAMLError(problem=f"{twice} stands twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep=True)
+
+
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """Content of a YAML file: texts, lists and mappings, whose lines messages name."""
+
+    path: Path
+    root: yaml.Node | None
+    content: Any  #: None for an empty file.
+
+    def error(self, where: Sequence[str | int], error: InputError) -> InputError:
+        """Return the error, its message prefixed by the file and the line of the value at ``where``."""
+        return InputError(f"{self.path}:{self._find_line(where)}: {error.message}", error.fix)
+
+    def _find_line(self, where: Sequence[str | int]) -> int:
+        """Return the line of the value at ``where``, or of the nearest value above it; of an entry its key's line."""
+        node, line = self.root, 1 if self.root is None else self.root.start_mark.line + 1
+        for part in where:
+            entries: Sequence[tuple[yaml.Node, yaml.Node]] = ()
+            if isinstance(node, yaml.MappingNode):
+                entries = [(key, value) for key, value in node.value if key.value == str(part)]
+            elif isinstance(node, yaml.SequenceNode) and str(part).isdigit():
+                entries = [(value, value) for value in node.value[int(part) :]]
+            if not entries:
+                break
+            line, node = entries[0][0].start_mark.line + 1, entries[0][1]
+        return line
+
+
+def read_yaml(path: Path, contents: str) -> YamlFile:
+    """Return the content of a YAML file of ``contents``.
+
+    Raises `InputError` when the file cannot be read, is too large, or is no YAML.
+    """
+    try:
+        if refuse_pipe(path).stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", f"which no file of {contents} is")
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        return YamlFile(path, root, None if root is None else loader.construct_document(root))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {path}: {reason}", f"name a YAML file of {contents}") from None
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or error)
+        line = "" if mark is None else f":{mark.line + 1}"
+        fix = "leave out the line ---" if "another document" in problem else "indent with spaces, each key once"
+        raise InputError(f"{path}{line} is not YAML: {problem}", fix) from None
 
 
 def take_config(words: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -43,7 +105,7 @@ def take_config(words: Sequence[str]) -> tuple[list[str], Path | None]:
         else:
             rest.append(word)
     if "" in files or len(files) > 1:
-        raise InputError(f"{FLAG} takes one file but got {len([one for one in files if one])}", f"{FLAG} FILE")
+        raise InputError(f"{FLAG} takes one file but got {len([file for file in files if file])}", f"{FLAG} FILE")
     return rest, Path(files[0]) if files else None
 
 
@@ -53,57 +115,56 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
     Raises `InputError` with the line: no YAML, an unknown verb or option, or an impossible value. ``group``: group of
     the commands that may run; options of other commands are not read; ``verbs``: names of all commands.
     """
-    root = read_yaml(path, "options")
-    if root is None:
-        return {}
+    file = read_yaml(path, "options")
     defaults: dict[str, Any] = {}
-    for key, value in read_pairs(root, path, "a verb"):
-        if key.value not in verbs:
-            raise error_at(path, key, unknown_name("verb", key.value, list(verbs)))
-        if key.value in group.commands:
-            defaults[key.value] = _command_defaults(path, value, group.commands[key.value])
+    for verb, options in read_entries(file, (), file.content or {}, "a verb").items():
+        if verb not in verbs:
+            raise file.error((verb,), unknown_name("verb", verb, list(verbs)))
+        if verb in group.commands:
+            defaults[verb] = _read_defaults(file, (verb,), options, group.commands[verb])
     return defaults
 
 
-def read_yaml(path: Path, contents: str) -> yaml.Node | None:
-    """Return the root of a YAML file, whose nodes know their lines; None for an empty file.
-
-    Raises `InputError` when the file cannot be read, is too large for a file of ``contents``, or is no YAML.
-    """
-    try:
-        if refuse_pipe(path).stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", f"which no file of {contents} is")
-        # Composed, not constructed: nodes know their lines, which messages name, and nothing of the file is run.
-        return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read {path}: {reason}", f"name a YAML file of {contents}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f":{mark.line + 1}"
-        problem = str(getattr(error, "problem", None) or error)
-        several = "another document" in problem
-        raise InputError(
-            f"{path}{line} is not YAML: {problem}", "leave out the line ---" if several else "indent with spaces"
-        ) from None
-
-
-def _command_defaults(path: Path, node: yaml.Node, command: Any) -> dict[str, Any]:
+def _read_defaults(file: YamlFile, where: tuple[str, ...], given: object, command: Any) -> dict[str, Any]:
     """Return the defaults of a command, or of the commands of a group."""
     inner: Mapping[str, Any] = getattr(command, "commands", {})
-    options = {} if inner else list_options(command)
-    defaults: dict[str, Any] = {}
-    for key, value in read_pairs(node, path, "a command" if inner else "an option"):
-        known = inner or options
-        if key.value not in known:
-            raise error_at(
-                path, key, unknown_name(f"{'command' if inner else 'option'} of {command.name}", key.value, [*known])
-            )
-        if inner:
-            defaults[key.value] = _command_defaults(path, value, inner[key.value])
-        elif (read := read_value(path, value, options[key.value])) is not None:
-            defaults[options[key.value].name] = read
+    if not inner:
+        return read_options(file, where, given, command)
+    defaults = {}
+    for name, options in read_entries(file, where, given, "a command").items():
+        if name not in inner:
+            raise file.error((*where, name), unknown_name(f"command of {command.name}", name, [*inner]))
+        defaults[name] = _read_defaults(file, (*where, name), options, inner[name])
     return defaults
+
+
+def read_entries(file: YamlFile, where: Sequence[str | int], given: object, entries: str) -> dict[str, Any]:
+    """Return a mapping of the file. Raises `InputError` for anything else."""
+    if not isinstance(given, dict):
+        raise file.error(where, InputError(f"expected {entries} on each line, as in NAME: …"))
+    return given
+
+
+def read_options(
+    file: YamlFile, where: Sequence[str | int], given: object, command: Any, others: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return values by the names of a command's parameters: texts, flags, or lists where a parameter takes several.
+
+    Raises `InputError` for an unknown option or an impossible value. ``others``: further keys, which are not read.
+    """
+    known, values = list_options(command), dict[str, Any]()
+    for name, value in read_entries(file, where, given, "an option").items():
+        if name in others:
+            continue
+        if name not in known:
+            raise file.error((*where, name), unknown_name(f"option of {command.name}", name, [*known, *others]))
+        try:
+            read = _read_value(value, known[name])
+        except InputError as error:
+            raise file.error((*where, name), error) from None
+        if read is not None:
+            values[known[name].name] = read
+    return values
 
 
 def list_options(command: Any) -> dict[str, Any]:
@@ -116,36 +177,15 @@ def list_options(command: Any) -> dict[str, Any]:
     }
 
 
-def read_value(path: Path, node: yaml.Node, parameter: Any) -> Any:
-    """Return a value in the form of the command line: a text, a flag, or a list where a parameter takes several."""
+def _read_value(value: object, parameter: Any) -> Any:
     several = parameter.multiple or parameter.nargs == -1
-    if isinstance(node, yaml.SequenceNode):
-        texts = [_scalar(path, one) for one in node.value]
-        return texts if several else ",".join(str(text) for text in texts)
-    read = _scalar(path, node)
-    if read is None:
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, str) for one in values):
+        raise InputError("an option takes a value or a list of values")
+    if value in _NULL:
         return None
-    if getattr(parameter, "is_flag", False) is not isinstance(read, bool):
-        kind = "true or false" if not isinstance(read, bool) else "a value"
-        raise error_at(path, node, InputError(f"{parameter.name} takes {kind} but got {node.value!r}"))
-    return [read] if several else read
-
-
-def _scalar(path: Path, node: yaml.Node) -> str | bool | None:
-    if not isinstance(node, yaml.ScalarNode):
-        raise error_at(path, node, InputError("an option takes a value or a list of values"))
-    if node.tag == "tag:yaml.org,2002:bool":
-        return node.value.lower() in {"true", "yes", "on"}
-    return None if node.tag == "tag:yaml.org,2002:null" else str(node.value)
-
-
-def read_pairs(node: yaml.Node, path: Path, entries: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Return the keys and values of a mapping."""
-    if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
-        raise error_at(path, node, InputError(f"expected {entries} on each line, as in NAME: …"))
-    return list(node.value)
-
-
-def error_at(path: Path, node: yaml.Node, error: InputError) -> InputError:
-    """Return the error, its message prefixed by the file and the line."""
-    return InputError(f"{path}:{node.start_mark.line + 1}: {error.message}", error.fix)
+    if not getattr(parameter, "is_flag", False):
+        return values if several else ",".join(values)
+    if str(value).lower() not in _FLAGS:
+        raise InputError(f"{parameter.name} takes true or false but got {value!r}")
+    return _FLAGS[str(value).lower()]

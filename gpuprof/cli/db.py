@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.options import DEFAULT_DB, DbOption, Verbs
-from gpuprof.cli.output import Column, ColumnRole, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
+from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 
 app = Verbs(help="Look into the kernel database, check it, carry data in and out.")
@@ -48,13 +48,13 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
 
 
 @app.command("ls", short_help="List the models that were measured.")
-def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
+def list_models(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> None:
     """List the models that were measured, on which devices, at which batch sizes and shares."""
     from gpuprof.pipeline.db import list_measured_models
 
     result = list_measured_models(db)
     rows = result.rows()
-    print_rows(rows, _columns(result.columns, rows), chosen_format(as_json, as_csv))
+    print_rows(rows, _columns(result.columns, rows), chosen)
     if not rows:
         say_note(f"{db} holds no measurements (gpuprof profile MODEL.onnx --db {db} makes some)")
 
@@ -66,13 +66,11 @@ def show(
     ],
     limit: Annotated[int, typer.Option(min=1, help="Most rows to show, newest first.")] = 50,
     db: DbOption = DEFAULT_DB,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Show the newest rows of a table, without the columns that are empty, or what is known of one model."""
     from gpuprof.pipeline.db import show_table
 
-    chosen = chosen_format(as_json, as_csv)
     result = show_table(table, limit=limit, db=db)
     say_note(*result.notes)
     names = result.columns
@@ -88,13 +86,11 @@ def show(
 def sql(
     statement: Annotated[str, typer.Argument(help="SQL in DuckDB's dialect; tables as in gpuprof db show.")],
     db: DbOption = DEFAULT_DB,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Answer an SQL query over the tables; it can read them and nothing else."""
     from gpuprof.pipeline.db import query_database
 
-    chosen = chosen_format(as_json, as_csv)
     result = query_database(statement, db=db)
     rows = result.rows()
     if chosen is Format.TABLE and not rows:
@@ -107,13 +103,11 @@ def sql(
 def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove what killed processes left behind.")] = False,
     db: DbOption = DEFAULT_DB,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Read every page of every file against its checksum; exit code 3 when something is damaged."""
     from gpuprof.pipeline.db import verify_database
 
-    chosen = chosen_format(as_json, as_csv)
     result = verify_database(repair=repair, db=db)
     if result.defects or chosen is not Format.TABLE:
         columns = (Column("path", "where", right=False), Column("what", "what", right=False))
@@ -141,13 +135,11 @@ def import_measurements(
     ] = None,
     form: Annotated[str | None, typer.Option("--format", help="Form of the files; default: told from each.")] = None,
     db: DbOption = DEFAULT_DB,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Bring in measurements of ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator, once."""
     from gpuprof.pipeline.db import import_measurements as bring_in
 
-    chosen = chosen_format(as_json, as_csv)
     rows = bring_in(files, device=device, form=form, db=db).rows()
     print_rows(rows, _columns(("file", "form", "device", "rows", "note"), rows), chosen)
 

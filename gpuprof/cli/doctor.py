@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuprof.cli.options import DEFAULT_DB, DbOption
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, print_text
+from gpuprof.cli.output import Column, Format, print_rows, print_text
 
 if TYPE_CHECKING:
     from gpuprof.machine.finding import Finding
@@ -18,11 +18,10 @@ _COLUMNS = (
 )
 
 
-def doctor(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
+def doctor(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> None:
     """Print what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
     from gpuprof.pipeline.doctor import doctor as examine
 
-    chosen = chosen_format(as_json, as_csv)
     result = examine(db)
     if chosen is Format.TABLE:
         print_text(f"This machine can {result.verdict()}\n")

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_models
-from gpuprof.cli.options import with_groups
-from gpuprof.cli.output import Column, ColumnRole, CsvOption, JsonOption, chosen_format, mebibytes, print_rows, say_note
+from gpuprof.cli.output import Column, ColumnRole, Format, mebibytes, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.pipeline.estimate import EstimateOptions
 
@@ -35,7 +34,6 @@ _COLUMNS = (
 )
 
 
-@with_groups
 def estimate(
     options: EstimateOptions,
     models: Annotated[
@@ -45,13 +43,11 @@ def estimate(
             help="Models by name in the database, or ONNX files; default: all of the database.",
         ),
     ] = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Predict latency, throughput and memory: measured where measured, interpolated between, else predicted."""
     from gpuprof.pipeline.estimate import estimate as predict
 
-    chosen = chosen_format(as_json, as_csv)
     result = predict(models or (), options)
     say_note(*result.notes)
     rows = [{**row, "latency_interval": _interval(row)} for row in result.rows()]

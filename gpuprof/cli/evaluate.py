@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprof.cli.options import with_groups
-from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
-    CsvOption,
-    JsonOption,
-    chosen_format,
-    print_rows,
-    say_note,
-    show_progress,
-)
+from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, say_note, show_progress
 from gpuprof.pipeline.evaluate import EvaluateOptions
 
 _COLUMNS = (
@@ -28,12 +18,10 @@ _COLUMNS = (
 _ARCHITECTURE = Column("architecture", "architecture", right=False)
 
 
-@with_groups
-def evaluate(options: EvaluateOptions, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
+def evaluate(options: EvaluateOptions, chosen: Format = Format.TABLE) -> None:
     """Leave out each architecture in turn, and batch sizes of known models, and compare with what was measured."""
     from gpuprof.pipeline.evaluate import evaluate as compare
 
-    chosen = chosen_format(as_json, as_csv)
     with show_progress() as show:
         result = compare(options, progress=show)
     columns = (*_COLUMNS[:3], _ARCHITECTURE, *_COLUMNS[3:]) if options.by_architecture else _COLUMNS

@@ -11,19 +11,7 @@ import typer
 
 from gpuprof.cli.completion import COMPLETERS
 from gpuprof.cli.options import MapFileArgument, OtherEstimatorOption, duration_option
-from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
-    CsvOption,
-    Format,
-    JsonOption,
-    chosen_format,
-    print_json,
-    print_rows,
-    print_text,
-    say_note,
-    show_progress,
-)
+from gpuprof.cli.output import Column, ColumnRole, Format, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 
 _ALTERNATIVES = (
@@ -85,8 +73,7 @@ def explain(
             "Time for each of the three new plans; default: 3s where a limit ended the map's own search.",
         ),
     ] = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change.
 
@@ -95,7 +82,6 @@ def explain(
     """
     from gpuprof.pipeline.explain import explain as explain_model
 
-    chosen = chosen_format(as_json, as_csv)
     if not model and not map_file.exists() and map_file.suffix != ".json":
         map_file, model = Path("map.json"), str(map_file)
     with show_progress() as show:

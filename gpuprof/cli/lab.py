@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.options import Verbs, duration_option, output_option
-from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
-    CsvOption,
-    Format,
-    JsonOption,
-    chosen_format,
-    print_rows,
-    print_text,
-    say_note,
-    show_progress,
-)
+from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 
 if TYPE_CHECKING:
@@ -112,14 +101,13 @@ def run_suites(
     data: DataOption = None,
     jobs: JobsOption = 2,
     time_limit: LimitOption = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Place each scenario of SUITEs by each policy, simulate the maps, and compare."""
     from gpuprof.lab.laboratory import run, write_page
     from gpuprof.placement.policies import DEFAULT
 
-    chosen, settings = chosen_format(as_json, as_csv), _make_settings(work, data, jobs, time_limit)
+    settings = _make_settings(work, data, jobs, time_limit)
     with show_progress() as show:
         result = run(
             suites,
@@ -153,13 +141,12 @@ def draw_figures(
     data: DataOption = None,
     jobs: JobsOption = 2,
     time_limit: LimitOption = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Run papers' figures with further policies in them; each printed number is compared with ours."""
     from gpuprof.lab.laboratory import draw, write_page
 
-    chosen, settings = chosen_format(as_json, as_csv), _make_settings(work, data, jobs, time_limit)
+    settings = _make_settings(work, data, jobs, time_limit)
     with show_progress() as show:
         result = draw(names, _split(policy), settings=settings, progress=show)
     if chosen is Format.TABLE:
@@ -192,7 +179,7 @@ def _print_figure(figure: DrawnFigure) -> None:
 
 
 @app.command("list")
-def list_all(as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
+def list_all(chosen: Format = Format.TABLE) -> None:
     """List the papers' figures and the suites."""
     from gpuprof.lab.figures import figure_titles
     from gpuprof.lab.suites import SUITES
@@ -204,4 +191,4 @@ def list_all(as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
         Column("kind", "kind", right=False),
         Column("title", "", right=False),
     )
-    print_rows(rows, columns, chosen_format(as_json, as_csv))
+    print_rows(rows, columns, chosen)

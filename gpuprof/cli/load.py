@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.options import output_option, with_groups
+from gpuprof.cli.options import output_option
 from gpuprof.cli.output import (
     Column,
     ColumnRole,
-    CsvOption,
     Format,
-    JsonOption,
-    chosen_format,
     percent,
     print_json,
     print_rows,
@@ -99,7 +96,6 @@ _SLOWEST_COLUMNS = (
 )
 
 
-@with_groups
 def load(
     traffic: LoadTraffic,
     access: ServerAccess,
@@ -119,14 +115,12 @@ def load(
     ] = None,
     verbose: VerboseOption = False,
     no_fail: NoFailOption = False,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Send traffic at the map's rates, or in a closed loop; print which SLOs were kept, beside what was predicted."""
     from gpuprof.pipeline.load import load as load_server
     from gpuprof.pipeline.load_output import check_output
 
-    chosen = chosen_format(as_json, as_csv)
     map_path, address = _split_target(target, map_file)
     if output is not None:
         check_output(output)

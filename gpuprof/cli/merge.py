@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.completion import COMPLETERS
-from gpuprof.cli.options import NetworksArgument, output_option, with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, print_rows, say_note
+from gpuprof.cli.options import NetworksArgument, output_option
+from gpuprof.cli.output import Column, Format, mebibytes, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.pipeline.merge_settings import MergeSettings
 
@@ -48,7 +48,6 @@ _DIFFERENCES = (
 )
 
 
-@with_groups
 def merge(
     models: NetworksArgument,
     output: Annotated[Path, output_option("File to write.")],
@@ -58,13 +57,11 @@ def merge(
         str | None, typer.Option(autocompletion=COMPLETERS["devices"], help="Device that the gain is predicted for.")
     ] = "cpu",
     db: Annotated[Path | None, typer.Option(help="Kernel database: what ops were measured to take.")] = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Merge models that share weights into one graph, prove that it gives the same, and write it."""
     from gpuprof.pipeline.merge import merge as merge_models
 
-    chosen = chosen_format(as_json, as_csv)
     merged = merge_models(models, output, settings=settings, device=device, db=db)
     say_note(*merged.notes)
     _print(merged.files, chosen, report)

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from gpuprof.cli.completion import COMPLETERS, complete_models
+from gpuprof.cli.output import Format, chosen_format
 from gpuprof.domain.duration import LONGEST_S, parse_duration
 from gpuprof.domain.file_access import describe_special_file, find_write_obstacle
 from gpuprof.domain.validation import ArgumentError
@@ -50,6 +51,12 @@ NetworksArgument = Annotated[
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+_FORMATS = {
+    "as_json": Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")],
+    "as_csv": Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")],
+}
+
+
 class _Command(TyperCommand):
     """A command that refuses a repeated option of a single value, of which click would take the last."""
 
@@ -72,15 +79,21 @@ class Verbs(typer.Typer):
         super().__init__(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[_Function], _Function]:
-        """Register a command, as typer does."""
-        return super().command(name, cls=_Command, **settings)
+        """Register a command, as typer does, with options made of its settings."""
+        register = super().command(name, cls=_Command, **settings)
+
+        def add(function: _Function) -> _Function:
+            register(_with_options(function))
+            return function
+
+        return add
 
 
-def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
+def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Return ``verb`` with a signature for typer: the fields of its settings become options.
 
     ``verb``: parameters whose type is a `Settings` are groups: each field becomes an option, in the help under the
-    heading of its group. Other parameters stay unchanged.
+    heading of its group. A parameter of type `Format` becomes the options for JSON and CSV. Others stay unchanged.
     """
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, type[Settings]] = {name: kind for name, kind in hints.items() if _is_settings(kind)}
@@ -88,14 +101,22 @@ def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(verb).parameters.items():
         if name in groups:
             parameters |= {option.name: option for option in _make_options(groups[name])}
+        elif hints[name] is Format:
+            for flag, option in _FORMATS.items():
+                kind = inspect.Parameter.KEYWORD_ONLY
+                parameters[flag] = inspect.Parameter(flag, kind, default=False, annotation=option)
         else:
             parameters[name] = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
 
     @functools.wraps(verb)
     def flat(**given: Any) -> None:
-        grouped = {name: _fill(kind, given) for name, kind in groups.items()}
-        names = {parameter for kind in groups.values() for parameter in _parameter_names(kind).values()}
-        verb(**{name: value for name, value in given.items() if name not in names}, **grouped)
+        values = {name: value for name, value in given.items() if name in hints}
+        for name, kind in hints.items():
+            if name in groups:
+                values[name] = _fill(groups[name], given)
+            elif kind is Format:
+                values[name] = chosen_format(given["as_json"], given["as_csv"])
+        verb(**values)
 
     # typer reads the signature and the annotations, which `wraps` has taken from the verb.
     flat.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.errors import InputError
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 _GAP = "   "
 #: Width of tables in a pipe, which has none of its own.
 _PIPE_COLUMNS = 200
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
 
 
 class Format(StrEnum):

@@ -9,20 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from gpuprof.cli.completion import COMPLETERS
-from gpuprof.cli.options import with_groups
-from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
-    CsvOption,
-    Format,
-    JsonOption,
-    chosen_format,
-    print_json,
-    print_rows,
-    print_text,
-    say_note,
-    show_progress,
-)
+from gpuprof.cli.output import Column, ColumnRole, Format, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.named_values import collect_distinct
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
@@ -74,7 +61,6 @@ class DemandOptions(Settings):
         return self.fleet or self.gpus or default
 
 
-@with_groups
 def place(
     demands: DemandOptions,
     rules: PlanningOptions,
@@ -105,11 +91,9 @@ def place(
             rich_help_panel="Output",
         ),
     ] = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
-    chosen = chosen_format(as_json, as_csv)
     from gpuprof.pipeline.place import place as place_models
     from gpuprof.placement.policies import DEFAULT, make_policy
 

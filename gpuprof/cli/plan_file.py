@@ -1,25 +1,33 @@
-"""Reader for the file of ``gpuprof run``: models, devices and steps of a whole run, with the line of each error."""
+"""The file of ``gpuprof run``: models, devices and steps, and the command lines that its steps stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from gpuprof.cli.config_file import error_at, read_pairs, read_yaml
+from gpuprof.cli.config_file import YamlFile, list_options, read_options, read_yaml
 from gpuprof.domain.sizes import parse_mix
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import GpuprofError, InputError, unknown_name
 
 #: Verbs that run until interrupted, or need such a server, and ``run`` itself.
 _NO_STEPS = frozenset({"serve", "apply", "run"})
 #: File name endings that select the printed format of a step: JSON, CSV or a table.
 _SAVED = frozenset({".json", ".csv", ".txt"})
+_OF_MODELS = frozenset({"profile", "estimate"})
+_OF_DEMANDS = frozenset({"place", "compare"})
+#: Verbs that fill a database, which a report can then show.
+_FILLS_DATABASE = frozenset({"profile", "calibrate", "train"})
+_RESULTS = {"place": "map.json", "simulate": "simulation.json", "report": "report.html"}
+#: Options for output files.
+_OUTPUTS = frozenset({"output", "figures", "picture"})
+#: Verbs whose results a report shows by default.
+_REPORTED = frozenset({"place", "simulate", "evaluate", "load"})
 
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
@@ -31,8 +39,8 @@ class PlannedModel(_Part):
 
     file: str | None = None
     model: str | None = None
-    rate_rps: Positive | None = None
-    slo_ms: Positive | None = None
+    rate_rps: _Positive | None = None
+    slo_ms: _Positive | None = None
     percentile: Annotated[float, Field(ge=1.0, le=99.999)] | None = None
     min_goodput_rps: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     priority: int | None = None
@@ -41,39 +49,17 @@ class PlannedModel(_Part):
 
 
 def _as_list(value: object) -> object:
-    return [one.strip() for one in value.split(",")] if isinstance(value, str) else value
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
-class _Header(_Part):
-    """The content of the file except the steps, whose options are the verbs' own."""
+class RunPlan(_Part):
+    """A whole run: services by name, devices as ``--gpus`` has them, database, folder of results, steps."""
 
     models: dict[str, PlannedModel] = Field(default_factory=dict)
     devices: Annotated[list[str], BeforeValidator(_as_list)] = Field(default_factory=list)
     db: str = "gpuprof-db"
-    folder: str = "gpuprof-run"
+    folder: Path = Path("gpuprof-run")
     steps: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A step in the file."""
-
-    verb: tuple[str, ...]  #: A verb, or the two words of a command: ``("zoo", "build")``.
-    options: tuple[tuple[yaml.ScalarNode, yaml.Node], ...]  #: Options as on the command line.
-    save: str | None  #: File for the printed output of the step: JSON, CSV or text.
-    node: yaml.Node  #: Node of the step in the file.
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """A whole run: services by name, devices as ``--gpus`` has them, database, folder of results, steps."""
-
-    path: Path
-    models: dict[str, PlannedModel]
-    devices: tuple[str, ...]
-    db: str
-    folder: Path
-    steps: tuple[PlannedStep, ...]
 
     def files(self) -> list[str]:
         """Return the models' files, each once."""
@@ -94,109 +80,218 @@ class RunPlan:
         return [(files, list(dims)) for dims, files in groups.items()]
 
 
-def read_plan(path: Path, verbs: Sequence[str]) -> RunPlan:
-    """Return the plan in a file, with all keys and values checked.
+@dataclass(frozen=True, slots=True)
+class StepCommand:
+    """A command line of a step."""
 
-    Raises `InputError` with the line: no YAML, an unknown key or verb, an impossible value, or no step.
+    words: tuple[str, ...]  #: Without ``gpuprof``.
+    save: Path | None  #: File for the printed output: JSON, CSV or text.
+    #: ``inputs``, ``outputs``: Files and folders read and written by the command, as far as its words name them.
+    inputs: tuple[Path, ...]
+    outputs: tuple[Path, ...]
+
+
+def read_plan(path: Path) -> tuple[RunPlan, YamlFile]:
+    """Return the plan in a file, and the file.
+
+    Raises `InputError` with the line: no YAML, an unknown key, an impossible value, or no step.
     """
-    root = read_yaml(path, "steps")
-    if root is None:
+    file = read_yaml(path, "steps")
+    if file.content is None:
         raise InputError(f"{path} is empty", "it needs steps, as in steps: [doctor]")
-    header = _read_header(path, root)
-    for name, model in header.models.items():
-        if model.file is None and model.model is None:
-            node = _find_node(root, ("models", name))
-            raise error_at(path, node, InputError(f"{name} has neither a file nor a model", "file: MODEL.onnx"))
-    steps = next((value for key, value in read_pairs(root, path, "a key") if key.value == "steps"), None)
-    if not isinstance(steps, yaml.SequenceNode) or not steps.value:
-        raise error_at(path, steps or root, InputError("steps must be a list of verbs", "steps: [profile, place]"))
-    planned = tuple(_read_step(path, one, [verb for verb in verbs if verb not in _NO_STEPS]) for one in steps.value)
-    return RunPlan(path, header.models, tuple(header.devices), header.db, Path(header.folder), planned)
-
-
-def _read_header(path: Path, root: yaml.Node) -> _Header:
-    _refuse_twice(path, root)
+    if not isinstance(file.content, dict):
+        raise file.error((), InputError("the file is no mapping", "it needs steps, as in steps: [doctor]"))
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path}: {str(error).splitlines()[0]}", "plain texts, numbers, lists and keys") from None
-    if not isinstance(content, dict):
-        raise error_at(path, root, InputError("the file is no mapping", "it needs steps, as in steps: [doctor]"))
-    try:
-        return _Header.model_validate(content)
+        plan = RunPlan.model_validate(file.content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = tuple(str(part) for part in first["loc"])
-        node, name = _find_node(root, where), ".".join(where)
-        if first["type"] == "extra_forbidden":
-            kind = PlannedModel if where[0] == "models" else _Header
-            raise error_at(path, node, unknown_name("key", where[-1], list(kind.model_fields))) from None
-        what = first["msg"].replace("a valid dictionary", "names with their values")
-        message = f"{name or 'the file'}: {what[0].lower()}{what[1:]}"
-        got = "" if isinstance(first["input"], dict | list) else f" but got {first['input']!r}"
-        fix = "as in models: {NAME: {file: MODEL.onnx, rate_rps: 10, slo_ms: 50}}" if where[0] == "models" else ""
-        raise error_at(path, node, InputError(f"{message}{got}", fix)) from None
+        raise _describe(file, error.errors()[0]) from None
+    for name, model in plan.models.items():
+        if model.file is None and model.model is None:
+            message = f"{name} has neither a file nor a model"
+            raise file.error(("models", name), InputError(message, "file: MODEL.onnx"))
+    if not isinstance(plan.steps, list) or not plan.steps:
+        raise file.error(("steps",), InputError("steps must be a list of verbs", "steps: [profile, place]"))
+    return plan, file
 
 
-def _read_step(path: Path, node: yaml.Node, verbs: Sequence[str]) -> PlannedStep:
-    pairs: list[tuple[yaml.ScalarNode, yaml.Node]] = []
-    key: yaml.Node = node
-    if isinstance(node, yaml.MappingNode):
-        given = read_pairs(node, path, "a step")
-        if len(given) != 1:
+def _describe(file: YamlFile, error: Any) -> InputError:
+    where = error["loc"]
+    if error["type"] == "extra_forbidden":
+        kind = PlannedModel if where[0] == "models" else RunPlan
+        return file.error(where, unknown_name("key", str(where[-1]), list(kind.model_fields)))
+    what = error["msg"].replace("a valid dictionary", "names with their values")
+    got = "" if isinstance(error["input"], dict | list) else f" but got {error['input']!r}"
+    fix = "as in models: {NAME: {file: MODEL.onnx, rate_rps: 10, slo_ms: 50}}" if where[0] == "models" else ""
+    name = ".".join(map(str, where))
+    return file.error(where, InputError(f"{name}: {what[0].lower()}{what[1:]}{got}", fix))
+
+
+def list_commands(plan: RunPlan, file: YamlFile, group: Any) -> list[StepCommand]:
+    """Return the command lines of a plan, in their order: what a step omits is taken from models and devices.
+
+    ``group``: click group of all verbs. Raises `InputError` with the line: an unknown verb or option, an impossible
+    value, or a missing option.
+    """
+    reader = _StepReader(plan, file, group)
+    return [command for number in range(len(plan.steps)) for command in reader.read_step(number)]
+
+
+class _StepReader:
+    """Reads steps in their order, since later ones take the results of earlier ones."""
+
+    def __init__(self, plan: RunPlan, file: YamlFile, group: Any) -> None:
+        self._plan, self._file, self._group = plan, file, group
+        self._map_file = str(plan.folder / "map.json")
+        self._has_database = Path(plan.db).exists()
+        self._reported: list[str] = []
+
+    def read_step(self, number: int) -> list[StepCommand]:
+        where: tuple[str | int, ...] = ("steps", number)
+        step = self._plan.steps[number]
+        if isinstance(step, dict) and len(step) != 1:
             hint = "indent its options by four spaces more than its verb"
-            raise error_at(path, node, InputError(f"a step is one verb but got {len(given)}", hint))
-        key, value = given[0]
-        if not (isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:null"):
-            pairs = read_pairs(value, path, "an option")
-    if not isinstance(key, yaml.ScalarNode) or not key.value:
-        raise error_at(path, node, InputError("a step is a verb, or a verb with options", "place: {confidence: 0.9}"))
-    words = tuple(key.value.split())
-    if not words or words[0] not in verbs:
-        if words and words[0] in _NO_STEPS:
-            raise error_at(path, key, InputError(f"{words[0]} is no step of a run", f"gpuprof {words[0]} by itself"))
-        raise error_at(path, key, unknown_name("verb", words[0] if words else "", list(verbs)))
-    save = next(((one, value) for one, value in pairs if one.value == "save"), None)
-    return PlannedStep(
-        words,
-        tuple(pair for pair in pairs if pair is not save and pair[0].value != "save"),
-        None if save is None else _read_save(path, save[1]),
-        key,
-    )
+            raise self._file.error(where, InputError(f"a step is one verb but got {len(step)}", hint))
+        text, options = next(iter(step.items())) if isinstance(step, dict) else (step, {})
+        if not isinstance(text, str) or not text.strip():
+            fix = "place: {confidence: 0.9}"
+            raise self._file.error(where, InputError("a step is a verb, or a verb with options", fix))
+        verb, where = text.split(), (*where, text) if isinstance(step, dict) else where
+        command = self._find_command(where, verb)
+        given = read_options(self._file, where, options or {}, command, ("save",))
+        save = self._read_save(where, (options or {}).get("save"))
+        commands: list[StepCommand] = []
+        for filled in self._fill_in(where, verb[0], command, given):
+            self._check_values(where, verb, command, filled)
+            commands.append(self._make_command(verb, command, filled, save, commands))
+        if verb[0] == "place":
+            self._map_file = str(filled.get("output", self._map_file))
+        self._has_database |= verb[0] in _FILLS_DATABASE
+        written = filled.get("output") if save is None else str(commands[-1].save)
+        if verb[0] in _REPORTED and written is not None and Path(str(written)).suffix in {".json", ".parquet"}:
+            self._reported.append(str(written))
+        return commands
+
+    def _find_command(self, where: Sequence[str | int], verb: Sequence[str]) -> Any:
+        if verb[0] in _NO_STEPS:
+            raise self._file.error(where, InputError(f"{verb[0]} is no step of a run", f"gpuprof {verb[0]} by itself"))
+        command = self._group
+        for word in verb:
+            inner: Mapping[str, Any] = getattr(command, "commands", {})
+            if word not in inner:
+                kind = "verb" if command is self._group else f"command of {command.name}"
+                names = [name for name in inner if name not in _NO_STEPS]
+                raise self._file.error(where, unknown_name(kind, word, names))
+            command = inner[word]
+        if inner := getattr(command, "commands", {}):
+            names = ", ".join(f"{command.name} {name}" for name in inner)
+            raise self._file.error(where, InputError(f"{command.name} has commands of its own", names))
+        return command
+
+    def _read_save(self, where: Sequence[str | int], save: object) -> Path | None:
+        if save is None or (isinstance(save, str) and Path(save).suffix in _SAVED):
+            return None if save is None else self._plan.folder / str(save)
+        fix = f"which ends in {', '.join(sorted(_SAVED))}"
+        raise self._file.error((*where, "save"), InputError("save takes a file", fix))
+
+    def _fill_in(
+        self, where: Sequence[str | int], verb: str, command: Any, given: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the values of each command line: one for each device and sizes where a command takes one."""
+        plan, names = self._plan, {parameter.name for parameter in command.params}
+        usual: dict[str, Any] = {"map_file": self._map_file}
+        if self._has_database or verb in _FILLS_DATABASE:
+            usual["db"] = plan.db
+        if verb in _OF_MODELS:
+            usual["models"] = plan.files()
+        if verb in _OF_DEMANDS and plan.models:
+            self._check_demands(where, verb)
+            usual["slo_file"] = str(plan.folder / "slo.csv")
+        if plan.devices and "fleet" not in given:
+            usual["gpus"] = ",".join(plan.devices)
+        if verb in _RESULTS:
+            usual["output"] = str(plan.folder / _RESULTS[verb])
+        if verb == "export":
+            usual["output"] = str(plan.folder / f"export-{given.get('to', 'tool')}")
+        if verb == "report":
+            usual["sources"] = [*([plan.db] if self._has_database else []), *self._reported]
+        filled = {name: value for name, value in usual.items() if name in names and value} | dict(given)
+        lines = [filled]
+        if verb in _OF_MODELS and "models" not in given and "dim" not in given:
+            lines = [
+                filled | {"models": files} | ({"dim": dims} if dims else {}) for files, dims in plan.group_by_dims()
+            ] or lines
+        kinds = [device.partition(":")[0] for device in plan.devices]
+        if verb == "estimate" and "device" not in given and kinds and "any" not in kinds:
+            lines = [line | {"device": kind} for line in lines for kind in kinds]
+        return lines
+
+    def _check_demands(self, where: Sequence[str | int], verb: str) -> None:
+        for name, model in self._plan.models.items():
+            missing = [key for key in ("rate_rps", "slo_ms") if getattr(model, key) is None]
+            if missing:
+                message = f"{verb} needs {' and '.join(missing)} of the model {name}"
+                raise self._file.error(where, InputError(message, f"{name}: {{rate_rps: 100, slo_ms: 50, …}}"))
+
+    def _check_values(
+        self, where: Sequence[str | int], verb: Sequence[str], command: Any, filled: Mapping[str, Any]
+    ) -> None:
+        """Refuse values that the command line would refuse, before the first step; outputs are checked when written."""
+        # Outputs by their names alone, in the current folder: theirs may be made by an earlier step.
+        shown = {name: Path(str(value)).name if name in _OUTPUTS else value for name, value in filled.items()}
+        operands, options = _list_words(command, shown)
+        try:
+            command.make_context(" ".join(verb), [*options, *operands])
+        except GpuprofError as error:
+            raise self._file.error(where, InputError(error.message, error.fix)) from None
+        except Exception as error:  # some typer versions copy click: its errors are recognised by their attributes
+            if not hasattr(error, "format_message"):
+                raise
+            name = getattr(getattr(error, "param", None), "name", None)
+            option = next((key for key, parameter in list_options(command).items() if parameter.name == name), "")
+            wrong = InputError(error.format_message().rstrip("."), f"gpuprof {' '.join(verb)} --help")
+            raise self._file.error((*where, option), wrong) from None
+
+    def _make_command(
+        self,
+        verb: Sequence[str],
+        command: Any,
+        filled: Mapping[str, Any],
+        save: Path | None,
+        before: Sequence[StepCommand],
+    ) -> StepCommand:
+        if save is not None:
+            if verb[0] == "estimate" and len(self._plan.devices) > 1 and "device" in filled:
+                save = save.with_stem(f"{save.stem}-{filled['device']}")
+            if save in [command.save for command in before]:  # models at other sizes
+                save = save.with_stem(f"{save.stem}-{len(before) + 1}")
+        inputs = [Path(file) for file in self._plan.files()]
+        outputs = [] if save is None else [save]
+        for name, value in filled.items():
+            (outputs if name in _OUTPUTS else inputs).extend(Path(text) for text in _list_texts(value) if text)
+        operands, options = _list_words(command, filled)
+        if save is not None and save.suffix != ".txt":
+            options.append(f"--{save.suffix[1:]}")
+        return StepCommand((*verb, *operands, *options), save, tuple(inputs), tuple(outputs))
 
 
-def _read_save(path: Path, node: yaml.Node) -> str:
-    if not isinstance(node, yaml.ScalarNode) or Path(node.value).suffix not in _SAVED:
-        raise error_at(path, node, InputError("save takes a file", f"which ends in {', '.join(sorted(_SAVED))}"))
-    return str(node.value)
-
-
-def _refuse_twice(path: Path, root: yaml.Node) -> None:
-    """Refuse a repeated key, of which YAML would silently take the last."""
-    waiting, seen = [root], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen or isinstance(node, yaml.ScalarNode):
+def _list_words(command: Any, filled: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the operands and the options of a command line."""
+    operands: list[str] = []
+    options: list[str] = []
+    for parameter in command.params:
+        value = filled.get(parameter.name)
+        if value is None:
             continue
-        seen.add(id(node))
-        if not isinstance(node, yaml.MappingNode):
-            waiting += node.value
-            continue
-        names: set[str] = set()
-        for key, value in node.value:
-            waiting.append(value)
-            if isinstance(key, yaml.ScalarNode) and key.value in names:
-                raise error_at(path, key, InputError(f"{key.value} stands twice", "leave one of them out"))
-            names.add(str(key.value))
+        if parameter.param_type_name == "argument":
+            operands += _list_texts(value)
+        elif isinstance(value, bool):
+            words = parameter.opts if value else parameter.secondary_opts
+            options += [word for word in words if word.startswith("--")][:1]
+        else:
+            name = next(word for word in parameter.opts if word.startswith("--"))
+            options += [word for text in _list_texts(value) for word in (name, text)]
+    return operands, options
 
 
-def _find_node(node: yaml.Node, where: Sequence[str]) -> yaml.Node:
-    """Return the node at a path, or the nearest node above it; for the last part of the path, its key."""
-    for depth, part in enumerate(where):
-        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-        found = next(((key, value) for key, value in pairs if key.value == part), None)
-        if found is not None:
-            node = found[0] if depth == len(where) - 1 else found[1]
-        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-            node = node.value[int(part)]
-    return node
+def _list_texts(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else [] if isinstance(value, bool) else list(value)

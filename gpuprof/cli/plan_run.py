@@ -13,8 +13,7 @@ from pathlib import Path
 
 from gpuprof import __version__
 from gpuprof.cli.output import say, say_note
-from gpuprof.cli.plan_commands import StepCommand
-from gpuprof.cli.plan_file import PlannedModel, RunPlan
+from gpuprof.cli.plan_file import PlannedModel, RunPlan, StepCommand
 from gpuprof.errors import GpuprofError, InputError, UnstableError, refuse_unwritable
 
 #: Files up to this size are compared by content, larger ones by size and modification time.
@@ -34,7 +33,7 @@ def show_line(command: StepCommand) -> str:
     return line if command.save is None else f"{line} > {shlex.quote(str(command.save))}"
 
 
-def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = False) -> int:
+def run_steps(path: Path, plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = False) -> int:
     """Run the command lines in order and return the exit code of the last; the first failure ends the run.
 
     An unstable ``profile`` does not: its times are kept and marked, later steps use them, and the next run measures
@@ -44,7 +43,7 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
     """
     from gpuprof.cli.main import run_line
 
-    _require_files(plan, commands)
+    _require_files(path, plan, commands)
     _write_demands(plan)
     done = {} if fresh else _read_done(plan.folder)
     unstable: list[str] = []
@@ -65,7 +64,7 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
                 say_note(str(error))
                 unstable.append(str(number))
                 continue
-            error.add_note(f"{where} failed; gpuprof run {plan.path.name} goes on with it")
+            error.add_note(f"{where} failed; gpuprof run {path.name} goes on with it")
             raise
         if code:
             return code
@@ -75,20 +74,20 @@ def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = Fals
     if unstable:
         raise UnstableError(
             f"every step ran, but what step {' and '.join(unstable)} measured is unstable: the machine is too noisy",
-            f"gpuprof run {plan.path.name} measures it again; keep-unstable: true takes it as it is",
+            f"gpuprof run {path.name} measures it again; keep-unstable: true takes it as it is",
         )
     again = f", {unchanged} of them unchanged" if unchanged else ""
-    say_note(f"{plan.path.name}: all {len(commands)} steps succeeded{again}")
+    say_note(f"{path.name}: all {len(commands)} steps succeeded{again}")
     return 0
 
 
-def _require_files(plan: RunPlan, commands: Sequence[StepCommand]) -> None:
+def _require_files(path: Path, plan: RunPlan, commands: Sequence[StepCommand]) -> None:
     """Refuse a run, before its first step, when a model file is missing and no step makes it."""
-    made = {path.absolute() for command in commands for path in command.outputs}
+    made = {output.absolute() for command in commands for output in command.outputs}
     missing = [file for file in plan.files() if not Path(file).exists() and Path(file).absolute() not in made]
     if missing:
         raise InputError(
-            f"{plan.path}: no file {', '.join(missing)}, and no step makes {'it' if len(missing) == 1 else 'them'}",
+            f"{path}: no file {', '.join(missing)}, and no step makes {'it' if len(missing) == 1 else 'them'}",
             "correct file: under models, or add a step such as zoo build",
         )
 

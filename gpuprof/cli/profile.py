@@ -6,21 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gpuprof.cli.options import ModelsArgument, with_groups
-from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
-    CsvOption,
-    Format,
-    JsonOption,
-    chosen_format,
-    mebibytes,
-    print_rows,
-    progress,
-    say,
-    say_note,
-    show_progress,
-)
+from gpuprof.cli.options import ModelsArgument
+from gpuprof.cli.output import Column, ColumnRole, Format, mebibytes, print_rows, progress, say, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads
@@ -103,20 +90,17 @@ class SourceOptions(Settings):
     ray_address: str | None = option(None, "Address of the Ray cluster; default: this machine's.", envvar="RAY_ADDRESS")
 
 
-@with_groups
 def profile(
     workloads: ProfileWorkloads,
     settings: ProfileSettings,
     source: SourceOptions,
     models: ModelsArgument = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Measure models on this machine: latency, throughput, memory and the time of every op.
 
     What is in the database already is not measured again; interrupted, it goes on where it was.
     """
-    chosen = chosen_format(as_json, as_csv)
     names = models or []
     if source.from_report:
         _ingest(names, workloads, settings, source, chosen)

@@ -23,23 +23,20 @@ def run(
 
     Steps that were done before are left out unless what they read or what they wrote has changed.
     """
-    from gpuprof.cli.main import VERBS, build_app
-    from gpuprof.cli.plan_commands import list_commands
-    from gpuprof.cli.plan_file import read_plan
+    from gpuprof.cli.main import build_app
+    from gpuprof.cli.plan_file import list_commands, read_plan
     from gpuprof.cli.plan_run import run_steps, show_line, write_csv
 
-    plan = read_plan(plan_file, list(VERBS))
+    plan, file = read_plan(plan_file)
     with _folder(plan_file.absolute().parent):  # relative paths start at the file's folder
-        commands = list_commands(
-            plan, typer.main.get_command(build_app({step.verb[0] for step in plan.steps} | {"run"}))
-        )
+        commands = list_commands(plan, file, typer.main.get_command(build_app()))
         if dry_run:
             if plan.models:
                 sys.stdout.write(f"# {plan.folder / 'slo.csv'}:\n")
                 sys.stdout.write("".join(f"#   {line}\n" for line in write_csv(plan.models).splitlines()))
             sys.stdout.write("".join(f"{show_line(command)}\n" for command in commands))
             return
-        if code := run_steps(plan, commands, fresh):
+        if code := run_steps(plan_file, plan, commands, fresh):
             raise typer.Exit(code)
 
 

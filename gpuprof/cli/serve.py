@@ -8,13 +8,11 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.options import with_groups
 from gpuprof.cli.output import say, say_note
 from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.serve_settings import ServeSettings
 
 
-@with_groups
 def serve(
     settings: ServeSettings,
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map, as gpuprof place writes it.")] = Path(

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.options import NetworksArgument
-from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
-    CsvOption,
-    Format,
-    JsonOption,
-    chosen_format,
-    print_rows,
-    show_progress,
-)
+from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, show_progress
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
@@ -52,13 +43,11 @@ def similarity(
     heat_map: Annotated[
         Path | None, typer.Option(help="Write the heat map of layers into this .svg or .png file.")
     ] = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Compare the weights of models layer by layer: the longest common submatrix of each pair (USHER §2.4)."""
     from gpuprof.pipeline.similarity import similarity as compare
 
-    chosen = chosen_format(as_json, as_csv)
     if top < 0:
         raise InputError(f"--top cannot be negative but is {top}", "0 lists all")
     with show_progress() as show:

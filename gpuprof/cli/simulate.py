@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.options import MapFileArgument, OptionalDbOption, output_option, with_groups
-from gpuprof.cli.output import CsvOption, JsonOption, chosen_format, progress, say_note
+from gpuprof.cli.options import MapFileArgument, OptionalDbOption, output_option
+from gpuprof.cli.output import Format, progress, say_note
 from gpuprof.cli.simulation_output import show_comparison, show_outcome
 from gpuprof.cli.verdict_output import NoFailOption, VerboseOption
 from gpuprof.errors import InputError
 from gpuprof.pipeline.simulation_settings import Fidelity, Rescheduling, ServiceSettings, SimulatedTraffic
 
 
-@with_groups
 def simulate(
     traffic: SimulatedTraffic,
     service: ServiceSettings,
@@ -31,13 +30,11 @@ def simulate(
     ] = None,
     verbose: VerboseOption = False,
     no_fail: NoFailOption = False,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Replay requests against MAP: whether each SLO is kept, goodput and p99, and why it is missed; -v prints all."""
     from gpuprof.pipeline.simulate import simulate as simulate_map
 
-    chosen = chosen_format(as_json, as_csv)
     is_rescheduled = "period_s" in rescheduling.model_fields_set
     if rescheduling.policies and not is_rescheduled:
         raise InputError("--policy says how to reschedule", "add --reschedule 60s")

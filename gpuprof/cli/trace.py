@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from gpuprof.cli.options import Verbs, output_option, with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
+from gpuprof.cli.options import Verbs, output_option
+from gpuprof.cli.output import Column, Format, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import Count
@@ -81,7 +81,6 @@ class RecordedDayOptions(Settings):
 
 
 @app.command(short_help="Write a trace.")
-@with_groups
 def make(
     process: ArrivalProcessOptions,
     day: RecordedDayOptions,
@@ -117,14 +116,12 @@ def show(
     trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file of time_s,model.")],
     output: Annotated[Path | None, output_option("File to draw the picture into: .svg or .png.")] = None,
     bins: Annotated[int, typer.Option(help="Parts that the time is cut into.", min=2, max=2000)] = 60,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    chosen: Format = Format.TABLE,
 ) -> None:
     """Print rate, peak, burstiness and gaps of each model, and draw the rate over time."""
     from gpuprof.pipeline.trace import show_trace
     from gpuprof.reporting.sparkline import sparkline
 
-    chosen = chosen_format(as_json, as_csv)
     result = show_trace(trace_file, bins=bins)
     if output is not None:
         result.draw(output)

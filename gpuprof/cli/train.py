@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprof.cli.options import with_groups
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
+from gpuprof.cli.output import Column, Format, print_rows, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.pipeline.train import TrainOptions
 
@@ -17,12 +16,10 @@ _COLUMNS = (
 )
 
 
-@with_groups
-def train(options: TrainOptions, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
+def train(options: TrainOptions, chosen: Format = Format.TABLE) -> None:
     """Fit regressors to the measured ops and models of a device; estimate uses them from then on."""
     from gpuprof.pipeline.train import train as fit
 
-    chosen = chosen_format(as_json, as_csv)
     with show_progress() as show:
         result = fit(options, progress=show)
     print_rows(result.rows(), _COLUMNS, chosen)

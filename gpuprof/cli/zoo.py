@@ -9,7 +9,7 @@ import typer
 
 from gpuprof.cli.completion import COMPLETERS
 from gpuprof.cli.options import Verbs, output_option
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say_note
+from gpuprof.cli.output import Column, Format, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import LARGEST_BATCH
@@ -31,11 +31,11 @@ Batch = Annotated[str, typer.Option("--batch", help="Batch size, or dynamic for 
 
 
 @app.command("list")
-def list_networks(as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
+def list_networks(chosen: Format = Format.TABLE) -> None:
     """List the networks that can be built."""
     from gpuprof.pipeline.zoo import list_models
 
-    rows, chosen = list_models().rows(), chosen_format(as_json, as_csv)
+    rows = list_models().rows()
     if chosen is not Format.TABLE:
         print_rows(rows, _COLUMNS, chosen)
         return

@@ -84,5 +84,5 @@ def check_arguments(function: Callable[P, R], owner: str = "") -> Callable[P, R]
 
 def check_fields(cls: type[T]) -> type[T]:
     """Return a dataclass whose constructor checks its arguments as `check_arguments` does, before ``__post_init__``."""
-    cls.__init__ = check_arguments(cls.__init__, cls.__name__)  # type: ignore[assignment]
+    cls.__init__ = check_arguments(cls.__init__, cls.__name__)  # type: ignore[method-assign]
     return cls

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuprof.domain.share import Share
+from gpuprof.domain.validation import Positive
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument
@@ -15,6 +16,7 @@ from gpuprof.pipeline.devices import database_path, resolve_device, resolve_loca
 from gpuprof.pipeline.profile import run_campaign
 from gpuprof.pipeline.profile_settings import ProfileSettings
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from gpuprof.profiling.sweep.cell import Cell
     from gpuprof.profiling.sweep.planning import NamedModel
 
+_MEASUREMENT = "Measurement"
 _HARDWARE_UNITS = {
     "max_power_w": "W",
     "max_clock_mhz": "MHz",
@@ -90,15 +93,34 @@ class CalibrateResult(Result):
         return [_ranked_row(one) for one in self.ranking]
 
 
+class CalibrateOptions(Settings):
+    """Device, files, and the measurement of models."""
+
+    title: ClassVar[str] = "Fit and files"
+
+    device: str | None = option(
+        None, "Device of the catalogue or the database; with MODELs one of this machine.", values="devices"
+    )
+    profile: Path | None = option(None, "Profile by iGniter's own tools (config.jsonl), in place of the database.")
+    output: Path | None = option(None, "File to write iGniter's coefficients to, too.", "-o", "--output", output=True)
+    db: Path | None = option(None, "Kernel database; default: GPUPROF_DB, or gpuprof-db.")
+    collector: str = option(
+        "auto", "Collector that measures; auto takes the first that works here.", panel=_MEASUREMENT
+    )
+    time_limit_s: Positive = option(
+        5.0, "Longest time to measure one row.", "--time-limit", unit="s", panel=_MEASUREMENT
+    )
+    keep_unstable: bool = option(
+        False, "Keep unstable rows as they are instead of measuring them again.", panel=_MEASUREMENT
+    )
+
+
 def calibrate(
     models: Sequence[PathArgument] = (),
+    options: CalibrateOptions | None = None,
     *,
-    device: str | None = None,
-    igniter_profile: PathArgument | None = None,
-    output: PathArgument | None = None,
-    db: PathArgument | None = None,
-    settings: ProfileSettings | None = None,
     progress: ProgressCallback = say_nothing,
+    **fields: Any,
 ) -> CalibrateResult:
     """Fit the interference between workloads on a device, for estimates with neighbours.
 
@@ -110,16 +132,8 @@ def calibrate(
     ----------
     models : sequence of path
         ONNX files, or ``"NAME=FILE"``, to measure here first.
-    device : str, optional
-        Device of the catalogue or the database; with ``models``, a device of this machine.
-    igniter_profile : path, optional
-        Profile by iGniter's own tools (config.jsonl), instead of the database.
-    output : path, optional
-        Write iGniter's coefficients here, too.
-    db : path, optional
-        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
-    settings : ProfileSettings, optional
-        By default each row is timed for 5 s at most.
+    options : CalibrateOptions, optional
+        Fields may be given as keywords instead.
     progress : callable, optional
 
     Raises
@@ -136,25 +150,22 @@ def calibrate(
     >>> import gpuprof
     >>> folder = Path(tempfile.mkdtemp())
     >>> files = [gpuprof.build_model("random_mlp", folder / f"mlp{seed}.onnx", seed=seed) for seed in range(2)]
-    >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
-    >>> fitted = gpuprof.calibrate(files, device="cpu", db=folder / "db", settings=quick)
+    >>> fitted = gpuprof.calibrate(files, device="cpu", db=folder / "db", time_limit_s=0.2)
     >>> bool((fitted.to_frame()["mean_pct"] >= 0).all())
     True
     """
-    path = database_path(db)
-    if igniter_profile is not None:
-        return _fit_file(Path(igniter_profile), device, output, path)
+    chosen = CalibrateOptions.collect(options, fields)
+    path = database_path(chosen.db)
+    if chosen.profile is not None:
+        return _fit_file(chosen.profile, chosen.device, chosen.output, path)
     with NoteList() as notes:
-        if models:
-            target = _measure(models, device, settings or ProfileSettings(time_limit_s=5.0), path, notes, progress)
-        else:
-            target = resolve_device(device, KernelDb(path))
+        target = _measure(models, chosen, notes, progress) if models else resolve_device(chosen.device, KernelDb(path))
         database = KernelDb(path)
         if target.kind != "gpu":
             return CalibrateResult(notes=notes.all(), device=target.name, ranking=_rank(database, target, progress))
         # Co-located measurements suffice for the interference models, with or without iGniter's coefficients.
         colocated = database.read_table("colocations", ["device"], {"device": target.name}).num_rows
-        fitted = _fit_measured_igniter(database, target, output, notes, required=not colocated)
+        fitted = _fit_measured_igniter(database, target, chosen.output, notes, required=not colocated)
         ranking = _rank(database, target, progress) if colocated else ()
         return CalibrateResult(notes=notes.all(), device=target.name, igniter=fitted, ranking=ranking)
 
@@ -205,24 +216,20 @@ def _fit_igniter(
 
 
 def _measure(
-    models: Sequence[PathArgument],
-    name: str | None,
-    settings: ProfileSettings,
-    path: Path,
-    notes: NoteList,
-    progress: ProgressCallback,
+    models: Sequence[PathArgument], options: CalibrateOptions, notes: NoteList, progress: ProgressCallback
 ) -> Device:
     """Measure the workloads that the device's interference models need and the database lacks; return the device."""
     from gpuprof.profiling.collector import choose_collector
     from gpuprof.profiling.sweep import planning
     from gpuprof.profiling.sweep.campaign import Campaign
 
-    here = resolve_local_device(name, settings.collector, notes.add)
-    collector, why = choose_collector(settings.collector, here.kind)
+    settings = ProfileSettings(time_limit_s=options.time_limit_s)
+    path, here = database_path(options.db), resolve_local_device(options.device, options.collector, notes.add)
+    collector, why = choose_collector(options.collector, here.kind)
     cells = _plan_cells(planning.parse_models([str(model) for model in models]), here.kind == "gpu", path / COPIES)
     progress(Progress(f"{here.name}, collector {why}"))
     campaign = Campaign(
-        KernelDb.create(path), here, collector, settings.force, settings.limits(), settings.keep_unstable
+        KernelDb.create(path), here, collector, settings.force, settings.limits(), options.keep_unstable
     )
     outcomes = run_campaign(campaign, cells, progress, [Share()])
     failed = [outcome.row.error for outcome in outcomes if outcome.row.error]

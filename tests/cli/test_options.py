@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import gpuprof
 from gpuprof.cli.main import VERBS, build_app
-from gpuprof.cli.options import Verbs, with_groups
-from gpuprof.errors import InputError
+from gpuprof.cli.options import Verbs
 from gpuprof.domain.validation import Count
+from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import Dims, Settings, command_line, option
 
 
@@ -35,7 +35,6 @@ class Colours(Settings):
     brush: Path | None = option(None, "Brush.")
 
 
-@with_groups
 def paint(
     colours: Colours,
     surface: Annotated[str, typer.Argument()] = "wall",
@@ -107,20 +106,20 @@ def test_the_help_has_a_section_for_each_group_beside_the_other_options() -> Non
     }
 
 
-def grouped_verbs() -> list[tuple[str, Callable[..., None]]]:
-    """Return every verb that takes groups, by the words that call it."""
+def list_verbs() -> list[tuple[str, Callable[..., None]]]:
+    """Return every verb by the words that call it."""
     listed = []
     for verb in VERBS:
         defined = importlib.import_module(f"gpuprof.cli.{verb}")
-        if hasattr(defined, "app"):
-            commands = [(f"{verb} {info.callback.__name__}", info.callback) for info in defined.app.registered_commands]
-        else:
-            commands = [(verb, getattr(defined, verb))]
-        listed += [(words, function) for words, function in commands if hasattr(function, "__wrapped__")]
+        group = getattr(defined, "app", None) or build_app([verb])
+        words = f"{verb} " if hasattr(defined, "app") else ""
+        for info in group.registered_commands:
+            assert info.callback is not None
+            listed.append((words + (info.name or info.callback.__name__), info.callback))
     return listed
 
 
-@pytest.mark.parametrize(("words", "function"), grouped_verbs())
+@pytest.mark.parametrize(("words", "function"), list_verbs())
 def test_every_setting_of_a_verb_is_an_option_under_its_heading(words: str, function: Callable[..., None]) -> None:
     hints: dict[str, Any] = get_type_hints(function.__wrapped__)  # type: ignore[attr-defined]
     groups = [kind for kind in hints.values() if isinstance(kind, type) and issubclass(kind, Settings)]

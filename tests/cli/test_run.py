@@ -74,7 +74,7 @@ def test_the_sizes_of_each_model_reach_every_step(capsys: pytest.CaptureFixture[
     assert main(["run", "--dry-run"]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     assert said == [
-        "gpuprof profile net.onnx --dim seq=64,256 --db gpuprof-db",
+        "gpuprof profile net.onnx --db gpuprof-db --dim seq=64,256",
         "gpuprof profile other.onnx --db gpuprof-db",
         "gpuprof estimate net.onnx --dim seq=64,256 --db gpuprof-db --json > gpuprof-run/out.json",
         "gpuprof estimate other.onnx --db gpuprof-db --json > gpuprof-run/out-2.json",
@@ -184,7 +184,7 @@ def test_unstable_times_are_planned_with_said_and_measured_again(
         ("rate_rps: 10,", "rate_rps: -1,", "plan.yaml:3: models.strict.rate_rps: input should be greater than 0"),
         ("file: net.onnx, rate_rps: 10,", "rate_rps: 10,", "plan.yaml:3: strict has neither a file nor a model"),
         ("slo_ms: 50", "priority: 1", "plan.yaml:9: place needs slo_ms of the model digits"),
-        ("slo_ms: 50", "slo_ms: 50, slo_ms: 60", "plan.yaml:2: slo_ms stands twice"),
+        ("slo_ms: 50", "slo_ms: 50, slo_ms: 60", "plan.yaml:2 is not YAML: slo_ms stands twice"),
         ("devices: [l4:4, t4]", "devices: {l4: 4}", "plan.yaml:4: devices: input should be a valid list"),
         ("- place:", "- plac:", "plan.yaml:9: unknown verb 'plac' (did you mean place?)"),
         ("- check", "- serve", "plan.yaml:10: serve is no step of a run"),

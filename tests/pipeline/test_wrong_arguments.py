@@ -124,7 +124,7 @@ def test_numbers_of_numpy_and_whatever_can_be_iterated_over_are_taken(tmp_path: 
     model = gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
     listed = gpuprof.estimate([model], batches=[1, 2], device="t4").rows()
     for batches in (np.array([1, 2]), iter([1, 2]), {1: "a", 2: "b"}.keys()):
-        assert gpuprof.estimate([model], batches=batches, device="t4").rows() == listed  # type: ignore[arg-type]
+        assert gpuprof.estimate([model], batches=batches, device="t4").rows() == listed
     assert gpuprof.MapOutput(path="map.json").path == Path("map.json")
 
 
