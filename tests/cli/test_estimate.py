@@ -80,7 +80,7 @@ def test_a_share_that_is_none_is_refused(db: str, share: str, capsys: pytest.Cap
 
 @pytest.mark.parametrize("batch", ["0", "-1", "1.5", "x", "", "1,,2", "9999999999"])
 def test_a_batch_that_is_none_is_refused(db: str, batch: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--batch must be whole numbers from 1 to 1,000,000" in _expect_refusal(
+    assert "--batch must be whole numbers from 1 to 65,536" in _expect_refusal(
         capsys, "fast", "--db", db, f"--batch={batch}"
     )
 
