@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import is_unstable
 from gpuprof.domain.map_sources import describe_basis
-from gpuprof.errors import InfeasibleError
+from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     MapArgument,
@@ -19,7 +20,7 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
-from gpuprof.pipeline.model_files import find_changed, locate_files
+from gpuprof.pipeline.model_files import find_changed, locate_files, model_paths
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.pipeline.router_capacity import describe_routers
@@ -122,12 +123,25 @@ def check(
     violations = feasibility.check(resolved, evidence)
     if unknown := feasibility.find_unknown_memory(resolved, evidence):
         notes.add(f"nothing is known of the memory of {', '.join(unknown)}: whether it suffices was not checked")
+    for name, message in _find_refusals(resolved, map_folder(deployment)):
+        violations = (*violations, Violation("file", name, message))
     for name, message in find_changed(locate_files(resolved, map_folder(deployment))):
         if chosen.allow_changed:
             notes.add(message)
         else:
             violations = (*violations, Violation("file", name, message))
     return CheckResult(notes=notes.all(), label=map_label(deployment), deployment=resolved, violations=violations)
+
+
+def _find_refusals(deployment: DeploymentMap, base: Path) -> Iterator[tuple[str, str]]:
+    """Yield the models whose files ONNX Runtime does not load, and the reasons."""
+    from gpuprof.runtime.optimizer import find_refusal
+
+    on_gpu = any(not gpu.device.startswith("cpu") for _, gpu, _, _ in deployment.places())
+    for name, path in model_paths(locate_files(deployment, base)).items():
+        with suppress(InputError):  # files that cannot be read are reported as changed
+            if refusal := find_refusal(path, on_gpu):
+                yield name, str(refusal)
 
 
 def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:

@@ -91,6 +91,7 @@ def build_problem(
     known = measured.known
     named = size_demands(named, known, planning.dims, note)
     sources = source_names(named)
+    _require_loadable({name: path for name, path in graphs.items() if not known.has_measured(name)}, devices, planning)
     default = planning.estimator == DEFAULT
     # Notes come from the default estimator, whichever estimator plans: no other reads the database's models.
     estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
@@ -125,6 +126,19 @@ def build_problem(
         planned_with=_record_settings(asked, database, devices, options, planning),
         tried=name_tried_services(collect_tried_runs(known, names), sources),
     )
+
+
+def _require_loadable(unmeasured: Mapping[str, Path], fleet: Fleet, planning: PlanningOptions) -> None:
+    """Raise `InputError` for a file that ONNX Runtime does not load, where ONNX Runtime is to execute it."""
+    from gpuprof.domain.runtime_variant import SERVED_BY
+    from gpuprof.runtime.optimizer import find_refusal
+
+    if not (planning.runtime or SERVED_BY).startswith(SERVED_BY):
+        return
+    on_gpu = any(entry.device.kind != "cpu" for entry in fleet.entries)
+    for path in unmeasured.values():
+        if refusal := find_refusal(path, on_gpu):
+            raise refusal
 
 
 def _is_any_measured(known: KnownModels, names: Iterable[str], fleet: Fleet) -> bool:

@@ -11,9 +11,14 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuprof.domain.model import Tensor
+from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.executed_graph import ExecutedNode, read_executed
+
+if TYPE_CHECKING:
+    from gpuprof.graph.file import OnnxFile
 
 #: Larger models are skipped: ONNX Runtime holds and writes all weights, even if only zeros.
 _MOST_WEIGHT_BYTES = 2**31
@@ -30,11 +35,34 @@ def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
     if file.sha256 not in _known:
         while len(_known) >= _MOST_KNOWN:
             _known.pop(next(iter(_known)))
-        small = sum(weight.bytes for weight in file.weights.values()) <= _MOST_WEIGHT_BYTES
         _known[file.sha256] = (
-            _optimize_declared(file.model.SerializeToString(), file.weights.values()) if small else None
+            None if _is_large(file) else _optimize_declared(file.model.SerializeToString(), file.weights.values())
         )
     return _known[file.sha256]
+
+
+def find_refusal(path: Path, on_gpu: bool) -> InputError | None:
+    """Return the reason why ONNX Runtime does not load a file; None where it does, or cannot be asked here.
+
+    Models of more than 2 GiB are not tried. ``on_gpu``: the file is meant for a GPU, so that an op without an
+    implementation for a CPU is no reason.
+    """
+    from gpuprof.graph.file import read_onnx
+    from gpuprof.runtime.session import open_session
+
+    if executed_nodes(path) is not None or _is_large(read_onnx(path)):
+        return None
+    try:
+        open_session(path, threads=1)  # with its weights: zeros in their place may be what was refused
+    except UnavailableError:
+        return None
+    except InputError as error:
+        return None if on_gpu and type(error.__cause__).__name__ == "NotImplemented" else error
+    return None
+
+
+def _is_large(file: OnnxFile) -> bool:
+    return sum(weight.bytes for weight in file.weights.values()) > _MOST_WEIGHT_BYTES
 
 
 def _optimize_declared(light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, ...] | None:

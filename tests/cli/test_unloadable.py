@@ -1,0 +1,50 @@
+"""Plans and checks ask the runtime whether it loads a file, so that `serve` never has to refuse a sound map."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gpuprof.cli.main import main
+
+
+def _write(path: Path, op: str = "Relu", domain: str = "", opset: int = 17) -> Path:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], domain=domain)], "g", values[:1], values[1:])
+    imports = [helper.make_opsetid("", opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), str(path))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path / "fine.onnx")
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nfine.onnx,20,50\nother.onnx,10,60\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "opset", "message"),
+    [("Frobnicate", "acme.ops", 17, "is not a registered function"), ("Relu", "", 99, "has opset 99 of ai.onnx")],
+    ids=["foreign domain", "newer opset"],
+)
+def test_place_refuses_a_file_that_the_runtime_does_not_load(
+    folder: Path, capsys: pytest.CaptureFixture[str], op: str, domain: str, opset: int, message: str
+) -> None:
+    _write(folder / "other.onnx", op, domain, opset)
+    assert main(["place", "--gpus", "t4"]) == 3
+    told = capsys.readouterr().err
+    assert "other.onnx" in told and message in told
+
+
+def test_check_names_a_file_that_the_runtime_does_not_load(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write(folder / "other.onnx")
+    assert main(["place", "--gpus", "t4"]) == 0
+    _write(folder / "other.onnx", "Frobnicate", "acme.ops")
+    capsys.readouterr()
+    assert main(["check", "map.json", "--allow-changed", "--json"]) == 1
+    (fault,) = json.loads(capsys.readouterr().out)["violations"]
+    assert fault["rule"] == "file" and "is not a registered function" in fault["message"]
