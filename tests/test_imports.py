@@ -166,7 +166,6 @@ def test_tools_see_the_public_names_where_they_are() -> None:
 SPEAKING_ENTRIES = {
     "runtime/cuda_provider.py": "tells the process that started it what a GPU provider can do",
     "serving/engines/ray_keeper.py": "tells the process that started it where its socket is",
-    "load/null_server.py": "tells the process that started it where it listens",
 }
 
 

@@ -166,7 +166,7 @@ class Front:
         if any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_health", "grpc_reflection")):
             LOGGER.warning("gRPC is served without streams and reflection", extra={"install": "gpuprof-onnx[edge]"})
             return None
-        self._streams = StreamServer(self._api, self._settings.max_body_bytes)
+        self._streams = StreamServer(self._api)
         path = str(edge.directory / "streams")
         await self._streams.start(path)
         return path

@@ -24,6 +24,7 @@ from gpuprof.serving.engines.local_engine import Engine, LocalEngine
 from gpuprof.serving.front import Front
 from gpuprof.serving.plan.planner import MapSource, Planner
 from gpuprof.serving.protocol.http_api import ApiSettings, HttpApi
+from gpuprof.serving.protocol.large_texts import warm_up
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
@@ -96,7 +97,7 @@ class Server:
         self._handle_signals()
         watch, listen = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self.stalls.run())
         try:
-            await asyncio.gather(self._start_workers(), self._api.pool.warm_up())
+            await asyncio.gather(self._start_workers(), self._api.service.side_process.run(warm_up))
             if not self._stop.is_set():
                 where = await self._front.start()
                 port = self._front.http_port
@@ -116,7 +117,7 @@ class Server:
             listen.cancel()
             self._stop_controllers()
             await self._front.close()
-            self._api.pool.close()
+            self._api.service.side_process.close()
             await self._worker_fleet.stop()
             await self._engine.close()
             if self._settings.tracer is not None:

@@ -21,7 +21,6 @@ from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.domain.map_file import write_map
 from gpuprof.errors import GpuprofError
 from gpuprof.serving.change.bounds import Bounds, Departure, ObservedLoad, find_departure, read_planned
-from gpuprof.serving.change.child_process import run_in_process
 from gpuprof.serving.change.window import ServiceCounts
 from gpuprof.serving.router.neighbour_times import (
     BatchTimes,
@@ -34,8 +33,10 @@ from gpuprof.serving.router.neighbour_times import (
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.watch.logs import LOGGER
+from gpuprof.serving.watch.side_process import SideProcess
 
 _MOST_WAITED_PERIODS = 64
+_NICENESS = 5  # on a CPU, planning shares the cores with the workers
 _LIKE = 0.2  # relative difference up to which figures are the same load
 
 
@@ -92,6 +93,7 @@ class Adapter:
         self._beside: dict[tuple[str, str], float] = {}
         self._streaks: Counter[tuple[str, bool]] = Counter()
         self._asked: Load | None = None
+        self._planning = SideProcess(niceness=_NICENESS)
         self._waits = 1
         self._not_before = 0.0
 
@@ -128,7 +130,10 @@ class Adapter:
             "the load leaves the plan's bounds, the placer is asked", extra=self._describe_leaving(seen, out)
         )
         # In a child process: planning takes seconds, in which the event loop must answer requests.
-        wanted = await run_in_process(self._settings.replan, self._deployment, load)
+        try:
+            wanted = await self._planning.run(self._settings.replan, self._deployment, load)
+        finally:
+            self._planning.close()
         if wanted is None:
             LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(out)})
             self._back_off()

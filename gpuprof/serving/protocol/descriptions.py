@@ -2,41 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from gpuprof.domain.public_name import version_order
+from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
+from gpuprof.serving.transport.metadata import TensorSpec
 from gpuprof.serving.watch.statistics import ModelStatistics
 
 SERVER_NAME = "gpuprof"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 
-def server_metadata() -> dict[str, Any]:
-    """Return the answer of ``GET /v2``."""
-    from gpuprof import __version__
+class Descriptions:
+    """Documents of both protocols. A model that the server lacks raises `RefusedError`: 404."""
 
-    return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
+    def __init__(self, router: Router) -> None:
+        self._router = router
 
+    def describe_server(self) -> dict[str, Any]:
+        """Return name, version and extensions."""
+        from gpuprof import __version__
 
-def model_metadata(spec: ModelSpec, versions: list[str]) -> dict[str, Any]:
-    """Return inputs and outputs with their shapes, batch included."""
-    return {
-        "name": spec.name,
-        "versions": versions,
-        "platform": spec.platform,
-        "inputs": [_tensor_metadata(tensor) for tensor in spec.inputs],
-        "outputs": [_tensor_metadata(tensor) for tensor in spec.outputs],
-    }
+        return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def describe_model(self, name: str, version: str) -> dict[str, Any]:
+        """Return inputs and outputs with their shapes, batch included; an empty version is the newest."""
+        spec = self._router.find(name, version).spec
+        return {
+            "name": spec.name,
+            "versions": [version] if version else sorted(self._router.models[name], key=version_order),
+            "platform": spec.platform,
+            "inputs": [_tensor_metadata(tensor) for tensor in spec.inputs],
+            "outputs": [_tensor_metadata(tensor) for tensor in spec.outputs],
+        }
+
+    def describe_config(self, name: str, version: str) -> dict[str, Any]:
+        """Return a model's configuration in Triton's format, for Triton's clients."""
+        return _model_config(self._router.find(name, version))
+
+    def describe_statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """Return counts and nanoseconds by stage of a model's version; an empty name or version means all."""
+        if name:
+            self._router.find(name, version)
+        return {
+            "model_stats": [
+                _model_statistics(model, model_version)
+                for model_name, versions in self._router.models.items()
+                for model_version, model in versions.items()
+                if name in ("", model_name) and version in ("", model_version)
+            ]
+        }
+
+    def list_repository(self) -> list[dict[str, str]]:
+        """Return a line for each version of each model."""
+        return [
+            _index_entry(model, version)
+            for versions in self._router.models.values()
+            for version, model in sorted(versions.items())
+        ]
 
 
 def _tensor_metadata(tensor: TensorSpec) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
-def model_config(model: ServedModel) -> dict[str, Any]:
-    """Return the model's configuration in Triton's format, for Triton's clients."""
+def _model_config(model: ServedModel) -> dict[str, Any]:
     spec = model.spec
     config: dict[str, Any] = {
         "name": spec.name,
@@ -65,8 +96,7 @@ def _tensor_config(tensor: TensorSpec, max_batch: int) -> dict[str, Any]:
     return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[1:] if max_batch else tensor.shape)}
 
 
-def model_statistics(model: ServedModel, version: str) -> dict[str, Any]:
-    """Return counts and nanoseconds by stage, as ``/stats`` answers them."""
+def _model_statistics(model: ServedModel, version: str) -> dict[str, Any]:
     statistics = model.statistics
     return {
         "name": model.public.name,
@@ -102,23 +132,6 @@ def _stages(statistics: ModelStatistics) -> dict[str, Any]:
 
 def _duration(count: int, nanoseconds: int) -> dict[str, int]:
     return {"count": count, "ns": nanoseconds}
-
-
-def chosen_statistics(
-    models: Mapping[str, Mapping[str, ServedModel]], name: str = "", version: str = ""
-) -> list[dict[str, Any]]:
-    """Return the statistics of a model's version; an empty name or version means all."""
-    return [
-        model_statistics(model, found)
-        for known, versions in models.items()
-        for found, model in versions.items()
-        if name in ("", known) and version in ("", found)
-    ]
-
-
-def repository_index(models: Mapping[str, Mapping[str, ServedModel]]) -> list[dict[str, str]]:
-    """Return a line for each version of each model."""
-    return [_index_entry(model, version) for versions in models.values() for version, model in sorted(versions.items())]
 
 
 def _index_entry(model: ServedModel, version: str) -> dict[str, str]:

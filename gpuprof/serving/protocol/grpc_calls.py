@@ -11,32 +11,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from google.protobuf.message import DecodeError
 
-from gpuprof.domain.public_name import version_order
-from gpuprof.serving.protocol import descriptions
-from gpuprof.serving.protocol.grpc_messages import InferCall, LargeCall, open_call, write_infer
+from gpuprof.serving.protocol.compression import is_compressed
+from gpuprof.serving.protocol.descriptions import Descriptions
+from gpuprof.serving.protocol.grpc_messages import InferCall, read_infer, write_infer
 from gpuprof.serving.protocol.http_message import CONTENT_GRPC, HttpHead
 from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route
-from gpuprof.serving.protocol.known_calls import KnownCalls
+from gpuprof.serving.protocol.inference_service import InferenceService
+from gpuprof.serving.protocol.large_texts import ON_LOOP_BYTES, read_large_call
 from gpuprof.serving.protocol.open_inference import SERVICE, message_class, service_methods
-from gpuprof.serving.protocol.text_pool import is_compressed, place_inputs, read_large_call, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
 
-if TYPE_CHECKING:
-    from gpuprof.serving.protocol.http_api import HttpApi
-
 HEALTH_CHECK = b"/grpc.health.v1.Health/Check"
 STREAM_METHOD = "ModelStreamInfer"
-#: Maximum size of a message, without raw tensors, that is read on the event loop.
-_ON_LOOP_BYTES = 1 << 16
 _MAX_SHORT_BYTES = 1 << 16
 #: HealthCheckRequest of the whole server and of the service, and HealthCheckResponse: SERVING, NOT_SERVING.
 _HEALTH_REQUESTS = b"", b"\x0a%c%s" % (len(SERVICE), SERVICE.encode())
@@ -61,10 +56,7 @@ class GrpcCalls:
 
     Parameters
     ----------
-    api : HttpApi
-        Submits inferences.
-    max_message_bytes : int
-        Of an inference request.
+    service : InferenceService
 
     Attributes
     ----------
@@ -72,16 +64,14 @@ class GrpcCalls:
         Paths that need no token.
     """
 
-    def __init__(self, api: HttpApi, max_message_bytes: int) -> None:
-        self._api, self._router = api, api.router
-        self._known = KnownCalls()
-        self.find_first_tensor = self._known.find_first_tensor
-        answers = make_descriptions(api.router)
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._router = service, service.router
+        answers = make_descriptions(service.router)
         self._routes = {HEALTH_CHECK: Route(self._check_health, _MAX_SHORT_BYTES, True)}
         for method in service_methods():
             path = f"/{SERVICE}/{method.name}".encode()
             if method.name == "ModelInfer":
-                self._routes[path] = Route(self._infer, max_message_bytes, True)
+                self._routes[path] = Route(self._infer, service.max_body_bytes, True)
             elif method.name in answers:
                 kinds = [message_class(kind.name) for kind in (method.input_type, method.output_type)]
                 self._routes[path] = Route(partial(_describe, answers[method.name], *kinds), _MAX_SHORT_BYTES, True)
@@ -103,83 +93,53 @@ class GrpcCalls:
             connection.respond(200, CONTENT_GRPC, _SERVING if self._router.is_ready else _NOT_SERVING)
 
     def _infer(self, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
-        slots = [] if received.slot is None else [received.slot]
-        # Clients leave small messages uncompressed, whatever the header says.
-        encoding = head.headers.get(b"grpc-encoding", b"identity")
-        if encoding != b"identity" and is_compressed(received.body.data):
-            self._read_elsewhere(connection, head, received, None)
-            return
-        try:
-            call = self._open(received.body)
-            if isinstance(call, LargeCall):
-                self._read_elsewhere(connection, head, received, call)
-                return
-            model = self._router.find(call.name, call.version)
-            request = self._known.read_request(model.spec, call)
-        except RefusedError as refusal:
-            self._api.refuse(connection, refusal, slots)
-        else:
-            self._submit(model, request, connection, head, received.arrived, slots)
-
-    def _open(self, body: RequestBody) -> InferCall | LargeCall:
-        return self._known.find(body.data, body.offset) or open_call(body.data, _ON_LOOP_BYTES, body.offset)
-
-    def _read_elsewhere(
-        self, connection: HttpClient, head: HttpHead, received: ReceivedBody, call: LargeCall | None
-    ) -> None:
-        """Read a call in other threads and processes, because it is compressed or large beside its raw tensors."""
-        gone: list[bool] = []
-        connection.on_disconnect = partial(gone.append, True)
-        self._api.start_task(self._read_and_submit(connection, gone, head, received, call))
-
-    async def _read_and_submit(
-        self, connection: HttpClient, gone: list[bool], head: HttpHead, received: ReceivedBody, call: LargeCall | None
-    ) -> None:
-        slot = received.slot
-        try:
-            opened: InferCall | LargeCall | None = call
-            if opened is None:
-                slot = None
-                opened = self._open(RequestBody(await self._api.inflate(received), 0))
-            model = self._router.find(opened.name, opened.version)
-            if isinstance(opened, LargeCall):
-                refuse_long_text(opened.text_bytes)
-                request = await self._api.pool.run(read_large_call, model.spec, bytes(opened.data))
-            else:
-                request = self._known.read_request(model.spec, opened)
-            request, slots = place_inputs(request, self._api.arena)
-        except RefusedError as refusal:
-            connection.refuse(refusal)
-            return
-        finally:
-            if slot is not None:
-                self._api.arena.give_back(slot)
-        if gone:
-            for placed in slots:
-                self._api.arena.give_back(placed)
-        else:
-            self._submit(model, request, connection, head, received.arrived, slots)
-
-    def _submit(
-        self,
-        model: ServedModel,
-        request: InferRequest,
-        connection: HttpClient,
-        head: HttpHead,
-        arrived: float,
-        slots: list[Slot],
-    ) -> None:
         timeout = head.headers.get(b"grpc-timeout")
         limit_ms = None if timeout is None else read_timeout_ms(timeout)
         traceparent = head.headers.get(b"traceparent", b"").decode("latin-1")
-        done = partial(_answer_infer, model, request, connection)
-        self._api.submit(model, connection, request, slots, arrived, done, traceparent, limit_ms)
+
+        def submit(model: ServedModel, request: InferRequest, slots: list[Slot]) -> None:
+            done = partial(_answer_infer, model, connection)
+            self._service.submit(model, connection, request, slots, received.arrived, done, traceparent, limit_ms)
+
+        read = partial(read_call, self._service)
+        # Clients leave small messages uncompressed, whatever the header says.
+        encoding = head.headers.get(b"grpc-encoding", b"identity")
+        if encoding != b"identity" and is_compressed(received.body.data):
+            self._service.read_elsewhere(connection, received, True, read, submit)
+            return
+        slots = [] if received.slot is None else [received.slot]
+        try:
+            call = InferCall.decode(received.body.data, received.body.offset)
+            if call.text_bytes > ON_LOOP_BYTES:
+                self._service.read_elsewhere(connection, received, False, read, submit)
+                return
+            model = self._router.find(call.message.model_name, call.message.model_version)
+            request = read_infer(model.spec, call)
+        except RefusedError as refusal:
+            self._service.refuse(connection, refusal, slots)
+        else:
+            submit(model, request, slots)
+
+
+async def read_call(service: InferenceService, body: RequestBody) -> tuple[ServedModel, InferRequest]:
+    """Return the model and the request of a ModelInferRequest; a large text is read by another process.
+
+    Raises
+    ------
+    RefusedError
+        When the message, or the request, is wrong.
+    """
+    call = InferCall.decode(body.data)
+    model = service.router.find(call.message.model_name, call.message.model_version)
+    if call.text_bytes > ON_LOOP_BYTES:
+        return model, await service.run_beside(read_large_call, model.spec, bytes(body.data))
+    return model, read_infer(model.spec, call)
 
 
 def _answer_infer(
     model: ServedModel,
-    request: InferRequest,
     connection: HttpClient,
+    request: InferRequest,
     _: Inference,
     outputs: list[OutputTensor],
     slot: Slot | None,
@@ -239,38 +199,25 @@ def status_headers(refusal: RefusedError) -> bytes:
 def make_descriptions(router: Router) -> dict[str, Callable[[Any], dict[str, Any]]]:
     """Return the functions for all methods but inference, by name: from a message to a response's fields."""
 
+    described = Descriptions(router)
+
     def model_ready(request: Any) -> dict[str, Any]:
         ready = False
         with suppress(RefusedError):
             ready = router.find(request.name, request.version).is_ready
         return {"ready": ready}
 
-    def model_metadata(request: Any) -> dict[str, Any]:
-        model = router.find(request.name, request.version)
-        versions = [request.version] if request.version else sorted(router.models[request.name], key=version_order)
-        return descriptions.model_metadata(model.spec, versions)
-
-    def model_config(request: Any) -> dict[str, Any]:
-        return {"config": descriptions.model_config(router.find(request.name, request.version))}
-
-    def model_statistics(request: Any) -> dict[str, Any]:
-        if request.name:
-            router.find(request.name, request.version)
-        return {"model_stats": descriptions.chosen_statistics(router.models, request.name, request.version)}
-
     def repository_index(request: Any) -> dict[str, Any]:
-        entries = descriptions.repository_index(router.models)
+        entries = described.list_repository()
         return {"models": [entry for entry in entries if not request.ready or entry["state"] == "READY"]}
 
     return {
         "ServerLive": lambda request: {"live": True},
         "ServerReady": lambda request: {"ready": router.is_ready},
-        "ServerMetadata": lambda request: descriptions.server_metadata(),
+        "ServerMetadata": lambda request: described.describe_server(),
         "ModelReady": model_ready,
-        "ModelMetadata": model_metadata,
-        "ModelConfig": lambda request: {
-            "config": descriptions.model_config(router.find(request.name, request.version))
-        },
-        "ModelStatistics": model_statistics,
+        "ModelMetadata": lambda request: described.describe_model(request.name, request.version),
+        "ModelConfig": lambda request: {"config": described.describe_config(request.name, request.version)},
+        "ModelStatistics": lambda request: described.describe_statistics(request.name, request.version),
         "RepositoryIndex": repository_index,
     }

@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
+from gpuprof.serving.protocol.large_texts import refuse_long_text
 from gpuprof.serving.protocol.open_inference import message_class
 from gpuprof.serving.router.infer_request import (
     MAX_RANK,
@@ -46,7 +47,6 @@ _CONTENTS = {
 #: Numbers of fields: ModelInferRequest.raw_input_contents, ModelInferResponse.raw_output_contents and
 #: ModelStreamInferResponse.infer_response.
 RAW_INPUTS, _RAW_OUTPUTS, _STREAMED = 7, 6, 2
-_MODEL_NAME, _MODEL_VERSION, _REQUEST_ID = 1, 2, 3
 
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
@@ -55,13 +55,8 @@ class InferCall:
 
     message: Any
     raw: Sequence[Buffer]
-    data: Buffer  #: The whole message.
-    name: str  #: Name of the model.
-    version: str  #: Version of the model; empty: the newest.
-    id: str  #: Identifier of the request.
+    text_bytes: int  #: Bytes without the raw contents of a large message.
     offsets: Sequence[int] | None = None  #: Positions of the raw contents in the arena; None: outside.
-    #: Request of an equal earlier message, with the specification of its reading.
-    cached: tuple[ModelSpec, InferRequest] | None = None
 
     def find_tensor_data(self, number: int) -> Buffer | tuple[int, int]:
         """Return the raw contents of an input, or where in the arena they lie."""
@@ -77,60 +72,21 @@ class InferCall:
         Raises
         ------
         RefusedError
-            When ``data`` is no such message.
+            When ``data`` is no such message, or its text is too long.
         """
         small: Buffer = data
         spans: list[slice] = []
         try:
             if len(data) > INLINE_BYTES:
                 small, spans = split_off_field(data, RAW_INPUTS)
+                refuse_long_text(len(small))
             message = message_class("ModelInferRequest").FromString(small)
         except (DecodeError, ValueError) as error:
             raise _no_request(error) from None
         view = memoryview(data)
         raw = [view[span] for span in spans] if spans else message.raw_input_contents
         offsets = None if offset is None or not spans else [offset + span.start for span in spans]
-        return cls(message, raw, data, message.model_name, message.model_version, message.id, offsets)
-
-
-@dataclass(frozen=True, slots=True)
-class LargeCall:
-    """A ModelInferRequest that is large beside its raw contents, with only its names read."""
-
-    #: ``name``, ``version``: Of the model; ``id``: of the request.
-    name: str
-    version: str
-    id: str
-    data: Buffer
-    text_bytes: int  #: Bytes without the raw contents.
-
-
-def open_call(data: Buffer, most_bytes: int, offset: int | None = None) -> InferCall | LargeCall:
-    """Read a ModelInferRequest, unless its size without raw contents exceeds ``most_bytes``.
-
-    ``offset``: position of ``data`` in the arena; None: outside.
-
-    Raises
-    ------
-    RefusedError
-        When ``data`` is no such message.
-    """
-    if len(data) <= most_bytes:
-        return InferCall.decode(data, offset)
-    try:
-        rest, _ = split_off_field(data, RAW_INPUTS)
-        if len(rest) > most_bytes:
-            texts = [_last_text(rest, field) for field in (_MODEL_NAME, _MODEL_VERSION, _REQUEST_ID)]
-            return LargeCall(texts[0], texts[1], texts[2], data, len(rest))
-    except ValueError as error:
-        raise _no_request(error) from None
-    return InferCall.decode(data, offset)
-
-
-def _last_text(data: bytes, field: int) -> str:
-    """Return a text of a message; of repeated fields, the last counts."""
-    _, spans = split_off_field(data, field)
-    return data[spans[-1]].decode() if spans else ""
+        return cls(message, raw, len(small), offsets)
 
 
 def _no_request(error: Exception) -> RefusedError:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 from urllib.parse import unquote
 
 from gpuprof.serving.protocol.grpc_calls import GrpcCalls
@@ -18,23 +16,20 @@ from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only
 from gpuprof.serving.protocol.infer_response import write_response
-from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
-from gpuprof.serving.protocol.text_pool import (
+from gpuprof.serving.protocol.inference_service import InferenceService
+from gpuprof.serving.protocol.large_texts import (
     ON_LOOP_BYTES,
-    Inflater,
-    TextPool,
-    is_compressed,
-    place_inputs,
     read_large_request,
     refuse_long_text,
     write_large_response,
 )
+from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_urgency
-from gpuprof.serving.router.router import Router, find_batch_key, find_deadline_ms
+from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
-from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, bad_request, out_of_memory
+from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
 from gpuprof.serving.transport.server_timing import write_timing
 from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.stalls import StallMeter
@@ -43,9 +38,6 @@ _MAX_CACHED_ROUTES = 1024
 _MAX_TARGET_BYTES = 4096
 _PUBLIC_PREFIX = b"/v2/health/"
 _GRPC_PREFIXES = (b"/inference.", b"/grpc.")
-
-#: Called with the inference, its outputs, and their slot.
-Answer = Callable[[Inference, list[OutputTensor], Slot | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +65,7 @@ class HttpApi:
 
     Attributes
     ----------
+    service : InferenceService
     connections : set of HttpConnection
     turned_away : int
         Connections beyond the bound.
@@ -91,15 +84,12 @@ class HttpApi:
         self.cached_heads: dict[bytes, CachedHead] = {}
         self.turned_away = 0
         self.count_edge_restarts: Callable[[], int | None] = lambda: None
-        self.pool = TextPool()
+        self.service = InferenceService(router, settings.max_body_bytes)
         self._settings = settings
-        self._inflater = Inflater(router.arena, settings.max_body_bytes)
         self._refusals: Counter[tuple[str, int, str]] = Counter()
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._descriptions = HttpDescriptions(router, self._find_figures)
-        self._grpc = GrpcCalls(self, settings.max_body_bytes)
-        self.find_first_tensor = self._grpc.find_first_tensor
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._grpc = GrpcCalls(self.service)
         self._routes: dict[tuple[bytes, bytes], Route] = {}
 
     @property
@@ -166,109 +156,32 @@ class HttpApi:
         self._refusals[protocol, refusal.status.value, refusal.reason] += 1
 
     def _infer(self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
-        body, slots = received.body, [] if received.slot is None else [received.slot]
-        done = partial(self._answer_request, model, connection)
-        if head.coding is not None or body.json_bytes > ON_LOOP_BYTES:
-            self.start_task(self._read_elsewhere(model, connection, _note_departure(connection), head, received, done))
-            return
-        try:
-            request = model.read_request(body)
-        except RefusedError as refusal:
-            self.refuse(connection, refusal, slots)
-        else:
-            traceparent = head.headers.get(b"traceparent", b"").decode("latin-1")
-            self.submit(model, connection, request, slots, received.arrived, partial(done, request), traceparent)
-
-    def refuse(self, connection: HttpClient, refusal: RefusedError, slots: Iterable[Slot]) -> None:
-        """Refuse a request and give its slots back."""
-        for slot in slots:
-            self.arena.give_back(slot)
-        connection.refuse(refusal)
-
-    def submit(
-        self,
-        model: ServedModel,
-        connection: HttpClient,
-        request: InferRequest,
-        slots: list[Slot],
-        arrived: float,
-        done: Answer,
-        traceparent: str = "",
-        limit_ms: float | None = None,
-    ) -> None:
-        """Submit a request; a refused request releases its slots. ``limit_ms``: deadline of the call itself."""
-        try:
-            deadline_ms = find_deadline_ms(model, request)
-            inference = Inference(
-                rows=request.rows,
-                inputs=request.inputs,
-                wanted=request.outputs,
-                arrived=arrived,
-                deadline_ms=deadline_ms if limit_ms is None else min(deadline_ms, limit_ms),
-                on_done=done,
-                on_refused=lambda _, refusal: connection.refuse(refusal),
-                priority=request.priority,
-                slots=slots,
-                batch_key=find_batch_key(model, request),
-                traceparent=traceparent,
-                client=connection.peer,
-            )
-            model.submit(inference)
-        except RefusedError as refusal:
-            self.refuse(connection, refusal, slots)
-            return
-        connection.on_disconnect = partial(_cancel, inference)
-
-    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` as a task of the event loop."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def inflate(self, received: ReceivedBody) -> Buffer:
-        """Return the decompressed body, and release the memory of the compressed one. Raises `RefusedError`."""
-        try:
-            return await self._inflater.inflate(received.body.data)
-        finally:
-            if received.slot is not None:
-                self.arena.give_back(received.slot)
-
-    async def _read_elsewhere(
-        self,
-        model: ServedModel,
-        connection: HttpClient,
-        gone: list[bool],
-        head: HttpHead,
-        received: ReceivedBody,
-        done: Callable[..., None],
-    ) -> None:
-        """Submit a compressed request or a request with a large text, which other threads and processes read."""
-        body, slot = received.body, received.slot
-        try:
-            if head.coding is not None:
-                if not is_compressed(body.data):
-                    raise bad_request("the body is not compressed as its headers say")
-                slot = None
-                data = await self.inflate(received)
-                body = RequestBody(data, head.find_json_length(len(data)))
-            refuse_long_text(body.json_bytes)
-            if body.json_bytes > ON_LOOP_BYTES:
-                request = await self.pool.run(read_large_request, model.spec, bytes(body.data), body.json_bytes)
-            else:
-                request = model.read_request(body)
-            request, slots = place_inputs(request, self.arena)
-        except RefusedError as refusal:
-            connection.refuse(refusal)
-            return
-        finally:
-            if slot is not None:
-                self.arena.give_back(slot)
-        if gone:
-            for placed in slots:
-                self.arena.give_back(placed)
-            return
         traceparent = head.headers.get(b"traceparent", b"").decode("latin-1")
-        self.submit(model, connection, request, slots, received.arrived, partial(done, request), traceparent)
+
+        def submit(model: ServedModel, request: InferRequest, slots: list[Slot]) -> None:
+            done = partial(self._answer_request, model, connection)
+            self.service.submit(model, connection, request, slots, received.arrived, done, traceparent)
+
+        if head.coding is not None or received.body.json_bytes > ON_LOOP_BYTES:
+            read = partial(self._read_large, model, head)
+            self.service.read_elsewhere(connection, received, head.coding is not None, read, submit)
+            return
+        slots = [] if received.slot is None else [received.slot]
+        try:
+            request = model.read_request(received.body)
+        except RefusedError as refusal:
+            self.service.refuse(connection, refusal, slots)
+        else:
+            submit(model, request, slots)
+
+    async def _read_large(
+        self, model: ServedModel, head: HttpHead, body: RequestBody
+    ) -> tuple[ServedModel, InferRequest]:
+        json_bytes = head.find_json_length(len(body.data))
+        refuse_long_text(json_bytes)
+        if json_bytes <= ON_LOOP_BYTES:
+            return model, model.read_request(RequestBody(body.data, json_bytes))
+        return model, await self.service.run_beside(read_large_request, model.spec, bytes(body.data), json_bytes)
 
     def _answer_request(
         self,
@@ -280,12 +193,12 @@ class HttpApi:
         slot: Slot | None,
     ) -> None:
         if _text_bytes(request, outputs) > ON_LOOP_BYTES:
-            self.start_task(self._answer_in_pool(model, connection, request, inference, outputs, slot))
+            self.service.start_task(self._answer_large(model, connection, request, inference, outputs, slot))
             return
         try:
             text, tensors = write_response(model.spec, request, outputs)
         except RefusedError as refusal:
-            self.refuse(connection, refusal, [] if slot is None else [slot])
+            self.service.refuse(connection, refusal, [] if slot is None else [slot])
         else:
             self._answer(connection, inference, text, tensors, slot)
 
@@ -309,7 +222,7 @@ class HttpApi:
             view[:] = text
             connection.respond(200, CONTENT_JSON, b"", [view], text_slot, extra)
 
-    async def _answer_in_pool(
+    async def _answer_large(
         self,
         model: ServedModel,
         connection: HttpClient,
@@ -318,22 +231,18 @@ class HttpApi:
         outputs: list[OutputTensor],
         slot: Slot | None,
     ) -> None:
-        """Answer with large tensors as JSON, written in another process."""
+        """Answer with large tensors as JSON, written by another process."""
         copied = [OutputTensor(output.position, output.shape, bytes(output.data)) for output in outputs]
-        size = sum(len(output.data) for output in copied)
-        if slot is not None:
-            self.arena.give_back(slot)
-        if not self.arena.charge(size):
-            connection.refuse(out_of_memory())
-            return
+        asked = replace(request, inputs=[])
         try:
-            text, tensors = await self.pool.run(write_large_response, model.spec, request, copied)
+            text, tensors = await self.service.run_beside(write_large_response, model.spec, asked, copied)
         except RefusedError as refusal:
             connection.refuse(refusal)
         else:
             self._answer(connection, inference, text, tensors, None)
         finally:
-            self.arena.discharge(size)
+            if slot is not None:
+                self.arena.give_back(slot)
 
 
 def _text_bytes(request: InferRequest, outputs: list[OutputTensor]) -> int:
@@ -346,14 +255,3 @@ def _text_bytes(request: InferRequest, outputs: list[OutputTensor]) -> int:
 def _refuse_early(model: ServedModel, text: Buffer, client: str) -> None:
     """Refuse a request before its tensors have arrived if it could not be answered in time."""
     model.refuse_early(partial(read_urgency, text), client)
-
-
-def _note_departure(connection: HttpClient) -> list[bool]:
-    """Return a list that gets an element when the client disconnects."""
-    gone: list[bool] = []
-    connection.on_disconnect = partial(gone.append, True)
-    return gone
-
-
-def _cancel(inference: Inference) -> None:
-    inference.cancelled = True

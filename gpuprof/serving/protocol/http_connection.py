@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
-import orjson
-
 from gpuprof.serving.protocol.http_message import (
     ARRIVAL_HEADER,
     CLIENT_HEADER,
@@ -30,7 +28,7 @@ from gpuprof.serving.protocol.http_message import (
     too_large_refusal,
     write_head,
 )
-from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, ReceivedBody, Route
+from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, ReceivedBody, Route, respond_json
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import ALIGNMENT, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
@@ -231,10 +229,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif self._pending or self._client_ended:
             asyncio.get_running_loop().call_soon(self._read_pending)
 
-    def respond_json(self, status: int, document: object, extra: bytes = b"") -> None:
-        """Answer with a JSON document."""
-        self.respond(status, CONTENT_JSON, orjson.dumps(document), extra=extra)
-
     def refuse(self, refusal: RefusedError) -> None:
         """Answer with an error, a gRPC error for gRPC calls."""
         if self._head is not None and self._head.is_grpc:
@@ -244,7 +238,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.respond(200, CONTENT_GRPC, b"", extra=status_headers(refusal))
             return
         self._owner.count_refusal(refusal)
-        self.respond_json(refusal.status.value, {"error": refusal.message}, refusal_headers(refusal))
+        respond_json(self, refusal.status.value, {"error": refusal.message}, refusal_headers(refusal))
 
     # --- the server's side
 
@@ -437,7 +431,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         slot = arena.take(size + ALIGNMENT)
         if slot is None:
             raise out_of_memory()
-        begin = self._owner.find_first_tensor(incoming.length) if head.is_grpc else incoming.json_bytes
+        # A gRPC message usually ends with its only tensor.
+        begin = incoming.length if head.is_grpc else incoming.json_bytes
         incoming.slot, incoming.start = slot, slot.offset + -begin % ALIGNMENT
         self._view = arena.view(incoming.start, size)
 

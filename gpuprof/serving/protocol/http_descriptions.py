@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from gpuprof.domain.public_name import version_order
-from gpuprof.serving.protocol import descriptions
+from gpuprof.serving.protocol.descriptions import Descriptions
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead
-from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only
+from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only, respond_json
 from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
@@ -30,6 +29,7 @@ class HttpDescriptions:
 
     def __init__(self, router: Router, find_figures: Callable[[], ProtocolFigures]) -> None:
         self._router = router
+        self._described = Descriptions(router)
         self._find_figures = find_figures
 
     def find(self, words: list[str], method: str) -> Route | None:
@@ -40,21 +40,22 @@ class HttpDescriptions:
         RefusedError
             404 for an unknown model, 405 for a method that the address does not have.
         """
+        described = self._described
         match words:
             case ["v2", "repository", "index"]:
-                return allow_only("POST", method, _simple(self._index))
+                return allow_only("POST", method, _simple(_document(described.list_repository)))
             case ["metrics"]:
                 answer: Answer | None = self._metrics
             case ["openapi.json"]:
                 answer = self._openapi
             case ["v2"]:
-                answer = _answer_server_metadata
+                answer = _document(described.describe_server)
             case ["v2", "health", "live"]:
                 answer = partial(_status, lambda: True)
             case ["v2", "health", "ready"]:
                 answer = self._ready
             case ["v2", "models", "stats"]:
-                answer = partial(self._statistics, "", "")
+                answer = _document(described.describe_statistics)
             case ["v2", "models", name, "versions", version, *rest]:
                 answer = self._find_of_model(name, version, rest)
             case ["v2", "models", name, *rest]:
@@ -67,13 +68,13 @@ class HttpDescriptions:
         self._router.find(name, version)
         match rest:
             case []:
-                return partial(self._metadata, name, version)
+                return _document(partial(self._described.describe_model, name, version))
             case ["ready"]:
                 return partial(_status, lambda: self._router.find(name, version).is_ready)
             case ["config"]:
-                return partial(self._config, name, version)
+                return _document(partial(self._described.describe_config, name, version))
             case ["stats"]:
-                return partial(self._statistics, name, version)
+                return _document(partial(self._described.describe_statistics, name, version))
         return None
 
     def _ready(self, connection: HttpClient) -> None:
@@ -102,7 +103,7 @@ class HttpDescriptions:
             },
             "edge_restarts": figures.edge_restarts,
         }
-        connection.respond_json(200 if self._router.is_ready else 503, state)
+        respond_json(connection, 200 if self._router.is_ready else 503, state)
 
     def _metrics(self, connection: HttpClient) -> None:
         from gpuprof.serving.protocol.metrics import CONTENT_TYPE, render_metrics
@@ -112,26 +113,12 @@ class HttpDescriptions:
     def _openapi(self, connection: HttpClient) -> None:
         from gpuprof.serving.protocol.openapi import document
 
-        connection.respond_json(200, document(model.spec for model in self._router.list_entries()))
-
-    def _index(self, connection: HttpClient) -> None:
-        connection.respond_json(200, descriptions.repository_index(self._router.models))
-
-    def _metadata(self, name: str, version: str, connection: HttpClient) -> None:
-        model = self._router.find(name, version)
-        versions = [version] if version else sorted(self._router.models[name], key=version_order)
-        connection.respond_json(200, descriptions.model_metadata(model.spec, versions))
-
-    def _config(self, name: str, version: str, connection: HttpClient) -> None:
-        connection.respond_json(200, descriptions.model_config(self._router.find(name, version)))
-
-    def _statistics(self, name: str, version: str, connection: HttpClient) -> None:
-        chosen = descriptions.chosen_statistics(self._router.models, name, version)
-        connection.respond_json(200, {"model_stats": chosen})
+        respond_json(connection, 200, document(model.spec for model in self._router.list_entries()))
 
 
-def _answer_server_metadata(connection: HttpClient) -> None:
-    connection.respond_json(200, descriptions.server_metadata())
+def _document(describe: Callable[[], object]) -> Answer:
+    """Return what answers with a JSON document."""
+    return lambda connection: respond_json(connection, 200, describe())
 
 
 def _simple(answer: Answer) -> Route:
@@ -150,4 +137,4 @@ def _status(good: Callable[[], bool], connection: HttpClient) -> None:
     if good():
         connection.respond(200, CONTENT_JSON, b"")
     else:
-        connection.respond_json(503, {"error": "not ready"})
+        respond_json(connection, 503, {"error": "not ready"})

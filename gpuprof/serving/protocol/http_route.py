@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
-from gpuprof.serving.protocol.http_message import HttpHead
+import orjson
+
+from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import RefusedError
@@ -35,10 +37,6 @@ class HttpClient(Protocol):
         """Send an answer; ``slot``, which holds ``tail``, is released once the answer is written."""
         ...
 
-    def respond_json(self, status: int, document: object, extra: bytes = b"") -> None:
-        """Send a JSON document."""
-        ...
-
     def refuse(self, refusal: RefusedError) -> None:
         """Send an error."""
         ...
@@ -63,6 +61,11 @@ class Route:
     reads_body: bool = False  #: True if the body is needed; other bodies are discarded.
     #: Called with the JSON and the client before large tensors are received; raises the refusal where `submit` would.
     refuse_early: Callable[[Buffer, str], None] | None = None
+
+
+def respond_json(client: HttpClient, status: int, document: object, extra: bytes = b"") -> None:
+    """Send a JSON document."""
+    client.respond(status, CONTENT_JSON, orjson.dumps(document), extra=extra)
 
 
 def allow_only(allowed: str, method: str, route: Route) -> Route:

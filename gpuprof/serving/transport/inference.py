@@ -43,9 +43,9 @@ class RefusedError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
 
-    def forget_origin(self) -> None:
-        """Drop the traceback: its frames would hold the request as long as the refusal exists."""
-        self.__traceback__ = self.__context__ = self.__cause__ = None
+    def __reduce__(self) -> tuple[type[RefusedError], tuple[HTTPStatus, str], dict[str, object]]:
+        """Return what pickles it: an exception's own way passes the message alone."""
+        return RefusedError, (self.status, self.message), vars(self)
 
 
 def bad_request(message: str) -> RefusedError:

@@ -17,7 +17,6 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map, read_map
-from gpuprof.errors import GpuprofError, InfeasibleError, UnavailableError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
@@ -26,7 +25,6 @@ from gpuprof.load.target import Target
 from gpuprof.serving.change import adapt
 from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load
 from gpuprof.serving.change.bounds import ObservedLoad
-from gpuprof.serving.change.child_process import run_in_process
 from gpuprof.serving.router.neighbour_times import NeighbourCost
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
@@ -52,7 +50,7 @@ class Played:
         async def inline(function: Callable[..., Any], *arguments: object) -> Any:
             return function(*arguments)
 
-        monkeypatch.setattr(adapt, "run_in_process", inline)
+        monkeypatch.setattr(adapt.SideProcess, "run", lambda _, function, *arguments: inline(function, *arguments))
         self._finds = finds
         self.source = ""
         self.asked: list[Load] = []
@@ -165,33 +163,6 @@ def test_a_load_that_no_map_bears_is_not_asked_about_again_and_again(
         [240.0, 480.0]
     )  # another load is asked about
     assert player.applied == []
-
-
-def _fails(how: str) -> int:
-    if how == "own":
-        raise InfeasibleError("no place", "buy one")
-    if how == "other":
-        raise ValueError("broken")
-    import os
-
-    if how == "dies":
-        os._exit(1)
-    return os.getpid()
-
-
-@pytest.mark.slow
-def test_planning_happens_in_another_process_and_its_errors_come_back() -> None:
-    import os
-
-    assert asyncio.run(run_in_process(_fails, "not")) not in (os.getpid(), 0)
-    for how, kind, said in (
-        ("own", InfeasibleError, "buy one"),
-        ("other", UnavailableError, "ValueError: broken"),
-        ("dies", UnavailableError, "ended meanwhile"),
-    ):
-        with pytest.raises(GpuprofError, match=said) as caught:
-            asyncio.run(run_in_process(_fails, how))
-        assert type(caught.value) is kind
 
 
 @pytest.fixture

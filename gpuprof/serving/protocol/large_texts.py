@@ -1,0 +1,92 @@
+"""Requests and answers with large texts, which a process beside the router reads and writes.
+
+Threads would not help: making a million Python objects holds the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from http import HTTPStatus
+
+from gpuprof.serving.protocol.infer_response import write_response
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request
+from gpuprof.serving.transport.arena import Arena, Slot
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.inference import InputTensor, OutputTensor, RefusedError, out_of_memory
+from gpuprof.serving.transport.metadata import ModelSpec
+from gpuprof.serving.transport.wire import Buffer
+
+#: Maximum text parsed on the event loop: a few milliseconds' work.
+ON_LOOP_BYTES = 1 << 18
+#: Longer texts are refused: tensors can be sent as binary data.
+MAX_TEXT_BYTES = 1 << 24
+
+
+def refuse_long_text(size: int) -> None:
+    """Refuse a text too long to parse. Raises `RefusedError`: 413."""
+    if size > MAX_TEXT_BYTES:
+        message = f"the request has {size} bytes of text, more than {MAX_TEXT_BYTES}: send tensors as binary data"
+        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+
+
+def read_large_request(spec: ModelSpec, data: bytes, json_bytes: int) -> InferRequest:
+    """Read an HTTP request, its tensors as bytes. Raises `RefusedError`: 400."""
+    return _copy_tensors(read_request(spec, RequestBody(data, json_bytes)))
+
+
+def read_large_call(spec: ModelSpec, message: bytes) -> InferRequest:
+    """Read a gRPC request, its tensors as bytes. Raises `RefusedError`: 400."""
+    from gpuprof.serving.protocol.grpc_messages import InferCall, read_infer
+
+    return _copy_tensors(read_infer(spec, InferCall.decode(message)))
+
+
+def write_large_response(
+    spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]
+) -> tuple[bytes, list[Buffer]]:
+    """Return the JSON of an answer and the binary tensors that follow it. Raises `RefusedError`: 400."""
+    text, binary = write_response(spec, request, outputs)
+    return text, [bytes(tensor) for tensor in binary]
+
+
+def warm_up() -> None:
+    """Import NumPy, so that the first large text does not wait for it."""
+    import numpy as np
+
+    np.zeros(0)
+
+
+def _copy_tensors(request: InferRequest) -> InferRequest:
+    """Return the request with picklable tensors."""
+    inputs = [
+        tensor if isinstance(tensor.data, tuple) else InputTensor(tensor.shape, bytes(tensor.data))
+        for tensor in request.inputs
+    ]
+    return replace(request, inputs=inputs)
+
+
+def place_inputs(request: InferRequest, arena: Arena) -> tuple[InferRequest, list[Slot]]:
+    """Copy the large tensors of a request into the arena; return the changed request and its slots.
+
+    Raises
+    ------
+    RefusedError
+        503, when the arena is full.
+    """
+    slots: list[Slot] = []
+    inputs = []
+    for tensor in request.inputs:
+        data = tensor.data
+        if isinstance(data, tuple):
+            inputs.append(tensor)
+        elif len(data) <= INLINE_BYTES:  # a view would keep all of the message
+            inputs.append(InputTensor(tensor.shape, bytes(data)))
+        elif (slot := arena.take(len(data))) is None:
+            for taken in slots:
+                arena.give_back(taken)
+            raise out_of_memory()
+        else:
+            slots.append(slot)
+            arena.view(slot.offset, len(data))[:] = data
+            inputs.append(InputTensor(tensor.shape, (slot.offset, len(data))))
+    return replace(request, inputs=inputs), slots
