@@ -78,7 +78,10 @@ class MachineProcess:
 
     async def run(self) -> None:
         """Keep workers until the router has gone, then end them. Raises `OSError` when the router does not answer."""
-        await connect(self._order.key, self._connection)
+        key = self._order.key
+        await connect(key, self._connection)
+        said = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
+        self._send(FrameKind.HELLO, key.make_hello(f"machine:{self._order.node}", said))
         await self._router_has_gone.wait()
         await asyncio.gather(*(self._stop_worker(number, _ORPHAN_PATIENCE_S) for number in list(self._workers)))
         await self._gpus.close()
@@ -99,8 +102,6 @@ class MachineProcess:
             self._start_task(self._apply_layouts(frame.head))
         elif frame.kind == FrameKind.PING:
             self._send(FrameKind.PONG, None)
-        elif frame.kind == FrameKind.CHALLENGE:
-            self._send_hello(frame.head)
         elif frame.kind == FrameKind.WELCOME:
             self._welcome = True
             self._gpus.restore(frame.head or {})
@@ -116,11 +117,6 @@ class MachineProcess:
             self._send(FrameKind.PARTS, {"error": error.message, "fix": error.fix})
         else:
             self._send(FrameKind.PARTS, MachineParts.here().to_message())
-
-    def _send_hello(self, challenge: str) -> None:
-        who = f"machine:{self._order.node}"
-        said = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
-        self._send(FrameKind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})
 
     def _accept_worker(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
         ordered = WorkerOrder.from_message(order)

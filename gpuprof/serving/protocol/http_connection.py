@@ -46,8 +46,6 @@ _MAX_HEAD_BYTES = 1 << 15
 _MAX_PENDING_BYTES = 1 << 16
 #: Maximum body size of a refused request that is received, which costs less than a new connection.
 _MAX_REFUSED_BYTES = 1 << 24
-#: First memory of a large body; doubled as the body arrives.
-_FIRST_SLOT_BYTES = 1 << 20
 #: Answers up to this size are written in one piece: copying is cheaper than another buffer.
 _JOINED_BYTES = 1 << 12
 #: Minimum transfer rate: its time for a body or an answer is added to the stall limit.
@@ -406,7 +404,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if incoming.length <= INLINE_BYTES:
                 incoming.data = chunks.data
             elif not incoming.is_discarded:
-                self._reserve(incoming, incoming.length)
+                self._reserve(incoming)
                 self._owner.arena.view(incoming.start, incoming.length)[:] = chunks.data
         except RefusedError as refusal:
             self._reject(refusal)
@@ -420,45 +418,29 @@ class HttpConnection(asyncio.BufferedProtocol):
         assert route is not None
         if route.refuse_early is not None and incoming.json_bytes <= len(beginning):
             route.refuse_early(beginning[: incoming.json_bytes], self.peer)
-        self._reserve(incoming, min(incoming.length, max(_FIRST_SLOT_BYTES, len(beginning))))
+        self._reserve(incoming)
         assert self._view is not None
         self._view[: len(beginning)] = beginning
         self._view = self._view[len(beginning) :]
 
-    def _reserve(self, incoming: _Incoming, size: int) -> None:
-        """Take memory for the first ``size`` bytes of a body, with its first tensor aligned."""
+    def _reserve(self, incoming: _Incoming) -> None:
+        """Take memory for a body, with its first tensor aligned."""
         arena, head = self._owner.arena, incoming.head
-        slot = arena.take(size + ALIGNMENT)
+        slot = arena.take(incoming.length + ALIGNMENT)
         if slot is None:
             raise out_of_memory()
         # A gRPC message usually ends with its only tensor.
         begin = incoming.length if head.is_grpc else incoming.json_bytes
         incoming.slot, incoming.start = slot, slot.offset + -begin % ALIGNMENT
-        self._view = arena.view(incoming.start, size)
+        self._view = arena.view(incoming.start, incoming.length)
 
     def _receive_large(self, count: int) -> None:
-        """Count received bytes of a large body; enlarge its slot when full."""
+        """Count received bytes of a large body."""
         incoming = self._incoming
         assert incoming is not None and self._view is not None
         incoming.received += count
         self._view = self._view[count:]
-        if not len(self._view) and incoming.received < incoming.length:
-            try:
-                self._grow(incoming)
-            except RefusedError as refusal:
-                self._refuse_body(incoming, refusal)
         self._finish_body(incoming)
-
-    def _grow(self, incoming: _Incoming) -> None:
-        """Double the memory of a body: memory grows with the received, not the announced bytes."""
-        arena, slot = self._owner.arena, incoming.slot
-        assert slot is not None
-        size = min(incoming.length, 2 * incoming.received)
-        grown = arena.grow(slot, size + ALIGNMENT)
-        if grown is None:
-            raise out_of_memory()
-        incoming.start += grown.offset - slot.offset
-        incoming.slot, self._view = grown, arena.view(incoming.start, size)[incoming.received :]
 
     def _refuse_body(self, incoming: _Incoming, refusal: RefusedError) -> None:
         """Discard the rest of a body, then answer; answer at once if the body is too long."""

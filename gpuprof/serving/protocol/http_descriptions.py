@@ -94,8 +94,6 @@ class HttpDescriptions:
             "stalls": {
                 "count": figures.stalls.count,
                 "longest_s": round(figures.stalls.longest_s, 3),
-                "longest_own_s": round(figures.stalls.longest_own_s, 3),
-                "longest_computed_s": round(figures.stalls.longest_computed_s, 3),
             },
             "estimates": {
                 "least_of_planned": round(min(slowdowns), 3) if slowdowns else None,

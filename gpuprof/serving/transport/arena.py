@@ -14,8 +14,6 @@ ALIGNMENT = 64
 POISON = 0xDB
 _POISONED = memoryview(bytes([POISON]) * (1 << 20))
 _PAGE = mmap.PAGESIZE  # slots are whole pages, so no two share a page
-_KEPT_BYTES = 1 << 24  # of unused memory
-_TRIM_BYTES = 1 << 26  # given back to the system at once: more would keep the router from its work
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +56,12 @@ class Arena:
         """Return a slot of at least ``size`` bytes, None when the arena is full."""
         size = _whole_pages(size)
         offset = self._free.take(size) if self.used + size <= self.capacity else None
-        return None if offset is None else self._own(Slot(offset, size))
-
-    def grow(self, slot: Slot, size: int) -> Slot | None:
-        """Return a slot of at least ``size`` bytes with the contents of ``slot``, which is released; None when full.
-
-        The slot grows in place when the memory behind it is free; otherwise its contents are copied.
-        """
-        more = _whole_pages(size) - slot.size
-        if self.used + more > self.capacity:
-            return None
-        if self._free.take_at(slot.offset + slot.size, more):
-            self.used -= self._taken.pop(slot.offset)
-            return self._own(Slot(slot.offset, slot.size + more))
-        offset = self._free.take(slot.size + more)
         if offset is None:
             return None
-        moved = self._own(Slot(offset, slot.size + more))
-        self._memory[offset : offset + slot.size] = self._memory[slot.offset : slot.offset + slot.size]
-        self.give_back(slot)
-        return moved
+        self._taken[offset] = size
+        self._touched = max(self._touched, offset + size)
+        self.used += size
+        return Slot(offset, size)
 
     def give_back(self, slot: Slot) -> None:
         """Release a slot that is no longer read or written.
@@ -111,24 +95,15 @@ class Arena:
         return self._memory[offset : offset + size]
 
     def trim(self) -> None:
-        """Return memory to the system, a part at a time, when nothing lies in the arena."""
-        if self._taken or self._touched <= _KEPT_BYTES:
-            return
-        begin = max(_KEPT_BYTES, self._touched - _TRIM_BYTES)
-        begin -= begin % _PAGE
-        # Frees the file's pages for all processes; MADV_DONTNEED would only unmap them here.
-        self._map.madvise(mmap.MADV_REMOVE, begin, self._touched - begin)
-        self._touched = begin
+        """Return the memory to the system when nothing lies in the arena."""
+        if self._touched and not self._taken:
+            # Frees the file's pages for all processes; MADV_DONTNEED would only unmap them here.
+            self._map.madvise(mmap.MADV_REMOVE, 0, self._touched)
+            self._touched = 0
 
     def close(self) -> None:
         """Close the file; workers that mapped the memory keep it until they end."""
         os.close(self.fd)
-
-    def _own(self, slot: Slot) -> Slot:
-        self._taken[slot.offset] = slot.size
-        self._touched = max(self._touched, slot.offset + slot.size)
-        self.used += slot.size
-        return slot
 
 
 def map_arena(fd: int, capacity: int) -> memoryview:

@@ -33,19 +33,11 @@ class FreeSpace:
         at = bisect_left(self._by_size, (size, 0))
         if at == len(self._by_size):
             return None
-        start = self._by_size[at][1]
-        self.take_at(start, size)
-        return start
-
-    def take_at(self, start: int, size: int) -> bool:
-        """Take ``size`` bytes at ``start``, the beginning of a free piece; False without a piece of this size."""
-        free_size = self._sizes.get(start, 0)
-        if free_size < size:
-            return False
+        free_size, start = self._by_size[at]
         self._remove(start)
         if free_size > size:
             self._add(start + size, free_size - size)
-        return True
+        return start
 
     def give_back(self, start: int, size: int) -> None:
         """Free a piece, and merge it with its free neighbours."""

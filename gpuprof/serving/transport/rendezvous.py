@@ -1,14 +1,12 @@
 """The socket at which machines and workers connect to the router: local, or TCP for other machines.
 
-Each peer receives a challenge, a number used once, and answers with its name and the challenge, hashed with a secret
-that only the router and its child processes have (HMAC, RFC 2104). By TCP the connection is encrypted where the
-rendezvous has a certificate, and the peer accepts no other certificate.
+Each peer sends its name and a secret that only the router and the processes started for it have. By TCP the connection
+is encrypted where the rendezvous has a certificate, and the peer accepts no other certificate.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import json
 import secrets
@@ -38,9 +36,9 @@ class RendezvousKey:
         """Return the key as JSON."""
         return json.dumps(asdict(self))
 
-    def proof(self, challenge: str, peer: str) -> str:
-        """Return the proof of the secret for this challenge."""
-        return hmac.new(bytes.fromhex(self.secret), f"{challenge}/{peer}".encode(), hashlib.sha256).hexdigest()
+    def make_hello(self, peer: str, description: dict[str, Any]) -> dict[str, Any]:
+        """Return the greeting of the peer of this name, with its description of itself."""
+        return {**description, "who": peer, "secret": self.secret}
 
     def context(self) -> ssl.SSLContext | None:
         """Return a TLS context that accepts only the rendezvous's certificate; None without a certificate."""
@@ -76,7 +74,7 @@ class Rendezvous:
     async def open_local(self) -> RendezvousKey:
         """Listen for processes of this machine."""
         # In the abstract namespace (unix(7)) no file is left when the router is killed. But any process may connect, so
-        # every peer must prove that it has the secret.
+        # every peer must have the secret.
         name = f"gpuprof-{secrets.token_hex(8)}"
         server = await asyncio.get_running_loop().create_unix_server(self._make_connection, f"\0{name}", backlog=1024)
         self._listeners.append(server)
@@ -109,14 +107,13 @@ class Rendezvous:
         for server in self._listeners:
             server.close()
 
-    def admit(self, connection: FrameConnection, challenge: str, hello: object) -> bool:
-        """Pass a connection to the link that expects it, if its proof is right."""
-        if not isinstance(hello, dict) or not all(isinstance(hello.get(key), str) for key in ("who", "proof")):
+    def admit(self, connection: FrameConnection, hello: object) -> bool:
+        """Pass a connection to the link that expects it, if its secret is right."""
+        if not isinstance(hello, dict) or not all(isinstance(hello.get(key), str) for key in ("who", "secret")):
             return False
-        expected = RendezvousKey("", self._secret).proof(challenge, hello["who"])
         peer = self._peers.get(hello["who"])
         # In constant time: comparing letter by letter would reveal the number of matching letters.
-        if not hmac.compare_digest(hello["proof"].encode(), expected.encode()) or peer is None:
+        if not hmac.compare_digest(hello["secret"].encode(), self._secret.encode()) or peer is None:
             return False
         connection.trust()
         connection.receiver = peer
@@ -124,51 +121,27 @@ class Rendezvous:
         return True
 
     def _make_connection(self) -> FrameConnection:
-        return _GreetedConnection(_UnknownPeer(self))
-
-
-class _GreetedConnection(FrameConnection):
-    """The connection of a peer before its identification."""
-
-    def __init__(self, unknown: _UnknownPeer) -> None:
-        super().__init__(unknown, MAX_GREETING_BYTES)
-        self._unknown = unknown
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask a new connection for its greeting."""
-        super().connection_made(transport)
-        self._unknown.ask(self)
+        unknown = _UnknownPeer(self)
+        return unknown.connection
 
 
 class _UnknownPeer:
-    """A peer before its identification."""
+    """A peer before its identification, which must come in time."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
+        self.connection = FrameConnection(self, MAX_GREETING_BYTES)
         self._rendezvous = rendezvous
-        self._challenge = secrets.token_hex(_SECRET_BYTES)
-        self._connection: FrameConnection | None = None
-        self._patience: asyncio.TimerHandle | None = None
-
-    def ask(self, connection: FrameConnection) -> None:
-        """Send the challenge, and wait for its answer for a while."""
-        self._connection = connection
-        self._patience = asyncio.get_running_loop().call_later(_GREETING_S, connection.abort)
-        connection.send(FrameKind.CHALLENGE, self._challenge)
+        self._patience = asyncio.get_running_loop().call_later(_GREETING_S, self.connection.abort)
 
     def receive(self, frame: Frame) -> None:
-        """Admit a peer that answers the challenge; close the connection of any other."""
-        assert self._connection is not None
-        self._stop_waiting()
-        if frame.kind != FrameKind.HELLO or not self._rendezvous.admit(self._connection, self._challenge, frame.head):
-            self._connection.abort()
+        """Admit an expected peer; close the connection of any other."""
+        self._patience.cancel()
+        if frame.kind != FrameKind.HELLO or not self._rendezvous.admit(self.connection, frame.head):
+            self.connection.abort()
 
     def on_close(self) -> None:
         """Stop waiting for the greeting."""
-        self._stop_waiting()
-
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
+        self._patience.cancel()
 
 
 def join_rendezvous(key: RendezvousKey, peer: str, hello: dict[str, Any]) -> BlockingStream:
@@ -176,21 +149,13 @@ def join_rendezvous(key: RendezvousKey, peer: str, hello: dict[str, Any]) -> Blo
 
     Raises `OSError` when the rendezvous does not answer.
     """
-    connection = _open_socket(key)
-    stream = BlockingStream(connection)
-    try:
-        frame = stream.receive()
-        if frame is None or frame.kind != FrameKind.CHALLENGE or not isinstance(frame.head, str):
-            raise ConnectionError("the router does not open")
-        stream.send(FrameKind.HELLO, {**hello, "who": peer, "proof": key.proof(frame.head, peer)})
-    except (OSError, ValueError) as error:
-        connection.close()
-        raise ConnectionError(str(error)) from error
+    stream = BlockingStream(_open_socket(key))
+    stream.send(FrameKind.HELLO, key.make_hello(peer, hello))
     return stream
 
 
 async def connect(key: RendezvousKey, connection: FrameConnection) -> None:
-    """Connect ``connection`` to the rendezvous; its receiver then gets a `Kind.CHALLENGE`.
+    """Connect ``connection`` to the rendezvous.
 
     Raises `OSError` when the rendezvous does not answer.
     """

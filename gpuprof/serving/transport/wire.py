@@ -37,8 +37,7 @@ class FrameKind(IntEnum):
     FAILED = 5  # worker: the model raised an error on the batch
     PING = 6  # router: are you there?
     PONG = 7  # worker, machine: yes
-    CHALLENGE = 8  # rendezvous: request for the proof; head: a number used once
-    HELLO = 9  # machine, worker: its name, and the proof
+    HELLO = 9  # machine, worker: its name, and the secret
     WELCOME = 10  # router to machine: state of the former machine process; null: none
     ADD_WORKER = 11  # router to machine: keep a worker; head: its id, its order, and its living process, if any
     REMOVE_WORKER = 12  # router to machine: keep a worker no longer

@@ -22,12 +22,12 @@ from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.load.report import ModelResult
 from gpuprof.load.target import Target
-from gpuprof.serving.change import adapt
 from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load
 from gpuprof.serving.change.bounds import ObservedLoad
 from gpuprof.serving.router.neighbour_times import NeighbourCost
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.watch.side_process import SideProcess
 from tests.reruns import serves_in_real_time
 from tests.serving.change.test_bounds import observe_window
 from tests.serving.change.test_shadow import decisions
@@ -50,7 +50,7 @@ class Played:
         async def inline(function: Callable[..., Any], *arguments: object) -> Any:
             return function(*arguments)
 
-        monkeypatch.setattr(adapt.SideProcess, "run", lambda _, function, *arguments: inline(function, *arguments))
+        monkeypatch.setattr(SideProcess, "run", lambda _, function, *arguments: inline(function, *arguments))
         self._finds = finds
         self.source = ""
         self.asked: list[Load] = []

@@ -10,7 +10,7 @@ from gpuprof.serving.transport.free_space import FreeSpace
 SIZE = st.integers(1, 300_000)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["take", "grow", "give back"]), SIZE), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["take", "give back"]), SIZE), max_size=60))
 def test_slots_that_are_out_at_the_same_time_never_overlap_and_keep_what_they_have(
     steps: list[tuple[str, int]],
 ) -> None:
@@ -22,12 +22,8 @@ def test_slots_that_are_out_at_the_same_time_never_overlap_and_keep_what_they_ha
         elif out:
             old, mark = out.pop(size % len(out))
             slot = None
-            if step == "grow" and (slot := arena.grow(old, old.size + size)) is not None:
-                assert bytes(arena.view(slot.offset, old.size)) == bytes([mark]) * old.size
-            elif step == "grow":
-                out.append((old, mark))
-            else:
-                arena.give_back(old)
+            assert bytes(arena.view(old.offset, old.size)) == bytes([mark]) * old.size
+            arena.give_back(old)
         else:
             continue
         if slot is not None:
@@ -108,9 +104,8 @@ def test_memory_that_nothing_lies_in_is_returned_to_the_system() -> None:
     arena.trim()
     assert os.fstat(arena.fd).st_blocks * 512 == 1 << 28  # somebody has it
     arena.give_back(slot)
-    for _ in range(5):
-        arena.trim()
-    assert os.fstat(arena.fd).st_blocks * 512 == 1 << 24
+    arena.trim()
+    assert os.fstat(arena.fd).st_blocks == 0
     arena.close()
 
 
