@@ -38,9 +38,6 @@ _COLUMNS = (
     Column("remark", "remark", right=False),
 )
 _SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
-#: Optional columns: lower bounds, which few policies give, and device counts at the ends of the estimates' intervals,
-#: for plans with unmeasured times.
-_SOMETIMES = frozenset({"lower_bound_gpus", "gpus_at_lower_ends", "gpus_at_upper_ends"})
 
 _GPU_COLUMNS = (
     Column("device", "device", right=False),
@@ -178,8 +175,7 @@ def compare(
             note=say_note,
         )
     rows = result.rows()
-    given = {key for row in rows for key, value in row.items() if value is not None}
-    _print(rows, [one for one in _COLUMNS if one.key not in _SOMETIMES or one.key in given], chosen)
+    _print(rows, _COLUMNS, chosen)
     if picture is not None:
         result.draw(picture)
         if chosen is Format.TABLE:
@@ -204,8 +200,7 @@ def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path 
     elif chosen is Format.TABLE:
         print_text(result.verdict())
         rows = [{**row, "runs": f"{row['runs_before']} / {row['runs_after']}"} for row in result.rows()]
-        kept = {key for row in rows for key in ("dims", "ops") if row[key]}
-        print_rows(rows, [c for c in _CELL_COLUMNS if c.key not in ("dims", "ops") or c.key in kept], chosen)
+        print_rows(rows, _CELL_COLUMNS, chosen)
     else:
         print_rows(result.rows(), _CELL_COLUMNS[:-1], chosen)
     if options.junit is not None:

@@ -179,8 +179,8 @@ def list_options(command: Any) -> dict[str, Any]:
 
 def _read_value(value: object, parameter: Any) -> Any:
     several = parameter.multiple or parameter.nargs == -1
-    values = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, str) for one in values):
+    values = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+    if isinstance(value, dict) or (isinstance(value, list) and len(values) < len(value)):
         raise InputError("an option takes a value or a list of values")
     if value in _NULL:
         return None

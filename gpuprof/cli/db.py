@@ -96,6 +96,8 @@ def sql(
     if chosen is Format.TABLE and not rows:
         say_note("no row answers the query")
         return
+    if chosen is Format.TABLE:  # columns that were asked for are shown without a value, too
+        rows = [{name: "–" if value is None else value for name, value in row.items()} for row in rows]
     print_rows(rows, _columns(result.columns, rows), chosen)
 
 
@@ -166,16 +168,10 @@ def _columns(
             name,
             number_formatter(4) if _has_numbers(name, rows) else _plain,
             right=_has_numbers(name, rows),
-            role=ColumnRole.KEY if name in keys else _role_of(name, rows),
+            role=ColumnRole.KEY if name in keys else ColumnRole.FIGURE,
         )
         for name in names
     ]
-
-
-def _role_of(name: str, rows: Sequence[Mapping[str, object]]) -> ColumnRole:
-    """Return the role of a column: derived, and so omitted in narrow terminals, where all its values are None."""
-    empty = bool(rows) and all(row[name] is None for row in rows)
-    return ColumnRole.DERIVED if empty else ColumnRole.FIGURE
 
 
 def _has_numbers(name: str, rows: Sequence[Mapping[str, object]]) -> bool:

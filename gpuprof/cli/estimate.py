@@ -51,8 +51,7 @@ def estimate(
     result = predict(models or (), options)
     say_note(*result.notes)
     rows = [{**row, "latency_interval": _interval(row)} for row in result.rows()]
-    told = {"beside": bool(result.beside), "dims": any(row["dims"] for row in rows)}
-    print_rows(rows, [column for column in _COLUMNS if told.get(column.key, True)], chosen)
+    print_rows(rows, _COLUMNS, chosen)
 
 
 def _interval(row: Mapping[str, object]) -> str | None:

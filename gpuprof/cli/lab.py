@@ -119,8 +119,7 @@ def run_suites(
             progress=show,
         )
     rows = result.rows()
-    present = {name for row in rows for name, value in row.items() if value is not None}
-    print_rows(rows, [column for column in _COLUMNS if column.key in present], chosen)
+    print_rows(rows, _COLUMNS, chosen)
     if chosen is Format.TABLE:
         reasons = {(row["policy"], str(row["reason"])): row for row in rows if row["reason"]}
         say_note(

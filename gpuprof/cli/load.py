@@ -49,17 +49,13 @@ _MEASURED = (
     Column("p99_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
     Column("slo_ms", "SLO ms", number_formatter()),
 )
-#: Columns that appear where any row has one of these figures; they follow the sent requests, so that no width hides
-#: them.
 _NOT_ANSWERED = (
-    (
-        ("refused", "predicted_refused"),
-        (Column("refused", "refused"), Column("predicted_refused", "predicted", number_formatter(), joined=True)),
-    ),
-    (("failed",), (Column("failed", "failed"),)),
-    (("lost",), (Column("lost", "no answer"),)),
+    Column("refused", "refused"),
+    Column("predicted_refused", "predicted", number_formatter(), joined=True),
+    Column("failed", "failed"),
+    Column("lost", "no answer"),
 )
-_PLANNED = ((("planned_p99_ms",), (Column("planned_p99_ms", "planned p99 ms", number_formatter()),)),)
+_PLANNED = (Column("planned_p99_ms", "planned p99 ms", number_formatter()),)
 _PERCENTILE_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("answered", "requests"),
@@ -172,40 +168,19 @@ def _show(result: LoadResult, chosen: Format, verbose: bool = False) -> None:
 def _show_tables(result: LoadResult, rows: Sequence[Mapping[str, object]]) -> None:
     stages = result.stage_rows()
     print_text("")
-    print_rows(
-        rows,
-        _columns_with_values(
-            rows, [*_SENT, *_chosen_columns(rows, _NOT_ANSWERED), *_MEASURED, *_chosen_columns(rows, _PLANNED)]
-        ),
-        Format.TABLE,
-    )
+    answered = [{**row, **{column.key: row[column.key] or None for column in _NOT_ANSWERED}} for row in rows]
+    # What was not answered follows what was sent, so that no width hides it.
+    print_rows(answered, (*_SENT, *_NOT_ANSWERED, *_MEASURED, *_PLANNED), Format.TABLE)
     print_text("")
     print_rows(rows, _PERCENTILE_COLUMNS, Format.TABLE)
     if any(len(stage) > 1 for stage in stages):
         print_text("")
-        print_rows(stages, _columns_with_values(stages, _STAGE_COLUMNS), Format.TABLE)
+        print_rows(stages, _STAGE_COLUMNS, Format.TABLE)
     if told := [row for row in rows if row["slowest_ms"] is not None]:
         print_text("")
         print_rows(told, _SLOWEST_COLUMNS, Format.TABLE, "Where the slowest 1% of the answers took their time, mean")
     for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
         say_note(f"predicted: {PREDICTED_BY[by]}")
-
-
-def _columns_with_values(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> list[Column]:
-    """Return the columns without predictions where there are no predictions."""
-    empty = {column.key for column in columns if all(row.get(column.key) is None for row in rows)}
-    return [
-        one
-        for one in columns
-        if one.key not in empty or not (one.role is ColumnRole.DERIVED or one.key.startswith("predicted_"))
-    ]
-
-
-def _chosen_columns(
-    rows: Sequence[Mapping[str, object]], choices: Sequence[tuple[tuple[str, ...], tuple[Column, ...]]]
-) -> list[Column]:
-    told = [columns for keys, columns in choices if any(row.get(key) for row in rows for key in keys)]
-    return [column for columns in told for column in columns]
 
 
 def _histogram(value: object) -> str:

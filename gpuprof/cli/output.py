@@ -174,9 +174,10 @@ def _flatten_value(value: object) -> object:
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], title: str) -> None:
-    """Print a table. Where it is wider than the terminal, equal values stand above and derived columns are left out.
+    """Print a table of the columns that have a value.
 
-    If that is not enough, the other columns are printed in several tables with the same keys.
+    Where it is wider than the terminal, equal values stand above and derived columns are left out; if that is not
+    enough, the other columns are printed in several tables with the same keys.
     """
     from rich.console import Console
     from rich.text import Text
@@ -184,6 +185,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     console = Console()
     if not _has_width(console):
         console.width = _PIPE_COLUMNS
+    columns = [column for column in columns if not rows or any(row.get(column.key) is not None for row in rows)]
     texts = {column.key: _show_column(column, [row.get(column.key) for row in rows]) for column in columns}
     kept, common, left_out = list(columns), list[Column](), list[Column]()
     if _share_width(kept, texts, console.width) is None:

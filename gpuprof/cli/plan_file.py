@@ -183,8 +183,8 @@ class _StepReader:
                 raise self._file.error(where, unknown_name(kind, word, names))
             command = inner[word]
         if inner := getattr(command, "commands", {}):
-            names = ", ".join(f"{command.name} {name}" for name in inner)
-            raise self._file.error(where, InputError(f"{command.name} has commands of its own", names))
+            fix = ", ".join(f"{command.name} {name}" for name in inner)
+            raise self._file.error(where, InputError(f"{command.name} has commands of its own", fix))
         return command
 
     def _read_save(self, where: Sequence[str | int], save: object) -> Path | None:

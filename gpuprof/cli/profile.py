@@ -128,9 +128,7 @@ def _measure(
     with show_progress() as show:
         run = profile_for_igniter if igniter else measure
         result = run(models, workloads, settings=settings, progress=show)
-    rows = result.rows()
-    has_dims = any(row["dims"] for row in rows)
-    print_rows(rows, [column for column in _COLUMNS if has_dims or column.key != "dims"], chosen)
+    print_rows(result.rows(), _COLUMNS, chosen)
     say_note(*result.notes)
     for reason in result.lost:
         say(f"error: {reason}")

@@ -30,9 +30,7 @@ _VERDICTS = (
 
 def show_verdicts(verdicts: Sequence[SloVerdict]) -> None:
     """Print the verdicts; predictions only where there are any."""
-    is_predicted = any(verdict.predicted_ms is not None for verdict in verdicts)
-    columns = [column for column in _VERDICTS if is_predicted or column.key != "predicted_ms"]
-    print_rows([verdict.record() for verdict in verdicts], columns, Format.TABLE)
+    print_rows([verdict.record() for verdict in verdicts], _VERDICTS, Format.TABLE)
     for verdict in verdicts:
         if verdict.reason:
             print_text(f"{verdict.model}: {verdict.reason}")

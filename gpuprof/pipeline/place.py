@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.estimate import PREDICTED, classify_source, source_without_neighbours
 from gpuprof.domain.fleet import ANY
 from gpuprof.domain.map_file import write_map
 from gpuprof.errors import InfeasibleError
@@ -29,7 +28,6 @@ from gpuprof.pipeline.arguments import (
 )
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.interval_ends import add_interval_ends
-from gpuprof.pipeline.left_out_batches import list_left_out_batches
 from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
@@ -192,13 +190,11 @@ def place(
         *(f"{one.model}: {one.rate_rps:g} requests/s cannot be served: {one.reason}" for one in deployment.unplaced)
     )
     progress(Progress("the map is planned and checked", steps, steps))
-    remarks = early_stop(deployment, options.time_limit_s), _suggest_share(problem, deployment)
-    notes.add(*filter(None, (*remarks, describe_routers(deployment))))
+    notes.add(*filter(None, (early_stop(deployment, options.time_limit_s), describe_routers(deployment))))
     for fault in find_excess_time(deployment, collect_evidence(problem))[:1]:
         notes.add(
             f"the estimator {options.estimator!r} promises more than a device gives: check refuses this map: {fault}"
         )
-    notes.add(*list_left_out_batches(problem, options.estimator))
     if repository is not None:
         notes.add(*describe_limits(deployment))
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output, repository=repository)
@@ -245,32 +241,3 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
         members = deployment.models[replica.model].members
         rows.append(row | ({"merged": list(members)} if members else {}))
     return rows
-
-
-#: Utilisation below which a replica might do with half its share.
-_IDLE = 0.4
-
-
-def _suggest_share(problem: Problem, deployment: DeploymentMap) -> str | None:
-    """Return a note on a smaller share worth profiling; None where profiling could save nothing.
-
-    Profiling can help when a demand is unplaced or the map takes several devices, and a replica is mostly idle under
-    the smallest profiled share of a CPU.
-    """
-    devices = {entry.device.name: entry.device for entry in problem.fleet.entries if entry.device.kind == "cpu"}
-    if not deployment.unplaced and sum(len(node.gpus) for node in deployment.nodes) < 2:
-        return None
-    for _, gpu, _, replica in deployment.places():
-        predicted = replica.predicted
-        device, busy = devices.get(gpu.device), predicted.utilization
-        is_known = classify_source(source_without_neighbours(predicted.source)) != PREDICTED
-        if device is None or busy is None or busy >= _IDLE or replica.model not in problem.files or not is_known:
-            continue
-        least = problem.estimator.shares(replica.model, device)[0].sm_pct
-        if replica.sm_share_pct == least:
-            path = problem.files[replica.model].path
-            return (
-                f"{replica.model} has {least:g}%, the least that it was profiled under, and is busy {100 * busy:.0f}% "
-                f"of the time: gpuprof profile {path} --share {least / 2:g} may let more fit"
-            )
-    return None

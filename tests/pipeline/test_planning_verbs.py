@@ -52,24 +52,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("estimator", "most", "budget", "told"),
-    [
-        ("measured", 4, None, ["a, b: batches above 2 are left out on v100"]),
-        ("measured", 2, None, []),
-        ("measured", 4, 0.5, []),
-        ("database", 4, None, []),
-    ],
-)
-def test_measured_batches_that_a_plan_by_queues_leaves_out_are_told(
-    estimator: str, most: int, budget: float | None, told: list[str]
-) -> None:
-    options = PlanningOptions(estimator=estimator, max_batch=most, latency_budget=budget)
-    found = gpuprof.place(DEMANDS, fleet="v100", policy="ffd", options=options)
-    assert [note.split(": how")[0] for note in found.notes if "left out" in note] == told
-    assert not told or max(replica.batch for *_, replica in found.deployment.places()) <= 2
-
-
 def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
     (here / "fleet.toml").write_text('[[gpus]]\ndevice = "v100"\ncount = 2\n')
     device = gpuprof.place(DEMANDS, fleet="v100", policy="ffd", options=SMALL).problem.fleet.entries[0].device
