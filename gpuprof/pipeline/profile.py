@@ -243,7 +243,14 @@ def _measure(
     target: _Target, cells: Sequence[Cell], db: Path, settings: ProfileSettings, progress: ProgressCallback
 ) -> ProfileResult:
     campaign = Campaign(
-        KernelDb.create(db), target.device, target.collector, settings.force, settings.limits(), settings.keep_unstable
+        KernelDb.create(db),
+        target.device,
+        target.collector,
+        settings.force,
+        settings.limits(),
+        settings.keep_unstable,
+        settings.repeat,
+        settings.repeat_every_s,
     )
     progress(Progress(target.headline))
     outcomes = run_campaign(campaign, cells, progress)

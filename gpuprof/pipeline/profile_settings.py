@@ -12,7 +12,7 @@ from gpuprof.domain.validation import Count
 from gpuprof.pipeline.settings import Batches, DataFiles, ManyDims, Settings, count_reader, option, split_names
 
 if TYPE_CHECKING:
-    from gpuprof.profiling.child.job import TimingLimits
+    from gpuprof.profiling.worker.job import TimingLimits
 
 #: Maximum processes measured at once in a share: MPS serves hardly more clients of a GPU.
 _MOST_PROCESSES = 64
@@ -78,11 +78,15 @@ class ProfileSettings(Settings):
     profiler_limit_s: Annotated[float, Field(ge=1.0, le=_DAY_S)] = option(
         900.0, "Time after which a profiler counts as hung and is ended.", "--profiler-limit", unit="s"
     )
+    repeat: Count = option(1, "Runs of each row, in processes of their own, one after all rows have had theirs.")
+    repeat_every_s: Annotated[float, Field(ge=0.0, le=_DAY_S)] = option(
+        0.0, "Least time from run to run with --repeat.", "--repeat-every", unit="s"
+    )
     force: bool = option(False, "Measure again what is in the database already.")
     keep_unstable: bool = option(False, "Keep unstable rows as they are instead of measuring them again.")
 
     def limits(self) -> TimingLimits:
         """Return the time limits of a measurement."""
-        from gpuprof.profiling.child.job import limits_within
+        from gpuprof.profiling.worker.job import limits_within
 
         return limits_within(self.time_limit_s, self.profiler_limit_s)

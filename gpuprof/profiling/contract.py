@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, to_arrow
-from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import Collected, Collector
+from gpuprof.profiling.worker.job import Request
 
 #: Results, shared by all tests: pytest creates an object of the class for each test.
 _COLLECTED: dict[type, Collected] = {}

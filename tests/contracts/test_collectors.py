@@ -1,18 +1,13 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import pytest
-
-from gpuprof.domain.share import Share
-from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import Collector
 from gpuprof.profiling.contract import CollectorContract
 from gpuprof.profiling.cpu.ort import OrtCollector
+from gpuprof.profiling.worker.job import Request
 from tests.profiling.models import write_convs
 from tests.profiling.requests import a_request
 
@@ -42,20 +37,3 @@ class TestOrt(CollectorContract):
         ops_ms = sum(row.duration_mean_ns or 0 for row in self.collect_distinct().ops) / 1e6
         assert model.node_time_ms is not None and model.untied_time_ms is not None
         assert abs(ops_ms + model.untied_time_ms - model.node_time_ms) < 1e-3
-
-
-def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path(_directory().name) / "shared.onnx"
-    request = a_request(write_convs(path))
-    half = replace(request, job=replace(request.job, share=Share(50.0)))
-    assert OrtCollector().collect(half).models[0].error is None
-    expect = Child.expect
-
-    def differing(self: Child, event: str, within_s: float) -> dict[str, object]:
-        said = expect(self, event, within_s)
-        return {**said, "differs": "output y differs"} if "differs" in said else said
-
-    monkeypatch.setattr(Child, "expect", differing)
-    (row,) = OrtCollector().collect(half).models
-    assert row.error == "output y differs"
-    assert row.latency_mean_ms is not None

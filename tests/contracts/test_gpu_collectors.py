@@ -9,11 +9,11 @@ import pytest
 
 from gpuprof.domain.catalogue import device
 from gpuprof.errors import UnavailableError
-from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import COLLECTORS, Collector, choose_collector
 from gpuprof.profiling.contract import CollectorContract
 from gpuprof.profiling.gpu.collectors import NsysNcuCollector
 from gpuprof.profiling.gpu.replay import ReplayCollector
+from gpuprof.profiling.worker.job import Request
 from tests.profiling.gpu.test_collectors import tools
 from tests.profiling.models import write_mlp
 from tests.profiling.ncu_files import kernel, raw_csv

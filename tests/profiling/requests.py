@@ -8,9 +8,9 @@ from pathlib import Path
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.graph.load import load_graph
-from gpuprof.profiling.child.job import Job, Request, TimingLimits
+from gpuprof.profiling.worker.job import Job, Request, TimingLimits
 
-QUICK = TimingLimits(min_time_s=0.05, want_repeats=20, want_time_s=0.2, max_time_s=0.4, hang_s=60.0)
+QUICK = TimingLimits(warm_up_s=0.05, min_time_s=0.05, want_repeats=20, want_time_s=0.2, max_time_s=0.4)
 CPU = Device("cpu-test", "cpu", 1, 1000.0, {}, 1, 1.0, 1)
 
 

@@ -1,6 +1,6 @@
 """Measures the peak rates of a CPU: FLOP/s of a matrix product, and bytes/s of passes over caches and memory.
 
-All run in ONNX Runtime, in a child process held to the share, as models do: ceilings that a model can reach.
+All run in ONNX Runtime, in a worker process held to the share, as models do: ceilings that a model can reach.
 """
 
 from __future__ import annotations
@@ -8,46 +8,39 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.kernel_db.schema import DeviceRow
-from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.measurement import shared_group, slices_of
-from gpuprof.profiling.child.task import Effort, PeakTask
-from gpuprof.runtime.providers import ORT_CPU
+from gpuprof.profiling.worker.job import DEFAULT_LIMITS, TimingLimits
+from gpuprof.profiling.worker.measurement import share_worker
+from gpuprof.profiling.worker.tasks import Effort, time_shapes
 
 #: Side of the square matrices: a product takes tens of milliseconds on a core, far longer than a call.
-_MATRIX = 1024
-_VECTOR_BYTES = 256 * 2**20  # well beyond any last-level cache
+_SIDE = 1024
 #: Sizes of working sets, read and written repeatedly: from a core's own cache to beyond all caches.
-_SETS = tuple(2**power for power in range(18, 28))
-#: Size of a nearly empty op, which measures the runtime's overhead per call.
-_TINY_BYTES = 128
-_TIME_S = 0.7
-_SET_TIME_S = 0.1
-_MIN_REPEATS = 5
-_LOAD_S = 120.0
+_SETS = tuple(1 << power for power in range(18, 29))
 SOURCE = (
-    f"measured: ONNX Runtime, float32 product of two {_MATRIX}x{_MATRIX} matrices; Relu over "
-    f"{_VECTOR_BYTES >> 20} MiB, read and written bytes counted once each, and over "
-    f"{_SETS[0] >> 10} KiB to {_SETS[-1] >> 20} MiB of them less what a call takes; best of repeats"
+    f"measured: ONNX Runtime, float32 product of two {_SIDE}x{_SIDE} matrices; Relu over {_SETS[0] >> 10} KiB to "
+    f"{_SETS[-1] >> 20} MiB, read and written bytes counted once each, less what a call takes; best of repeats"
 )
 
 
-def measure_ceilings(device: Device, share: Share, run_id: str) -> DeviceRow:
-    """Return the ceilings of ``share`` of this machine's CPU, measured in about four seconds.
+def measure_ceilings(device: Device, share: Share, run_id: str, limits: TimingLimits = DEFAULT_LIMITS) -> DeviceRow:
+    """Return the ceilings of ``share`` of this machine's CPU, measured in about the ``min_time_s`` of the limits.
 
     Raises `UnavailableError` when the share cannot be enforced here.
     """
-    with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
-        product = _Ceiling("MatMul", [[(_MATRIX, _MATRIX)] * 2])
-        flops = 2.0 * _MATRIX**3 / _least_s(Path(directory), share, product)[0]
-        traffic = 2.0 * _VECTOR_BYTES / _least_s(Path(directory), share, _Ceiling("Relu", [[(_VECTOR_BYTES // 4,)]]))[0]
-        sets = _Ceiling("Relu", [[(size // 8,)] for size in (_TINY_BYTES, *_SETS)], _SET_TIME_S)
-        call, *passes = _least_s(Path(directory), share, sets)
+    shapes = [[(size // 8,)] for size in _SETS]
+    effort = Effort(time_s=limits.min_time_s / (len(shapes) + 2), min_repeats=limits.min_repeats)
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, share_worker(share, "peak rates") as worker:
+        product, passes = Path(name, "product.onnx"), Path(name, "passes.onnx")
+        _write_model(product, "MatMul", [(_SIDE, _SIDE)] * 2)
+        _write_model(passes, "Relu", shapes[0])
+        (product_s,) = worker.call(time_shapes, product, [[(_SIDE, _SIDE)] * 2], effort)
+        call_s, *passes_s = worker.call(time_shapes, passes, [[(1,)], *shapes], effort)
+    rates = [(size, size / max(taken - call_s, 0.1 * taken)) for size, taken in zip(_SETS, passes_s, strict=True)]
     return DeviceRow(
         run_id=run_id,
         device=device.name,
@@ -55,48 +48,14 @@ def measure_ceilings(device: Device, share: Share, run_id: str) -> DeviceRow:
         compute_units=device.compute_units,
         sm_share_pct=share.sm_pct,
         clock_mhz=device.clock_mhz,
-        float32_flops_per_s=flops,
+        float32_flops_per_s=2.0 * _SIDE**3 / product_s,
         dram_bytes=device.dram_bytes,
-        dram_bytes_per_s=traffic,
-        reread_bytes_per_s=json.dumps(_rates(call, passes)),
+        dram_bytes_per_s=rates[-1][1],
+        reread_bytes_per_s=json.dumps(rates),
         l2_bytes=device.l2_bytes,
         measured=True,
         source=SOURCE,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Ceiling:
-    """An op to time for inputs of each of several lists of shapes; the first is also its output's."""
-
-    op_type: str
-    cases: Sequence[Sequence[tuple[int, ...]]]
-    time_s: float = _TIME_S
-
-
-def _rates(call_s: float, passes_s: Sequence[float]) -> list[tuple[int, float]]:
-    return [(size, size / max(taken - call_s, 0.1 * taken)) for size, taken in zip(_SETS, passes_s, strict=True)]
-
-
-def _least_s(directory: Path, share: Share, ceiling: _Ceiling) -> list[float]:
-    model = directory / f"{ceiling.op_type}.onnx"
-    _write_model(model, ceiling.op_type, ceiling.cases[0])
-    part = slices_of([share])[0]
-    with shared_group("ceilings") as group:
-        task = PeakTask(
-            provider=ORT_CPU,
-            threads=part.threads,
-            part=part,
-            group=group,
-            model=model,
-            cases=ceiling.cases,
-            effort=Effort(time_s=ceiling.time_s, min_repeats=_MIN_REPEATS),
-        )
-        with Child(task, f"the ceiling of {ceiling.op_type}") as child:
-            child.expect("ready", _LOAD_S)
-            child.tell("go")
-            least: list[int] = child.expect("done", _LOAD_S)["least_ns"]
-    return [time_ns / 1e9 for time_ns in least]
 
 
 def _write_model(path: Path, op_type: str, shapes: Sequence[tuple[int, ...]]) -> None:

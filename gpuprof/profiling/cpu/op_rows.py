@@ -8,8 +8,8 @@ from typing import Any
 from gpuprof.domain.model import Op, Tensor
 from gpuprof.graph.executed_graph import find_costliest
 from gpuprof.kernel_db.schema import KernelRow, OpRow
-from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.cpu.node_times import GroupTime, NodeTimes
+from gpuprof.profiling.worker.job import Request
 
 _KERNEL_REPEATS = 3  # runs with individually stored kernels
 

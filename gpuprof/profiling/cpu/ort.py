@@ -1,29 +1,24 @@
-"""The default collector: ONNX Runtime in a child process, and its own profile of every node."""
+"""The default collector: ONNX Runtime in worker processes, and its own profile of every node."""
 
 from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from gpuprof.errors import install_hint
+from gpuprof.errors import UnavailableError, install_hint
 from gpuprof.graph.executed_graph import read_executed
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
-from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.job import Job, Request
-from gpuprof.profiling.child.measurement import Timing, label, measure, save_inputs, shared_group, slices_of
-from gpuprof.profiling.child.task import Effort, NodesTask
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.cpu.node_times import NodeTimes, node_times, read_node_events
 from gpuprof.profiling.cpu.op_rows import kernel_rows, op_rows
-from gpuprof.runtime.providers import ORT_CPU
+from gpuprof.profiling.worker.job import Request
+from gpuprof.profiling.worker.measurement import Crew, Timing
+from gpuprof.profiling.worker.tasks import Effort, profile_nodes
 from gpuprof.runtime.session import runtime_version, session_settings
 
-_LOAD_S = 600.0
-#: Effort of the pass that times nodes, separate from the latencies: ONNX Runtime's profiler slows a batch down.
-_NODE_PASS = Effort(time_s=1.5, min_repeats=5, max_repeats=50)
 #: Figures of a sample that rows of ``colocations`` do not have.
 _OF_MODELS_ALONE = frozenset({"latency_p50_low_ms", "latency_p50_high_ms"})
 
@@ -50,45 +45,58 @@ class OrtCollector:
 
     def collect(self, request: Request) -> Collected:
         """Measure a request; see `gpuprof.profiling.collector.Collector`."""
-        timings = measure(request.job, request.beside, request.limits)
+        return take_result(self.collect_batches([request]))
+
+    def collect_batches(self, requests: Sequence[Request]) -> Iterator[Collected | UnavailableError]:
+        """Measure requests that differ in the batch size in the same processes; yield the results in order.
+
+        Raises `InputError` when the shares do not fit.
+        """
+        with Crew(requests[0].jobs) as crew:
+            for request in requests:
+                try:
+                    yield self._collect(request, crew)
+                except UnavailableError as error:
+                    yield error
+
+    def _collect(self, request: Request, crew: Crew) -> Collected:
+        timings = crew.measure(request.jobs, request.limits)
         settings = {**session_settings(timings[0].part.threads), "limits": asdict(request.limits)}
+        notes = describe_disturbance(timings[0])
         if request.beside:
-            return Collected(colocations=colocation_rows(request, timings), settings=settings)
+            return Collected(colocations=colocation_rows(request, timings), settings=settings, notes=notes)
         if request.job.processes > 1:  # nodes are timed in a single process
-            return Collected(models=(_model_row(request, timings[0], None),), settings=settings)
-        times, differs = self._node_pass(request.job)
+            return Collected(models=(_model_row(request, timings[0], None),), settings=settings, notes=notes)
+        times = _time_nodes(request, crew)
         return Collected(
-            models=(replace(_model_row(request, timings[0], times), error=differs),),
+            models=(_model_row(request, timings[0], times),),
             ops=op_rows(request, times),
             kernels=kernel_rows(request, times),
             settings=settings,
-            notes=() if request.job.graph.unread else times.notes(),
+            notes=notes if request.job.graph.unread else (*notes, *times.notes()),
         )
 
-    def _node_pass(self, job: Job) -> tuple[NodeTimes, str | None]:
-        """Return the nodes' times, and how the outputs under a share differ from those without, if they do."""
-        part = slices_of([job.share])[0]
-        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, shared_group("nodes") as group:
-            directory = Path(name)
-            save_inputs(job, directory / "inputs.npz")
-            task = NodesTask(
-                provider=ORT_CPU,
-                threads=part.threads,
-                part=part,
-                group=group,
-                model=job.path,
-                inputs=directory / "inputs.npz",
-                profile_prefix=str(directory / "profile"),
-                optimized=directory / "optimized.onnx",
-                compare=not job.share.is_whole,
-                effort=_NODE_PASS,
-            )
-            with Child(task, label(job)) as child:
-                child.expect("ready", _LOAD_S)
-                child.tell("go")
-                done = child.expect("done", _LOAD_S)
-            executed, trace = read_executed(directory / "optimized.onnx"), read_node_events(Path(done["profile"]))
-            return node_times(job.graph, executed, trace), done["differs"]
+
+def take_result(results: Iterator[Collected | UnavailableError]) -> Collected:
+    """Return the only result of a collector, or raise it."""
+    (result,) = results
+    if isinstance(result, UnavailableError):
+        raise result
+    return result
+
+
+def describe_disturbance(timing: Timing) -> tuple[str, ...]:
+    """Return a note on what disturbed a measurement."""
+    return () if timing.disturbance is None else (f"unstable: {timing.disturbance}",)
+
+
+def _time_nodes(request: Request, crew: Crew) -> NodeTimes:
+    """Return the nodes' times by ONNX Runtime's profiler, which slows a batch down: apart from the latencies."""
+    job = request.job
+    effort = Effort(time_s=request.limits.min_time_s, min_repeats=5, max_repeats=50)
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
+        profile: Path = crew.leader.call(profile_nodes, job.path, job.inputs(), Path(name), effort)
+        return node_times(job.graph, read_executed(Path(name, "optimized.onnx")), read_node_events(profile))
 
 
 def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> ModelRow:
@@ -116,7 +124,7 @@ def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> Mod
 
 def colocation_rows(request: Request, timings: Sequence[Timing]) -> tuple[ColocationRow, ...]:
     """Return a row for each co-located job."""
-    jobs = (request.job, *request.beside)
+    jobs = request.jobs
     labels = [workload_label(j.graph.sized_name, j.graph.batch, j.share.sm_pct, j.share.mig, j.processes) for j in jobs]
     return tuple(
         ColocationRow(

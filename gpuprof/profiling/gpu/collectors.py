@@ -1,7 +1,7 @@
 """Collectors for NVIDIA GPUs: each times a model without a profiler, then records the model under a profiler.
 
-A profiler slows the model down, so timing and recording are separate passes, one after another under the same share.
-NVML samples the GPU during the timing.
+A profiler slows the model down, and everything later in its process: all batch sizes are timed first, in resident
+processes under their shares, and then recorded in others. NVML samples the GPU during the timing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.errors import GpuprofError, UnavailableError, install_hint
 from gpuprof.machine.gpu_share import bind_shares, describe_share_means
 from gpuprof.machine.mps import LOG, add_log_tails
-from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.job import Request, TimingLimits
-from gpuprof.profiling.child.measurement import GPU_WARM_UP_S, ShareBinding, Timing, keep_running, label, measure
-from gpuprof.profiling.child.runner import gpu_unavailable_reason, nvtx_unavailable_reason
-from gpuprof.profiling.child.task import BatchesTask, BatchTasks, LatencyTask, RecordedTask
 from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.gpu.batch_exchange import record_batch, time_batch
+from gpuprof.profiling.cpu.ort import describe_disturbance, take_result
 from gpuprof.profiling.gpu.gpu_rows import (
     Recording,
     device_rows,
@@ -37,31 +32,35 @@ from gpuprof.profiling.gpu.gpu_rows import (
     timing_columns,
 )
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_unavailable_reason
-from gpuprof.profiling.gpu.timelines import (
-    NodeFiles,
+from gpuprof.profiling.gpu.recording import (
+    RecordedFiles,
     Timelines,
     UnreadError,
     describe_recording_errors,
     join_recording,
+    nvtx_unavailable_reason,
+    record_with_kineto,
+    run_for_recording,
+    run_nodes_for_recording,
 )
 from gpuprof.profiling.nsight.ncu_report import Counters
 from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count_events, find_ncu
 from gpuprof.profiling.nsight.nsys_report import read_nsys
 from gpuprof.profiling.nsight.nsys_tool import export_report, find_nsys, record_program
-from gpuprof.profiling.nsight.recorded_program import RecordedProgram
-from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
 from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
-from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import Timeline
+from gpuprof.profiling.worker.job import Job, Request
+from gpuprof.profiling.worker.measurement import Crew, ShareBinding, Timing, label
+from gpuprof.profiling.worker.process import Worker, package_path, task_command
+from gpuprof.profiling.worker.runner import outputs_differ
+from gpuprof.profiling.worker.tasks import Resident, WorkerSetup
+from gpuprof.runtime.cuda_provider import provider_unavailable_reason
 from gpuprof.runtime.providers import ORT_CUDA
-from gpuprof.runtime.session import runtime_version, session_settings
+from gpuprof.runtime.session import gpu_provider, has_cuda_build, runtime_version, session_settings
 
-#: Counters of a kernel are the same in each run, and ncu replays every kernel for each set of counters.
-_COUNTED_REPEATS = 1
-_BATCH_PROCESS = "gpuprof.profiling.gpu.batch_process"
-#: Duration of sampling an idle GPU: once for its power, and before each run for memory held by others.
-_IDLE_S, _GLANCE_S = 1.0, 0.1
+#: Timing of a request, the GPU's figures meanwhile, and the outputs under a share; or why there are none.
+_Timed = tuple[tuple[Timing, ...], NvmlFigures, dict[str, Any] | None] | GpuprofError
 
 
 class GpuCollector:
@@ -83,7 +82,9 @@ class GpuCollector:
         # By default CUDA lists the fastest GPU first: NVML would sample another GPU than the measured GPU.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         self._idle_power_w: float | None = None
-        self._outputs = SharedOutputs()
+        #: Outputs on the whole GPU, by batch size, of the model measured last: the same for all its shares.
+        self._alone: dict[int, dict[str, Any] | None] = {}
+        self._alone_sha256 = ""
 
     def available(self) -> str | None:
         """Return None when the GPU, the runtime and all tools are available, else the first reason."""
@@ -109,128 +110,105 @@ class GpuCollector:
 
     def collect(self, request: Request) -> Collected:
         """Measure a request; see `gpuprof.profiling.collector.Collector`."""
-        jobs = (request.job, *request.beside)
-        idle = self._measure_idle()
-        shares = [job.share for job in jobs]
-        with bind_shares(request.device, shares) as environments, NvmlSampler() as sampler:
-            bindings = [ShareBinding(self.provider, environment) for environment in environments]
-            timings = measure(request.job, request.beside, request.limits, bindings, sampler.begin, sampler.stop)
-            sampled = sampler.figures()
-            settings = self._settings(request, timings[0], sampled, environments)
-            if request.beside:
-                latency_ms = timings[0].stats.latency_p50_ms
-                delay_ms, notes = self._dispatch_beside(request, bindings, latency_ms) if self.timeline else (None, ())
-                rows = gpu_colocation_rows(request, timings, sampled, delay_ms)
-                return Collected(colocations=rows, settings=settings, notes=notes)
-            recorded, error = self._record(request, environments[0])
-        columns = timing_columns(timings[0], sampled, idle)
-        return self._make_rows(request, timings[0], columns, recorded, error, settings)
+        return take_result(self.collect_batches([request]))
 
-    @property
-    def can_measure_batches_together(self) -> bool:
-        """Return whether `collect_batches` can replace `collect`: external tools need a process per batch."""
-        return not self.counters and self.timeline in (None, "cupti")
+    def collect_batches(self, requests: Sequence[Request]) -> Iterator[Collected | UnavailableError]:
+        """Measure requests that differ in the batch size in the same processes; yield the results in order.
 
-    def collect_batches(self, requests: Sequence[Request]) -> Iterator[Collected | GpuprofError]:
-        """Measure requests for a model under a share, alone, in a single process; yield the results in order.
-
-        All batches are timed first, then recorded (`gpuprof.profiling.gpu.batch_process`). Raises `InputError` or
-        `UnavailableError` when the share is not available here.
+        All are timed first, then recorded. Raises `InputError` when a model is refused or the shares do not fit;
+        `UnavailableError` when a share is not available here.
         """
         idle = self._measure_idle()
-        first = requests[0]
+        shares = [job.share for job in requests[0].jobs]
         with ExitStack() as stack:
-            (environment,) = stack.enter_context(bind_shares(first.device, [first.job.share]))
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuprof-")))
-            sampler = stack.enter_context(NvmlSampler())
-            programs = [self._program(one, directory / str(place)) for place, one in enumerate(requests)]
-            rows = [self._batch_tasks(program, first.limits, bool(environment)) for program in programs]
-            task = BatchesTask(provider=self.provider, rows=rows)
-            said = label(first.job)
-            child = stack.enter_context(Child(task, said, environment=environment or None, module=_BATCH_PROCESS))
-            timed = [time_batch(child, sampler, one) for one in requests]
-            # After the last timing; the process waits for this line (`batch_process`).
-            child.tell("record")
-            for request, program, timed_batch in zip(requests, programs, timed, strict=True):
-                unrecorded = record_batch(child, request.limits.tool_s)
-                if isinstance(timed_batch, GpuprofError):
-                    log = environment.get(LOG)
-                    yield add_log_tails(timed_batch, log) if isinstance(timed_batch, UnavailableError) else timed_batch
+            environments = stack.enter_context(bind_shares(requests[0].device, shares))
+            bindings = [ShareBinding(self.provider, environment) for environment in environments]
+            with NvmlSampler() as sampler, Crew(requests[0].jobs, bindings) as crew:
+                timed = [self._time(request, crew, sampler, environments) for request in requests]
+            recorder = None
+            if self.timeline == "cupti" and not requests[0].beside:
+                recorder = stack.enter_context(self._worker(requests[0].job, environments[0]))
+            for request, measured in zip(requests, timed, strict=True):
+                if isinstance(measured, UnavailableError):
+                    log = environments[0].get(LOG)
+                    yield add_log_tails(measured, log)
                     continue
-                timing, sampled = timed_batch
-                settings = self._settings(request, timing, sampled, [environment])
-                recorded, error = self._read_batch(request, program, unrecorded, bool(environment))
-                yield self._make_rows(request, timing, timing_columns(timing, sampled, idle), recorded, error, settings)
+                if isinstance(measured, GpuprofError):
+                    raise measured
+                try:
+                    yield self._complete(request, measured, idle, bindings, recorder)
+                except UnavailableError as error:
+                    yield error
 
-    def _program(self, request: Request, directory: Path) -> RecordedProgram:
-        directory.mkdir()
-        return RecordedProgram(request.job, directory, self.provider, request.limits.tool_s)
-
-    def _batch_tasks(self, program: RecordedProgram, limits: TimingLimits, shared: bool) -> BatchTasks:
-        recorded = program.task
-        if self.timeline:
-            plain, with_nodes = _kineto_files(program)
-            recorded = replace(recorded, kineto=plain, kineto_nodes=with_nodes, nodes=program.directory)
-        if shared:
-            recorded = replace(recorded, outputs=program.outputs("shared"))
-        timed = LatencyTask(
-            provider=self.provider,
-            model=recorded.model,
-            inputs=recorded.inputs,
-            limits=limits,
-            leads=True,
-            beside_others=False,
-            warm_up_s=GPU_WARM_UP_S,
-        )
-        return BatchTasks(timed=timed, recorded=recorded if self.timeline or shared else None)
-
-    def _read_batch(
-        self, request: Request, program: RecordedProgram, unrecorded: GpuprofError | None, shared: bool
-    ) -> tuple[Recording, str | None]:
-        """Return the recording of a batch size, and the difference of its outputs under the share."""
-        error = self._outputs.difference(request.job, program, program.outputs("shared")) if shared else None
-        if not self.timeline:
-            return join_recording(None, None, self._tool_versions, ()), error
+    def _time(
+        self, request: Request, crew: Crew, sampler: NvmlSampler, environments: Sequence[Mapping[str, str]]
+    ) -> _Timed:
         try:
-            if unrecorded is not None:
-                raise unrecorded
-            with describe_recording_errors():
-                timelines = self._read_kineto(program)
-        except GpuprofError as failure:
-            return join_recording(None, None, self._tool_versions, (f"no kernels: {failure}",)), error
-        return join_recording(timelines, None, self._tool_versions, ()), error
+            timings = crew.measure(request.jobs, request.limits, sampler.begin, sampler.stop)
+            shared = crew.leader.call(Resident.outputs) if environments[0] and not request.beside else None
+        except GpuprofError as error:
+            return error
+        return timings, sampler.figures(), shared
 
-    def _settings(
-        self, request: Request, timing: Timing, sampled: NvmlFigures, environments: Sequence[Mapping[str, str]]
-    ) -> dict[str, object]:
-        settings = {**session_settings(timing.part.threads, self.provider), **(CONDITIONS if self.counters else {})}
-        settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
-        return settings | {"power": sampled.power_source, "share_by": describe_share_means(environments)}
-
-    def _make_rows(
+    def _complete(
         self,
         request: Request,
-        timing: Timing,
-        columns: dict[str, Any],
-        recorded: Recording,
-        error: str | None,
-        settings: dict[str, object],
+        measured: tuple[tuple[Timing, ...], NvmlFigures, dict[str, Any] | None],
+        idle: NvmlFigures,
+        bindings: Sequence[ShareBinding],
+        recorder: Worker | None,
     ) -> Collected:
+        """Return the rows of a timed request, with what the profilers record of it."""
+        timings, sampled, shared = measured
+        settings = self._settings(request, timings[0], sampled, [binding.environment for binding in bindings])
+        if request.beside:
+            latency_ms = timings[0].stats.latency_p50_ms
+            delay_ms, notes = self._dispatch_beside(request, bindings, latency_ms) if self.timeline else (None, ())
+            rows = gpu_colocation_rows(request, timings, sampled, delay_ms)
+            return Collected(colocations=rows, settings=settings, notes=(*describe_disturbance(timings[0]), *notes))
+        error = None if shared is None else self._compare_outputs(request.job, shared)
+        recorded = self._record(request, bindings[0].environment, recorder)
         recorded = recorded.tie_to_ops(request.job.graph).estimate_occupancy(request.device)
-        needed = recorded.requirement(request.device, timing.stats.latency_p50_ms)
+        needed = recorded.requirement(request.device, timings[0].stats.latency_p50_ms)
+        columns = timing_columns(timings[0], sampled, idle)
         return Collected(
             models=(model_row(request, needed, recorded.nodes, **columns, error=error),),
             ops=op_rows(request, recorded),
             kernels=kernel_rows(request, recorded.kernels),
             devices=device_rows(request, recorded),
             settings=settings,
-            notes=(*recorded.notes, *(needed.notes if needed else ())),
+            notes=(*describe_disturbance(timings[0]), *recorded.notes, *(needed.notes if needed else ())),
             lost=recorded.lost,
         )
 
+    def _worker(self, job: Job, environment: Mapping[str, str]) -> Worker:
+        return Worker(WorkerSetup(provider=self.provider), label(job), environment)
+
+    def _compare_outputs(self, job: Job, shared: Mapping[str, Any]) -> str | None:
+        """Return how the outputs under a share differ from those without, if they do."""
+        if job.graph.sha256 != self._alone_sha256:
+            self._alone, self._alone_sha256 = {}, job.graph.sha256
+        if job.graph.batch not in self._alone:
+            with self._worker(job, {}) as worker:
+                worker.call(Resident.load, job.path, job.inputs(), 0.0)
+                self._alone[job.graph.batch] = worker.call(Resident.outputs)
+        alone = self._alone[job.graph.batch]
+        return None if alone is None else outputs_differ(alone, shared)
+
+    def _settings(
+        self, request: Request, timing: Timing, sampled: NvmlFigures, environments: Sequence[Mapping[str, str]]
+    ) -> dict[str, object]:
+        settings = {**session_settings(timing.part.threads, self.provider), **(CONDITIONS if self.counters else {})}
+        settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
+        return settings | {
+            "power": sampled.power_source,
+            "temperature_c": sampled.temperature_c,
+            "share_by": describe_share_means(environments),
+        }
+
     def _measure_idle(self) -> NvmlFigures:
         """Return the memory held by other processes, and the least power seen: a GPU cools down for some seconds."""
-        seen = idle_figures(seconds=_IDLE_S if self._idle_power_w is None else _GLANCE_S)
+        seen = idle_figures()
         known = [power for power in (seen.power_w, self._idle_power_w) if power is not None]
         self._idle_power_w = min(known, default=None)
         return replace(seen, power_w=self._idle_power_w)
@@ -246,93 +224,88 @@ class GpuCollector:
             versions["ncu"] = tool_version(ncu)
         return {tool: version or "unknown" for tool, version in versions.items()}
 
-    def _record(self, request: Request, environment: Mapping[str, str]) -> tuple[Recording, str | None]:
-        """Return the profilers' recording of a process, and the difference of its outputs under the share."""
+    def _record(self, request: Request, environment: Mapping[str, str], recorder: Worker | None) -> Recording:
+        """Return the profilers' recording of a job."""
+        counted: Counters | None = None
+        notes, lost = tuple[str, ...](), tuple[str, ...]()
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             directory = Path(name)
-            program = RecordedProgram(request.job, directory, self.provider, request.limits.tool_s)
-            shared = program.outputs("shared")
-            task = replace(program.task, outputs=shared) if environment else program.task
-            if environment and not self.timeline:
-                program.run(environment, task)
-            bound = {**program.path, **environment}
-            timelines, unseen = self._timelines_if_seen(program, task, bound, bool(environment))
-            error = self._outputs.difference(request.job, program, shared) if environment else None
-            counted, notes, lost = self._count_kernels(program, bound) if self.counters else (None, (), ())
-        return join_recording(timelines, counted, self._tool_versions, (*unseen, *notes), lost), error
+            timelines, unseen = self._timelines_if_seen(request, directory, environment, recorder)
+            if self.counters:
+                counted, notes, lost = self._count_kernels(request, directory, environment)
+        return join_recording(timelines, counted, self._tool_versions, (*unseen, *notes), lost)
 
     def _timelines_if_seen(
-        self,
-        program: RecordedProgram,
-        task: RecordedTask,
-        environment: Mapping[str, str],
-        shared: bool,
-        with_nodes: bool = True,
+        self, request: Request, directory: Path, environment: Mapping[str, str], recorder: Worker | None
     ) -> tuple[Timelines | None, tuple[str, ...]]:
-        """Return the timelines, and notes; under a share a recording that a profiler cannot make is left out."""
+        """Return the timelines, and notes; under a share, or in a worker, a failed recording is left out."""
         if not self.timeline:
             return None, ()
+        job, limits = request.job, request.limits
         try:
-            return self._timelines(program, task, environment, with_nodes), ()
-        except UnreadError as error:
-            if not shared:
+            if recorder is not None:
+                recorder.send(record_with_kineto, job.path, job.inputs(), directory)
+                recorder.receive(limits.tool_s)
+                return RecordedFiles(directory).read_kineto(), ()
+            plain = self._nsys_timeline(request, directory, environment, with_nodes=False)
+            record = lambda: self._nsys_timeline(request, directory, environment, with_nodes=True)  # noqa: E731
+            return RecordedFiles(directory).join(plain, record), ()
+        except UnavailableError as error:
+            if recorder is None and not (environment and isinstance(error, UnreadError)):
                 raise
-            return None, (f"no kernels under the share: {error}",)
+            return None, (f"no kernels{' under the share' if environment else ''}: {error}",)
 
     def _dispatch_beside(
         self, request: Request, bindings: Sequence[ShareBinding], latency_ms: float
     ) -> tuple[float | None, tuple[str, ...]]:
         """Return a batch's time in which the device waits for launches while the neighbours run (iGniter, eq. 6)."""
-        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
-            program = RecordedProgram(request.job, Path(name), self.provider, request.limits.tool_s)
-            bound = {**program.path, **bindings[0].environment}
-            with keep_running(request.beside, bindings[1:], request.limits):
-                timelines, unseen = self._timelines_if_seen(program, program.task, bound, True, with_nodes=False)
-        if timelines is None:
-            return None, unseen
-        needed = compute_requirement(timelines.plain.kernels, timelines.plain, None, latency_ms)
+        environment = bindings[0].environment
+        with (
+            tempfile.TemporaryDirectory(prefix="gpuprof-") as name,
+            Crew(request.beside, bindings[1:]) as neighbours,
+            neighbours.keep_running(request.beside, request.limits),
+        ):
+            try:
+                if self.timeline == "cupti":
+                    with self._worker(request.job, environment) as worker:
+                        worker.call(record_with_kineto, request.job.path, request.job.inputs(), Path(name))
+                    plain = RecordedFiles(Path(name)).read_kineto().plain
+                else:
+                    plain = self._nsys_timeline(request, Path(name), environment, with_nodes=False)
+            except UnreadError as error:
+                return None, (f"no kernels under the share: {error}",)
+        needed = compute_requirement(plain.kernels, plain, None, latency_ms)
         return (None, ()) if needed is None else (needed.dispatch_ms, needed.notes)
 
-    def _timelines(
-        self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], with_nodes: bool
-    ) -> Timelines:
-        """Record the plain program, and again with ONNX Runtime's own profile of its nodes."""
-        nodes = program.directory if with_nodes else None
-        if self.timeline == "cupti":
-            plain_file, nodes_file = _kineto_files(program)
-            program.run(environment, replace(task, kineto=plain_file, kineto_nodes=nodes_file, nodes=nodes))
-            with describe_recording_errors():
-                return self._read_kineto(program)
-        plain = self._nsys_timeline(program, task, environment, "plain")
-        if nodes is None:
-            return Timelines(plain, plain)
-        again = replace(program.task, nodes=nodes, only_nodes=True)
-        return NodeFiles(nodes).join(plain, lambda: self._nsys_timeline(program, again, environment, "nodes"))
-
-    def _read_kineto(self, program: RecordedProgram) -> Timelines:
-        plain_file, nodes_file = _kineto_files(program)
-        plain = read_json_trace(plain_file).select_runs()
-        return NodeFiles(program.directory).join(plain, lambda: read_json_trace(nodes_file).select_runs())
-
     def _nsys_timeline(
-        self, program: RecordedProgram, task: RecordedTask, environment: Mapping[str, str], name: str
+        self, request: Request, directory: Path, environment: Mapping[str, str], with_nodes: bool
     ) -> Timeline:
-        report, command = program.directory / name, program.command(task)
-        written = record_program(command, report, time_limit_s=program.time_limit_s, environment=environment)
+        """Record the program with nsys, by itself or with ONNX Runtime's own profile of its nodes."""
+        job, report = request.job, directory / ("with_nodes" if with_nodes else "plain")
+        setup = WorkerSetup(provider=self.provider)
+        file, model, feeds = report.with_suffix(".task"), job.path.absolute(), job.inputs()
+        if with_nodes:
+            command = task_command(file, setup, run_nodes_for_recording, model, feeds, directory)
+        else:
+            command = task_command(file, setup, run_for_recording, model, feeds)
+        bound = {**package_path(), **environment}
+        written = record_program(command, report, time_limit_s=request.limits.tool_s, environment=bound)
         with describe_recording_errors(), export_report(written) as sqlite:
             return read_nsys(sqlite).select_runs()
 
     def _count_kernels(
-        self, program: RecordedProgram, environment: Mapping[str, str]
+        self, request: Request, directory: Path, environment: Mapping[str, str]
     ) -> tuple[Counters | None, tuple[str, ...], tuple[str, ...]]:
         """Return the counters, notes, and the reason for missing counters if a timeline already exists."""
-        # ncu selects kernels by their range: a single run makes the selection unambiguous.
-        command = program.command(replace(program.task, repeats=_COUNTED_REPEATS))
+        job, setup = request.job, WorkerSetup(provider=self.provider)
+        # ncu selects kernels by their range, and replays every kernel for each set of counters: a single run.
+        command = task_command(
+            directory / "count.task", setup, run_for_recording, job.path.absolute(), job.inputs(), repeats=1
+        )
+        bound = {**package_path(), **environment}
         try:
             with describe_recording_errors():
-                counted, notes = count_events(
-                    command, program.directory, time_limit_s=program.time_limit_s, environment=environment
-                )
+                counted, notes = count_events(command, directory, time_limit_s=request.limits.tool_s, environment=bound)
                 return counted, notes, ()
         except UnavailableError as error:
             if not self.timeline:
@@ -370,8 +343,15 @@ class NcuCollector(GpuCollector):
     name, counters = "ncu", True
 
 
-def _kineto_files(program: RecordedProgram) -> tuple[Path, Path]:
-    return program.directory / "kineto.json", program.directory / "kineto_nodes.json"
+def gpu_unavailable_reason() -> str | None:
+    """Return None when ONNX Runtime can use a GPU here, else the reason in a line."""
+    if gpu_provider() is not None:
+        return None
+    if importlib.util.find_spec("onnxruntime") is None:
+        return f"onnxruntime is not installed: {install_hint('gpu')}"
+    if has_cuda_build():
+        return provider_unavailable_reason()
+    return f"this onnxruntime has no {ORT_CUDA}: pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime"
 
 
 def _nsys_unavailable_reason() -> str | None:

@@ -15,8 +15,6 @@ from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.domain.model import ModelGraph
 from gpuprof.graph.executed_graph import ExecutedNode, Group
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
-from gpuprof.profiling.child.job import Request
-from gpuprof.profiling.child.measurement import Timing
 from gpuprof.profiling.cpu.node_times import GroupTime, NodeTimes
 from gpuprof.profiling.cpu.op_rows import op_row
 from gpuprof.profiling.cpu.op_rows import op_rows as node_op_rows
@@ -27,6 +25,8 @@ from gpuprof.profiling.timeline.creq import GpuRequirement, compute_requirement
 from gpuprof.profiling.timeline.launch_occupancy import with_occupancy
 from gpuprof.profiling.timeline.link import link_row
 from gpuprof.profiling.timeline.timeline import Timeline, column
+from gpuprof.profiling.worker.job import Request
+from gpuprof.profiling.worker.measurement import Timing
 
 _KERNEL_REPEATS = 3  # runs with individually stored kernels
 _COLUMNS = frozenset(field.name for field in fields(KernelRow))

@@ -28,8 +28,6 @@ from gpuprof.graph.executed_graph import ExecutedNode, read_executed
 from gpuprof.graph.load import load_runnable, require_sizes
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
-from gpuprof.profiling.child.job import Job, Request
-from gpuprof.profiling.child.statistics import summarize
 from gpuprof.profiling.collector import Collected, record_dims
 from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
 from gpuprof.profiling.gpu.node_join import join_nodes
@@ -39,6 +37,8 @@ from gpuprof.profiling.nsight.nsys_tool import export_report
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline, column
+from gpuprof.profiling.worker.job import Job, Request
+from gpuprof.profiling.worker.statistics import summarize
 
 #: .qdrep was nsys's format until 2021.3; .qdstrm is a recording not yet converted by nsys.
 _NSYS, _NCU = (".nsys-rep", ".qdrep", ".qdstrm"), (".ncu-rep", ".ncu-repz")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -16,15 +16,16 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.schema import PER_OP, KernelRow
 from gpuprof.machine.gpu_share import bind_shares
-from gpuprof.profiling.child.job import Job, Request
-from gpuprof.profiling.child.measurement import shared_group, slices_of
-from gpuprof.profiling.child.task import ChildTask, Effort, KernelsTask, OpsTask
 from gpuprof.profiling.cpu.node_times import NodeEvent, read_node_events
 from gpuprof.profiling.gpu.gpu_rows import kernel_rows
 from gpuprof.profiling.per_op.op_model import OpSource
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.launch_occupancy import ESTIMATED, with_occupancy
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
+from gpuprof.profiling.worker.job import Job, Request
+from gpuprof.profiling.worker.measurement import share_worker, slices_of
+from gpuprof.profiling.worker.process import Worker
+from gpuprof.profiling.worker.tasks import Effort, Feeds, WorkerSetup, profile_op, trace_op
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.runtime.session import session_settings
 
@@ -32,8 +33,6 @@ EFFORT = Effort(time_s=0.15, min_repeats=7, max_repeats=200)
 #: Fewer repeats than on a CPU: only kernels of a single repeat are kept, but a trace holds all of them.
 GPU_EFFORT = Effort(time_s=0.05, min_repeats=7, max_repeats=30)
 _SKIPPED_REPEATS = 2
-#: A task, and the environment that binds its process to the share.
-Bound = tuple[ChildTask, Mapping[str, str] | None]
 #: Nodes that change the layout for a lone op; within a model they are rare.
 _LAYOUT = {"ReorderInput", "ReorderOutput"}
 
@@ -43,7 +42,7 @@ class Observation:
     """Measurement of an op."""
 
     times_ns: tuple[int, ...] = ()  #: Time of each repeat without warm-up; empty for ops not executed.
-    kernels: tuple[KernelRow, ...] = ()  #: Kernels of the last repeat.
+    kernels: tuple[KernelRow, ...] = ()  #: Kernels of the last repeat, without the id of their run.
     note: str | None = None  #: Reason for a missing time, or a caveat for readers.
 
 
@@ -57,11 +56,14 @@ class OpBackend(Protocol):
     def settings(self) -> dict[str, object]:
         """Return the settings that affect the figures."""
 
-    def bind(self) -> AbstractContextManager[Bound]:
-        """Yield the task for a child process and its environment, valid while the context is open."""
+    def start(self) -> AbstractContextManager[Worker]:
+        """Yield a worker held to the share."""
 
-    def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
-        """Return the observation in a child's reply about an op."""
+    def measure(self, worker: Worker, source: OpSource, model: Path, feeds: Feeds) -> Observation:
+        """Return the observation of an op, run as the single-op ``model``.
+
+        Raises `GpuprofError` when the op cannot be run, or ends the worker.
+        """
 
 
 def op_backend(device: Device, share: Share) -> OpBackend:
@@ -94,28 +96,23 @@ class CpuOpBackend:
         """Return the session's settings and how often each op is repeated."""
         return {**session_settings(slices_of([self.share])[0].threads), "effort": asdict(EFFORT)}
 
-    @contextmanager
-    def bind(self) -> Iterator[Bound]:
-        """Yield a task held to its cores."""
-        part = slices_of([self.share])[0]
-        with shared_group("ops") as group:
-            yield OpsTask(provider=self.provider, threads=part.threads, part=part, group=group, effort=EFFORT), None
+    def start(self) -> AbstractContextManager[Worker]:
+        """Yield a worker held to its cores."""
+        return share_worker(self.share, "ops")
 
-    def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
+    def measure(self, worker: Worker, source: OpSource, model: Path, feeds: Feeds) -> Observation:
         """Return the time between the op's nodes; changes of layout that only a lone op needs are left out."""
-        trace = _events(reply)
-        if error := reply.get("error"):
-            return Observation(note=f"not measured: {error}")
+        trace = _events(worker.call(profile_op, model, feeds, EFFORT))
         if not trace:
             return Observation(note="not executed: the runtime drops it")
         last = [event for event in trace if event.repeat == max(one.repeat for one in trace)]
         layout = sum(event.duration_ns for event in last if event.op_type in _LAYOUT)
-        kernels = tuple(self._kernel(run_id, source, event, position) for position, event in enumerate(last))
+        kernels = tuple(self._kernel(source, event, position) for position, event in enumerate(last))
         return Observation(_sums(trace), kernels, f"changes of layout, {layout} ns, left out" if layout else None)
 
-    def _kernel(self, run_id: str, source: OpSource, event: NodeEvent, position: int) -> KernelRow:
+    def _kernel(self, source: OpSource, event: NodeEvent, position: int) -> KernelRow:
         return KernelRow(
-            run_id=run_id,
+            run_id="",
             model=PER_OP,
             device=self.device.name,
             batch=source.batch,
@@ -147,16 +144,17 @@ class GpuOpBackend:
         return {**session_settings(1, self.provider), "effort": asdict(GPU_EFFORT), "occupancy": ESTIMATED}
 
     @contextmanager
-    def bind(self) -> Iterator[Bound]:
-        """Yield a task bound to its share by MPS or MIG."""
-        with bind_shares(self.device, [self.share]) as environments:
-            yield KernelsTask(provider=self.provider, effort=GPU_EFFORT, range=RUN_RANGE), environments[0] or None
+    def start(self) -> Iterator[Worker]:
+        """Yield a worker bound to its share by MPS or MIG."""
+        with (
+            bind_shares(self.device, [self.share]) as (environment,),
+            Worker(WorkerSetup(provider=self.provider), "ops", environment) as worker,
+        ):
+            yield worker
 
-    def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
+    def measure(self, worker: Worker, source: OpSource, model: Path, feeds: Feeds) -> Observation:
         """Return the sums of the op's kernels: launch time on the CPU is not part of the op's time on the device."""
-        if error := reply.get("error"):
-            return Observation(note=f"not measured: {error}")
-        path = Path(str(reply["trace"]))
+        path: Path = worker.call(trace_op, model, feeds, GPU_EFFORT, RUN_RANGE)
         try:
             timeline = read_json_trace(path, expect_kernels=False).select_runs()
         except InputError as error:
@@ -169,25 +167,22 @@ class GpuOpBackend:
         times = tuple(int(value) for value in sums.tolist())
         last = timeline.kernels[timeline.kernels["repeat"] == timeline.kernels["repeat"].max()].assign(repeat=0)
         filled, _ = with_occupancy(last.reset_index(drop=True), self.device)
-        rows = kernel_rows(self._request(run_id, source), filled)
+        rows = kernel_rows(self._request(source), filled)
         named = tuple(replace(row, op_name=f"{source.model}:{source.op.name}") for row in rows)
         return Observation(times[_SKIPPED_REPEATS:] or times, named)
 
-    def _request(self, run_id: str, source: OpSource) -> Request:
+    def _request(self, source: OpSource) -> Request:
         alone = ModelGraph(PER_OP, source.batch, (source.op,), (), source.op.outputs, source.op.weights, 0, "", "")
-        return Request(run_id, datetime.min, self.device, Job(alone, source.path, self.share))
+        return Request("", datetime.min, self.device, Job(alone, source.path, self.share))
 
 
-def _events(reply: Mapping[str, object]) -> tuple[NodeEvent, ...]:
-    profile = reply.get("profile")
-    if not isinstance(profile, str):
-        return ()
+def _events(profile: Path) -> tuple[NodeEvent, ...]:
     try:
-        return read_node_events(Path(profile))
+        return read_node_events(profile)
     except InputError:  # a whole profile without a node: the runtime has dropped the op
         return ()
     finally:
-        Path(profile).unlink(missing_ok=True)
+        profile.unlink(missing_ok=True)
 
 
 def _sums(trace: Sequence[NodeEvent]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,23 +19,20 @@ from typing import Any
 from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
-from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.errors import GpuprofError
 from gpuprof.kernel_db.compaction import compact_if_due
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import PER_OP, KernelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
-from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.measurement import save_arrays
-from gpuprof.profiling.child.task import OpFiles, write_task
 from gpuprof.profiling.collector import Collector
 from gpuprof.profiling.cpu.op_rows import op_facts
 from gpuprof.profiling.per_op.op_backend import Observation, op_backend
 from gpuprof.profiling.per_op.op_model import OpSource, distinct_ops, write_op_model
 from gpuprof.profiling.sweep.campaign import machine_columns
 from gpuprof.profiling.sweep.planning import NamedModel
+from gpuprof.profiling.worker.tasks import Resident
 from gpuprof.runtime.executed_variant import executed_variant
 
-_LOAD_S = 300.0
 #: Most time lost by a killed campaign; a run per op would create thousands of directories.
 _KEEP_EVERY_S = 3.0
 
@@ -92,13 +89,12 @@ class OpProfiler:
         """
         pending = self._new_pending_rows()
         try:
-            for source, reply in self._measure(sources):
-                seen = self._backend.observe(pending.run_id, source, reply)
+            for source, seen in self._measure(sources):
                 row = self._row(pending.run_id, source, seen)
                 variant = self._variant(source)
                 row = replace(row, **variant)
                 pending.ops.append(row)
-                pending.kernels += [replace(kernel, **variant) for kernel in seen.kernels]
+                pending.kernels += [replace(kernel, run_id=pending.run_id, **variant) for kernel in seen.kernels]
                 yield OpOutcome(row, True)
                 if time.monotonic() - pending.since > _KEEP_EVERY_S:
                     self._store_rows(pending)
@@ -106,32 +102,22 @@ class OpProfiler:
         finally:
             self._store_rows(pending)
 
-    def _measure(self, sources: Sequence[OpSource]) -> Iterator[tuple[OpSource, Mapping[str, object]]]:
-        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, self._backend.bind() as (task, environment):
+    def _measure(self, sources: Sequence[OpSource]) -> Iterator[tuple[OpSource, Observation]]:
+        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
+            model = Path(name, "op.onnx")
             waiting = list(sources)
             while waiting:
                 # A single process serves all ops, until an op ends it: starting a process takes longer than an op.
-                with Child(task, "ops", environment=environment) as child:
-                    child.expect("ready", _LOAD_S)
-                    while waiting:
+                with self._backend.start() as worker:
+                    worker.call(Resident.unload)  # an error of the share is raised here
+                    while waiting and worker.is_alive:
                         source = waiting.pop(0)
-                        reply, alive = self._measure_in_child(child, source, Path(name))
-                        yield source, reply
-                        if not alive:
-                            break
-
-    def _measure_in_child(self, child: Child, source: OpSource, directory: Path) -> tuple[Mapping[str, object], bool]:
-        """Return the child's answer, and whether the child is still alive."""
-        model, inputs = directory / "op.onnx", directory / "op.npz"
-        try:
-            save_arrays(write_op_model(source, model), inputs)
-        except (GpuprofError, ValueError) as error:
-            return {"error": str(error)}, True
-        child.tell(write_task(OpFiles(model=model, inputs=inputs)))
-        try:
-            return child.expect("op", _LOAD_S), True
-        except UnavailableError as error:
-            return {"error": str(error)}, False
+                        try:
+                            feeds = write_op_model(source, model)
+                            seen = self._backend.measure(worker, source, model, feeds)
+                        except (GpuprofError, ValueError) as error:
+                            seen = Observation(note=f"not measured: {error}")
+                        yield source, seen
 
     def _row(self, run_id: str, source: OpSource, seen: Observation) -> OpRow:
         row = OpRow(

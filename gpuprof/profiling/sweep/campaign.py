@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import platform
 import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,28 +18,27 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import describe_sizes
-from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.compaction import compact_if_due
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
-from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Request, TimingLimits
-from gpuprof.profiling.child.task import CheckTask
 from gpuprof.profiling.collector import Collected, Collector, record_dims, record_variants, refuse_impossible_gaps
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
 from gpuprof.profiling.sweep.cell import DATA_SHA256, Cell, CellKey, CellResult, MeasuredRow
+from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, Request, TimingLimits
+from gpuprof.profiling.worker.process import Worker
+from gpuprof.profiling.worker.tasks import WorkerSetup, check_model
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
 from gpuprof.runtime.executed_variant import arithmetic_precision
-from gpuprof.runtime.providers import ORT_CPU
-
-_LOAD_S = 600.0
 
 
 class Campaign:
     """Measures cells on a device with a collector into a database.
 
-    ``force``: repeat earlier measurements; ``keep_unstable``: accept earlier unstable rows, to save time.
+    ``force``: repeat earlier measurements; ``keep_unstable``: accept earlier unstable rows, to save time; ``repeats``:
+    runs of each cell, in processes of their own, one after all cells have had theirs; ``every_s``: least time between
+    the beginnings of two runs.
 
     Attributes
     ----------
@@ -55,6 +54,8 @@ class Campaign:
         force: bool = False,
         limits: TimingLimits = DEFAULT_LIMITS,
         keep_unstable: bool = False,
+        repeats: int = 1,
+        every_s: float = 0.0,
     ) -> None:
         self.database = database
         self.device = device
@@ -62,68 +63,89 @@ class Campaign:
         self.force = force
         self.limits = limits
         self.keep_unstable = keep_unstable
+        self.repeats = repeats
+        self.every_s = every_s
         self.verdicts = BatchVerdicts(database.path)
 
     def run(
         self, cells: Iterable[Cell], begin: Callable[[Cell], None] = lambda cell: None
     ) -> Generator[CellResult, None, None]:
-        """Measure ``cells`` one after another and yield each result once it is on the disk.
+        """Measure ``cells`` and yield each result once it is on the disk.
 
-        A cell is skipped if it has a run with the same versions of collector and runtime, unless that run was unstable
-        or failed. ``begin``: called with each cell before its measurement. Raises `InputError` when the runtime refuses
-        a model or a share does not exist; before all measurements, if detectable.
+        Cells with the same models and shares come together, at all their batch sizes. A cell is skipped if it has as
+        many runs as wanted with the same versions of collector and runtime that were neither unstable nor failed.
+        ``begin``: called with each cell before its measurement. Raises `InputError` when the runtime refuses a model or
+        a share does not exist; before all measurements, if detectable.
         """
-        cells = list(cells)
-        known = {} if self.force else self._read_known(cells)
-        open_cells = [cell for cell in cells if CellKey.of_cell(cell) not in known]
-        self._check_models(open_cells)
-        alone = {key: rows[0].latency_mean_ms for key, rows in known.items()}
-        ahead: dict[CellKey, CellResult] = {}
+        groups: dict[object, list[Cell]] = {}
         for cell in cells:
-            begin(cell)
-            key = CellKey.of_cell(cell)
-            rows = known.get(key)
-            if rows is not None:
-                yield CellResult(cell, rows[0], tuple(rows[1:]), measured_now=False)
-                continue
-            if key not in ahead and (group := self._group_of(cell, open_cells)):
-                # The whole group is measured now; results are held back to be yielded in the order of cells.
-                ahead |= {CellKey.of_cell(result.cell): result for result in self._measure_together(group)}
-            result = ahead.pop(key) if key in ahead else self._measure(cell, alone)
-            alone[key] = result.row.latency_mean_ms
-            yield result
+            groups.setdefault(_models_and_shares(cell), []).append(cell)
+        ordered = [cell for group in groups.values() for cell in group]
+        known = {} if self.force else self._read_known(ordered)
+        self._check_models([cell for cell in ordered if len(known.get(CellKey.of_cell(cell), ())) < self.repeats])
+        alone = {key: runs[-1][0].latency_mean_ms for key, runs in known.items()}
+        for turn in range(self.repeats):
+            started = time.monotonic()
+            for group in groups.values():
+                missing = []
+                for cell in group:
+                    runs = known.get(CellKey.of_cell(cell), [])[-self.repeats :]
+                    if len(runs) > turn:
+                        begin(cell)
+                        yield CellResult(cell, runs[turn][0], tuple(runs[turn][1:]), measured_now=False)
+                    else:
+                        missing.append(cell)
+                for result in self._measure(missing, alone, begin):
+                    alone[CellKey.of_cell(result.cell)] = result.row.latency_mean_ms
+                    yield result
+            if turn + 1 < self.repeats:
+                time.sleep(max(0.0, self.every_s - (time.monotonic() - started)))
 
-    def _group_of(self, cell: Cell, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells that can share a process with ``cell``, including it; empty if the collector cannot do so.
-
-        These cells have the same model and share, and no neighbours.
-        """
-        wanted = _model_and_share_alone(cell)
-        if wanted is None or not getattr(self.collector, "can_measure_batches_together", False):
-            return []
-        return [one for one in cells if _model_and_share_alone(one) == wanted]
-
-    def _measure_together(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
-        """Measure cells in a single process and yield each result once it is on the disk."""
-        requests = []
+    def _measure(
+        self, cells: Sequence[Cell], alone: Mapping[CellKey, float | None], begin: Callable[[Cell], None]
+    ) -> Iterator[CellResult]:
+        """Measure cells with the same models and shares, and yield each result once it is on the disk."""
+        waiting = []
         for cell in cells:
             started = datetime.now(UTC)
-            requests.append(Request(new_run_id(started), started, self.device, cell.job, (), self.limits))
-        pending = list(zip(cells, requests, strict=True))
+            request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
+            waiting.append((cell, request))
         clock = time.monotonic()
         try:
-            for measured in self.collector.collect_batches(requests):  # type: ignore[attr-defined]
-                if isinstance(measured, InputError):
-                    raise measured
-                cell, request = pending.pop(0)
-                collected = (
-                    _failed_attempt(request, cell, str(measured)) if isinstance(measured, GpuprofError) else measured
-                )
-                yield self._store(request, cell, collected, time.monotonic() - clock)
+            for _, measured in zip(
+                cells, self._collect([request for _, request in waiting], cells, begin), strict=True
+            ):
+                cell, request = waiting.pop(0)
+                if isinstance(measured, UnavailableError):
+                    measured = _failed_attempt(request, cell, str(measured))
+                solo = [alone.get(CellKey.of_cell(Cell(job))) for job in request.jobs]
+                measured = replace(measured, colocations=_add_solo_latencies(measured.colocations, solo))
+                yield self._store(request, cell, measured, time.monotonic() - clock)
                 clock = time.monotonic()
-        except UnavailableError as error:  # error of the share: all remaining cells would fail alike
-            for cell, request in pending:
+        except UnavailableError as error:  # of the share: all remaining cells would fail alike
+            for cell, request in waiting:
                 yield self._store(request, cell, _failed_attempt(request, cell, str(error)), time.monotonic() - clock)
+        except InputError as error:
+            if error.fix or any(job.data is not None for cell in cells for job in (cell.job, *cell.beside)):
+                raise
+            raise InputError(error.message, "its inputs were random; give real ones: --input-data FILE") from error
+
+    def _collect(
+        self, requests: Sequence[Request], cells: Sequence[Cell], begin: Callable[[Cell], None]
+    ) -> Iterator[Collected | UnavailableError]:
+        """Yield the results of a collector in order, together if it can keep processes for several batch sizes."""
+        together = getattr(self.collector, "collect_batches", None)
+        results = together(requests) if together and requests else (self._collect_alone(one) for one in requests)
+        with closing(results):
+            for cell in cells:
+                begin(cell)
+                yield next(results)
+
+    def _collect_alone(self, request: Request) -> Collected | UnavailableError:
+        try:
+            return self.collector.collect(request)
+        except UnavailableError as error:
+            return error
 
     def measure_ceilings(self, shares: Iterable[Share]) -> None:
         """Measure the device's ceilings under each share, if not yet known; CPUs only."""
@@ -135,31 +157,15 @@ class Campaign:
             if self.force or round(share.sm_pct, 6) not in known:
                 started = datetime.now(UTC)
                 run_id = new_run_id(started)
-                row = measure_ceilings(self.device, share, run_id)
+                row = measure_ceilings(self.device, share, run_id, self.limits)
                 runtime, version = self.collector.runtime()
                 run = RunRow(run_id, started, self.device.name, "ceilings", "", sm_share_pct=share.sm_pct)
                 run = replace(run, runtime=runtime, runtime_version=version, **machine_columns())
                 self.database.append(Run(run, devices=[row]))
                 compact_if_due(self.database)
 
-    def _measure(self, cell: Cell, alone: Mapping[CellKey, float | None]) -> CellResult:
-        started = datetime.now(UTC)
-        request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
-        clock = time.monotonic()
-        try:
-            collected = self.collector.collect(request)
-            solo = [alone.get(CellKey.of_cell(Cell(job))) for job in (cell.job, *cell.beside)]
-            collected = replace(collected, colocations=_add_solo_latencies(collected.colocations, solo))
-        except UnavailableError as error:
-            collected = _failed_attempt(request, cell, str(error))
-        except InputError as error:
-            if error.fix or any(job.data is not None for job in (cell.job, *cell.beside)):
-                raise
-            raise InputError(error.message, "its inputs were random; give real ones: --input-data FILE") from error
-        return self._store(request, cell, collected, time.monotonic() - clock)
-
     def _store(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> CellResult:
-        jobs = (cell.job, *cell.beside)
+        jobs = request.jobs
         collected = record_dims(record_variants(refuse_impossible_gaps(collected), jobs, self.device), jobs)
         self.database.append(self._run(request, cell, collected, duration_s))
         self.verdicts.save()
@@ -194,8 +200,8 @@ class Campaign:
         parts = (collected.devices, collected.models, collected.ops, collected.kernels, collected.colocations)
         return Run(run, *parts)
 
-    def _read_known(self, cells: Sequence[Cell]) -> dict[CellKey, list[MeasuredRow]]:
-        """Return the rows of every cell with a run that need not be repeated.
+    def _read_known(self, cells: Sequence[Cell]) -> dict[CellKey, list[list[MeasuredRow]]]:
+        """Return for each cell the rows of every run that need not be repeated, the oldest first.
 
         A run without recorded sizes is taken to have the assumed sizes.
         """
@@ -216,33 +222,32 @@ class Campaign:
         rows += read_records(self.database, ColocationRow, here)
         for row in rows:
             by_run.setdefault(row.run_id, []).append(row)
-        known = {}
+        known: dict[CellKey, list[list[MeasuredRow]]] = {}
         for run in sorted(runs, key=lambda run: run.run_id):
             rows_of_run = by_run.get(run.run_id, [])
             if rows_of_run and all(
                 row.error is None and (self.keep_unstable or row.stable is not False) for row in rows_of_run
             ):
-                known[CellKey.of_run(run, assumed)] = rows_of_run
+                known.setdefault(CellKey.of_run(run, assumed), []).append(rows_of_run)
         return known
 
     def _check_models(self, cells: Sequence[Cell]) -> None:
         """Load each model once in the runtime, so that a broken model is detected before an hour of measuring."""
-        if importlib.util.find_spec("onnxruntime") is None:  # PyTorch replaces the runtime; it checks models on opening
-            return
         jobs = [job for cell in cells for job in (cell.job, *cell.beside)]
+        if not jobs:
+            return
         batched = {job.path for job in jobs if job.graph.batch > 1}
-        for path, job in {job.path: job for job in jobs}.items():
-            task = CheckTask(provider=ORT_CPU, model=path, batches=path in batched)
-            with Child(task, job.graph.name) as child:
-                mixed = child.expect("done", _LOAD_S)["mixed"]
-            if path in batched:
-                self.verdicts.keep(job.graph.sha256, mixed)
+        with Worker(WorkerSetup(), "models") as worker:
+            for path, job in {job.path: job for job in jobs}.items():
+                worker.what = job.graph.name
+                mixed = worker.call(check_model, path, path in batched)
+                if path in batched:
+                    self.verdicts.keep(job.graph.sha256, mixed)
 
 
-def _model_and_share_alone(cell: Cell) -> tuple[object, ...] | None:
-    """Return the model and the share of a cell with a single process and no neighbours; None for other cells."""
-    job = cell.job
-    return None if cell.beside or job.processes > 1 else (job.graph.sized_name, job.path, job.share)
+def _models_and_shares(cell: Cell) -> tuple[object, ...]:
+    """Return the models, shares and copies of a cell, without its batch sizes."""
+    return tuple((job.graph.sized_name, job.path, job.share, job.processes) for job in (cell.job, *cell.beside))
 
 
 def _describe_data(job: Job) -> dict[str, object]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpuprof.domain.sizes import describe_sizes
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
-from gpuprof.profiling.child.job import Job
+from gpuprof.profiling.worker.job import Job
 
 #: Key in a run's settings.
 DATA_SHA256 = "input_data_sha256"

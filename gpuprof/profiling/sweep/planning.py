@@ -16,8 +16,8 @@ from gpuprof.errors import InputError, unknown_name
 from gpuprof.graph.batch_plan import NoBatchError
 from gpuprof.graph.input_data import InputData, Sample, group_by_sizes, model_inputs, read_input_data
 from gpuprof.graph.load import load_runnable, read_fixed_batch, read_free_dims, require_sizes
-from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.cell import Cell
+from gpuprof.profiling.worker.job import Job
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
 
 _MAX_BATCH = 65_536

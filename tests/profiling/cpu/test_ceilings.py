@@ -12,7 +12,7 @@ from gpuprof.profiling.cpu import ceilings
 from gpuprof.profiling.cpu.ceilings import measure_ceilings
 from gpuprof.profiling.cpu.ort import OrtCollector
 from gpuprof.profiling.sweep.campaign import Campaign
-from tests.profiling.requests import CPU
+from tests.profiling.requests import CPU, QUICK
 from tests.reruns import measures_in_real_time
 
 pytestmark = measures_in_real_time
@@ -20,14 +20,12 @@ pytestmark = measures_in_real_time
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_TIME_S", 0.05)
-    monkeypatch.setattr(ceilings, "_MATRIX", 128)
-    monkeypatch.setattr(ceilings, "_VECTOR_BYTES", 2**20)
-    monkeypatch.setattr(ceilings, "_SET_TIME_S", 0.01)
+    monkeypatch.setattr(ceilings, "_SIDE", 128)
+    monkeypatch.setattr(ceilings, "_SETS", (2**18, 2**20))
 
 
 def test_ceilings_are_measured_in_plausible_sizes() -> None:
-    row = measure_ceilings(CPU, Share(100.0 / len(own_cores())), "r1")
+    row = measure_ceilings(CPU, Share(100.0 / len(own_cores())), "r1", QUICK)
     assert row.measured and row.source
     assert row.float32_flops_per_s is not None and 1e8 < row.float32_flops_per_s < 1e14
     assert row.dram_bytes_per_s is not None and 1e8 < row.dram_bytes_per_s < 1e13
@@ -41,7 +39,7 @@ def test_each_share_is_measured_once(tmp_path: Path) -> None:
     database = KernelDb.create(tmp_path / "db")
     share = Share(100.0 / len(own_cores()))
     for _ in range(2):
-        Campaign(database, CPU, OrtCollector()).measure_ceilings([share, share])
+        Campaign(database, CPU, OrtCollector(), limits=QUICK).measure_ceilings([share, share])
     (row,) = database.read_table("devices").to_pylist()
     assert row["sm_share_pct"] == share.sm_pct
     assert database.read_table("runs").column("collector").to_pylist() == ["ceilings"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,14 @@ import pytest
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError
-from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.job import Request
-from gpuprof.profiling.child.task import read_task
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import GpuCollector, NcuCollector, NsysCollector, NsysNcuCollector
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler
-from gpuprof.profiling.nsight import ncu_tool, nsys_tool, shared_outputs
+from gpuprof.profiling.gpu.recording import run_nodes_for_recording
+from gpuprof.profiling.nsight import ncu_tool, nsys_tool
+from gpuprof.profiling.worker.job import Request
+from gpuprof.profiling.worker.process import Worker
+from gpuprof.profiling.worker.tasks import Sample
 from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.fake_nvml import FakeNvml
 from tests.profiling.fake_tools import write_program
@@ -129,7 +131,7 @@ def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(
 
     monkeypatch.setattr(collectors, "bind_shares", shares)
     assert NsysCollector().collect(_request(tools, 50.0)).models[0].error is None
-    monkeypatch.setattr(shared_outputs, "outputs_differ", lambda alone, shared: "output y differs")
+    monkeypatch.setattr(collectors, "outputs_differ", lambda alone, shared: "output y differs")
     (row,) = NsysCollector().collect(_request(tools, 50.0)).models
     assert row.error == "output y differs" and row.sm_share_pct == 50.0 and row.latency_mean_ms is not None
 
@@ -223,16 +225,16 @@ def test_power_is_sampled_while_batches_run_and_not_in_the_pauses_after_them(
             act(self)
 
         monkeypatch.setattr(NvmlSampler, name, note_call)
-    expect = Child.expect
+    receive = Worker.receive
 
-    def heard(self: Child, event: str, within_s: float) -> dict[str, Any]:
-        found = expect(self, event, within_s)
-        order.append(event)
-        return found
+    def note_result(self: Worker, within_s: float = 60.0) -> Any:
+        result = receive(self, within_s)
+        order.append("timed" if isinstance(result, Sample) else "paused" if isinstance(result, list) else "loaded")
+        return result
 
-    monkeypatch.setattr(Child, "expect", heard)
+    monkeypatch.setattr(Worker, "receive", note_result)
     found = GpuCollector().collect(_request(tools))
-    assert order == ["ready", "begin", "timed", "stop", "done"]
+    assert order == ["loaded", "begin", "timed", "stop", "paused"]
     (row,) = found.models
     assert row.latency_paused_mean_ms is not None and row.latency_paused_mean_ms > 0
     assert found.settings["power"] == "samples" and found.settings["share_by"] == "nothing: the whole device"
@@ -246,7 +248,7 @@ def test_nsys_records_once_by_itself_and_once_with_the_profile_of_nodes(
     record = nsys_tool.record_program
 
     def note_recording(command: list[str], *given: Any, **more: Any) -> Path:
-        recorded.append(read_task(Path(command[-1]).read_text()).only_nodes)
+        recorded.append(pickle.loads(Path(command[-1]).read_bytes())[1][0] is run_nodes_for_recording)
         return record(command, *given, **more)
 
     monkeypatch.setattr(collectors, "record_program", note_recording)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,8 @@ GPU = device("a100-80")
 def _stand(tmp_path: Path, document: Mapping[str, Any]) -> op_backend.Observation:
     source = next(iter(distinct_ops(write_mlp(tmp_path / "m.onnx"), 2, "m").values()))
     path = write(tmp_path / "trace.json", document)
-    seen = GpuOpBackend(GPU, Share(50.0)).observe("r1", source, {"trace": str(path)})
+    worker: Any = SimpleNamespace(call=lambda *_: path)
+    seen = GpuOpBackend(GPU, Share(50.0)).measure(worker, source, tmp_path / "op.onnx", {})
     assert not path.exists()
     return seen
 
@@ -48,11 +50,6 @@ def test_an_op_that_launches_nothing_has_no_time_and_says_so(tmp_path: Path) -> 
     seen = _stand(tmp_path, {**trace_of_kernels([]), "traceEvents": []})
     assert seen.times_ns == ()
     assert seen.note is not None and seen.note.startswith("no kernel")
-
-
-def test_what_the_child_could_not_run_is_remembered_with_the_reason(tmp_path: Path) -> None:
-    source = next(iter(distinct_ops(write_mlp(tmp_path / "m.onnx"), 2, "m").values()))
-    assert GpuOpBackend(GPU, Share()).observe("r1", source, {"error": "no"}).note == "not measured: no"
 
 
 def test_a_gpu_without_pytorch_cannot_time_ops(monkeypatch: pytest.MonkeyPatch) -> None:

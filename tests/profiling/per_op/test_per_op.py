@@ -1,24 +1,26 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuprof.domain.share import Share
-from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.schema import PER_OP
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
-from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.task import Effort
 from gpuprof.profiling.cpu.ort import OrtCollector
 from gpuprof.profiling.per_op import op_backend
+from gpuprof.profiling.per_op.op_backend import CpuOpBackend, Observation
 from gpuprof.profiling.per_op.per_op import OpOutcome, OpProfiler
 from gpuprof.profiling.sweep.planning import NamedModel
+from gpuprof.profiling.worker.process import Worker
+from gpuprof.profiling.worker.tasks import Effort
 from tests.profiling.models import write_convs, write_mlp
 from tests.profiling.requests import CPU
 from tests.reruns import measures_in_real_time
@@ -76,17 +78,15 @@ def test_kernels_say_what_an_op_calls(tmp_path: Path) -> None:
 def test_an_op_that_takes_the_process_with_it_is_remembered_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    expect = Child.expect
+    measure, ended = CpuOpBackend.measure, list[int]()
 
-    def dying(self: Child, event: str, within_s: float) -> dict[str, object]:
-        if event == "op":
-            asked.append(event)
-            if len(asked) == 1:
-                raise UnavailableError("profiling ops: the process died (signal SIGSEGV)")
-        return expect(self, event, within_s)
+    def dying(self: CpuOpBackend, worker: Worker, *given: Any) -> Observation:
+        if not ended:
+            ended.append(worker.process_id)
+            os.kill(worker.process_id, signal.SIGSEGV)
+        return measure(self, worker, *given)
 
-    monkeypatch.setattr(Child, "expect", dying)
+    monkeypatch.setattr(CpuOpBackend, "measure", dying)
     new, _ = _measure(_plan(tmp_path), [NamedModel("m", write_mlp(tmp_path / "m.onnx"))], [1])
     assert [outcome.row.duration_p50_ns is None for outcome in new] == [True, False, False]
     assert "SIGSEGV" in (new[0].row.note or "")

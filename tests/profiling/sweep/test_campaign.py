@@ -10,10 +10,10 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
-from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import Collected, record_variants
 from gpuprof.profiling.sweep.campaign import Campaign
 from gpuprof.profiling.sweep.cell import Cell, CellResult
+from gpuprof.profiling.worker.job import Request
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import CPU, QUICK, a_job
 from tests.reruns import measures_in_real_time

@@ -71,12 +71,12 @@ def _profiler(module: ModuleType) -> None:
     module.profile.export_chrome_trace = export
 
 
-def _runner(module: Any) -> None:
+def _recording(module: Any) -> None:
     from bench.gpu.rehearsal import kernels
 
     if count_last_run := os.environ.get(kernels.COUNTED):
-        opened = module.open_run
-        module.open_run = lambda *given, **more: kernels.count_last_run(opened(*given, **more), count_last_run)
+        opened = module.session_run
+        module.session_run = lambda *given, **more: kernels.count_last_run(opened(*given, **more), count_last_run)
 
 
 _AFTER: dict[str, Callable[[ModuleType], None]] = {
@@ -85,7 +85,7 @@ _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch": _torch,
     "gpuprof.runtime.cuda_provider": _cuda_provider,
     "torch.profiler.profiler": _profiler,
-    "gpuprof.profiling.child.runner": _runner,
+    "gpuprof.profiling.worker.runner": _runner,
 }
 
 

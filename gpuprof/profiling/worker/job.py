@@ -31,8 +31,8 @@ class TimingLimits:
     want_repeats: int = 100
     want_time_s: float = 3.0
     max_time_s: float = 10.0
-    #: Silence of a child, beyond its time limit, until the child is considered dead.
-    hang_s: float = 300.0
+    #: Duration of batches before the first one timed; a GPU's clocks need ``min_time_s`` to rise.
+    warm_up_s: float = 0.3
     #: Time after which a profiler, its loading and post-processing included, is considered hung.
     tool_s: float = 900.0
 
@@ -44,6 +44,7 @@ def limits_within(max_time_s: float, tool_s: float = DEFAULT_LIMITS.tool_s) -> T
     """Return the default limits, cut down to ``max_time_s`` per measurement and ``tool_s`` per profiler run."""
     return replace(
         DEFAULT_LIMITS,
+        warm_up_s=min(DEFAULT_LIMITS.warm_up_s, max_time_s),
         min_time_s=min(DEFAULT_LIMITS.min_time_s, max_time_s),
         want_time_s=min(DEFAULT_LIMITS.want_time_s, max_time_s),
         max_time_s=max_time_s,
@@ -87,6 +88,11 @@ class Request:
     job: Job
     beside: tuple[Job, ...] = ()
     limits: TimingLimits = DEFAULT_LIMITS
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The job and its neighbours."""
+        return (self.job, *self.beside)
 
     def columns(self) -> dict[str, Any]:
         """Return the identifying database columns, common to rows of every table."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.profiling.child.statistics import is_median_known, median_interval, percentile, summarize
+from gpuprof.profiling.worker.statistics import is_median_known, median_interval, percentile, summarize
 
 
 def test_the_interval_holds_the_median_of_a_skewed_distribution_95_times_in_100() -> None:
@@ -56,6 +56,10 @@ def test_figures_are_in_order_and_within_the_sample(values: list[float]) -> None
         assert stats.latency_p50_low_ms <= stats.latency_p50_ms <= stats.latency_p50_high_ms
 
 
-@pytest.mark.parametrize(("percent", "value"), [(1, 1.03), (50, 2.5), (75, 3.25), (99, 3.97)])
+@pytest.mark.parametrize(("percent", "value"), [(50, 50.5), (75, 75.25), (95, 95.05), (99, 99.01)])
 def test_percentiles_are_linear_between_neighbours(percent: int, value: float) -> None:
-    assert percentile([1.0, 2.0, 3.0, 4.0], percent) == pytest.approx(value)
+    assert percentile([float(number) for number in range(1, 101)], percent) == pytest.approx(value)
+
+
+def test_a_disturbed_sample_is_unstable() -> None:
+    assert not summarize([10.0] * 100, 0.02, undisturbed=False).stable

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median, quantiles, stdev
 
-_Z95 = NormalDist().inv_cdf(0.975)
-_MIN_FOR_INTERVAL = 6  # with fewer, not even the whole range holds the median with 95% probability
-# Smallest samples that can show the 95th and 99th percentile.
-_MIN_FOR_P95 = 20
-_MIN_FOR_P99 = 100
+_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +26,14 @@ class LatencyStats:
     #: percentile.
     latency_p95_ms: float | None
     latency_p99_ms: float | None
-    stable: bool  #: The interval is within the requested precision and the sample's halves agree.
+    stable: bool  #: The interval is within the requested precision, the halves agree, nothing disturbed.
 
 
-def summarize(latencies_ms: Sequence[float], precision: float) -> LatencyStats:
-    """Return the figures of ``latencies_ms``, given in order of measurement; at least one value is required."""
+def summarize(latencies_ms: Sequence[float], precision: float, undisturbed: bool = True) -> LatencyStats:
+    """Return the figures of ``latencies_ms``, given in order of measurement; at least one value is required.
+
+    ``undisturbed``: False marks the sample unstable.
+    """
     ordered = sorted(latencies_ms)
     interval = median_interval(ordered)
     return LatencyStats(
@@ -44,9 +43,9 @@ def summarize(latencies_ms: Sequence[float], precision: float) -> LatencyStats:
         latency_p50_ms=median(ordered),
         latency_p50_low_ms=interval[0] if interval else None,
         latency_p50_high_ms=interval[1] if interval else None,
-        latency_p95_ms=percentile(ordered, 95) if len(ordered) >= _MIN_FOR_P95 else None,
-        latency_p99_ms=percentile(ordered, 99) if len(ordered) >= _MIN_FOR_P99 else None,
-        stable=is_median_known(ordered, precision) and _halves_agree(latencies_ms, precision),
+        latency_p95_ms=percentile(ordered, 95),
+        latency_p99_ms=percentile(ordered, 99),
+        stable=undisturbed and is_median_known(ordered, precision) and _halves_agree(latencies_ms, precision),
     )
 
 
@@ -57,10 +56,10 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
     statistics that this leaves out on either side, by its normal approximation, rounded outwards.
     """
     n = len(ordered)
-    if n < _MIN_FOR_INTERVAL:
+    if 1.0 - 2.0 * 0.5**n < _CONFIDENCE:  # not even the whole range holds the median with that probability
         return None
-    low = max(0, math.floor((n - _Z95 * math.sqrt(n)) / 2))
-    high = min(n - 1, math.ceil((n + _Z95 * math.sqrt(n)) / 2))
+    reach = NormalDist().inv_cdf((1.0 + _CONFIDENCE) / 2) * math.sqrt(n)
+    low, high = max(0, math.floor((n - reach) / 2)), min(n - 1, math.ceil((n + reach) / 2))
     return ordered[low], ordered[high]
 
 
@@ -72,8 +71,13 @@ def is_median_known(ordered: Sequence[float], precision: float) -> bool:
     return (interval[1] - interval[0]) / 2.0 <= precision * median(ordered)
 
 
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Return a percentile from 1 to 99 of a sample, linear between its neighbours."""
+def percentile(ordered: Sequence[float], percent: int) -> float | None:
+    """Return a percentile from 50 to 99 of a sample, linear between its neighbours.
+
+    None for a sample too small to have a value beyond it.
+    """
+    if len(ordered) * (100 - percent) < 100:
+        return None
     return quantiles(ordered, n=100, method="inclusive")[percent - 1]
 
 

@@ -1,4 +1,4 @@
-"""All batch sizes of a model under a share in one process: times first, then recordings."""
+"""All batch sizes of a model under a share in one process: times first, then recordings in another."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.machine.mps import LOG, PERCENTAGE
-from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.gpu import collectors
-from gpuprof.profiling.gpu.collectors import CuptiCollector, GpuCollector, NsysCollector, NsysNcuCollector
+from gpuprof.profiling.gpu.collectors import CuptiCollector, GpuCollector
 from gpuprof.profiling.sweep.campaign import Campaign
 from gpuprof.profiling.sweep.cell import Cell
+from gpuprof.profiling.worker.measurement import Crew
+from gpuprof.profiling.worker.process import Worker
 from tests.profiling.gpu.test_collectors import tools
 from tests.profiling.models import write_mlp
 from tests.profiling.requests import QUICK, a_job
@@ -32,23 +33,21 @@ V100 = device("v100")
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Programs that are started, and what they say."""
-    said: list[str] = []
-    begin, expect = Child.__init__, Child.expect
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """The tasks of workers: their process, and the task's name."""
+    seen: list[tuple[int, str]] = []
+    send = Worker.send
 
-    def begun(self: Child, task: Any, what: str, *given: Any, **more: Any) -> None:
-        said.append(type(task).__name__)
-        begin(self, task, what, *given, **more)
+    def note_task(self: Worker, task: Any, *given: Any, **more: Any) -> None:
+        seen.append((self.process_id, task.__name__))
+        send(self, task, *given, **more)
 
-    def note_event(self: Child, event: str, within_s: float) -> dict[str, Any]:
-        found = expect(self, event, within_s)
-        said.append(event)
-        return found
+    monkeypatch.setattr(Worker, "send", note_task)
+    return seen
 
-    monkeypatch.setattr(Child, "__init__", begun)
-    monkeypatch.setattr(Child, "expect", note_event)
-    return said
+
+def _processes(calls: list[tuple[int, str]], task: str) -> list[int]:
+    return [process for process, name in calls if name == task]
 
 
 def _run_campaign(directory: Path, collector: GpuCollector, cells: list[Cell]) -> list[dict[str, Any]]:
@@ -60,13 +59,16 @@ def _run_campaign(directory: Path, collector: GpuCollector, cells: list[Cell]) -
 
 
 @pytest.mark.slow
-def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorded(
-    tools: Path, heard: list[str]
+def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorded_in_another(
+    tools: Path, calls: list[tuple[int, str]]
 ) -> None:
     pytest.importorskip("torch")
     path = write_mlp(tools / "m.onnx")
     rows = _run_campaign(tools, CuptiCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
-    assert heard == ["CheckTask", "done", "BatchesTask", *["ready", "timed", "done"] * 3, *["recorded"] * 3]
+    names = [name for _, name in calls]
+    assert names == ["check_model", *["load", "time", "time_pauses"] * 3, *["record_with_kineto"] * 3]
+    timed, recorded = set(_processes(calls, "time")), set(_processes(calls, "record_with_kineto"))
+    assert len(timed) == len(recorded) == 1 and timed != recorded
     assert [row["batch"] for row in rows] == [1, 2, 4]
     assert all(row["latency_mean_ms"] > 0 and row["latency_paused_mean_ms"] > 0 for row in rows)
     assert all(row["runtime"] == "onnxruntime" and row["memory_peak_bytes"] for row in rows)
@@ -74,18 +76,19 @@ def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorde
     assert all("no kernels" in run["notes"] for run in runs)  # there is no GPU to record
 
 
-@pytest.mark.slow
-def test_what_is_there_is_not_measured_again_and_what_is_missing_goes_together(tools: Path, heard: list[str]) -> None:
+def test_what_is_there_is_not_measured_again_and_what_is_missing_goes_together(
+    tools: Path, calls: list[tuple[int, str]]
+) -> None:
     path = write_mlp(tools / "m.onnx")
     _run_campaign(tools, GpuCollector(), [Cell(a_job(path, 1))])
-    heard.clear()
+    calls.clear()
     rows = _run_campaign(tools, GpuCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
-    assert len(rows) == 3 and heard.count("BatchesTask") == 1 and heard.count("timed") == 2
+    assert len(rows) == 3 and len(_processes(calls, "time")) == 2 and len(set(_processes(calls, "time"))) == 1
 
 
 @pytest.mark.slow
 def test_shares_and_models_have_processes_of_their_own(
-    tools: Path, heard: list[str], monkeypatch: pytest.MonkeyPatch
+    tools: Path, calls: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
     def shares(_: object, wanted: list[Share], **__: object) -> Iterator[tuple[dict[str, str], ...]]:
@@ -95,11 +98,12 @@ def test_shares_and_models_have_processes_of_their_own(
     paths = [write_mlp(tools / f"{name}.onnx") for name in "ab"]
     cells = [Cell(a_job(path, batch, share)) for path in paths for share in (30.0, 60.0) for batch in (1, 2)]
     rows = _run_campaign(tools, GpuCollector(), cells)
-    assert heard.count("BatchesTask") == 4 and len(rows) == 8
+    assert len(set(_processes(calls, "time"))) == 4 and len(rows) == 8
     assert all(row["error"] is None for row in rows)  # outputs under the share are those without
+    assert len(_processes(calls, "outputs")) == 8 + 4  # without a share once for each model and batch
 
 
-def test_a_batch_size_that_fails_leaves_the_others(tools: Path, heard: list[str]) -> None:
+def test_a_batch_size_that_fails_leaves_the_others(tools: Path) -> None:
     fixed, free = write_mlp(tools / "fixed.onnx", batch=1), write_mlp(tools / "free.onnx")
     cells = [Cell(replace(a_job(free, batch), path=fixed)) for batch in (1, 2)]
     with pytest.raises(InputError):  # the runtime refuses the second: the user's error, said at the end
@@ -121,21 +125,16 @@ def test_a_share_that_cannot_be_given_is_remembered_for_each(tools: Path, monkey
     assert [row["error"] for row in rows] == ["the MPS daemon does not start: busy"] * 2
 
 
-def test_only_collectors_without_outside_tools_take_batches_together() -> None:
-    assert CuptiCollector().can_measure_batches_together and GpuCollector().can_measure_batches_together
-    assert not NsysCollector().can_measure_batches_together and not NsysNcuCollector().can_measure_batches_together
-
-
 def test_a_client_that_mps_refuses_shows_what_both_logs_end_with(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def refuse_server(*_: object, **__: object) -> Iterator[tuple[dict[str, str], ...]]:
         (tools / "server.log").write_text("Failed to start : invalid argument")
         yield ({PERCENTAGE: "50", LOG: str(tools)},)
 
-    def no_gpu(*_: object) -> UnavailableError:
-        return UnavailableError("this PyTorch sees no GPU: error 805")
+    def no_gpu(*_: object) -> None:
+        raise UnavailableError("this PyTorch sees no GPU: error 805")
 
     monkeypatch.setattr(collectors, "bind_shares", refuse_server)
-    monkeypatch.setattr(collectors, "time_batch", no_gpu)
+    monkeypatch.setattr(Crew, "measure", no_gpu)
     (row,) = _run_campaign(tools, GpuCollector(), [Cell(a_job(write_mlp(tools / "m.onnx"), 1, 50.0))])
     assert row["error"].startswith("this PyTorch sees no GPU: error 805 (MPS says: server.log: Failed to start")

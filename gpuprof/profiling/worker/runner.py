@@ -1,35 +1,24 @@
-"""Opens a model in the device's runtime, as a function that runs a batch."""
+"""Runs an open session as a function of its inputs, and compares outputs."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuprof.errors import InputError, install_hint, runtime_errors
-from gpuprof.runtime.cuda_provider import provider_unavailable_reason
-from gpuprof.runtime.providers import ORT_CUDA
+from gpuprof.errors import InputError, runtime_errors
+from gpuprof.graph.element_types import elem_type
 from gpuprof.runtime.sequence_outputs import to_numbers
-from gpuprof.runtime.session import gpu_provider, has_cuda_build, open_session, translate_error
+from gpuprof.runtime.session import translate_error
 
 #: Function that runs a batch and returns the outputs by name, on the host.
 Run = Callable[[], Mapping[str, Any]]
 
-#: ONNX Runtime types missing from NumPy: their number in ONNX, and a NumPy type of the same width.
+#: ONNX Runtime types missing from NumPy: a NumPy type of the same width.
 _BITS = {
-    "tensor(bfloat16)": (16, "uint16"), "tensor(float8e4m3fn)": (17, "uint8"), "tensor(float8e4m3fnuz)": (18, "uint8"),
-    "tensor(float8e5m2)": (19, "uint8"), "tensor(float8e5m2fnuz)": (20, "uint8"),
-}  # fmt: skip
-
-
-def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int) -> Run:
-    """Return a function that runs ``path`` once with ``feeds`` and returns when the outputs are on the host.
-
-    Raises `InputError` when the runtime refuses the model; `UnavailableError` when the runtime or the provider is not
-    installed.
-    """
-    return session_run(open_session(path, threads=threads, provider=provider), feeds, path)
+    "tensor(bfloat16)": "uint16",
+    **{f"tensor(float8{form})": "uint8" for form in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")},
+}
 
 
 def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:
@@ -66,8 +55,8 @@ def _ort_value(array: Any, kind: str) -> Any:
 
     if kind not in _BITS:
         return OrtValue.ortvalue_from_numpy(array)
-    number, bits = _BITS[kind]
-    return OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array).view(bits), number)
+    bits = np.ascontiguousarray(array).view(_BITS[kind])
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, elem_type(kind.removeprefix("tensor(").rstrip(")")))
 
 
 def _on_host(value: Any) -> Any:
@@ -80,35 +69,12 @@ def _on_host(value: Any) -> Any:
     import numpy as np
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    number, bits = _BITS[value.data_type()]
+    kind = value.data_type()
     shape = value.shape()
     # ``numpy()`` does not support the type, so the memory is read directly.
-    buffer = (ctypes.c_char * (prod(shape) * np.dtype(bits).itemsize)).from_address(value.data_ptr())
-    plain = np.frombuffer(bytes(buffer), tensor_dtype_to_np_dtype(number))
+    buffer = (ctypes.c_char * (prod(shape) * np.dtype(_BITS[kind]).itemsize)).from_address(value.data_ptr())
+    plain = np.frombuffer(bytes(buffer), tensor_dtype_to_np_dtype(elem_type(kind.removeprefix("tensor(").rstrip(")"))))
     return plain.astype(np.float32).reshape(shape)
-
-
-def gpu_unavailable_reason() -> str | None:
-    """Return None when ONNX Runtime can use a GPU here, else the reason in a line."""
-    if gpu_provider() is not None:
-        return None
-    if importlib.util.find_spec("onnxruntime") is None:
-        return f"onnxruntime is not installed: {install_hint('gpu')}"
-    if has_cuda_build():
-        return provider_unavailable_reason()
-    return f"this onnxruntime has no {ORT_CUDA}: pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime"
-
-
-def nvtx_unavailable_reason() -> str | None:
-    """Return None when runs can be marked for NVIDIA's profilers, else why not: by nvtx, or a PyTorch for CUDA."""
-    if importlib.util.find_spec("nvtx") is not None:
-        return None
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        if torch.version.cuda is not None:
-            return None
-    return "nvtx, which marks the runs, is not installed: pip install nvtx"
 
 
 def outputs_differ(alone: Mapping[str, Any], shared: Mapping[str, Any], tolerance: float = 1e-2) -> str | None:

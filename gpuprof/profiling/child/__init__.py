@@ -1,1 +1,0 @@
-"""The child process that runs a model under its share, and its measurements."""

@@ -1,0 +1,236 @@
+"""Records a model under a profiler: the program that a profiler runs, and the timelines read from its recordings.
+
+The program runs a model a few times, each time in a range, to separate the runs from the warm-up; then again in a
+session profiled by ONNX Runtime itself, which adds some microseconds a node and ties kernels to nodes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.graph.executed_graph import ExecutedNode, read_executed
+from gpuprof.profiling.gpu.gpu_rows import Recording
+from gpuprof.profiling.gpu.node_join import join_nodes
+from gpuprof.profiling.nsight.ncu_report import Counters
+from gpuprof.profiling.timeline.json_trace import read_json_trace
+from gpuprof.profiling.timeline.kernel_join import join_kernels
+from gpuprof.profiling.timeline.timeline import RUN_RANGE, Timeline
+from gpuprof.profiling.worker.runner import Run, session_run
+from gpuprof.profiling.worker.tasks import Feeds, Resident
+
+_WARM_UP, _REPEATS = 3, 5
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFiles:
+    """Files of a recorded model in a directory."""
+
+    directory: Path
+
+    @property
+    def kineto(self) -> Path:
+        """Trace of torch.profiler of the plain runs."""
+        return self.directory / "kineto.json"
+
+    @property
+    def kineto_nodes(self) -> Path:
+        """Trace of torch.profiler of the runs with ONNX Runtime's profile."""
+        return self.directory / "kineto_nodes.json"
+
+    @property
+    def executed(self) -> Path:
+        """Graph executed by ONNX Runtime."""
+        return self.directory / "executed.onnx"
+
+    @property
+    def index(self) -> Path:
+        """JSON with ``profile``, ONNX Runtime's, and ``epoch_ns``, Unix time at its clock's zero; or ``error``."""
+        return self.directory / "nodes.json"
+
+    def read_kineto(self) -> Timelines:
+        """Return the timelines of torch.profiler. Raises `UnreadError` when these cannot be read."""
+        with describe_recording_errors():
+            plain = read_json_trace(self.kineto).select_runs()
+            return self.join(plain, lambda: read_json_trace(self.kineto_nodes).select_runs())
+
+    def join(self, plain: Timeline, record: Callable[[], Timeline]) -> Timelines:
+        """Return the plain timeline and the timeline of ``record`` with kernels tied to nodes.
+
+        If that fails, the plain timeline replaces the second, with a note.
+        """
+        try:
+            recorded = record()
+            index = json.loads(self.index.read_text(encoding="utf-8"))
+            if "error" in index:
+                raise UnavailableError(index["error"])
+            profile = replace(read_json_trace(Path(index["profile"])), epoch_ns=index["epoch_ns"])
+            return Timelines(plain, join_nodes(recorded, profile), read_executed(self.executed))
+        except (GpuprofError, OSError, ValueError) as error:
+            return Timelines(plain, replace(plain, notes=(*plain.notes, f"kernels are not tied to nodes: {error}")))
+
+
+@dataclass(frozen=True, slots=True)
+class Timelines:
+    """Recordings of a program without the runtime's own profiler and, if possible, with it."""
+
+    plain: Timeline
+    nodes: Timeline
+    executed: tuple[ExecutedNode, ...] = ()
+
+
+def run_for_recording(resident: Resident, model: Path, feeds: Feeds, repeats: int = _REPEATS) -> None:
+    """Run a model some times in ranges, for another program that records."""
+    run = session_run(resident.open(model), feeds, model)
+    _run_marked(run, _WARM_UP, lambda name: nullcontext())
+    _run_marked(run, repeats, _nvtx())
+
+
+def run_nodes_for_recording(resident: Resident, model: Path, feeds: Feeds, directory: Path) -> None:
+    """Run a model some times in ranges, in a session profiled by ONNX Runtime, for another program that records."""
+    _record_nodes(resident, model, feeds, RecordedFiles(directory), lambda: nullcontext(_nvtx()))
+
+
+def record_with_kineto(resident: Resident, model: Path, feeds: Feeds, directory: Path) -> None:
+    """Record a model with torch.profiler, without and with ONNX Runtime's own profile."""
+    files = RecordedFiles(directory)
+    run = session_run(resident.open(model), feeds, model)
+    _run_marked(run, _WARM_UP, lambda name: nullcontext())
+    with _kineto(files.kineto) as marked:
+        _run_marked(run, _REPEATS, marked)
+    del run  # release its memory before another session takes as much
+    try:
+        _record_nodes(resident, model, feeds, files, lambda: _kineto(files.kineto_nodes))
+    except GpuprofError as error:  # the plain recording remains valid
+        files.index.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
+
+
+def _record_nodes(resident: Resident, model: Path, feeds: Feeds, files: RecordedFiles, recorder: Any) -> None:
+    """Record with ONNX Runtime's profile of its nodes, and write the profile and the executed graph."""
+    session = resident.open(model, profile_prefix=str(files.directory / "nodes"), optimized_path=files.executed)
+    run = session_run(session, feeds, model)
+    _run_marked(run, _WARM_UP, lambda name: nullcontext())
+    with recorder() as marked:
+        _run_marked(run, _REPEATS, marked)
+    began = session.get_profiling_start_time_ns()
+    unix, monotonic = time.time_ns(), time.monotonic_ns()
+    # The profile's clock differs by platform: Unix time, or time since the start of the machine.
+    if abs(began - monotonic) < abs(began - unix):
+        began += unix - monotonic
+    files.index.write_text(json.dumps({"profile": session.end_profiling(), "epoch_ns": began}), encoding="utf-8")
+
+
+def _run_marked(run: Run, repeats: int, marked: Callable[[str], Any]) -> None:
+    for _ in range(repeats):
+        with marked(RUN_RANGE):
+            run()
+
+
+@contextmanager
+def _kineto(trace: Path) -> Iterator[Any]:
+    """Record with torch.profiler into ``trace``; yield a function that marks a run."""
+    try:
+        import torch
+        from torch import profiler
+    except ImportError:
+        raise UnavailableError("torch is not installed", "it brings the profiler: pip install torch") from None
+    wanted = [profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        wanted.append(profiler.ProfilerActivity.CUDA)
+    with profiler.profile(activities=wanted) as recording:
+        yield profiler.record_function
+    recording.export_chrome_trace(str(trace))
+
+
+def _nvtx() -> Any:
+    """Return a function that opens an NVTX range by its name; without a recording tool, a function without effect."""
+    try:
+        import nvtx
+    except ImportError:
+        if (reason := nvtx_unavailable_reason()) is None:
+            return _torch_nvtx
+        # A profiler waits for ranges: without them its report would hold nothing of the run.
+        if "NVTX_INJECTION64_PATH" in os.environ or "NSYS_PROFILING_SESSION_ID" in os.environ:
+            raise UnavailableError(reason) from None
+        return lambda name: nullcontext()
+
+    return nvtx.annotate
+
+
+@contextmanager
+def _torch_nvtx(name: str) -> Iterator[None]:
+    """Open a range by PyTorch's own binding; its ``range`` would take a name for a format, its push does not."""
+    from torch.cuda import nvtx
+
+    nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        nvtx.range_pop()
+
+
+def nvtx_unavailable_reason() -> str | None:
+    """Return None when runs can be marked for NVIDIA's profilers, else why not: by nvtx, or a PyTorch for CUDA."""
+    if importlib.util.find_spec("nvtx") is not None:
+        return None
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.version.cuda is not None:
+            return None
+    return "nvtx, which marks the runs, is not installed: pip install nvtx"
+
+
+class UnreadError(UnavailableError):
+    """A profiler ran, but its output is incomplete."""
+
+
+@contextmanager
+def describe_recording_errors() -> Iterator[None]:
+    """Turn errors in reading a local recording into an error that does not blame the model or the command line."""
+    try:
+        yield
+    except InputError as error:
+        raise UnreadError(f"cannot read what was recorded: {error.message}", error.fix) from error
+
+
+def join_recording(
+    timelines: Timelines | None,
+    counted: Counters | None,
+    tools: Mapping[str, str],
+    notes: tuple[str, ...],
+    lost: tuple[str, ...] = (),
+) -> Recording:
+    """Return the recording of a program from timelines and counters; either may be missing."""
+    notes = (*notes, *lost, *(counted.notes if counted else ()))
+    if timelines is None:
+        kernels = pd.DataFrame({"name": [], "repeat": []}) if counted is None else counted.kernels.assign(repeat=0)
+        return Recording(kernels, (), tools, notes, lost=lost)
+    nodes, plain = timelines.nodes, timelines.plain
+    kernels, unmatched = (
+        (nodes.kernels, ()) if counted is None else join_kernels(nodes.kernels, counted.kernels, counted.distinct)
+    )
+    plain_kernels = (
+        plain.kernels if counted is None else join_kernels(plain.kernels, counted.kernels, counted.distinct)[0]
+    )
+    return Recording(
+        kernels,
+        tuple(nodes.gpus.values()),
+        tools,
+        (*nodes.notes, *notes, *unmatched),
+        nodes,
+        plain,
+        plain_kernels,
+        executed=timelines.executed,
+        lost=lost,
+    )

@@ -1,0 +1,141 @@
+"""Starts worker processes, calls functions in them, and ends them reliably.
+
+A worker contains crashes, hangs and memory exhaustion of a model, and stays up for all batch sizes of a measurement.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self
+
+from gpuprof.errors import UnavailableError
+from gpuprof.profiling.worker.tasks import Resident, WorkerSetup
+from gpuprof.runtime.module_command import module_command
+
+Arguments = ParamSpec("Arguments")
+#: Function that a worker runs; its first argument is the worker's state.
+Task = Callable[Concatenate[Resident, Arguments], Any]
+
+#: Time for a model of gigabytes from a cold disk; after it a silent worker is considered dead.
+PATIENCE_S = 600.0
+_PROGRAM = "gpuprof.profiling.worker.program"
+
+
+class Worker:
+    """A process that runs tasks, one after another.
+
+    ``what``: name of the work in messages, ``"resnet50 at batch 8"``; ``environment``: variables added to this
+    process's own.
+    """
+
+    def __init__(self, setup: WorkerSetup, what: str, environment: Mapping[str, str] | None = None) -> None:
+        self.what = what
+        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the worker
+        self._connection, there = Pipe()
+        self._process = subprocess.Popen(
+            module_command(_PROGRAM, str(there.fileno())),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[there.fileno()],
+            env={**os.environ, **package_path(), **(environment or {})},
+            # A separate process group: all descendants end with the worker, and Ctrl-C reaches only the parent.
+            start_new_session=True,
+        )
+        there.close()
+        self._connection.send(setup)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def process_id(self) -> int:
+        """Id of the process, and of its process group."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def send(self, task: Task[Arguments], *arguments: Arguments.args, **options: Arguments.kwargs) -> None:
+        """Begin a task; `receive` waits for its result. An ended worker is detected there."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send((task, arguments, options))
+
+    def receive(self, within_s: float = PATIENCE_S) -> Any:
+        """Return the result of the task begun.
+
+        Raises the task's own `GpuprofError`, or `UnavailableError` when the worker died or was silent for ``within_s``
+        seconds; the worker is ended then.
+        """
+        try:
+            if not self._connection.poll(within_s):
+                self._kill()
+                raise UnavailableError(
+                    f"profiling {self.what}: no answer within {within_s:g} s, so it was ended", "raise --time-limit"
+                )
+            reply = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._exit_error() from None
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def call(self, task: Task[Arguments], *arguments: Arguments.args, **options: Arguments.kwargs) -> Any:
+        """Run a task and return its result; errors as for `receive`."""
+        self.send(task, *arguments, **options)
+        return self.receive()
+
+    def stop(self) -> None:
+        """Tell a task that runs until it is stopped to return."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send(None)
+
+    def end(self) -> None:
+        """Kill the worker and its descendants, and wait for the worker."""
+        self._kill()
+        self._connection.close()
+        self._log.close()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _exit_error(self) -> UnavailableError:
+        code = self._process.wait()
+        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        # SIGKILL comes from Linux for a process with too much memory; nothing else here sends it.
+        fix = "out of memory? try a smaller batch" if code == -signal.SIGKILL else self._read_last_line()
+        return UnavailableError(f"profiling {self.what}: the process died ({cause})", fix)
+
+    def _read_last_line(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"its last words: {lines[-1]}" if lines else ""
+
+
+def package_path() -> dict[str, str]:
+    """Return the ``PYTHONPATH`` with which another process imports this package."""
+    package = str(Path(__file__).parents[3])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
+
+
+def task_command(
+    file: Path, setup: WorkerSetup, task: Task[Arguments], *arguments: Arguments.args, **options: Arguments.kwargs
+) -> list[str]:
+    """Return the command line of a program that runs a task alone, for a profiler; the task is written to ``file``."""
+    file.write_bytes(pickle.dumps((setup, (task, arguments, options))))
+    return module_command(_PROGRAM, str(file))

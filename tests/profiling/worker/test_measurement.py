@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.machine.busy_cores import MachineLoad
+from gpuprof.machine.cpu_share import own_cores
+from gpuprof.profiling.worker.measurement import Crew, ShareBinding, slices_of
+from gpuprof.profiling.worker.process import Worker
+from gpuprof.profiling.worker.tasks import Sample
+from gpuprof.runtime.providers import ORT_CPU
+from tests.profiling.models import write_mlp, write_strange
+from tests.profiling.requests import QUICK, a_job
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mlp(tmp_path_factory.mktemp("models") / "mlp.onnx", width=256, layers=4)
+
+
+def test_a_model_is_timed_at_each_batch_size_in_one_process_and_its_memory_holds_its_weights(model: Path) -> None:
+    with Crew([a_job(model)]) as crew:
+        process = crew.leader.process_id
+        for batch in (1, 8):
+            job = a_job(model, batch)
+            (timing,) = crew.measure([job], QUICK)
+            assert timing.stats.repeats >= 6 and timing.paused_ms
+            assert timing.throughput_rps == pytest.approx(batch * 1000 / timing.stats.latency_mean_ms, rel=0.5)
+            assert timing.memory_peak_bytes >= job.graph.weight_bytes > 1e6
+            assert timing.part.threads == len(own_cores())
+        assert crew.leader.process_id == process
+
+
+def test_copies_and_neighbours_run_at_once(model: Path) -> None:
+    half = 100.0 / max(2, len(own_cores()))
+    jobs = [a_job(model, 1, half, processes=2), a_job(model, 4, half)]
+    with Crew(jobs) as crew:
+        timings = crew.measure(jobs, QUICK)
+    assert len(timings) == 2
+    assert all(timing.stats.repeats >= 2 and timing.paused_ms is None for timing in timings)
+
+
+def test_shares_that_do_not_fit_are_refused_before_anything_starts(model: Path) -> None:
+    with pytest.raises(InputError, match="at most 100 percent"):
+        Crew([a_job(model, share=60.0)] * 2)
+    with pytest.raises(InputError, match=r"no MIG instance 1g\.5gb"):
+        slices_of([Share(100.0, "1g.5gb")])
+
+
+def test_a_model_that_the_runtime_refuses_is_the_users_error(tmp_path: Path, model: Path) -> None:
+    job = replace(a_job(model), path=write_strange(tmp_path / "odd.onnx"))
+    with Crew([job]) as crew, pytest.raises(InputError, match="Nonsense"):
+        crew.measure([job], QUICK)
+
+
+def test_a_batch_that_ends_its_process_costs_none_of_the_others(model: Path) -> None:
+    job = a_job(model)
+    with Crew([job]) as crew:
+        crew.leader.end()
+        assert crew.measure([job], QUICK)[0].stats.repeats
+
+
+def test_other_programs_that_run_meanwhile_make_a_row_unstable(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = a_job(model)
+    monkeypatch.setattr(MachineLoad, "describe_disturbance", lambda self, own, tolerance: f"busy, {tolerance:g}")
+    with Crew([job]) as crew:
+        (timing,) = crew.measure([job], QUICK)
+    assert timing.disturbance == "busy, 0.04" and not timing.stats.stable
+
+
+def test_neighbours_end_their_batch_before_they_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[Any] = []
+    receive = Worker.receive
+
+    def note_result(self: Worker, within_s: float = 60.0) -> Any:
+        results.append(receive(self, within_s))
+        return results[-1]
+
+    monkeypatch.setattr(Worker, "receive", note_result)
+    jobs = [a_job(write_mlp(tmp_path / "mlp.onnx"))]
+    with Crew(jobs, [ShareBinding(ORT_CPU, {})]) as crew:
+        with crew.keep_running(jobs, QUICK):
+            assert results == [None]  # loaded
+        assert isinstance(results[-1], Sample)
