@@ -277,11 +277,12 @@ def run_campaign(
 ) -> list[CellResult]:
     """Measure ``cells``, and the device's peak rates under their shares, or under the shares ``ceilings``."""
     outcomes: list[CellResult] = []
-    begin: Callable[[Cell], None] = lambda cell: progress(Progress(str(cell), len(outcomes), len(cells)))  # noqa: E731
+    total = len(cells) * campaign.repeats
+    begin: Callable[[Cell], None] = lambda cell: progress(Progress(str(cell), len(outcomes), total))  # noqa: E731
     for outcome in campaign.run(cells, begin):
         outcomes.append(outcome)
-        progress(ProfileProgress(str(outcome.cell), len(outcomes), len(cells), tuple(_rows(outcome))))
-    progress(Progress("what the device can do at best", len(cells), len(cells)))
+        progress(ProfileProgress(str(outcome.cell), len(outcomes), total, tuple(_rows(outcome))))
+    progress(Progress("what the device can do at best", total, total))
     campaign.measure_ceilings([cell.job.share for cell in cells] if ceilings is None else ceilings)
     return outcomes
 

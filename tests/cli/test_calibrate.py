@@ -10,8 +10,8 @@ from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import device
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, workload_label
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.profiling.worker.job import Job, Request
 from gpuprof.profiling.collector import Collected
+from gpuprof.profiling.worker.job import Job, Request
 from tests.estimators.rows import CPU, database, measured_row, two_layers
 from tests.reruns import measures_in_real_time
 

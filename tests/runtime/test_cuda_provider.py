@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from gpuprof.errors import UnavailableError
-from gpuprof.profiling.worker.runner import gpu_unavailable_reason
+from gpuprof.profiling.gpu.collectors import gpu_unavailable_reason
 from gpuprof.runtime import cuda_provider, session
 from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, load_cuda_libraries, read_attempt
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
@@ -57,8 +57,8 @@ def test_the_options_that_are_recorded_are_those_that_are_set(cpu_fallback: list
 
 def test_a_provider_that_does_not_start_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "has_cuda_build", lambda: True)
-    monkeypatch.setattr("gpuprof.profiling.worker.runner.has_cuda_build", lambda: True)
-    for module in ("gpuprof.runtime.session", "gpuprof.profiling.worker.runner"):
+    monkeypatch.setattr("gpuprof.profiling.gpu.collectors.has_cuda_build", lambda: True)
+    for module in ("gpuprof.runtime.session", "gpuprof.profiling.gpu.collectors"):
         monkeypatch.setattr(f"{module}.provider_unavailable_reason", lambda: "it does not start")
     assert gpu_provider() is None and gpu_unavailable_reason() == "it does not start"
     monkeypatch.setattr(session, "provider_unavailable_reason", lambda: None)

@@ -93,6 +93,7 @@ class Resident:
         self._connection = connection
         self._run: Run | None = None
         self._run_on: Callable[[Feeds], object] | None = None
+        self._idle_bytes: int | None = None
         self._baseline_bytes = 0
 
     def open(self, model: Path, **options: Any) -> Any:
@@ -102,8 +103,14 @@ class Resident:
     def load(self, model: Path, feeds: Feeds, warm_up_s: float) -> int | None:
         """Load a model and run batches of ``feeds`` for a while; return the SMs granted to this process of a GPU."""
         self.unload()
-        self._baseline_bytes = _reset_peak()
+        # As at the start of a process: memory of this size returns to the system when a model is closed.
+        _set_mmap_threshold(2**17)
+        resident_bytes, held_bytes = _reset_peak(), sum(array.nbytes for array in feeds.values())
+        if self._idle_bytes is None:  # what the runtime allocates for the first model belongs to every model
+            self._idle_bytes = resident_bytes - held_bytes
+        self._baseline_bytes = self._idle_bytes + held_bytes
         session = self.open(model)
+        _set_mmap_threshold(2**25)
         self._run = session_run(session, feeds, model)
         self._run_on = lambda fresh: session_run(session, fresh, model)()
         Effort(time_s=warm_up_s, min_repeats=_WARM_UP_RUNS).repeat(self._run)
@@ -113,7 +120,7 @@ class Resident:
         """Release the loaded model and its memory, so that the next one's is measured alone."""
         self._run = self._run_on = None
         gc.collect()  # objects in reference cycles would keep a session's memory until some later collection
-        with suppress(OSError, AttributeError):  # glibc only
+        with suppress(AttributeError):  # glibc only
             ctypes.CDLL(None).malloc_trim(0)
 
     def time(self, limits: TimingLimits | None, warm_up_s: float = 0.0) -> Sample:
@@ -285,6 +292,12 @@ def _growing_counts() -> Iterator[int]:
     while True:
         yield count
         count += 1 + count // 10
+
+
+def _set_mmap_threshold(size: int) -> None:
+    """Set the size from which on glibc takes memory from the system and returns it (mallopt(3))."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(-3, size)  # M_MMAP_THRESHOLD
 
 
 def _reset_peak() -> int:

@@ -206,3 +206,19 @@ def test_unstable_rows_are_left_as_they_are_where_time_is_short(
         database = KernelDb.create(tmp_path / "db")
         list(Campaign(database, CPU, collector, limits=QUICK, keep_unstable=keep).run([Cell(a_job(model, 1))]))
         assert len(collector.asked) == times
+
+
+def test_a_cell_gets_as_many_runs_as_wanted_each_after_all_others_and_minutes_apart(
+    tmp_path: Path, collector: FakeCollector, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("gpuprof.profiling.sweep.campaign.time.sleep", pauses.append)
+    database, cells = KernelDb.create(tmp_path / "db"), [Cell(a_job(model, batch)) for batch in (1, 2)]
+    list(Campaign(database, CPU, collector, limits=QUICK).run(cells[:1]))
+    again = Campaign(database, CPU, collector, limits=QUICK, repeats=3, every_s=60.0)
+    results = [(result.cell.job.graph.batch, result.measured_now) for result in again.run(cells)]
+    assert results == [(1, False), (2, True), (1, True), (2, True), (1, True), (2, True)]
+    assert len(pauses) == 2 and all(50.0 < pause <= 60.0 for pause in pauses)
+    assert database.read_table("models").num_rows == 6
+    assert not any(result.measured_now for result in again.run(cells))
+    assert next(iter(Campaign(database, CPU, collector).run(cells[:1]))).measured_now is False

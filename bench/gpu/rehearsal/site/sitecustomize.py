@@ -85,7 +85,7 @@ _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch": _torch,
     "gpuprof.runtime.cuda_provider": _cuda_provider,
     "torch.profiler.profiler": _profiler,
-    "gpuprof.profiling.worker.runner": _runner,
+    "gpuprof.profiling.gpu.recording": _recording,
 }
 
 
