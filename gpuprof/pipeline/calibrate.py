@@ -229,14 +229,7 @@ def _measure(
     cells = _plan_cells(planning.parse_models([str(model) for model in models]), here.kind == "gpu", path / COPIES)
     progress(Progress(f"{here.name}, collector {why}"))
     campaign = Campaign(
-        KernelDb.create(path),
-        here,
-        collector,
-        settings.force,
-        settings.limits(),
-        options.keep_unstable,
-        settings.repeat,
-        settings.repeat_every_s,
+        KernelDb.create(path), here, collector, settings.force, settings.limits(), options.keep_unstable
     )
     outcomes = run_campaign(campaign, cells, progress, [Share()])
     failed = [outcome.row.error for outcome in outcomes if outcome.row.error]
