@@ -86,7 +86,7 @@ def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> 
     assert kinds == {name for name in PRICED if "float8" in devices()[name].flops_per_s}
     assert any(note.startswith("left out, without fp8 arithmetic: k80, t4, v100") for note in plan.notes)
     assert (plan.deployment.planned_with.precision, plan.deployment.planned_with.runtime) == ("fp8", "eager")
-    assert {row["source"] for row in plan.rows()} == {"cross-gpu: float8, pytorch-eager"}
+    assert {row["source"] for row in plan.rows()} == {"cross-gpu: float8, pytorch-eager, never compared"}
     with pytest.raises(InputError, match=r"t4 has no fp8 arithmetic .*float32, float16, int8"):
         gpuprof.place(demands(here), fleet="l4,t4", policy="ffd", options=options)
 
@@ -108,7 +108,7 @@ def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, caps
     with pytest.raises(InputError, match="--device-file FILE"):
         gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti")
     found = gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti", device_file="own.toml", precision="float16")
-    assert found.estimates[0].latency_ms.source == "cross-gpu: float16, onnxruntime"
+    assert found.estimates[0].latency_ms.source == "cross-gpu: float16, onnxruntime, never compared on this board"
     own = ["--device-file", "own.toml"]
     assert main(["place", "--gpus", "rtx-2080-ti:1", "--policy", "ffd", *own]) == 0
     assert main(["check", *own]) == 0

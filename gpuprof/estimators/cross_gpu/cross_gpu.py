@@ -22,6 +22,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.adaptation import Adaptation, name_alike
 from gpuprof.estimators.cross_gpu.board_data import board_number
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
+from gpuprof.estimators.cross_gpu.evidence import describe_evidence, list_compared_boards
 from gpuprof.estimators.cross_gpu.features import bound_times, widen_products
 from gpuprof.estimators.cross_gpu.intervals import (
     ErrorScales,
@@ -101,7 +102,7 @@ class CrossGpuModel:
             batches, self._sum_up(kernels, batches, rates_of(device, kernels.precision)), strict=True
         ):
             hidden = replace(parts, host_s=0.0)
-            factor = self._interval_factor(hidden, kernels.at(batch), device, kernels.precision)
+            factor = self._interval_factor(hidden, kernels.at(batch), device, kernels.precision, kernels.runtime)
             each = parts.kernels_s / batch
             ends.append((each, each / factor, each * factor))
         value, low, high = map(min, zip(*ends, strict=True))
@@ -134,20 +135,34 @@ class CrossGpuModel:
         runtime: LaunchMode,
         host_us: float | None = None,
     ) -> Figure:
-        factor = self._interval_factor(parts, kernels, device, precision, named_host=host_us is not None)
+        boards = list_compared_boards(runtime, precision, kind_of(kernels, precision))
+        factor = self._interval_factor(parts, kernels, device, precision, runtime, named_host=host_us is not None)
         seconds = batch_seconds(parts.kernels_s, parts.host_s, kernels, runtime)
         unlike = name_unlike(kernels.op_types, parts.excess)
         source = _describe(precision, runtime, unlike)
         if host_us is not None:
             source += f", {host_us:g} us a launch"
+        if (doubt := describe_evidence(boards, device.name)) is not None:
+            source += f", {doubt}"
         if self.adaptation is not None:
             source += f", {self.adaptation.ops} ops measured"
         return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
 
     def _interval_factor(
-        self, parts: TimeParts, kernels: KernelList, device: Device, precision: str, *, named_host: bool = False
+        self,
+        parts: TimeParts,
+        kernels: KernelList,
+        device: Device,
+        precision: str,
+        runtime: LaunchMode,
+        *,
+        named_host: bool = False,
     ) -> float:
-        factor = self.scales.widen_model(parts, kind_of(kernels, precision), generation_of(device), named_host)
+        kind = kind_of(kernels, precision)
+        is_compared = bool(list_compared_boards(runtime, precision, kind))
+        factor = self.scales.widen_model(
+            parts, kind, generation_of(device), named_host=named_host, is_compared=is_compared
+        )
         distance = measure_distance(device, precision)
         beyond = 1.0 if distance is None else distance.factor
         return float(factor * beyond**parts.unsure + parts.excess)

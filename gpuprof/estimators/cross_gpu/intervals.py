@@ -146,14 +146,23 @@ class ErrorScales:
         scales = self.scale_ops(np.array(list(by_kind)))
         return float(np.dot(scales, np.array(list(by_kind.values()))) / total)
 
-    def widen_model(self, parts: TimeParts, kind: str, generation: str, named_host: bool = False) -> float:
+    def widen_model(
+        self,
+        parts: TimeParts,
+        kind: str,
+        generation: str,
+        *,
+        named_host: bool = False,
+        is_compared: bool = True,
+    ) -> float:
         """Return the factor f so that [t / f, t f] holds the time of a model nine of ten times.
 
-        Hosts differ by `host`; the time of a host whose launches were named is as sure as that of the kernels.
+        ``is_compared``: whether such estimates were held against measurements; else the errors of ops are not assumed
+        to cancel. Hosts differ by `host`; the time of a host whose launches were named is as sure as that of the
+        kernels.
         """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
-        if not any(kind + one in self.model_factors for one in ("", _OLD)):
-            # For unmeasured kinds of models the errors of ops are not assumed to cancel.
+        if not is_compared:
             factor = max(factor, self.op_factors[generation])
         scale = parts.unsure * self.mean_scale(parts.by_kind)
         of_host = factor * scale if named_host else self.host

@@ -64,7 +64,7 @@ def test_no_op_is_faster_than_the_peaks_of_the_data_sheet(name: str, precision: 
 
 def test_the_source_says_precision_and_runtime(network: Path) -> None:
     default = DatabaseEstimator(None).estimate(str(network), device("a100-80"), 8, Share())
-    assert default.latency_ms.source == "cross-gpu: tfloat32, onnxruntime"
+    assert default.latency_ms.source == "cross-gpu: tfloat32, onnxruntime, never compared on this board"
     chosen = DatabaseEstimator(None, execution=parse_execution("float16", "eager"))
     assert (
         chosen.estimate(str(network), device("a100-80"), 8, Share()).latency_ms.source
@@ -74,7 +74,7 @@ def test_the_source_says_precision_and_runtime(network: Path) -> None:
 
 def test_a_gpu_without_tf32_multiplies_in_float32(network: Path) -> None:
     said = DatabaseEstimator(None).estimate(str(network), device("v100"), 8, Share())
-    assert said.latency_ms.source == "cross-gpu: float32, onnxruntime"
+    assert said.latency_ms.source.startswith("cross-gpu: float32, onnxruntime")
 
 
 def test_a_precision_that_the_gpu_lacks_is_refused(network: Path) -> None:

@@ -55,16 +55,16 @@ def test_a_model_is_widened_by_the_mean_scale_of_its_kernels() -> None:
     assert np.log(SCALES.widen_model(parts, "products cores", " old")) == pytest.approx(3 * 0.25)
 
 
-def test_errors_of_ops_are_not_taken_to_cancel_in_kinds_of_models_that_nobody_measured() -> None:
+def test_errors_of_ops_are_not_taken_to_cancel_where_nothing_was_compared() -> None:
     parts = TimeParts(1.0, 0.1, {"product": 1.0})
     scales = replace(SCALES, op_factors={"": 1.5, " old": 4.0})
-    for kind, generation, factor in (
-        ("convolutions cores", "", 1.5),
-        ("convolutions cores", " old", 4.0),
-        ("products cores", "", 0.5),
-        ("products cores", " old", 3.0),
+    for kind, generation, compared, never in (
+        ("products cores", "", 0.5, 1.5),
+        ("products cores", " old", 3.0, 4.0),
     ):
-        assert np.log(scales.widen_model(parts, kind, generation)) == pytest.approx(factor * 0.2)
+        for is_compared, factor in ((True, compared), (False, never)):
+            widened = scales.widen_model(parts, kind, generation, is_compared=is_compared)
+            assert np.log(widened) == pytest.approx(factor * 0.2)
 
 
 def test_where_the_host_takes_longer_its_own_scale_counts() -> None:
