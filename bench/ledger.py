@@ -41,6 +41,8 @@ FOLDER = ROOT / "gpuprof" / "datasets" / "ledger"
 PAGE = ROOT / "docs" / "accuracy.md"
 _BEGIN, _END = "<!-- written by python -m bench.ledger -->\n", "<!-- end of ledger -->"
 _OPSET = 17
+#: Words in the exported models: a batch reads the rows of its own words only, whatever their number.
+_WORDS = 1000
 _Config = Mapping[str, int]
 _WIDE: _Config = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 #: Model → layers, and what else its configuration has.
@@ -183,15 +185,15 @@ def _list_kernels(name: str, length: int, batch: int, precision: str, mode: Laun
 def _follow_batch(
     name: str, length: int, layers: int, precision: str, mode: LaunchMode, folder: Path
 ) -> KernelsByBatch:
-    path = folder / f"{name}-{length}-{layers}.onnx"
+    path = folder / f"{name}-{layers}.onnx"
     if not path.is_file():
-        _export(name, length, layers, path)
-    return KernelsByBatch(partial(_load_graph, path), precision, mode)
+        _export(name, layers, path)
+    return KernelsByBatch(partial(_load_graph, path, length), precision, mode)
 
 
 @cache
-def _load_graph(path: Path, batch: int) -> ModelGraph:
-    return load_graph(path, batch)
+def _load_graph(path: Path, length: int, batch: int) -> ModelGraph:
+    return load_graph(path, batch, dims={"length": length})
 
 
 def _deepen(one: KernelList, two: KernelList, layers: int) -> KernelList:
@@ -216,19 +218,19 @@ def _count_kernels(kernels: KernelList) -> Counter[Any]:
     return counted
 
 
-def _export(name: str, length: int, layers: int, path: Path) -> None:
-    """Write a BERT that answers questions, with random weights, a free batch and attention in pieces."""
+def _export(name: str, layers: int, path: Path) -> None:
+    """Write a BERT that answers questions, with random weights, a free batch and length, and attention in pieces."""
     import torch
     import transformers as library
 
     path.parent.mkdir(parents=True, exist_ok=True)
     transformers: Any = library  # its types know no fields of configurations
-    config = transformers.BertConfig(**_MODELS[name][1], num_hidden_layers=layers, return_dict=False)
+    config = transformers.BertConfig(**_MODELS[name][1], vocab_size=_WORDS, num_hidden_layers=layers, return_dict=False)
     config._attn_implementation = "eager"
     network = transformers.BertForQuestionAnswering(config).eval()
-    tokens = torch.zeros(2, length, dtype=torch.int64)
+    tokens = torch.zeros(2, 3, dtype=torch.int64)
     names = {"input_names": ["tokens"], "output_names": ["start", "end"]}
-    free = {name: {0: "n"} for name in ("tokens", "start", "end")}
+    free = {name: {0: "n", 1: "length"} for name in ("tokens", "start", "end")}
     torch.onnx.export(network, (tokens,), path, dynamo=False, opset_version=_OPSET, dynamic_axes=free, **names)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bench import ledger
 from bench.ledger import FOLDER, PAGE, Line, find_worse, read_measurements, read_table, write_table
 from gpuprof.domain.catalogue import devices
+from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 
 LINE = Line("triton-bert: tensorrt, float16, t4, batch 1", 3, 10.0, -2.0, 100.0, 2.0)
@@ -57,3 +60,16 @@ def test_small_changes_pass_the_gate() -> None:
     assert find_worse([LINE], [replace(LINE, error_pct=11.9, inside_pct=96.0)]) == []
     large = replace(LINE, error_pct=40.0)
     assert find_worse([large], [replace(LINE, error_pct=43.9)]) == []
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_the_estimates_are_no_worse_than_the_page_says_and_a_slower_board_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    monkeypatch.setattr("sys.argv", ["ledger", "--check", "-o", str(tmp_path)])
+    assert ledger.main() == 0
+    kernel_times = CostModel.kernel_times
+    monkeypatch.setattr(CostModel, "kernel_times", lambda *asked: 1.5 * kernel_times(*asked))
+    assert ledger.main() == 1

@@ -157,12 +157,13 @@ class ErrorScales:
     ) -> float:
         """Return the factor f so that [t / f, t f] holds the time of a model nine of ten times.
 
-        ``is_compared``: whether such estimates were held against measurements; else the errors of ops are not assumed
-        to cancel. Hosts differ by `host`; the time of a host whose launches were named is as sure as that of the
-        kernels.
+        ``is_compared``: whether such estimates were held against measurements; else, and where no factor was fitted to
+        the kind, the errors of ops are not assumed to cancel. Hosts differ by `host`; the time of a host whose launches
+        were named is as sure as that of the kernels.
         """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
-        if not is_compared:
+        is_fitted = any(kind + one in self.model_factors for one in ("", _OLD))
+        if not (is_compared and is_fitted):
             factor = max(factor, self.op_factors[generation])
         scale = parts.unsure * self.mean_scale(parts.by_kind)
         of_host = factor * scale if named_host else self.host

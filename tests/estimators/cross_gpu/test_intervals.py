@@ -61,6 +61,7 @@ def test_errors_of_ops_are_not_taken_to_cancel_where_nothing_was_compared() -> N
     for kind, generation, compared, never in (
         ("products cores", "", 0.5, 1.5),
         ("products cores", " old", 3.0, 4.0),
+        ("convolutions cores", "", 1.5, 1.5),
     ):
         for is_compared, factor in ((True, compared), (False, never)):
             widened = scales.widen_model(parts, kind, generation, is_compared=is_compared)
