@@ -1,61 +1,62 @@
-"""The gain of merging a part of the graphs: time saved and added, from FLOPs, bytes and launches.
+"""The time that merged steps save, and the choice of the steps that save most.
 
 Running an op once for n models reads its weights once instead of n times and launches a single kernel instead of n.
 The costs are copies that concatenate inputs and split results, the cuts and sums of a Super-Operator, and cache misses:
-values that fit into the caches for a single model may not fit for all models together. The number of multiplications
+values that fit into the cache for a single model may not fit for all models together. The number of multiplications
 stays the same.
+
+Values between two steps that both run once stay concatenated; if only one step of the pair runs once, the values are
+copied. Such pairwise costs make the best choice the minimum cut between "once" and "apart" in a graph of the steps and
+their values (Picard, 1976: closures; Greig et al., 1989: with pairs).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+
+import networkx as nx
+from onnx import NodeProto
 
 from gpuprof.domain.device import Device
+from gpuprof.merging.plan import MergePlan, Step
+from gpuprof.merging.shareable_constants import is_lookup
+from gpuprof.merging.super_operator import SuperOperator, bias_of
+
+#: (sha256 of the model file, op name) → number of rows → seconds.
+OpSeconds = Mapping[tuple[str, str], Mapping[int, float]]
+_Edge = tuple[object, object, float | None]
+_ONCE, _APART = "once", "apart"
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Speeds of a device."""
 
-    #: ``flops_per_s``, ``bytes_per_s``: Float32 arithmetic, and memory bandwidth.
-    flops_per_s: float
-    bytes_per_s: float
+    bytes_per_s: float  #: Memory bandwidth.
     launch_s: float  #: Overhead of launching an op.
     cache_bytes: float = float(2**25)  #: Size of the last-level cache.
-    #: Whether convolutions keep images in a special layout, so that other ops need copies to and from it, as in ONNX
-    #: Runtime on CPUs.
-    blocked_images: bool = True
 
     def moved_bytes(self, nbytes: float, working_bytes: float) -> float:
         """Return the bytes moved from memory when an op touches ``nbytes`` while ``working_bytes`` are in use.
 
-        The op is assumed to own half of the last-level cache; accesses beyond miss. The transition is gradual, as with
-        caches of several levels and sets.
+        The part that misses the cache grows gradually, as with caches of several levels and sets.
         """
-        return nbytes * working_bytes / (working_bytes + 0.5 * self.cache_bytes) if nbytes else 0.0
+        return nbytes * working_bytes / (working_bytes + self.cache_bytes) if nbytes else 0.0
 
     def copied_bytes(self, nbytes: float) -> float:
-        """Return the memory traffic equivalent to copying ``nbytes``: read, fetched before writing, and written.
-
-        Cached data move about four times as fast as uncached data.
-        """
-        traffic = 3.0 * nbytes
-        return traffic / 4.0 + self.moved_bytes(traffic, 2.0 * nbytes)
+        """Return the bytes moved by copying ``nbytes``: read, fetched before writing, and written."""
+        return self.moved_bytes(3.0 * nbytes, 2.0 * nbytes)
 
 
 #: A medium server CPU, the default if no device is given.
-TYPICAL_CPU = Rates(flops_per_s=2e11, bytes_per_s=2e10, launch_s=5e-6)
+TYPICAL_CPU = Rates(bytes_per_s=2e10, launch_s=5e-6)
 
 
 def device_rates(device: Device) -> Rates:
-    """Return the rates of a device from its peaks."""
-    return Rates(
-        device.flops_per_s["float32"],
-        device.dram_bytes_per_s,
-        max(device.launch_overhead_us, 2.0) * 1e-6,
-        float(device.l2_bytes),
-        device.kind == "cpu",
-    )
+    """Return the rates of a device."""
+    launch_s = device.launch_overhead_us * 1e-6 or TYPICAL_CPU.launch_s
+    return Rates(device.dram_bytes_per_s, launch_s, float(device.l2_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +64,238 @@ class MergeGain:
     """Savings and costs of merging steps, in a call with every model present."""
 
     #: ``saved_bytes``, ``added_bytes``: Weights read less often; copies and additional cache misses.
-    saved_bytes: int = 0
-    added_bytes: int = 0
+    saved_bytes: float = 0.0
+    added_bytes: float = 0.0
     saved_launches: int = 0
     added_launches: int = 0
-    added_flops: int = 0  #: Sums that combine results.
     #: Seconds saved by the ops with measurements; no other field includes them.
     measured_s: float = 0.0
 
     def __add__(self, other: MergeGain) -> MergeGain:
-        return MergeGain(
-            self.saved_bytes + other.saved_bytes,
-            self.added_bytes + other.added_bytes,
-            self.saved_launches + other.saved_launches,
-            self.added_launches + other.added_launches,
-            self.added_flops + other.added_flops,
-            self.measured_s + other.measured_s,
-        )
+        return MergeGain(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: MergeGain) -> MergeGain:
+        return MergeGain(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def seconds(self, rates: Rates) -> float:
         """Return the time saved; negative if merging costs time."""
         moved = (self.saved_bytes - self.added_bytes) / rates.bytes_per_s
-        launched = (self.saved_launches - self.added_launches) * rates.launch_s
-        return moved + launched - self.added_flops / rates.flops_per_s + self.measured_s
+        return moved + (self.saved_launches - self.added_launches) * rates.launch_s + self.measured_s
+
+
+@dataclass(frozen=True, slots=True)
+class GainContext:
+    """Parameters of the gain of a merge: batches, device speeds and measurements."""
+
+    batches: Sequence[int]  #: Batch of each model.
+    rates: Rates
+    #: Measured times of ops on the device; may be empty.
+    measured: OpSeconds = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Crossing:
+    """Corresponding values of several models, which can be concatenated."""
+
+    models: tuple[int, ...]
+    names: tuple[str, ...]  #: The value's name in each model.
+    producer: int | None  #: The step that produces the value for all models; None if each model computes its own.
+    consumers: list[int] = field(default_factory=list)  #: Steps that would take the concatenated value.
+    outside: bool = False  #: True if models need their own parts, too: as an output, or for an op that runs apart.
+
+
+class PlanGain:
+    """The gain of a plan and of its parts."""
+
+    def __init__(self, plan: MergePlan, setting: GainContext) -> None:
+        self._plan, self._setting = plan, setting
+        self.steps = {i for i, step in enumerate(plan.steps) if step.is_merged}
+        self.own = {i: step_gain(plan, plan.steps[i], setting) for i in sorted(self.steps)}
+        self._crossings = _find_crossings(plan)
+
+    def gain(self, once: Collection[int]) -> MergeGain:
+        """Return the gain of running these steps once."""
+        total = sum((self.own[i] for i in once), MergeGain())
+        for crossing in self._crossings:
+            is_produced_once = crossing.producer in once
+            users = [i in once for i in crossing.consumers]
+            if is_produced_once and (crossing.outside or not all(users)):
+                total += self._copy_gain(crossing, len(crossing.models))
+            elif not is_produced_once and any(users):
+                total += self._copy_gain(crossing, 1)
+        return total
+
+    def best(self) -> set[int]:
+        """Return the set of steps with the largest gain when run once; the smallest set of equal gain."""
+        graph = nx.DiGraph()
+        graph.add_nodes_from((_ONCE, _APART, *self.steps))
+        # All edges are reversed: of several minimum cuts, networkx returns that with most nodes beside its source.
+        for tail, head, seconds in (*self._own_edges(), *self._copy_edges()):
+            if seconds is None:
+                graph.add_edge(head, tail)
+            else:
+                graph.add_edge(head, tail, capacity=round(seconds * 1e12))
+        _, (_, chosen) = nx.minimum_cut(graph, _APART, _ONCE)
+        return self.steps & chosen
+
+    def components(self, among: set[int]) -> list[set[int]]:
+        """Return the sets of these steps that pass concatenated values to one another."""
+        graph = nx.Graph()
+        graph.add_nodes_from(sorted(among))
+        for crossing in self._crossings:
+            for user in crossing.consumers:
+                # A Super-Operator stands alone, because leaving it out does not affect its neighbours.
+                if crossing.producer in among and user in among and self._plan.steps[user].once:
+                    graph.add_edge(crossing.producer, user)
+        return [set(found) for found in nx.connected_components(graph)]
+
+    def _own_edges(self) -> Iterator[_Edge]:
+        for i, gain in self.own.items():
+            seconds = gain.seconds(self._setting.rates)
+            yield (_ONCE, i, seconds) if seconds > 0 else (i, _APART, -seconds)
+
+    def _copy_edges(self) -> Iterator[_Edge]:
+        """Yield the costs of copies; an extra node per value lets a single copy serve all its consumers."""
+        rates = self._setting.rates
+        for k, crossing in enumerate(self._crossings):
+            producer = _APART if crossing.producer is None else crossing.producer
+            concat, split = ("concat", k), ("split", k)
+            if crossing.consumers:  # a consumer runs once and the producer apart: the value is concatenated
+                yield from ((user, concat, None) for user in crossing.consumers)
+                yield concat, producer, -self._copy_gain(crossing, 1).seconds(rates)
+            if crossing.producer is not None and (crossing.consumers or crossing.outside):
+                yield from ((split, user, None) for user in ([_APART] if crossing.outside else crossing.consumers))
+                yield producer, split, -self._copy_gain(crossing, len(crossing.models)).seconds(rates)
+
+    def _copy_gain(self, crossing: _Crossing, launches: int) -> MergeGain:
+        sources, batches = self._plan.sources, self._setting.batches
+        pairs = zip(crossing.models, crossing.names, strict=True)
+        total = sum(sources[m].values[name].bytes_at(batches[m]) for m, name in pairs)
+        return MergeGain(added_bytes=self._setting.rates.copied_bytes(total), added_launches=launches)
+
+
+def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
+    """Return the gain of running a merged step once, without copies at its borders."""
+    if step.super_operator is not None:
+        return _super_gain(plan, step, step.super_operator, setting)
+    others = len(step.models) - 1
+    if not step.is_concatenated:  # all inputs are constants or a value shared by all models
+        return MergeGain(saved_launches=others)
+    saved, rates = others * _weight_bytes(plan, step), setting.rates
+    measured = _measured_gain(plan, step, setting)
+    if measured is not None:
+        # The saved bytes are reported; their time is subtracted, because the measurement includes it.
+        return MergeGain(saved_bytes=saved, measured_s=measured - saved / rates.bytes_per_s)
+    touched = [_touched_bytes(plan, step, m, setting.batches[m]) for m in step.models]
+    missed = rates.moved_bytes(sum(touched), sum(touched)) - sum(rates.moved_bytes(own, own) for own in touched)
+    return MergeGain(saved_bytes=saved, added_bytes=missed, saved_launches=others)
+
+
+def _find_crossings(plan: MergePlan) -> list[_Crossing]:
+    """Return all values consumed or produced by merged steps of a plan."""
+    crossings: dict[object, _Crossing] = {}
+    for i, step in enumerate(plan.steps):
+        for position, is_concatenated in enumerate(step.concatenated_inputs if step.is_merged else ()):
+            if is_concatenated:
+                _record_reader(plan, crossings, step, position).consumers.append(i)
+    for step in plan.steps:
+        for m in step.models:
+            for position, name in enumerate(_source_node(plan, step, m).input):
+                inside = step.is_merged and any(step.concatenated_inputs[position : position + 1])
+                _record_separate_use(plan, crossings, m, name, step if inside else None)
+    for m, source in enumerate(plan.sources):
+        for name in source.outputs:
+            _record_separate_use(plan, crossings, m, name, None)
+    return list(crossings.values())
+
+
+def _record_reader(plan: MergePlan, crossings: dict[object, _Crossing], step: Step, position: int) -> _Crossing:
+    names = tuple(_source_node(plan, step, m).input[position] for m in step.models)
+    places = {plan.produced_once.get((m, name)) for m, name in zip(step.models, names, strict=True)}
+    place = places.pop() if len(places) == 1 else None
+    if place is not None and plan.steps[place[0]].models == step.models:
+        return crossings.setdefault(place, _Crossing(step.models, names, place[0]))
+    return crossings.setdefault((step.models, names), _Crossing(step.models, names, None))
+
+
+def _record_separate_use(
+    plan: MergePlan, crossings: dict[object, _Crossing], model: int, name: str, step: Step | None
+) -> None:
+    """Record that a model needs its own part of a concatenated value."""
+    place = plan.produced_once.get((model, name))
+    if place is None or not plan.steps[place[0]].is_concatenated:
+        return
+    maker = plan.steps[place[0]]
+    if step is not None and maker.models == step.models:
+        return
+    names = tuple(_source_node(plan, maker, m).output[place[1]] for m in maker.models)
+    crossings.setdefault(place, _Crossing(maker.models, names, place[0])).outside = True
+
+
+def _source_node(plan: MergePlan, step: Step, model: int) -> NodeProto:
+    return plan.sources[model].nodes[step.node_positions[model]]
+
+
+def _weight_bytes(plan: MergePlan, step: Step) -> int:
+    first = step.models[0]
+    source, node = plan.sources[first], _source_node(plan, step, first)
+    if is_lookup(node):
+        return 0
+    names = {name for name in node.input if name in source.weights}
+    operator = plan.group(step).operators.get(first)
+    if operator is not None:  # the weight may be the input of a DequantizeLinear
+        names.add(operator.weight)
+    return sum(source.weight_bytes(name) for name in names)
+
+
+def _touched_bytes(plan: MergePlan, step: Step, model: int, batch: int) -> float:
+    """Return the bytes of activations that an op reads and writes."""
+    source, node = plan.sources[model], _source_node(plan, step, model)
+    names = {name for name in (*node.input, *node.output) if name in source.values and name not in source.weights}
+    return sum(source.values[name].bytes_at(batch) for name in names)
+
+
+def _measured_gain(plan: MergePlan, step: Step, setting: GainContext) -> float | None:
+    """Return the seconds saved by measurements at the models' batches and at their sum; None if any is missing."""
+    rows = [setting.batches[m] for m in step.models]
+    curves = [setting.measured.get((plan.sources[m].sha256, _source_node(plan, step, m).name)) for m in step.models]
+    together = max((_at(curve, sum(rows)) or 0.0 for curve in curves if curve), default=0.0)
+    apart = [_at(curve, batch) if curve else None for curve, batch in zip(curves, rows, strict=True)]
+    if not together or any(seconds is None for seconds in apart):
+        return None
+    return sum(seconds or 0.0 for seconds in apart) - together
+
+
+def _at(curve: Mapping[int, float], rows: int) -> float | None:
+    """Return the time at a number of rows, linearly interpolated; None outside the measured range."""
+    if rows in curve:
+        return curve[rows]
+    below, above = [r for r in curve if r < rows], [r for r in curve if r > rows]
+    if not below or not above:
+        return None
+    low, high = max(below), min(above)
+    return curve[low] + (curve[high] - curve[low]) * (rows - low) / (high - low)
+
+
+def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: GainContext) -> MergeGain:
+    group, n = plan.group(step), len(step.models)
+    array = plan.sources[step.models[0]].array(group.operators[step.models[0]].weight)
+    entries = shared.inputs * shared.outputs * max(1, array[0, 0].size)
+    gain = MergeGain(saved_bytes=(n - 1) * entries * array.dtype.itemsize, saved_launches=n - 1)
+    for m in step.models:
+        node, source, batch = group.operators[m].node, plan.sources[m], setting.batches[m]
+        taken, written = (source.values[name].bytes_at(batch) for name in (node.input[0], node.output[0]))
+        product = written * shared.outputs / shared.totals[m][1]
+        copied, launches = [product], 1  # the model's part of the product
+        if not shared.takes_all(m):  # cut, rest, sum
+            copied += [taken, taken * (1.0 - shared.inputs / shared.totals[m][0]), product]
+            launches += 5
+        if not shared.is_complete(m):  # the other outputs, joined to the product
+            copied.append(written)
+            launches += 2
+        if bias_of(group, m) is not None:
+            copied.append(written)
+            launches += 1
+        added = sum(map(setting.rates.copied_bytes, copied))
+        gain += MergeGain(added_bytes=added, added_launches=launches)
+    return gain

@@ -100,40 +100,31 @@ class _Builder:
         else:
             place = self.plan.produced_once[model, name]
             step = self.plan.steps[place[0]]
-            axis, whole = step.output_axes[place[1]], self._laid[place]
-            if axis is None:
-                tensor_name = whole
-            else:
+            tensor_name = self._laid[place]
+            if step.is_concatenated:
                 names = [self._source_node(step, m).output[place[1]] for m in step.models]
-                tensor_name = self.split_from(whole, step.models, names, axis, model)
+                tensor_name = self.part(tensor_name, step.models, names, model, f"{source.name}/{name}")
         self._names[model, name] = tensor_name
         return tensor_name
 
-    def concat_values(self, models: Sequence[int], names: Sequence[str], axis: int | None) -> str:
-        """Return the name of several models' values concatenated along ``axis``, or of their shared value."""
-        if axis is None:
-            return self.value(models[0], names[0])
+    def concat_values(self, models: Sequence[int], names: Sequence[str]) -> str:
+        """Return the name of several models' values concatenated."""
         places = {self.plan.produced_once.get((m, name)) for m, name in zip(models, names, strict=True)}
         if len(places) == 1 and (place := places.pop()) is not None:
             step = self.plan.steps[place[0]]
-            if step.models == tuple(models) and step.output_axes[place[1]] == axis:
+            if step.models == tuple(models) and step.is_concatenated:
                 return self._laid[place]
         parts = [self.value(m, name) for m, name in zip(models, names, strict=True)]
-        return self.add("Concat", parts, f"shared/{names[0]}/inputs", axis=axis)
+        return self.add("Concat", parts, f"shared/{names[0]}/inputs", axis=0)
 
-    def split_from(self, whole: str, models: Sequence[int], names: Sequence[str], axis: int, model: int) -> str:
-        """Return the name of ``model``'s part of a concatenation."""
-        sizes = [self.plan.sources[m].values[name].dims[axis] for m, name in zip(models, names, strict=True)]
-        return self.part(whole, models, sizes, axis, model, names[models.index(model)])
-
-    def part(self, whole: str, models: Sequence[int], sizes: Sequence[Size], axis: int, model: int, name: str) -> str:
-        """Return the name of ``model``'s part of ``whole``, given each model's size along ``axis``."""
+    def part(self, whole: str, models: Sequence[int], names: Sequence[str], model: int, hint: str) -> str:
+        """Return the name of ``model``'s part of ``whole``, the concatenation of the models' values ``names``."""
+        sizes = [self.plan.sources[m].values[name].dims[0] for m, name in zip(models, names, strict=True)]
         at = list(models).index(model)
         begin = self._sum(models[:at], sizes[:at])
         last = at == len(models) - 1
         end = self.numbers(_TO_THE_END) if last else self._sum(models[: at + 1], sizes[: at + 1])
-        hint = f"{self.plan.sources[model].name}/{name}"
-        return self.add("Slice", [whole, begin, end, self.numbers(axis)], hint)
+        return self.add("Slice", [whole, begin, end, self.numbers(0)], hint)
 
     def _sum(self, models: Sequence[int], sizes: Sequence[Size]) -> str:
         fixed = sum(size.fixed for size in sizes)
@@ -162,10 +153,10 @@ class _Builder:
         first = step.models[0]
         node = self._source_node(step, first)
         inputs = [
-            self.concat_values(step.models, [self._source_node(step, m).input[i] for m in step.models], axis)
-            if node.input[i]
-            else ""
-            for i, axis in enumerate(step.input_axes)
+            self.concat_values(step.models, [self._source_node(step, m).input[i] for m in step.models])
+            if is_concatenated
+            else self.value(first, node.input[i])
+            for i, is_concatenated in enumerate(step.concatenated_inputs)
         ]
         if node.op_type == "Reshape":
             inputs.append(self._target(step))
@@ -183,10 +174,10 @@ class _Builder:
         self._laid |= {(index, i): name for i, name in enumerate(outputs) if name}
 
     def _target(self, step: Step) -> str:
-        axis = step.output_axes[0]
         first = step.models[0]
         dims = self.plan.sources[first].values[self._source_node(step, first).output[0]].dims
-        return self.numbers(*(-1 if i == axis else dim.fixed for i, dim in enumerate(dims)))
+        sizes = [dim.fixed for dim in dims]
+        return self.numbers(*([-1, *sizes[1:]] if step.is_concatenated else sizes))
 
     def _add_separate_node(self, model: int, position: int) -> None:
         source = self.plan.sources[model]
@@ -213,18 +204,16 @@ class _Builder:
 
     def _add_super_operator(self, step: Step, shared: SuperOperator) -> None:
         group = self.plan.group(step)
-        axis = step.input_axes[0]
-        assert axis is not None
         views = {m: view_weight(self.plan.sources[m], group, m) for m in step.models}
         names = [self._source_node(step, m).input[0] for m in step.models]
         first = step.models[0]
         product = self._apply(
-            step, self._inputs(step, shared, names, axis), self._block(shared, views[first], first), "shared"
+            step, self._inputs(step, shared, names), self._block(shared, views[first], first), "shared"
         )
         for m in step.models:
             node = self._source_node(step, m)
-            sizes = [self.plan.sources[k].values[n].dims[axis] for k, n in zip(step.models, names, strict=True)]
-            own = self.part(product, step.models, sizes, axis, m, f"{node.output[0]}/shared")
+            hint = f"{self.plan.sources[m].name}/{node.output[0]}/shared"
+            own = self.part(product, step.models, names, m, hint)
             result = self._add_own_weights(step, shared, views[m], m, own)
             bias = bias_of(group, m)
             if bias is not None:
@@ -239,13 +228,13 @@ class _Builder:
         begin, out = shared.places[model]
         return view.part(np.arange(begin, begin + shared.inputs), np.arange(out, out + shared.outputs))
 
-    def _inputs(self, step: Step, shared: SuperOperator, names: Sequence[str], axis: int) -> str:
+    def _inputs(self, step: Step, shared: SuperOperator, names: Sequence[str]) -> str:
         same = (
             len({shared.places[m][0] for m in step.models}) == 1
             and len({shared.totals[m][0] for m in step.models}) == 1
         )
         if same:
-            whole = self.concat_values(step.models, names, axis)
+            whole = self.concat_values(step.models, names)
             first = step.models[0]
             return (
                 whole
@@ -256,7 +245,7 @@ class _Builder:
             self._slice_features(step, self.value(m, n), shared.places[m][0], shared.inputs)
             for m, n in zip(step.models, names, strict=True)
         ]
-        return self.add("Concat", parts, f"shared/{names[0]}/cut", axis=axis)
+        return self.add("Concat", parts, f"shared/{names[0]}/cut", axis=0)
 
     def _slice_features(self, step: Step, value: str, begin: int, count: int) -> str:
         return self.add(

@@ -19,7 +19,7 @@ from gpuprof.graph.file import read_onnx
 from gpuprof.graph.merged_model import MergedModel, write_description
 from gpuprof.merging.architecture import DEFAULT_EPS, group_architectures, read_type_graph
 from gpuprof.merging.folding import fold_shared_norms
-from gpuprof.merging.gain import TYPICAL_CPU, MergeGain, Rates
+from gpuprof.merging.gain import TYPICAL_CPU, GainContext, MergeGain, OpSeconds, PlanGain, Rates
 from gpuprof.merging.groups import group_nodes
 from gpuprof.merging.matching import OMEGA
 from gpuprof.merging.merger import build_merged
@@ -27,9 +27,7 @@ from gpuprof.merging.normalisation import normalise
 from gpuprof.merging.plan import MergePlan, make_plan
 from gpuprof.merging.proof import Proof, prove_same
 from gpuprof.merging.report import MergeReport, report_merge
-from gpuprof.merging.run_choice import PlanGain
 from gpuprof.merging.source import OLDEST_OPSET, SourceModel, number_names, read_source
-from gpuprof.merging.step_gain import GainContext, OpSeconds
 from gpuprof.merging.submatrix import TOLERANCE
 
 #: Most bytes of weights stored in the model file, else in an external file: Protocol Buffers end at 2 GiB.
@@ -54,7 +52,6 @@ class MergeOptions:
     rates: Rates = TYPICAL_CPU  #: Device speeds for the predicted gain.
     #: Measured times of the models' ops on the device, if any.
     measured: OpSeconds = field(default_factory=dict)
-    threads: int = 1  #: Threads of the proof.
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.omega <= 1.0:
@@ -133,18 +130,9 @@ def _setting(sources: Sequence[SourceModel], options: MergeOptions) -> GainConte
     return GainContext(batches, options.rates, options.measured)
 
 
-def _plan_shared_weights_only(merged: MergedInMemory, options: MergeOptions) -> MergedInMemory:
-    """Return the models with shared weights, but every op run separately for each model."""
-    reason = "as one it would have to be computed for models that are absent from a call, too"
-    left_out = {step.group: reason for step in merged.plan.steps if len(step.models) > 1}
-    left_out |= {step.group: step.reason for step in merged.plan.steps if step.reason}
-    plan = make_plan(merged.sources, merged.plan.grouping, left_out)
-    return _build_merge(plan, _setting(merged.sources, options), options)
-
-
 def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -> MergedInMemory:
     worth = PlanGain(plan, setting)
-    gain = worth.gain(set(worth.steps))
+    gain = worth.gain(worth.steps)
     model, described = build_merged(plan)
     report = report_merge(plan, model, gain, options.rates, options.omega)
     return MergedInMemory(tuple(plan.sources), plan, model, described, report)
@@ -158,17 +146,15 @@ def similar_groups(sources: Sequence[SourceModel], eps: float = DEFAULT_EPS) -> 
 def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) -> MergeReport:
     """Prove that a merged model's outputs equal the originals', write the model, return the report with the proof.
 
-    If the merged graph fails with an empty batch of a model that by itself accepts an empty batch, all ops run apart on
-    shared weights, unless ``force`` is set. Raises `InfeasibleError` when an output differs by more than the tolerance
+    Raises `InfeasibleError` when an output differs by more than the tolerance
     or the result is no valid model, and writes nothing; `InputError` when ``output`` cannot be written, or a model
     cannot be run.
     """
     with _temporary_directory_beside(output) as directory:
         path = directory / output.name
-        proof = _save_and_prove(merged, path, options)
-        if proof.needless_rows and merged.report.merged and not options.force:
-            merged = _plan_shared_weights_only(merged, options)
-            proof = _save_and_prove(merged, path, options)
+        _save(merged, path)
+        proof = prove_same(merged.sources, path, merged.described, options.proof_tolerance)
+        _check_proof(proof)
         if any(proof.absent_rows.values()):
             members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in merged.described.members]
             write_description(merged.model, MergedModel(tuple(members)))
@@ -177,13 +163,6 @@ def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) ->
         for file in sorted(directory.iterdir(), key=lambda file: file == path):
             file.replace(output.parent / file.name)
     return replace(merged.report, proof=proof)
-
-
-def _save_and_prove(merged: MergedInMemory, path: Path, options: MergeOptions) -> Proof:
-    _save(merged, path)
-    proof = prove_same(merged.sources, path, merged.described, options.dims, options.proof_tolerance, options.threads)
-    _check_proof(proof)
-    return proof
 
 
 def _opset(path: Path) -> int:
@@ -213,26 +192,27 @@ def _find_unprofitable(plan: MergePlan, setting: GainContext, force: bool) -> di
     """Return group → reason for groups that share nothing or cost time when merged."""
     worth = PlanGain(plan, setting)
     reasons: dict[int, str] = {}
-    for region in worth.regions():
-        if not region.is_constant and not (region.weighted and region.gain.saved_bytes):
-            why = "as one it would read no fewer weights" if region.weighted else "it has no weights to share"
-            reasons |= dict.fromkeys(region.groups, why)
+    for steps in worth.components(worth.steps):
+        drawn = [plan.steps[i] for i in steps]
+        is_weighted = any(step.held or plan.group(step).operators for step in drawn)
+        if any(step.is_concatenated or not step.once for step in drawn) and not (
+            is_weighted and any(worth.own[i].saved_bytes for i in steps)
+        ):
+            why = "as one it would read no fewer weights" if is_weighted else "it has no weights to share"
+            reasons |= {step.group: why for step in drawn}
     if reasons or force:
         return reasons
-    for steps, gain in worth.apart(worth.best()):
-        reasons |= dict.fromkeys((plan.steps[i].group for i in steps), _explain_refusal(gain, setting.rates))
+    once = worth.best()
+    for steps in worth.components(worth.steps - once):
+        why = _explain_cost(worth.gain(once | steps) - worth.gain(once), setting.rates)
+        reasons |= {plan.steps[i].group: why for i in steps}
     return reasons
 
 
-def _explain_refusal(gain: MergeGain, rates: Rates) -> str:
-    """Return the reason for running steps apart that together would gain ``gain``."""
-    seconds = gain.seconds(rates)
-    if seconds > 0:
-        return "it is tied by sums of images to others that run apart"
+def _explain_cost(gain: MergeGain, rates: Rates) -> str:
     return (
-        f"as one it is predicted to cost {-1e6 * seconds:.3g} µs: saves {gain.saved_bytes} bytes "
-        f"and {gain.saved_launches} launches, adds {gain.added_bytes} bytes, {gain.added_launches} launches, "
-        f"{gain.added_flops} FLOPs"
+        f"as one it is predicted to cost {-1e6 * gain.seconds(rates):.3g} µs: saves {gain.saved_bytes:.0f} bytes "
+        f"and {gain.saved_launches} launches, adds {gain.added_bytes:.0f} bytes and {gain.added_launches} launches"
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.merging.axes import output_axes
+from gpuprof.merging.batch_rules import OpInput, UnmergeableError, concatenates
 from gpuprof.merging.groups import Grouping, NodeGroup
 from gpuprof.merging.shareable_constants import shareable_constants
-from gpuprof.merging.slots import Axes, OpInput, UnmergeableError
 from gpuprof.merging.source import Size, SourceModel
 from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
 
@@ -22,8 +21,8 @@ class Step:
     node_positions: dict[int, int]
     once: bool = False  #: Whether a single op runs for all models.
     super_operator: SuperOperator | None = None  #: Set if only a part of the weights is shared.
-    input_axes: Axes = ()  #: Axis of concatenation of each input; None: shared, or absent.
-    output_axes: Axes = ()
+    concatenated_inputs: tuple[bool, ...] = ()  #: For each input, whether it is concatenated; else shared, or absent.
+    is_concatenated: bool = False  #: Whether its outputs are concatenated.
     reason: str = ""  #: Reason for running apart, else empty.
     #: Whether the models' weights are equal and stored as a single initializer, even if the ops run apart.
     shares_weight: bool = False
@@ -82,54 +81,32 @@ def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict
     return plan
 
 
-def batch_axis(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> int | None:
-    """Return the axis along which separately computed values would be concatenated; None: no such axis."""
-    values = [plan.sources[m].values[name] for m, name in zip(models, names, strict=True)]
-    for value in values:
-        for axis, dim in enumerate(value.dims):
-            if dim.per_batch:
-                return axis
-    fixed = all(plan.sources[m].batch_input is None for m in models)
-    return 0 if fixed and values[0].dims else None
-
-
 def _decide_step(plan: MergePlan, group: NodeGroup, step: Step) -> None:
     nodes = [plan.sources[m].nodes[p] for m, p in sorted(group.nodes.items())]
     if group.operators and not _has_same_constants(plan, step):
         step.super_operator = plan_super_operator(plan.sources, group)
-        step.input_axes = (_slot(plan, step, 0).axis,)
+        step.concatenated_inputs = (_read_input(plan, step, 0).is_concatenated,)
         _check_super(plan, step)
         return
-    slots = [_slot(plan, step, i) if name else None for i, name in enumerate(nodes[0].input)]
+    inputs = [_read_input(plan, step, i) if name else None for i, name in enumerate(nodes[0].input)]
     if nodes[0].op_type == "Reshape":
-        slots = slots[:1]
-    outputs = [
-        tuple(plan.sources[m].values[node.output[i]].dims for m, node in zip(step.models, nodes, strict=True))
-        for i, name in enumerate(nodes[0].output)
-        if name
-    ]
-    opset = plan.sources[step.models[0]].opset
-    step.output_axes = output_axes(nodes[0], slots, outputs, opset)
-    step.input_axes = tuple(slot.axis if slot else None for slot in slots)
-    for dims, axis in zip(outputs, step.output_axes, strict=False):
-        _check_rest([tuple(dim) for dim in dims], axis)
-        if nodes[0].op_type in {"Reshape", "Flatten"} and axis is not None:
-            _check_target(dims[0], axis)
+        inputs = inputs[:1]
+    step.is_concatenated = concatenates(nodes[0], inputs, plan.sources[step.models[0]].opset)
+    step.concatenated_inputs = tuple(one is not None and one.is_concatenated for one in inputs)
+    for i, name in enumerate(nodes[0].output):
+        if name:
+            values = [plan.sources[m].values[node.output[i]] for m, node in zip(step.models, nodes, strict=True)]
+            _check_dims([value.dims for value in values], step.is_concatenated)
+            if nodes[0].op_type == "Reshape" and any(dim.fixed == 0 for dim in values[0].dims[1:]):
+                raise UnmergeableError("Reshape has an empty dimension")
     step.once = True
-
-
-def _check_target(dims: tuple[Size, ...], axis: int) -> None:
-    if any(dim.per_batch or dim.fixed == 0 for i, dim in enumerate(dims) if i != axis):
-        raise UnmergeableError("Reshape spreads the batch over two axes")
 
 
 def _check_super(plan: MergePlan, step: Step) -> None:
     node = plan.sources[step.models[0]].nodes[step.node_positions[step.models[0]]]
-    axis, rank = step.input_axes[0], len(plan.sources[step.models[0]].values[node.input[0]].dims)
-    if axis is None:
+    if not step.concatenated_inputs[0]:
         raise UnmergeableError("its models share the input but not the weights")
-    features = 1 if node.op_type == "Conv" else rank - 1
-    if axis == features or (node.op_type != "MatMul" and axis != 0):
+    if len(plan.sources[step.models[0]].values[node.input[0]].dims) < 2:
         raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
 
 
@@ -157,11 +134,8 @@ def _has_same_constants(plan: MergePlan, step: Step) -> bool:
 
 def _has_same_weight(plan: MergePlan, group: NodeGroup) -> bool:
     """Return whether the weights of a group's members are equal within the tolerance."""
-    # A common block as large as either weight covers both entirely.
-    if any(block.area * 2 != _entries(plan, group, pair) for pair, block in group.blocks.items()):
-        return False
     tensors = [plan.sources[m].weights[operator.weight] for m, operator in group.operators.items()]
-    return len({(tensor.data_type, tuple(tensor.dims)) for tensor in tensors}) == 1
+    return group.similarity == 1.0 and len({(tensor.data_type, tuple(tensor.dims)) for tensor in tensors}) == 1
 
 
 def _share_weight(plan: MergePlan, group: NodeGroup, step: Step) -> None:
@@ -177,65 +151,46 @@ def _held_weights_by_model(plan: MergePlan, step: Step) -> dict[int, tuple[str, 
     return held if all(held.values()) else {}
 
 
-def _entries(plan: MergePlan, group: NodeGroup, pair: tuple[int, int]) -> int:
-    total = 0
-    for m in pair:
-        count = 1
-        for dim in plan.sources[m].weights[group.operators[m].weight].dims:
-            count *= dim
-        total += count
-    return total
-
-
-def _slot(plan: MergePlan, step: Step, position: int) -> OpInput:
+def _read_input(plan: MergePlan, step: Step, position: int) -> OpInput:
     """Return an input of a group: shared, already concatenated, or to be concatenated."""
     names = [plan.sources[m].nodes[step.node_positions[m]].input[position] for m in step.models]
-    values = [
-        plan.sources[m].values[name]
-        for m, name in zip(step.models, names, strict=True)
-        if name in plan.sources[m].values
-    ]
-    constant = [name in plan.sources[m].weights for m, name in zip(step.models, names, strict=True)]
+    pairs = list(zip([plan.sources[m] for m in step.models], names, strict=True))
+    constant = [name in source.weights for source, name in pairs]
     if all(constant):
-        first = plan.sources[step.models[0]]
-        tensor = first.weights[names[0]]
-        dims = tuple(
-            tuple(Size(d) for d in plan.sources[m].weights[name].dims)
-            for m, name in zip(step.models, names, strict=True)
-        )
-        # The rules read axes, sizes and scales only, so large constants are not loaded.
-        small = len(tensor.dims) <= 1 or sum(tensor.dims) < 64
-        return OpInput(None, dims, first.array(names[0]) if small else None)
+        dims = [tuple(source.weights[name].dims) for source, name in pairs]
+        # The rules read dimensions, and small lists of numbers: large constants are not loaded.
+        value = pairs[0][0].array(names[0]) if len(dims[0]) <= 1 else None
+        return OpInput(False, tuple(tuple(map(Size, shape)) for shape in dims), value)
     if any(constant):
         raise UnmergeableError("one model has a constant where another computes")
+    values = [source.values[name] for source, name in pairs]
     if len({value.dtype for value in values}) > 1 or len({len(value.dims) for value in values}) > 1:
         raise UnmergeableError("its inputs have different types or ranks")
-    axis = _axis_of(plan, step.models, names)
-    slot = OpInput(axis, tuple(value.dims for value in values))
-    _check_rest([value.dims for value in values], axis)
-    return slot
+    is_concatenated = _can_concatenate(plan, step.models, names)
+    _check_dims([value.dims for value in values], is_concatenated)
+    return OpInput(is_concatenated, tuple(value.dims for value in values))
 
 
-def _axis_of(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> int | None:
-    """Return the axis along which the values are concatenated already, else the axis along which they can be."""
+def _can_concatenate(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> bool:
+    """Return whether values are concatenated already, or can be; False where the models share a value."""
     placed = {plan.produced_once.get((m, name)) for m, name in zip(models, names, strict=True)}
     if len(placed) == 1 and (only := placed.pop()) is not None:
-        step = plan.steps[only[0]]
-        return step.output_axes[only[1]]
-    axis = batch_axis(plan, models, names)
-    if axis is None:
+        return plan.steps[only[0]].is_concatenated
+    dims = [plan.sources[m].values[name].dims for m, name in zip(models, names, strict=True)]
+    has_fixed_batch = all(plan.sources[m].batch_input is None for m in models)
+    if not dims[0] or not (has_fixed_batch or any(dim[0].per_batch for dim in dims)):
         raise UnmergeableError("its inputs have no batch along which they could be concatenated")
-    return axis
+    return True
 
 
-def _check_rest(shapes: Sequence[tuple[Size, ...]], axis: int | None) -> None:
-    rest = {tuple(dim for i, dim in enumerate(dims) if i != axis) for dims in shapes}
-    if len(rest) > 1:
+def _check_dims(shapes: Sequence[tuple[Size, ...]], is_concatenated: bool) -> None:
+    """Refuse values that cannot be concatenated along the first axis, or cannot be the same for all models."""
+    if len({dims[1:] if is_concatenated else dims for dims in shapes}) > 1:
         shown = " and ".join(str([dim.fixed or "batch" for dim in dims]) for dims in dict.fromkeys(shapes))
         raise UnmergeableError(f"shapes {shown} cannot be concatenated")
-    if axis is not None and any(dims[axis].fixed and dims[axis].per_batch for dims in shapes):
+    if is_concatenated and any(dims[0].fixed and dims[0].per_batch for dims in shapes):
         raise UnmergeableError("a batch with something added to it cannot be taken apart again")
-    if axis is not None and any(dim.per_batch for dims in shapes for i, dim in enumerate(dims) if i != axis):
+    if is_concatenated and any(dim.per_batch for dims in shapes for dim in dims[1:]):
         raise UnmergeableError("the batch shows in more than one axis")
 
 

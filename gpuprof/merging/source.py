@@ -72,7 +72,8 @@ class SourceModel:
     #: (input, axis) whose size is the batch at run time; None if the batch is fixed.
     batch_input: tuple[str, int] | None
     fixed_batch: int  #: The fixed batch; 1 if the batch is free.
-    external: bool = False
+    external: bool  #: Whether weights are in files of their own.
+    dims: Mapping[str, int]  #: Sizes of the free dimensions other than the batch.
     _digests: dict[str, str] = field(default_factory=dict)
     _arrays: dict[str, Array] = field(default_factory=dict)
     _indexed: list[NodeProto] | None = None
@@ -166,6 +167,7 @@ def read_source(
         batch_input=next(iter(axes.items())) if axes else None,
         fixed_batch=fixed,
         external=bool(file.external),
+        dims=bound,
     )
 
 

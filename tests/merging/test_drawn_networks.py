@@ -32,8 +32,8 @@ _DRAWN: dict[str, Callable[[Network, int], ModelProto]] = {
 }
 #: Where copies cost nothing all is run once, where reading weights costs nothing little is, else what pays.
 _RATES = {
-    "weights": Rates(1e12, 1e9, 1e-3, cache_bytes=1e12),
-    "copies": Rates(1e9, 1e6, 0.0, cache_bytes=1.0),
+    "weights": Rates(1e9, 1e-3, cache_bytes=1e12),
+    "copies": Rates(1e6, 0.0, cache_bytes=1.0),
     "usual": TYPICAL_CPU,
 }
 

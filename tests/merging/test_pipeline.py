@@ -181,7 +181,7 @@ def test_a_subgraph_that_uses_outer_values_keeps_working(tmp_path: Path) -> None
 def test_what_costs_time_is_left_out_with_the_sum_unless_forced(tmp_path: Path) -> None:
     base = residual()
     paths = [save(base, tmp_path, "a"), save(finetune_model(base, 0.6), tmp_path, "b")]
-    slow_memory = Rates(flops_per_s=1e12, bytes_per_s=1e3, launch_s=0.0)
+    slow_memory = Rates(bytes_per_s=1e3, launch_s=0.0)
     sources = read_sources(paths)
     kept = merge_sources(sources, MergeOptions(rates=slow_memory, batches={"a": 64, "b": 64}))
     assert not kept.report.merged

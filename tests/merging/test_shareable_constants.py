@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from gpuprof.merging.proposal import propose_merges
 from gpuprof.merging.shareable_constants import shareable_constants
@@ -26,12 +27,15 @@ def test_models_with_one_recurrent_op_and_heads_of_their_own_are_merged(op_type:
     assert report.weight_bytes_after < 0.55 * report.weight_bytes_before
 
 
-def test_recurrent_ops_of_equal_weights_run_once_where_that_is_forced(tmp_path: Path) -> None:
+def test_recurrent_ops_run_apart_on_their_common_weights_and_a_row_stands_for_an_absent_model(tmp_path: Path) -> None:
     paths = [save(recurrent(head_seed=seed), tmp_path, f"m{seed}") for seed in (1, 2)]
     options = MergeOptions(force=True)
     report = write_merged(merge_sources(read_sources(paths), options), tmp_path / "merged.onnx", options)
     (row,) = [row for row in report.operators if row.op_type == "LSTM"]
-    assert row.how == "merged"
+    assert row.how == "shared"
+    described = read_merged(tmp_path / "merged.onnx")
+    assert described is not None
+    assert [member.absent_rows for member in described.members] == [1, 1]
 
 
 def test_recurrent_ops_of_other_weights_are_left_alone_and_said_why(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import onnxruntime as ort
 import pytest
 from onnx import NodeProto, helper
 
-from gpuprof.merging.axes import output_axes
-from gpuprof.merging.slots import OpInput, UnmergeableError
+from gpuprof.merging.batch_rules import OpInput, UnmergeableError, concatenates
 from gpuprof.merging.source import Size
 
 Array = npt.NDArray[Any]
@@ -52,63 +51,50 @@ def _sizes_of(array: Array) -> tuple[Size, ...]:
 
 
 _WHOLE = {"MatMulInteger", "QLinearMatMul"}
-#: op, attributes, inputs: arrays are shared; (axis, shape of each model's) are laid end to end.
+#: op, attributes, inputs: arrays are shared; of (0, shape of each model's) the first axes are laid end to end.
 _CASES: list[tuple[str, dict[str, Any], list[object]]] = [
     ("Relu", {}, [(0, (2, 3), (4, 3))]),
-    ("Relu", {}, [(1, (2, 3), (2, 5))]),
     ("Add", {}, [(0, (2, 3, 4), (1, 3, 4)), _f(3, 4)]),
-    ("Add", {}, [(1, (3, 2, 4), (3, 1, 4)), (0, (2, 4), (1, 4))]),
-    ("Mul", {}, [_f(2, 1, 1), (0, (3, 4), (5, 4))]),
     ("MatMul", {}, [(0, (2, 3, 4), (3, 3, 4)), _f(4, 5)]),
-    ("MatMul", {}, [(1, (2, 3, 4), (2, 5, 4)), _f(4, 5)]),
     ("MatMul", {}, [(0, (2, 3, 4), (3, 3, 4)), (0, (2, 4, 6), (3, 4, 6))]),
     ("MatMul", {}, [_f(5, 3), (0, (2, 3, 4), (3, 3, 4))]),
-    ("MatMul", {}, [_f(5, 3), (1, (3, 4), (3, 2))]),
     ("Gemm", {"transB": 1}, [(0, (2, 4), (3, 4)), _f(5, 4), _f(5)]),
-    ("Gemm", {"transA": 1}, [(1, (4, 2), (4, 3)), _f(4, 5)]),
     ("Conv", {"pads": [1, 1, 1, 1]}, [(0, (2, 3, 5, 5), (1, 3, 5, 5)), _f(4, 3, 3, 3), _f(4)]),
     ("ConvTranspose", {}, [(0, (2, 3, 5, 5), (1, 3, 5, 5)), _f(3, 4, 3, 3)]),
     ("MaxPool", {"kernel_shape": [2, 2]}, [(0, (2, 3, 4, 4), (1, 3, 4, 4))]),
     ("GlobalAveragePool", {}, [(0, (2, 3, 4, 4), (1, 3, 4, 4))]),
     ("BatchNormalization", {}, [(0, (2, 3, 4), (1, 3, 4)), _f(3), _f(3), _f(3), np.abs(_f(3)) + 1]),
     ("InstanceNormalization", {}, [(0, (2, 3, 4), (1, 3, 4)), _f(3), _f(3)]),
-    ("LayerNormalization", {"axis": -1}, [(1, (2, 3, 4), (2, 1, 4)), _f(4), _f(4)]),
     ("Softmax", {"axis": -1}, [(0, (2, 3), (1, 3))]),
-    ("Softmax", {"axis": 0}, [(1, (2, 3), (2, 1))]),
-    ("Transpose", {"perm": [1, 2, 0]}, [(0, (2, 3, 4), (5, 3, 4))]),
-    ("Transpose", {}, [(0, (2, 3, 4), (5, 3, 4))]),
     ("Flatten", {"axis": 1}, [(0, (2, 3, 4), (5, 3, 4))]),
-    ("Squeeze", {}, [(1, (1, 2, 3), (1, 4, 3)), _i(0)]),
-    ("Unsqueeze", {}, [(0, (2, 3), (4, 3)), _i(0, 2)]),
     ("Slice", {}, [(0, (2, 5), (4, 5)), _i(1), _i(3), _i(1)]),
     ("Gather", {"axis": 1}, [(0, (2, 5, 3), (4, 5, 3)), np.array([[0, 2], [1, 1]])]),
-    ("Gather", {"axis": 0}, [(1, (3, 2), (3, 4)), np.array(1)]),
-    ("Gather", {"axis": 0}, [(2, (3, 2, 2), (3, 2, 4)), np.array([1, 0])]),
-    ("ReduceMean", {"keepdims": 0}, [(1, (3, 2, 4), (3, 5, 4)), _i(0)]),
     ("ReduceSum", {"keepdims": 1}, [(0, (3, 2, 4), (2, 2, 4)), _i(-1)]),
     ("ReduceSum", {"noop_with_empty_axes": 1}, [(0, (3, 2), (2, 2))]),
     ("Concat", {"axis": 1}, [(0, (2, 3), (1, 3)), (0, (2, 4), (1, 4))]),
     ("Split", {"axis": 1, "num_outputs": 2}, [(0, (2, 4), (1, 4))]),
-    ("ArgMax", {"axis": 0, "keepdims": 0}, [(1, (3, 2), (3, 5))]),
     ("CumSum", {}, [(0, (2, 4), (1, 4)), np.array(1)]),
     ("TopK", {"axis": -1}, [(0, (2, 4), (1, 4)), _i(2)]),
     ("Pad", {}, [(0, (2, 3), (4, 3)), _i(0, 1, 0, 2)]),
     ("Tile", {}, [(0, (2, 3), (4, 3)), _i(1, 2)]),
     ("Resize", {"mode": "nearest"}, [(0, (2, 1, 3, 3), (1, 1, 3, 3)), "", np.array([1, 1, 2, 2], np.float32)]),
     ("DepthToSpace", {"blocksize": 2}, [(0, (2, 4, 2, 2), (1, 4, 2, 2))]),
-    ("LSTM", {"hidden_size": 4}, [(1, (5, 2, 3), (5, 1, 3)), _f(1, 16, 3), _f(1, 16, 4), _f(1, 32)]),
-    ("GRU", {"hidden_size": 4}, [(1, (5, 2, 3), (5, 1, 3)), _f(1, 12, 3), _f(1, 12, 4)]),
     ("QuantizeLinear", {}, [(0, (2, 3), (4, 3)), np.array(0.1, np.float32), np.array(3, np.uint8)]),
     ("Where", {}, [(0, (2, 3), (1, 3)), (0, (2, 3), (1, 3)), np.zeros(1, np.float32)]),
-    ("Einsum", {"equation": "bij,jk->kbi"}, [(0, (2, 3, 4), (3, 3, 4)), _f(4, 5)]),
     ("Einsum", {"equation": "bij,bjk->bik"}, [(0, (2, 3, 4), (3, 3, 4)), (0, (2, 4, 2), (3, 4, 2))]),
     ("Expand", {}, [(0, (2, 1, 4), (3, 1, 4)), _i(1, 5, 4)]),
-    ("Expand", {}, [(0, (2, 4), (3, 4)), _i(3, 1, 4)]),
     ("MatMulInteger", {}, [(0, (2, 3, 4), (1, 3, 4)), _u(4, 5), np.array(3, np.uint8), _u(5)]),
-    ("QLinearMatMul", {}, [(1, (2, 3, 4), (2, 1, 4)), np.array(0.1, np.float32), np.array(2, np.uint8), _u(4, 5),
+    ("Clip", {}, [(0, (2, 3), (1, 3)), np.array(0, np.float32), np.array(1, np.float32)]),
+    ("Transpose", {"perm": [0, 2, 1]}, [(0, (2, 3, 4), (5, 3, 4))]),
+    ("Squeeze", {}, [(0, (2, 1, 3), (1, 1, 3)), _i(1)]),
+    ("Unsqueeze", {}, [(0, (2, 3), (4, 3)), _i(1, 3)]),
+    ("ReduceMean", {"keepdims": 0}, [(0, (3, 2, 4), (5, 2, 4)), _i(1)]),
+    ("ArgMax", {"axis": 1, "keepdims": 0}, [(0, (3, 2), (5, 2))]),
+    ("Einsum", {"equation": "bij,jk->bki"}, [(0, (2, 3, 4), (3, 3, 4)), _f(4, 5)]),
+    ("LayerNormalization", {"axis": -1}, [(0, (2, 3, 4), (1, 3, 4)), _f(4), _f(4)]),
+    ("QLinearMatMul", {}, [(0, (2, 3, 4), (1, 3, 4)), np.array(0.1, np.float32), np.array(2, np.uint8), _u(4, 5),
                            np.array(0.2, np.float32), np.array(1, np.uint8), np.array(2, np.float32),
                            np.array(0, np.uint8)]),
-    ("Clip", {}, [(0, (2, 3), (1, 3)), np.array(0, np.float32), np.array(1, np.float32)]),
 ]  # fmt: skip
 
 
@@ -130,35 +116,29 @@ def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
             parts = [_u(*shape) if op_type in _WHOLE else _f(*shape) for shape in shapes]
             if op_type == "Where" and k == 0:
                 parts = [part > 0 for part in parts]
-            slots.append(OpInput(axis, tuple(_sizes_of(part) for part in parts)))
+            slots.append(OpInput(True, tuple(_sizes_of(part) for part in parts)))
             for one, part in zip(single, parts, strict=True):
                 one.append(part)
             together.append(np.concatenate(parts, axis))
         else:
             assert isinstance(given, np.ndarray)
-            slots.append(OpInput(None, (_sizes_of(given), _sizes_of(given)), given))
+            slots.append(OpInput(False, (_sizes_of(given), _sizes_of(given)), given))
             for one in (*single, together):
                 one.append(given)
     alone = [_run(node, one) for one in single]
-    shapes_out = [tuple(_sizes_of(results[i]) for results in alone) for i in range(outputs)]
-    axes = output_axes(node, slots, shapes_out, _OPSET)
-    for axis, whole, *apart in zip(axes, _run(node, together), *alone, strict=True):
-        assert axis is not None
-        np.testing.assert_allclose(whole, np.concatenate(apart, axis), rtol=1e-5, atol=1e-6)
+    assert concatenates(node, slots, _OPSET)
+    for whole, *apart in zip(_run(node, together), *alone, strict=True):
+        np.testing.assert_allclose(whole, np.concatenate(apart), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("op_type", "attributes", "inputs"),
     [
+        ("Mul", {}, [_f(2, 1, 1), (0, (3, 4), (5, 4))]),
         ("Softmax", {"axis": 0}, [(0, (2, 3), (1, 3))]),
-        ("LayerNormalization", {"axis": 1}, [(1, (2, 3, 4), (2, 3, 4)), _f(3, 4)]),
         ("ReduceMean", {}, [(0, (2, 3), (1, 3))]),
         ("ReduceMean", {}, [(0, (2, 3), (1, 3)), _i(0)]),
-        ("MatMul", {}, [(1, (2, 4), (2, 4)), _f(8, 5)]),
-        ("MatMul", {}, [(2, (2, 3, 4), (2, 3, 4)), (1, (2, 4, 5), (2, 4, 5))]),
-        ("MatMul", {}, [(0, (4, 3), (2, 3)), (1, (3, 4), (3, 2))]),
         ("Add", {}, [(0, (2, 3), (2, 3)), _f(2, 3)]),
-        ("Add", {}, [(0, (2, 3), (2, 3)), (1, (2, 3), (2, 3))]),
         ("Add", {}, [(0, (2, 3), (2, 3)), (0, (1, 3), (1, 3))]),
         ("Concat", {"axis": 0}, [(0, (2, 3), (1, 3)), (0, (2, 3), (1, 3))]),
         ("Gather", {"axis": 0}, [(0, (2, 3), (1, 3)), np.array([0])]),
@@ -175,7 +155,16 @@ def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
         ("Expand", {}, [(0, (1, 3), (1, 3)), _i(4, 3)]),
         ("QLinearMatMul", {}, [(0, (2, 3), (4, 3)), _f(2), _u(2), _u(3, 5), _f(1), _u(1), _f(1), _u(1)]),
         ("MatMulInteger", {}, [(0, (2, 3), (4, 3)), _u(3, 5), _u(2)]),
-        ("Conv", {}, [(1, (2, 3, 5, 5), (2, 3, 5, 5)), _f(4, 6, 3, 3)]),
+        ("Transpose", {"perm": [1, 2, 0]}, [(0, (2, 3, 4), (5, 3, 4))]),
+        ("Transpose", {}, [(0, (2, 3, 4), (5, 3, 4))]),
+        ("Unsqueeze", {}, [(0, (2, 3), (4, 3)), _i(0, 2)]),
+        ("Einsum", {"equation": "bij,jk->kbi"}, [(0, (2, 3, 4), (3, 3, 4)), _f(4, 5)]),
+        ("Expand", {}, [(0, (2, 4), (3, 4)), _i(3, 1, 4)]),
+        ("MatMul", {}, [(0, (4, 3), (2, 3)), (0, (3, 4), (3, 4))]),
+        ("MatMul", {}, [(0, (4, 3), (2, 3)), _f(2, 3, 5)]),
+        ("Gemm", {"transA": 1}, [(0, (4, 2), (3, 2)), _f(4, 5)]),
+        ("Squeeze", {}, [(0, (1, 3), (1, 3)), _i(0)]),
+        ("Add", {}, [(0, (2, 3), (2, 3)), (0, (2, 2, 3), (2, 2, 3))]),
     ],
 )
 def test_an_op_that_mixes_what_is_concatenated_is_refused(
@@ -184,35 +173,22 @@ def test_an_op_that_mixes_what_is_concatenated_is_refused(
     slots: list[OpInput | None] = []
     for given in inputs:
         if isinstance(given, tuple):
-            slots.append(OpInput(given[0], tuple(tuple(Size(n) for n in shape) for shape in given[1:])))
+            slots.append(OpInput(True, tuple(tuple(Size(n) for n in shape) for shape in given[1:])))
         else:
             assert isinstance(given, np.ndarray)
-            slots.append(OpInput(None, (_sizes_of(given), _sizes_of(given)), given))
-    rank = slots[0].rank if slots[0] else 0
-    out = (tuple(Size(2) for _ in range(rank)),) * 2
+            slots.append(OpInput(False, (_sizes_of(given), _sizes_of(given)), given))
     with pytest.raises(UnmergeableError):
-        output_axes(_node(op_type, len(inputs), **attributes), slots, [out], _OPSET)
+        concatenates(_node(op_type, len(inputs), **attributes), slots, _OPSET)
 
 
 def test_softmax_of_old_opsets_sums_over_all_axes_behind_its_own() -> None:
-    node = _node("Softmax", 1, axis=1)
     dims = (tuple(Size(n) for n in (2, 3, 4)),) * 2
-    assert output_axes(node, [OpInput(0, dims)], [dims], 12) == (0,)
+    assert concatenates(_node("Softmax", 1, axis=1), [OpInput(True, dims)], 12)
+    assert concatenates(_node("Softmax", 1), [OpInput(True, dims)], 12)
     with pytest.raises(UnmergeableError):
-        output_axes(node, [OpInput(2, dims)], [dims], 12)
-    assert output_axes(node, [OpInput(2, dims)], [dims], 13) == (2,)
+        concatenates(_node("Softmax", 1, axis=0), [OpInput(True, dims)], 12)
 
 
 def test_what_all_inputs_share_is_shared() -> None:
     value = _f(2, 3)
-    slot = OpInput(None, (_sizes_of(value),) * 2, value)
-    assert output_axes(_node("Relu", 1), [slot], [(_sizes_of(value),) * 2], _OPSET) == (None,)
-
-
-def test_a_reshape_that_folds_the_batch_behind_another_axis_is_refused() -> None:
-    node = _node("Reshape", 2)
-    batch = Size(0, 1)
-    before = ((Size(3), batch),) * 2
-    with pytest.raises(UnmergeableError):
-        output_axes(node, [OpInput(1, before)], [((Size(0, 3),),) * 2], _OPSET)
-    assert output_axes(node, [OpInput(1, before)], [((Size(3), batch, Size(1)),) * 2], _OPSET) == (1,)
+    assert not concatenates(_node("Relu", 1), [OpInput(False, (_sizes_of(value),) * 2, value)], _OPSET)
