@@ -136,7 +136,7 @@ class PlanGain:
             else:
                 graph.add_edge(head, tail, capacity=round(seconds * 1e12))
         _, (_, chosen) = nx.minimum_cut(graph, _APART, _ONCE)
-        return self.steps & chosen
+        return {i for i in self.steps if i in chosen}
 
     def components(self, among: set[int]) -> list[set[int]]:
         """Return the sets of these steps that pass concatenated values to one another."""
