@@ -22,9 +22,8 @@ NS_PER_S = 1e9
 _PROFILE_POINTS = 4096
 #: Nanoseconds, 146 years: within int64, and beyond the longest accepted duration (100 years).
 _FURTHEST = 2.0**62
-#: A process with states passes a gap of more than ``_MANY_CYCLES`` cycles in one draw. Otherwise the stays for the next
-#: ``_MANY_EVENTS`` requests are drawn together, at most ``_MOST_STAYS`` at a time, so memory stays bounded.
-_MANY_CYCLES, _MANY_EVENTS, _MOST_STAYS = 256, 4096, 1024
+#: Stays of a process with states that are drawn together.
+_STAYS = 1024
 
 
 class ArrivalStream(Protocol):
@@ -302,7 +301,8 @@ class _MmppClock:
         times, known = np.empty(len(events)), 0
         while known < len(events):
             while self._events[-1] <= events[known] and self._times[-1] < _FURTHEST:
-                self._add_stays_until(events[known:])
+                self._skip_cycles(events[known])
+                self._add_stays(self._random.standard_exponential(_STAYS))
             upto = len(events)
             if self._times[-1] < _FURTHEST:
                 upto = int(np.searchsorted(events, self._events[-1]))
@@ -312,21 +312,16 @@ class _MmppClock:
             self._times, self._events = self._times[keep:], self._events[keep:]
         return times
 
-    def _add_stays_until(self, events: Floats) -> None:
-        """Add stays up to about the next events; a long stretch before the first event is a single draw."""
+    def _skip_cycles(self, event: float) -> None:
+        """Pass a gap of many cycles in one draw: a sum of exponential stays is gamma distributed."""
         cycle = sum(rate * stay for rate, stay in zip(self._rates, self._stays, strict=True))
-        cycles = (events[0] - self._events[-1]) / cycle
-        if cycles > _MANY_CYCLES:
+        cycles = (event - self._events[-1]) / cycle
+        self._times, self._events = self._times[-1:], self._events[-1:]
+        if cycles > _STAYS:
             passed = int(cycles - 8.0 * math.sqrt(cycles))  # fewer cycles practically never hold so many events
-            # The sum of ``passed`` exponential stays is gamma distributed: a single draw for each state.
             stayed = [stay * self._random.standard_gamma(passed) for stay in self._stays]
-            self._times = np.array([self._times[-1] + sum(stayed)])
-            expected = sum(rate * stay for rate, stay in zip(self._rates, stayed, strict=True))
-            self._events = np.array([self._events[-1] + expected])
-        else:
-            near = events[min(len(events), _MANY_EVENTS) - 1]
-            wanted = 2 * int((near - self._events[-1]) / cycle) + 2
-            self._add_stays(self._random.standard_exponential(min(wanted, _MOST_STAYS)))
+            self._times = self._times + sum(stayed)
+            self._events = self._events + sum(rate * stay for rate, stay in zip(self._rates, stayed, strict=True))
 
     def _add_stays(self, stays: Floats) -> None:
         """Add stays in alternating states; ``stays`` are durations as multiples of the state's mean."""

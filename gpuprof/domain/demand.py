@@ -11,17 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.file_access import read_input
 from gpuprof.domain.sizes import parse_mix
 from gpuprof.domain.validation import Count, NotNegative, check_fields
 from gpuprof.errors import InputError
 
 _REQUIRED = ("model", "rate_rps", "slo_ms")
 _OPTIONAL = ("service", "file", "percentile", "min_goodput_rps", "priority", "max_replicas", "dims")
-#: A higher rate is a typing error: planning would need millions of devices and blame the SLO.
-_MOST_RPS = 1e7
-_LEAST_RPS = 1e-9  # a request in thirty years
-_MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
 @check_fields
@@ -111,15 +107,11 @@ def read_demands(path: Path) -> DemandFile:
     >>> demand.model, demand.rate_rps, demand.slo
     ('resnet50', 100.0, Slo(latency_ms=50.0, percentile=99.0))
     """
+    data = read_input(path, "name a CSV file of demands")
     try:
-        if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
-            raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no SLO file is")
-        data = path.read_bytes()
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", "name a CSV file of demands") from None
     demands = DemandFile(_parse_rows(text, str(path)))
     demands.sha256 = hashlib.sha256(data).hexdigest()
     if not demands:
@@ -144,9 +136,11 @@ def join_demands(name: str, demands: Sequence[Demand]) -> Demand:
 def require_possible(demand: Demand) -> None:
     """Raise `InputError` for values out of range; `read_demands` also names the line of slo.csv."""
     limits = (
-        ("rate_rps", demand.rate_rps, _LEAST_RPS, _MOST_RPS),
+        # Beyond a request in thirty years, and beyond millions of devices, which is a typing error.
+        ("rate_rps", demand.rate_rps, 1e-9, 1e7),
         ("latency_ms of the SLO", demand.slo.latency_ms, math.ulp(0.0), sys.float_info.max),
         ("percentile of the SLO", demand.slo.percentile, 1.0, 99.999),
+        ("min_goodput_rps", demand.min_goodput_rps or 0.0, 0.0, demand.rate_rps),
     )
     for name, value, low, high in limits:
         if not low <= value <= high:
@@ -200,60 +194,36 @@ def _check_header(header: list[str], where: str, line: int) -> list[str]:
     return header
 
 
-def _parse_dims(text: str, where: str, line: int) -> str:
-    try:
-        return str(parse_mix(text))
-    except InputError as error:
-        raise InputError(f"{where}:{line}: {error.message}", error.fix) from None
-
-
 def _parse_demand(fields: dict[str, str], where: str, line: int) -> Demand:
-    def number(name: str, low: float, high: float = math.inf, *, closed: bool = False) -> float:
-        text = fields[name]
+    def number(name: str) -> float:
         try:
-            value = float(text.replace("_", "x"))  # Python alone reads 1_0 as 10
+            return float(fields[name].replace("_", "x"))  # Python alone reads 1_0 as 10
         except ValueError:
-            raise InputError(
-                f"{where}:{line}: {name} must be a number but got {text!r}", "no units, no percent sign, 1000 as 1000"
-            ) from None
-        if not math.isfinite(value) or value > high or value < low or (value == low and not closed):
-            bounds = f"{'at least' if closed else 'above'} {low:g}" + (
-                "" if high == math.inf else f", at most {high:g}"
-            )
-            kind = "" if math.isfinite(value) else "a finite number "
-            raise InputError(f"{where}:{line}: {name} must be {kind}{bounds} but got {text}")
-        return value
+            fix = "no units, no percent sign, 1000 as 1000"
+            raise InputError(f"{name} must be a number but got {fields[name]!r}", fix) from None
 
-    def whole(name: str, low: int) -> int:
-        value = number(name, low, closed=True)
-        if value != int(value):
-            raise InputError(f"{where}:{line}: {name} must be a whole number but got {fields[name]}")
+    def whole(name: str) -> int:
+        value = number(name)
+        if not value.is_integer():
+            raise InputError(f"{name} must be a whole number but got {fields[name]}")
         return int(value)
 
-    if not fields["model"]:
-        raise InputError(f"{where}:{line}: model is empty", "name a model of the database or an ONNX file")
     given = {name for name in _OPTIONAL if fields.get(name)}
-    rate = number("rate_rps", 0.0)
-    if rate > _MOST_RPS:
-        raise InputError(
-            f"{where}:{line}: rate_rps of {rate:,.6g} is more than any service gets: at most {_MOST_RPS:,.0f}",
-            "write requests per second, without thousands or units",
+    try:
+        if not fields["model"]:
+            raise InputError("model is empty", "name a model of the database or an ONNX file")
+        demand = Demand(
+            model=fields["service"] if "service" in given else fields["model"],
+            rate_rps=number("rate_rps"),
+            slo=Slo(number("slo_ms"), number("percentile") if "percentile" in given else 99.0),
+            min_goodput_rps=number("min_goodput_rps") if "min_goodput_rps" in given else None,
+            priority=whole("priority") if "priority" in given else 0,
+            max_replicas=whole("max_replicas") if "max_replicas" in given else None,
+            source_model=fields["model"] if "service" in given else None,
+            file=fields["file"] if "file" in given else None,
+            dims=str(parse_mix(fields["dims"])) if "dims" in given else None,
         )
-    if rate < _LEAST_RPS:
-        raise InputError(f"{where}:{line}: rate_rps of {rate:g} is no traffic", f"write at least {_LEAST_RPS:g}")
-    percentile = number("percentile", 0.0, 99.999) if "percentile" in given else 99.0
-    if percentile < 1.0:
-        raise InputError(
-            f"{where}:{line}: percentile {percentile:g} is below 1", f"write {100 * percentile:g} if that is meant"
-        )
-    return Demand(
-        model=fields["service"] if "service" in given else fields["model"],
-        rate_rps=rate,
-        slo=Slo(number("slo_ms", 0.0), percentile),
-        min_goodput_rps=number("min_goodput_rps", 0.0, rate, closed=True) if "min_goodput_rps" in given else None,
-        priority=whole("priority", -1_000_000) if "priority" in given else 0,
-        max_replicas=whole("max_replicas", 1) if "max_replicas" in given else None,
-        source_model=fields["model"] if "service" in given else None,
-        file=fields["file"] if "file" in given else None,
-        dims=_parse_dims(fields["dims"], where, line) if "dims" in given else None,
-    )
+        require_possible(demand)
+    except InputError as error:
+        raise InputError(f"{where}:{line}: {error.message}", error.fix) from None
+    return demand

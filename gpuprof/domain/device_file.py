@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuprof.domain.catalogue import devices, make_device
 from gpuprof.domain.device import Device, SmLimits
-from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.file_access import read_input
 from gpuprof.errors import InputError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -75,9 +75,7 @@ def read_device_file(path: Path) -> Mapping[str, Device]:
     when the file cannot be read, a key is missing, unknown or out of range, or a name is in the catalogue already.
     """
     try:
-        content = tomllib.loads(refuse_pipe(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", "name a TOML file of devices") from None
+        content = tomllib.loads(read_input(path, "name a TOML file of devices").decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     if not content:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from gpuprof.errors import InputError
 
+#: Files are parsed as a whole, into objects several times as large.
+_MAX_INPUT_BYTES = 512 << 20
 #: Folders of the pipes created by a shell, as in ``--slo-file <(command)``, which always have a writer.
 _OPEN_FILES = tuple(map(Path, ("/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc")))
 
@@ -23,6 +25,19 @@ def refuse_pipe(path: Path) -> Path:
     if kind is not None:
         raise InputError(f"cannot read {path}: it is {kind}, which may never end", "give the path of a file")
     return path
+
+
+def read_input(path: Path, fix: str) -> bytes:
+    """Return the content of a file that the user named.
+
+    Raises `InputError`, with the remedy ``fix``, for a file that cannot be read or is larger than any input.
+    """
+    try:
+        if refuse_pipe(path).stat().st_size > _MAX_INPUT_BYTES:
+            raise InputError(f"cannot read {path}: larger than {_MAX_INPUT_BYTES >> 20} MiB", fix)
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}", fix) from None
 
 
 def describe_special_file(path: Path) -> str | None:

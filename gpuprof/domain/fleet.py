@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.file_access import read_input
 from gpuprof.errors import InputError
 
 #: Name for all devices with a price.
@@ -86,9 +86,7 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
 def read_fleet(path: Path, find_device: Callable[[str], Device]) -> Fleet:
     """Read fleet.toml: ``[[gpus]]`` tables with ``device``, and optionally ``count`` and ``price_per_hour``."""
     try:
-        content = tomllib.loads(refuse_pipe(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", "name a TOML file with [[gpus]]") from None
+        content = tomllib.loads(read_input(path, "name a TOML file with [[gpus]]").decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}", 'write [[gpus]] then device = "a100-80"') from None
     tables = content.get("gpus")

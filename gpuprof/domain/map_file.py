@@ -9,11 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpuprof.domain.deployment import SCHEMA, DeploymentMap, find_duplicate
-from gpuprof.domain.file_access import refuse_pipe, write_atomically
-from gpuprof.domain.planned_with import planned_with_of_inputs
+from gpuprof.domain.file_access import read_input, write_atomically
 from gpuprof.errors import InputError, refuse_unwritable
 
-_MAX_FILE_BYTES = 256 * 1024 * 1024
 _FIX = "gpuprof place writes maps that keep the schema"
 
 
@@ -32,11 +30,8 @@ def read_map(path: Path) -> DeploymentMap:
         When the file is not JSON, has another or a newer schema, or violates the schema.
     """
     try:
-        if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
-            raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no map is")
-        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_require_distinct_keys)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof place writes a map") from None
+        text = read_input(path, "gpuprof place writes a map").decode("utf-8-sig")
+        content = json.loads(text, object_pairs_hook=_require_distinct_keys)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}", "gpuprof place writes a map") from None
     return parse_map(content, str(path))
@@ -55,28 +50,12 @@ def parse_map(content: object, where: str) -> DeploymentMap:
         raise InputError(f"{where} is not a deployment map: it has no schema", f'its "schema" must be "{SCHEMA}"')
     _check_schema(content["schema"], where)
     try:
-        content = _rename_inputs(content)
-    except ValueError as error:
-        raise InputError(f"{where}: {error}", _FIX) from None
-    try:
         # Strict mode: neither ``true`` nor a string of digits is accepted as a number.
         return DeploymentMap.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{where}: {place}: {first['msg']}", _FIX) from None
-
-
-def _rename_inputs(content: dict[str, Any]) -> dict[str, Any]:
-    if "inputs" not in content:
-        return content
-    inputs = content["inputs"]
-    if not isinstance(inputs, dict) or not all(isinstance(text, str) for text in inputs.values()):
-        raise ValueError("inputs must be texts by name")
-    if "planned_with" in content:
-        raise ValueError("inputs is what planned_with was called before: a map has one of them")
-    rest = {key: value for key, value in content.items() if key != "inputs"}
-    return {**rest, "planned_with": planned_with_of_inputs(inputs)}
 
 
 def _check_schema(schema: str, where: str) -> None:

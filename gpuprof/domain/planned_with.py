@@ -1,23 +1,13 @@
-"""Record of a deployment map's planning: settings, costs, hashes, and the end of the search.
-
-Maps up to gpuprof 0.1 have ``inputs`` instead, strings by name; `planned_with_of_inputs` reads them.
-"""
+"""Record of a deployment map's planning: settings, costs, hashes, and the end of the search."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 _Milliseconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
-_FLOATS = ("confidence", "latency_budget", "overhead_ms")
-_COUNTS = ("max_batch", "max_processes")
-_HOST = ("handover_ms", "host_ms", "host_cores", "host_ms_busy")
-_TEXTS = ("slo_sha256", "database_sha256", "found_by", "stopped_by")
-_DEVICES = re.compile(r"(?P<device>[^:]+)(?::(?P<count>[1-9]\d{0,8}))?")
 
 
 class _Record(BaseModel):
@@ -91,42 +81,3 @@ class PlannedWith(_Record):
     def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit unknown fields."""
         return {key: value for key, value in write(self).items() if value is not None}
-
-
-def planned_with_of_inputs(inputs: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ``inputs`` of an older map as fields of `PlannedWith`, unchecked and without other names.
-
-    Raises `ValueError` when a numeric setting is not a number, or the fleet cannot be parsed.
-    """
-    settings: dict[str, Any] = {key: inputs[key] for key in _TEXTS if key in inputs}
-    settings |= {key: _parse_number(key, inputs[key]) for key in _FLOATS if key in inputs}
-    settings |= {key: int(_parse_number(key, inputs[key])) for key in _COUNTS if key in inputs}
-    host = {key: _parse_number(key, inputs[key]) for key in _HOST if key in inputs}
-    if "host_cores" in host:
-        host["host_cores"] = int(host["host_cores"])
-    return (
-        settings
-        | ({"host": host} if host else {})
-        | ({"fleet": _parse_fleet(inputs["fleet"])} if "fleet" in inputs else {})
-    )
-
-
-def _parse_number(name: str, text: str) -> float:
-    try:
-        value = float(text)
-        # The comparison also refuses NaN, and infinities, on which int() fails.
-        if abs(value) <= 1e300:
-            return value
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"the map's {name} must be a number but is {text!r}")
-
-
-def _parse_fleet(text: str) -> list[dict[str, Any]]:
-    entries = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        match = _DEVICES.fullmatch(item)
-        if match is None:
-            raise ValueError(f"the map's fleet must be name or name:count but has {item!r}")
-        entries.append({"device": match["device"], "count": None if match["count"] is None else int(match["count"])})
-    return entries

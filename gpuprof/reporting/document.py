@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.file_access import read_input
 from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.map_sources import PREDICTED_BY, describe_basis, describe_sources, is_observed
 from gpuprof.domain.number_format import number_formatter
@@ -32,8 +32,6 @@ from gpuprof.reporting.figures import (
 from gpuprof.reporting.map_figures import map_figure
 from gpuprof.reporting.number import show_number
 
-#: A JSON file is parsed as a whole, into objects several times as large.
-_MAX_FILE_BYTES = 512 << 20
 _TAKEN = "give a database, a map, or the --json output of compare, simulate, load or evaluate"
 #: Parts for single models are folded where there are more.
 _UNFOLDED = 6
@@ -93,12 +91,9 @@ def read_json(path: Path) -> Any:
 
     Raises `InputError` when the file cannot be read, is no JSON or is larger than any result.
     """
+    content = read_input(path, _TAKEN)
     try:
-        if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
-            raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no result is")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", _TAKEN) from None
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}", _TAKEN) from None
 
