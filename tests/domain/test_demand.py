@@ -41,7 +41,10 @@ def test_headings_may_be_written_large(tmp_path: Path) -> None:
         ),
         ("model,rate_rps,slo_ms,color\n", r"slo.csv:1: unknown column 'color'"),
         ("model,rate_rps,slo_ms,model\n", r"stands twice"),
-        ("model,rate_rps,slo_ms\na,nan,1\n", r"slo.csv:2: rate_rps of 'a' must be a number from 1e-09 to .* but got nan"),
+        (
+            "model,rate_rps,slo_ms\na,nan,1\n",
+            r"slo.csv:2: rate_rps of 'a' must be a number from 1e-09 to .* but got nan",
+        ),
         (
             "model,rate_rps,slo_ms\na,-3,1\n",
             r"slo.csv:2: rate_rps of 'a' must be a number from 1e-09 to 1e\+07 but got -3",
