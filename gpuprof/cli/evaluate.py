@@ -19,7 +19,7 @@ _ARCHITECTURE = Column("architecture", "architecture", right=False)
 
 
 def evaluate(options: EvaluateOptions, chosen: Format = Format.TABLE) -> None:
-    """Leave out each architecture in turn, and batch sizes of known models, and compare with what was measured."""
+    """Compare estimates with measurements left out of the fit: by architecture, or of any estimator by --estimator."""
     from gpuprof.pipeline.evaluate import evaluate as compare
 
     with show_progress() as show:

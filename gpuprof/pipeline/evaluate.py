@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.pipeline.devices import database_path, open_existing, resolve_device
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import option
 from gpuprof.pipeline.train import TrainOptions, load_training_data
 
 if TYPE_CHECKING:
+    from gpuprof.estimators.held_out import HeldOutLatency
     from gpuprof.estimators.learned.evaluation import Prediction, Summary
     from gpuprof.reporting.chart import Chart
 
@@ -19,7 +22,11 @@ if TYPE_CHECKING:
 class EvaluateOptions(TrainOptions):
     """Data and regressors to evaluate, and the plot."""
 
-    by_architecture: bool = option(False, "Show a line for each architecture instead of one for all.")
+    estimator: str | None = option(
+        None, "Estimator to judge instead of the regressors: a name, or package.module:Class."
+    )
+    leave_out: str = option("models", "With --estimator, the units left out one at a time: models or devices.")
+    by_architecture: bool = option(False, "Show a line for each left-out unit instead of one for all.")
     plot: Path | None = option(None, "File to draw predicted against measured into: .svg or .png.", output=True)
 
 
@@ -35,11 +42,14 @@ class EvaluateResult(Result):
     summaries : tuple of Summary
         Errors by left-out part, quantity and predictor.
     predictions : tuple of Prediction
-        Each predicted figure with the measured figure.
+        Each figure predicted by regressors, with the measured figure.
+    held_out : tuple of HeldOutLatency
+        Each latency estimated by ``estimator``, with the measured latency.
     """
 
     summaries: tuple[Summary, ...]
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[Prediction, ...] = ()
+    held_out: tuple[HeldOutLatency, ...] = ()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each summary, errors in percent."""
@@ -49,7 +59,10 @@ class EvaluateResult(Result):
 def evaluate(
     options: EvaluateOptions | None = None, *, progress: ProgressCallback = say_nothing, **fields: Any
 ) -> EvaluateResult:
-    """Leave out each architecture, and batch sizes of known models, and compare predictions with measurements.
+    """Compare predictions with measurements that were left out of the fit.
+
+    By default the regressors are judged, each architecture left out in turn, and batch sizes of known models; with
+    ``estimator`` that estimator, on each model or device of the database in turn.
 
     Parameters
     ----------
@@ -85,6 +98,8 @@ def evaluate(
     from gpuprof.reporting.picture import check_picture
 
     chosen = EvaluateOptions.collect(options, fields)
+    if chosen.estimator is not None:
+        return _judge_estimator(chosen, chosen.estimator, progress)
     make_constituents(chosen.regressors)  # reject wrong names before any data is read
     if chosen.plot is not None:
         check_picture(chosen.plot)
@@ -105,6 +120,36 @@ def evaluate(
         notes=notes,
         summaries=tuple(summarise_errors(predictions, chosen.by_architecture)),
         predictions=tuple(predictions),
+    )
+
+
+def _judge_estimator(chosen: EvaluateOptions, name: str, progress: ProgressCallback) -> EvaluateResult:
+    from gpuprof.estimators.held_out import HELD_OUT_UNITS, estimate_held_out, summarise_held_out
+
+    if chosen.leave_out not in HELD_OUT_UNITS:
+        raise unknown_name("unit to leave out", chosen.leave_out, list(HELD_OUT_UNITS))
+    database = open_existing(database_path(chosen.db))
+    latencies = estimate_held_out(
+        name,
+        database,
+        chosen.leave_out,
+        lambda device: resolve_device(device, database),
+        lambda done, total: progress(Progress(chosen.leave_out, done, total)),
+    )
+    if chosen.device is not None:
+        wanted = resolve_device(chosen.device, database).name
+        latencies = [latency for latency in latencies if latency.device == wanted]
+    refused = [latency for latency in latencies if latency.predicted_ms is None]
+    if len(refused) == len(latencies):
+        said = f": {refused[0].refusal}" if refused else ""
+        raise InputError(f"the estimator {name!r} has no estimate for any latency that was left out{said}")
+    notes = ()
+    if refused:
+        notes = (f"no estimate for {len(refused)} of {len(latencies)} latencies, first: {refused[0].refusal}",)
+    return EvaluateResult(
+        notes=notes,
+        summaries=tuple(summarise_held_out(latencies, name, chosen.leave_out, chosen.by_architecture)),
+        held_out=tuple(latencies),
     )
 
 
