@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimator
     from gpuprof.domain.failure import TriedRuns
-    from gpuprof.domain.planned_with import PlannedDevices, PlannedWith
-    from gpuprof.estimators.cross_gpu.execution import Execution
+    from gpuprof.domain.planned_with import PlannedDevices
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.placement.policies import Policy
@@ -57,15 +56,12 @@ def restore_problem(
     from gpuprof.domain.demand import Demand, Slo, require_possible
     from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.domain.planned_with import PlannedDevices
-    from gpuprof.estimators.builtin import DEFAULT
-    from gpuprof.estimators.services import name_services, name_tried_services
-    from gpuprof.pipeline.devices import make_database_estimator, make_named_estimator, open_database, resolve_device
-    from gpuprof.pipeline.problem import RECORDED_OPTIONS, collect_tried_runs
+    from gpuprof.pipeline.devices import open_database, resolve_device
+    from gpuprof.pipeline.problem import RECORDED_OPTIONS
     from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import host_work_of_plan
-    from gpuprof.rules.merged_estimate import estimate_merged
 
-    paths, sources = model_paths(deployment), source_models(deployment)
+    paths = model_paths(deployment)
     lacking = [name for name, model in deployment.requested.items() if (model.source_model or name) not in paths]
     database = open_database(db, needed=bool(lacking))
     settings = deployment.planned_with
@@ -76,17 +72,11 @@ def restore_problem(
         )
     kinds = sorted({gpu.device for node in deployment.nodes for gpu in node.gpus})
     devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
-    execution = _recorded_execution(settings, OtherTimes())
-    measured = make_database_estimator(database, note=note)
-    # Only models that the database lacks: measurements of a name take precedence over predictions from its file.
-    graphs = {name: path for name, path in paths.items() if not measured.known.has_measured(name)}
-    measured = make_database_estimator(database, graphs, note, execution)
-    name = estimator or settings.estimator
+    times, tried = _restore_estimator(deployment, database, paths, OtherTimes(estimator=estimator), note)
     demands = tuple(
         Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model, dims=m.dims)
         for name, m in deployment.models.items()
     )
-    asked = name_services(measured if name == DEFAULT else make_named_estimator(name, database, graphs), sources)
     for demand in demands:  # a map may come from other tools than place
         require_possible(demand)
     return Problem(
@@ -94,13 +84,41 @@ def restore_problem(
         fleet=Fleet(
             tuple(FleetEntry(_with_price(resolve_device(one.device, database), one), one.count) for one in devices)
         ),
-        estimator=estimate_merged(asked, deployment.models),
-        tried=name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources),
+        estimator=times,
+        tried=tried,
         queueing=make_queueing(settings.arrivals, deployment.models),
         options=Options(
             **{name: getattr(settings, name) for name in RECORDED_OPTIONS}, host=host_work_of_plan(settings)
         ),
     )
+
+
+def _restore_estimator(
+    deployment: DeploymentMap,
+    database: KernelDb | None,
+    paths: Mapping[str, Path],
+    other: OtherTimes,
+    note: NoteCallback,
+) -> tuple[Estimator, TriedRuns]:
+    """Return an estimator of a map's services, and the database's records of their successful and failed runs."""
+    from gpuprof.estimators.builtin import DEFAULT
+    from gpuprof.estimators.cross_gpu.execution import parse_execution
+    from gpuprof.estimators.services import name_services, name_tried_services
+    from gpuprof.pipeline.devices import make_database_estimator, make_named_estimator
+    from gpuprof.pipeline.problem import collect_tried_runs
+    from gpuprof.rules.merged_estimate import estimate_merged
+
+    settings, sources = deployment.planned_with, source_models(deployment)
+    runtime = other.runtime or settings.runtime
+    execution = parse_execution(other.precision or settings.precision, runtime, settings.host_us)
+    # Only models that the database lacks: measurements of a name take precedence over predictions from its file.
+    known = make_database_estimator(database, note=note).known
+    graphs = {name: path for name, path in paths.items() if not known.has_measured(name)}
+    measured = make_database_estimator(database, graphs, note, execution)
+    name = other.estimator or settings.estimator
+    asked = measured if name == DEFAULT else make_named_estimator(name, database, graphs)
+    tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
+    return estimate_merged(name_services(asked, sources), deployment.models), tried
 
 
 def _with_price(device: Device, planned: PlannedDevices | None) -> Device:
@@ -118,12 +136,6 @@ def _join_members(deployment: DeploymentMap, demands: Sequence[Demand]) -> tuple
     return tuple(
         members[0] if members[0].model == model else join_demands(model, members) for model, members in by_model.items()
     )
-
-
-def _recorded_execution(settings: PlannedWith, other: OtherTimes) -> Execution:
-    from gpuprof.estimators.cross_gpu.execution import parse_execution
-
-    return parse_execution(other.precision or settings.precision, other.runtime or settings.runtime, settings.host_us)
 
 
 def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> bool:
@@ -183,47 +195,30 @@ def collect_map_evidence(
 
     ``against``: demands to check instead of the map's own; ``other``: source of the times, by default the map's own.
     """
-    other = other or OtherTimes()
     from gpuprof.domain.failure import NOTHING_TRIED
-    from gpuprof.estimators.builtin import DEFAULT
-    from gpuprof.estimators.services import name_services, name_tried_services
-    from gpuprof.pipeline.devices import (
-        make_database_estimator,
-        make_named_estimator,
-        open_database,
-    )
-    from gpuprof.pipeline.problem import collect_tried_runs, name_demand
+    from gpuprof.pipeline.devices import open_database
+    from gpuprof.pipeline.problem import name_demand
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.rules.host_work import host_work_of_plan
-    from gpuprof.rules.merged_estimate import estimate_merged
 
-    settings = deployment.planned_with
-    execution = _recorded_execution(settings, other)
+    settings, other = deployment.planned_with, other or OtherTimes()
     database = open_database(other.db, needed=False)
-    known_devices = _find_devices(deployment, database, other.device_file)
-    sources = source_models(deployment)
-    graphs = model_paths(locate_files(deployment, base))
-    asked: Estimator | None = None
+    located = locate_files(deployment, base)
+    paths = model_paths(located)
+    times: Estimator | None = None
     tried = NOTHING_TRIED
-    name = other.estimator or settings.estimator
-    if database is not None or other.estimator is not None or _is_recomputable(deployment, graphs):
-        measured = make_database_estimator(database, note=note)
-        known = {name: path for name, path in graphs.items() if not measured.known.has_measured(name)}
-        measured = make_database_estimator(database, known, note, execution)
+    is_required = database is not None or other.estimator is not None
+    if is_required or _is_recomputable(deployment, paths):
         try:
-            asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
+            times, tried = _restore_estimator(located, database, paths, other, note)
         except InputError as error:
-            if database is not None or other.estimator is not None:
+            if is_required:
                 raise
             note(str(error))
-        tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
-    if asked is not None:
-        asked = name_services(asked, sources)
-        asked = estimate_merged(asked, locate_files(deployment, base).models)
     return Evidence(
-        devices=known_devices,
+        devices=_find_devices(deployment, database, other.device_file),
         queueing=make_queueing(settings.arrivals, deployment.models),
-        estimator=asked,
+        estimator=times,
         demands=None if against is None else _join_members(deployment, [name_demand(demand) for demand in against]),
         confidence=settings.confidence,
         latency_budget=settings.latency_budget,
