@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.domain.model import ModelGraph as ModelGraph
     from gpuprof.domain.share import Share as Share
     from gpuprof.errors import GpuprofError as GpuprofError
-    from gpuprof.pipeline.apply import ApplyResult as ApplyResult
-    from gpuprof.pipeline.apply import apply as apply
     from gpuprof.pipeline.calibrate import CalibrateOptions as CalibrateOptions
     from gpuprof.pipeline.calibrate import CalibrateResult as CalibrateResult
     from gpuprof.pipeline.calibrate import calibrate as calibrate
@@ -59,24 +57,26 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.load_traffic import LoadTraffic as LoadTraffic
     from gpuprof.pipeline.load_traffic import ServerAccess as ServerAccess
     from gpuprof.pipeline.merge import MergeResult as MergeResult
+    from gpuprof.pipeline.merge import MergeSettings as MergeSettings
     from gpuprof.pipeline.merge import merge as merge
-    from gpuprof.pipeline.merge_settings import MergeSettings as MergeSettings
     from gpuprof.pipeline.place import PlaceResult as PlaceResult
     from gpuprof.pipeline.place import place as place
     from gpuprof.pipeline.planning_options import MapOutput as MapOutput
     from gpuprof.pipeline.planning_options import PlanningOptions as PlanningOptions
+    from gpuprof.pipeline.profile import OpProfileResult as OpProfileResult
+    from gpuprof.pipeline.profile import ProfileProgress as ProfileProgress
+    from gpuprof.pipeline.profile import ProfileResult as ProfileResult
     from gpuprof.pipeline.profile import profile as profile
     from gpuprof.pipeline.profile import profile_ops as profile_ops
-    from gpuprof.pipeline.profile_result import OpProfileResult as OpProfileResult
-    from gpuprof.pipeline.profile_result import ProfileProgress as ProfileProgress
-    from gpuprof.pipeline.profile_result import ProfileResult as ProfileResult
     from gpuprof.pipeline.profile_settings import ProfileSettings as ProfileSettings
     from gpuprof.pipeline.profile_settings import ProfileWorkloads as ProfileWorkloads
     from gpuprof.pipeline.report import ReportResult as ReportResult
     from gpuprof.pipeline.report import report as report
     from gpuprof.pipeline.result import Progress as Progress
     from gpuprof.pipeline.result import Result as Result
+    from gpuprof.pipeline.serve import ApplyResult as ApplyResult
     from gpuprof.pipeline.serve import MapServer as MapServer
+    from gpuprof.pipeline.serve import apply as apply
     from gpuprof.pipeline.serve import serve as serve
     from gpuprof.pipeline.serve_settings import ServeSettings as ServeSettings
     from gpuprof.pipeline.similarity import SimilarityResult as SimilarityResult
@@ -110,7 +110,6 @@ _NAMES = {
     "domain.model": "ModelGraph",
     "domain.share": "Share",
     "errors": "GpuprofError",
-    "pipeline.apply": "ApplyResult apply",
     "pipeline.calibrate": "CalibrateOptions CalibrateResult calibrate",
     "pipeline.check": "CheckOptions CheckResult check",
     "pipeline.compare": "CompareResult compare",
@@ -124,16 +123,14 @@ _NAMES = {
     "pipeline.export": "MapExportResult export",
     "pipeline.load": "LoadResult load",
     "pipeline.load_traffic": "LoadTraffic ServerAccess",
-    "pipeline.merge": "MergeResult merge",
-    "pipeline.merge_settings": "MergeSettings",
+    "pipeline.merge": "MergeResult MergeSettings merge",
     "pipeline.place": "PlaceResult place",
     "pipeline.planning_options": "MapOutput PlanningOptions",
-    "pipeline.profile": "profile profile_ops",
-    "pipeline.profile_result": "OpProfileResult ProfileProgress ProfileResult",
+    "pipeline.profile": "OpProfileResult ProfileProgress ProfileResult profile profile_ops",
     "pipeline.profile_settings": "ProfileSettings ProfileWorkloads",
     "pipeline.report": "ReportResult report",
     "pipeline.result": "Progress Result",
-    "pipeline.serve": "MapServer serve",
+    "pipeline.serve": "ApplyResult MapServer apply serve",
     "pipeline.serve_settings": "ServeSettings",
     "pipeline.similarity": "SimilarityResult similarity",
     "pipeline.simulate": "SimulateResult simulate",

@@ -19,6 +19,6 @@ def apply(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Move the server on this machine to MAP; only what changed is started and stopped, and no request is lost."""
-    from gpuprof.pipeline.apply import apply as apply_map
+    from gpuprof.pipeline.serve import apply as apply_map
 
     print_rows(apply_map(map_file, port=port).rows(), _COLUMNS, chosen)

@@ -114,8 +114,8 @@ def load(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Send traffic at the map's rates, or in a closed loop; print which SLOs were kept, beside what was predicted."""
+    from gpuprof.pipeline.load import check_output
     from gpuprof.pipeline.load import load as load_server
-    from gpuprof.pipeline.load_output import check_output
 
     map_path, address = _split_target(target, map_file)
     if output is not None:

@@ -12,7 +12,7 @@ from gpuprof.cli.completion import COMPLETERS
 from gpuprof.cli.options import NetworksArgument, output_option
 from gpuprof.cli.output import Column, Format, mebibytes, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
-from gpuprof.pipeline.merge_settings import MergeSettings
+from gpuprof.pipeline.merge import MergeSettings
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.merge import MergedFile

@@ -154,8 +154,7 @@ def _measure_cluster(
     chosen: Format,
 ) -> None:
     """Measure models at batch sizes on a Ray cluster; rows before a failure are printed, too."""
-    from gpuprof.pipeline.profile import profile_cluster
-    from gpuprof.pipeline.profile_result import ProfileProgress
+    from gpuprof.pipeline.profile import ProfileProgress, profile_cluster
 
     rows: list[Mapping[str, object]] = []
 

@@ -21,9 +21,9 @@ from gpuprof.pipeline.arguments import (
     resolve_map,
 )
 from gpuprof.pipeline.model_files import find_changed, locate_files, model_paths
+from gpuprof.pipeline.place import describe_routers
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
-from gpuprof.pipeline.router_capacity import describe_routers
 from gpuprof.pipeline.settings import option
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation

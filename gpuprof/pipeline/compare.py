@@ -10,7 +10,7 @@ from gpuprof.domain.deployment import PlanAtEnds
 from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
-from gpuprof.pipeline.interval_ends import add_interval_ends
+from gpuprof.pipeline.place import add_interval_ends
 from gpuprof.pipeline.planning_options import PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing

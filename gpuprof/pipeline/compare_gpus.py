@@ -11,7 +11,7 @@ from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.map_sources import describe_sources, is_observed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
-from gpuprof.pipeline.interval_ends import plan_at_end
+from gpuprof.pipeline.place import plan_at_end
 from gpuprof.pipeline.planning_options import PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import csv
+import io
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 
-from gpuprof.errors import UnstableError
+from gpuprof.domain.file_access import write_atomically
+from gpuprof.errors import InputError, UnstableError, refuse_unwritable
 from gpuprof.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
 from gpuprof.load.percentiles import loadgen_count
 from gpuprof.load.report import ModelResult
 from gpuprof.load.target import describe_assumed
 from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
-from gpuprof.pipeline.elapsed import report_elapsed
-from gpuprof.pipeline.load_output import check_output, write_results
 from gpuprof.pipeline.load_prediction import LoadPredictions, beside_prediction, predict_load, report_row
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.machine_check import check_machine, describe_stolen, is_local, worker_cores
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import time_map_by
-from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept, write_verdicts
+from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.verdicts import VERDICT_SUFFIXES, SloVerdict, keeps_objective, require_kept, write_verdicts
 
 #: Default address of a server.
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -333,3 +339,105 @@ def _describe(streams: Sequence[RequestStream]) -> str:
         else f"{stream.model} {stream.rate_rps:.4g}/s"
         for stream in streams
     )
+
+
+#: Maximum reports per run, so that rendering them hardly disturbs the concurrent measurement.
+_MOST_REPORTS = 20
+
+
+@contextmanager
+def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Iterator[None]:
+    """Call ``progress`` from a background thread with the seconds since the block began, at most once a second.
+
+    Parameters
+    ----------
+    step : str
+        Description of the step.
+    total_s : float
+        Expected duration; reports of longer steps stay at this value.
+    """
+    # No thread without a listener: its wake-ups would disturb the measurement.
+    if progress is say_nothing:
+        yield
+        return
+    began, ended, total = time.monotonic(), Event(), max(1, round(total_s))
+    period_s = max(1.0, total_s / _MOST_REPORTS)
+
+    def report() -> None:
+        while not ended.wait(period_s):
+            progress(Progress(step, min(total, round(time.monotonic() - began)), total))
+
+    progress(Progress(step, 0, total))
+    thread = Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    progress(Progress(step, total, total))
+
+
+Row = Mapping[str, object]
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file name without a known format, before the measurement. Raises `InputError`."""
+    endings = sorted([*_WRITERS, *VERDICT_SUFFIXES])
+    if path.suffix not in endings:
+        raise InputError(f"cannot tell the format of {path}", f"let its name end in one of {', '.join(endings)}")
+
+
+def write_results(rows: Sequence[Row], path: Path) -> None:
+    """Write one row for each model; in CSV and Parquet the stages are separate columns.
+
+    Raises `InputError` when the file cannot be written.
+    """
+    with refuse_unwritable(path):
+        _WRITERS[path.suffix]([_drop_infinities(row) for row in rows], path)
+
+
+def _write_json(rows: Sequence[Row], path: Path) -> None:
+    write_atomically(path, f"{json.dumps(rows, indent=1)}\n".encode())
+
+
+def _write_csv(rows: Sequence[Row], path: Path) -> None:
+    flat = [_flatten(row) for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    for row in flat:
+        writer.writerow({name: json.dumps(v) if isinstance(v, list) else v for name, v in row.items()})
+    write_atomically(path, text.getvalue().encode())
+
+
+def _write_parquet(rows: Sequence[Row], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([_flatten(row) for row in rows]), path)
+
+
+_WRITERS: dict[str, Callable[[Sequence[Row], Path], None]] = {
+    ".json": _write_json,
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+}
+
+
+def _drop_infinities(row: Row) -> Row:
+    """Return the row without infinities, which JSON lacks: a model without an SLO has none."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
+
+
+def _flatten(row: Row) -> dict[str, object]:
+    """Return the row with its stages as columns and the batches as a list of sizes and counts."""
+    stages = row["stages"]
+    assert isinstance(stages, Mapping)
+    flat = {name: value for name, value in row.items() if name != "stages"}
+    flat |= {f"stage_{name}": value for name, value in stages.items() if name not in ("model", "batches")}
+    sizes = stages.get("batches") or {}
+    flat["batches"] = [{"size": int(size), "count": count} for size, count in sizes.items()]
+    return flat

@@ -112,7 +112,7 @@ class _MapMerger:
         return reason
 
     def _plan_anew(self, name: str, proposal: MergeProposal, file: Path) -> str | None:
-        from gpuprof.pipeline.planning import plan_map
+        from gpuprof.pipeline.place import plan_map
 
         before, members = self.deployment, set(proposal.models)
         demands = [demand for demand in self.problem.demands if demand.model in members]
@@ -167,7 +167,7 @@ def _find_proposals(
     from gpuprof.merging.gain import device_rates
     from gpuprof.merging.pipeline import MergeOptions
     from gpuprof.merging.proposal import propose_merges
-    from gpuprof.pipeline.op_seconds import read_op_seconds
+    from gpuprof.pipeline.merge import read_op_seconds
 
     readable, refused = dict(files), list[_Refusal]()
     # Anew without the models that cannot be merged: each of them may have kept others apart.

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from gpuprof.domain.validation import Positive
 from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.kernel_db.records import read_records
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import open_database, resolve_device
-from gpuprof.pipeline.merge_settings import MergeSettings
-from gpuprof.pipeline.op_seconds import read_op_seconds
 from gpuprof.pipeline.result import Result
+from gpuprof.pipeline.settings import Dims, Settings, option
 
 if TYPE_CHECKING:
+    from gpuprof.domain.device import Device
+    from gpuprof.kernel_db.store import KernelDb
     from gpuprof.merging.pipeline import MergeOptions
     from gpuprof.merging.proposal import Proposals
     from gpuprof.merging.report import MergeReport
@@ -168,3 +172,66 @@ def _advise(proposals: Proposals) -> str:
     # Reasons are recognised by the wording of `gpuprof.merging.pipeline`: force overrides this reason alone.
     reasons = {reason for _, reason in proposals.left_out}
     return "--force merges it nevertheless" if any("predicted to cost" in reason for reason in reasons) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _OpTime:
+    model_sha256: str | None
+    name: str
+    position: int
+    batch: int
+    sm_share_pct: float
+    duration_p50_ns: int | None
+    run_id: str
+
+
+def read_op_seconds(
+    db: KernelDb | None, device: Device, models: Sequence[Path]
+) -> dict[tuple[str, str], dict[int, float]]:
+    """Return the seconds of each op by its rows, for each pair of a model file's sha256 and the op's name there.
+
+    Of several shares of the device the largest is used; of several runs the last. An op that the runtime fused into
+    another takes no time itself. Empty where no op was measured, or the files are missing or changed.
+    """
+    if db is None:
+        return {}
+    digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in models if path.is_file()}
+    where = {"device": device.name, "model_sha256": sorted(digests), "mig_profile": None}
+    rows = read_records(db, _OpTime, where, table="ops")
+    largest = max((row.sm_share_pct for row in rows), default=0.0)
+    measured = {(row.run_id, row.model_sha256, row.batch) for row in rows if row.duration_p50_ns}
+    places: dict[tuple[str, str], set[int]] = {}
+    curves: dict[tuple[str, str], dict[int, float]] = {}
+    for row in rows:
+        if row.sm_share_pct == largest and (row.run_id, row.model_sha256, row.batch) in measured:
+            key = (row.model_sha256 or "", row.name)
+            places.setdefault(key, set()).add(row.position)
+            curves.setdefault(key, {})[row.batch] = (row.duration_p50_ns or 0) * 1e-9
+    return {key: curve for key, curve in curves.items() if len(places[key]) == 1}  # names with an unambiguous op
+
+
+_SIZES = "Dimensions and batches"
+
+
+class MergeSettings(Settings):
+    """Similarity of operators, weights and outputs, and the models' input sizes."""
+
+    title: ClassVar[str] = "Similarity and tolerance"
+
+    omega: float = option(0.4, "Least similarity of operators to merge.")
+    tolerance: Positive | None = option(
+        None, "Largest relative difference of an output.", shown_default="1e-4, for float16 4e-3"
+    )
+    weight_tolerance: float = option(1e-7, "Largest difference of weights that count as the same.")
+    eps: float = option(
+        0.25,
+        "Largest edit distance of two architectures, per op and edge; beyond 7 ops an upper bound of it (assignment of "
+        "Riesen and Bunke).",
+    )
+    dims: Dims | None = option(
+        None, "Size of a free dimension: NAME=SIZE; may be repeated.", "--dim", repeated=True, panel=_SIZES
+    )
+    batches: Dims | None = option(
+        None, "Batch that a model will run at: NAME=SIZE; may be repeated.", "--batch", repeated=True, panel=_SIZES
+    )
+    force: bool = option(False, "Merge what is predicted to cost time, too.")

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.catalogue import datasets
+from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction, read_creation_time
+from gpuprof.domain.estimate import Figure
 from gpuprof.domain.fleet import ANY
 from gpuprof.domain.map_file import write_map
-from gpuprof.errors import InfeasibleError
+from gpuprof.domain.plural import count_of
+from gpuprof.errors import InfeasibleError, InputError, UnstableError
+from gpuprof.estimators.interval_end import IntervalEndEstimator
 from gpuprof.export.triton_repository import (
     TritonRepository,
     describe_limits,
@@ -27,18 +37,23 @@ from gpuprof.pipeline.arguments import (
     resolve_map,
 )
 from gpuprof.pipeline.devices import open_database
-from gpuprof.pipeline.interval_ends import add_interval_ends
 from gpuprof.pipeline.model_files import relate_files
-from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.router_capacity import describe_routers
+from gpuprof.placement.deploy import to_map
 from gpuprof.placement.early_stop import early_stop
-from gpuprof.placement.feasibility import find_excess_time
+from gpuprof.placement.feasibility import check, find_excess_time
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
-from gpuprof.placement.problem import Problem, collect_evidence
+from gpuprof.placement.problem import MEANS, Problem, collect_evidence
+from gpuprof.placement.size_limit import refuse_oversized
+from gpuprof.rules.host_work import host_work_of_plan
+
+if TYPE_CHECKING:
+    from gpuprof.placement.policies import Policy
+    from gpuprof.placement.problem import Problem
+
 
 #: Default seconds of a search among all GPUs with a price, which has no natural end.
 _ANY_LIMIT_S = 3.0
@@ -241,3 +256,158 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
         members = deployment.models[replica.model].members
         rows.append(row | ({"merged": list(members)} if members else {}))
     return rows
+
+
+def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:
+    """Return the policy's map after a feasibility check.
+
+    Raises `InputError` when a demand is too large to be planned, or ``created`` is not a time; `UnstableError` when
+    the map breaks a rule: the policy is faulty, and its map must not be deployed. ``created``: creation time of the
+    map; by default that of ``SOURCE_DATE_EPOCH``, else none.
+    """
+    refuse_oversized(problem)
+    created = created or _read_source_date()
+    if created is not None:
+        read_creation_time(created)
+    deployment = to_map(problem, policy.place(problem), created)
+    # The check covers every policy, plug-ins and our own alike. The rule on device time is excepted: it fails under an
+    # estimator's premise (USHER's), which the user chose by name: `place` warns, and `check` refuses the map.
+    broken = [fault for fault in check(deployment, collect_evidence(problem)) if fault.rule != "time"]
+    if broken:
+        rules = count_of(len(broken), "rule")
+        raise UnstableError(
+            f"the policy {deployment.policy} made a map that breaks {rules}, first: {broken[0]}",
+            "choose another policy with --policy",
+        )
+    return deployment
+
+
+def _read_source_date() -> str | None:
+    """Return the time of the variable for reproducible builds; None where it is unset."""
+    text = os.environ.get("SOURCE_DATE_EPOCH")
+    if not text:
+        return None
+    try:
+        return datetime.fromtimestamp(int(text), UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        raise InputError(f"SOURCE_DATE_EPOCH must be seconds since 1970 but got {text!r}") from None
+
+
+#: Time for each end as a part of the planning time, and its minimum in seconds.
+_PART = 0.25
+_LEAST_S = 1.0
+#: Minimum seconds left for planning at the ends; with less time both are left out.
+_TOO_LATE_S = 0.3
+
+
+def add_interval_ends(
+    problem: Problem, policy: Policy, deployment: DeploymentMap, spent: Limit, least_s: float = _LEAST_S
+) -> DeploymentMap:
+    """Return the map with the policy's plans at both ends of the estimates' intervals.
+
+    A map with measured or interpolated times only is returned unchanged, so that it does not depend on the machine's
+    speed. A map that was planned with the upper ends of all its times serves as the plan at that end, with its bound:
+    no other placement is faster there. An end without enough time is left out.
+
+    Parameters
+    ----------
+    deployment : DeploymentMap
+        The policy's map for the problem.
+    spent : Limit
+        The time limit of the plan, still running.
+    least_s : float
+        Seconds for each end, where the limit leaves them; more after a long planning time.
+    """
+    predictions = [replica.predicted for *_, replica in deployment.places()]
+    if all(one.latency_ms_interval is None or _is_observed(one) for one in predictions):
+        return deployment
+    upper = _as_planned(deployment) if _is_planned_at_upper_ends(problem, deployment) else None
+    if spent.left_s is not None and spent.left_s < _TOO_LATE_S:
+        return _with_ends(deployment, None, upper)
+    seconds = max(least_s, _PART * spent.spent_s)
+    if spent.left_s is not None:
+        # Two ends share the remaining time.
+        seconds = min(seconds, spent.left_s / (2.0 if upper is None else 1.0))
+    lower = plan_at_end(problem, policy, "lower", seconds)
+    upper = upper or plan_at_end(problem, policy, "upper", seconds)
+    planned = deployment.predicted.gpus
+    if lower is not None and lower.gpus is None and lower.lower_bound_gpus == planned and not deployment.unplaced:
+        # Its search was not over, but the plan itself keeps every SLO where batches take no longer.
+        lower = lower.model_copy(update={"gpus": planned})
+    return _with_ends(deployment, lower, upper)
+
+
+def _with_ends(deployment: DeploymentMap, lower: PlanAtEnds | None, upper: PlanAtEnds | None) -> DeploymentMap:
+    predicted = deployment.predicted.model_copy(update={"at_lower_ends": lower, "at_upper_ends": upper})
+    return deployment.model_copy(update={"predicted": predicted})
+
+
+def _is_observed(predicted: ReplicaPrediction) -> bool:
+    return Figure(predicted.latency_ms, predicted.source).is_observed
+
+
+def _is_planned_at_upper_ends(problem: Problem, deployment: DeploymentMap) -> bool:
+    """Return whether the plan uses the upper end of every interval: no confidence is set, and all are predicted."""
+    return problem.options.confidence is None and not any(
+        replica.predicted.latency_ms_interval is not None and _is_observed(replica.predicted)
+        for *_, replica in deployment.places()
+    )
+
+
+def _as_planned(deployment: DeploymentMap) -> PlanAtEnds:
+    return PlanAtEnds(
+        gpus=deployment.predicted.gpus,
+        served_rps=math.fsum(replica.rate_rps for *_, replica in deployment.places()),
+        lower_bound_gpus=deployment.predicted.lower_bound_gpus,
+    )
+
+
+def plan_at_end(problem: Problem, policy: Policy, end: Literal["lower", "upper"], seconds: float) -> PlanAtEnds | None:
+    """Return the policy's plan at an end of the intervals within ``seconds``; None without a plan."""
+    options = replace(problem.options, confidence=MEANS, time_limit_s=seconds)
+    at_end = replace(problem, estimator=IntervalEndEstimator(problem.estimator, end), options=options, previous=None)
+    try:
+        placement = policy.place(at_end)
+    except InfeasibleError:
+        return None
+    if placement.stopped and placement.lower_bound_gpus is None:
+        return None
+    return PlanAtEnds(
+        gpus=None if placement.stopped else len(placement.gpus),
+        served_rps=math.fsum(placement.rates_rps().values()),
+        lower_bound_gpus=placement.lower_bound_gpus,
+    )
+
+
+@cache
+def _read_assumed_rps() -> float:
+    """Return the requests per second of a router from the package's data."""
+    content = tomllib.loads((datasets() / "router.toml").read_text(encoding="utf-8"))
+    return float(content["requests_per_s"])
+
+
+def router_capacity_rps(deployment: DeploymentMap) -> tuple[float, bool]:
+    """Return the capacity of a router in requests per second, and whether it was measured by ``profile``.
+
+    A measured capacity is a lower bound: it follows from the CPU time of router, machine process and client for a
+    request.
+    """
+    host = host_work_of_plan(deployment.planned_with)
+    measured_ms = host.host_ms_busy or host.host_ms
+    if measured_ms > 0.0:
+        return 1000.0 / measured_ms, True
+    return _read_assumed_rps(), False
+
+
+def describe_routers(deployment: DeploymentMap) -> str | None:
+    """Return a note on the number of routers that the planned requests need; None where a single router suffices."""
+    rate_rps = math.fsum(replica.rate_rps for *_, replica in deployment.places())
+    capacity_rps, is_measured = router_capacity_rps(deployment)
+    count = math.ceil(rate_rps / capacity_rps - 1e-9)
+    if count <= 1:
+        return None
+    basis = "as profile measured" if is_measured else "assumed from datasets/router.toml"
+    return (
+        f"{rate_rps:,.0f} requests/s need {count:,} routers: one carries about {capacity_rps:,.0f} ({basis}); serve "
+        f"parts of the demands from {count:,} maps, each with a router of its own"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -27,20 +27,25 @@ from gpuprof.domain.sizes import (
 )
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
-from gpuprof.pipeline.doubts import require_sure
-from gpuprof.pipeline.planned_arrivals import make_queueing
+from gpuprof.pipeline.estimate import require_sure
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.demand import Demand
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimate
     from gpuprof.domain.failure import TriedRuns
     from gpuprof.domain.fleet import Fleet, FleetEntry
+    from gpuprof.domain.sojourn import QueueModel
+    from gpuprof.estimators.cross_gpu.execution import Execution
     from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.measured.known_models import KnownModels
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.pipeline.planning_options import PlanningOptions
+    from gpuprof.pipeline.result import NoteCallback
     from gpuprof.placement.problem import ModelFile, Options, Problem
     from gpuprof.rules.host_work import HostWork
     from gpuprof.runtime.batch_verdicts import BatchVerdicts
@@ -64,7 +69,6 @@ def build_problem(
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.services import name_services, name_tried_services
-    from gpuprof.pipeline.candidate_devices import find_fleet, require_precision
     from gpuprof.pipeline.devices import (
         describe_empty,
         describe_superseded,
@@ -374,3 +378,124 @@ def _record_devices(entry: FleetEntry) -> PlannedDevices:
     listed, price = devices().get(entry.device.name), entry.device.price_per_hour
     is_own = price is not None and (listed is None or listed.price_per_hour != price)
     return PlannedDevices(device=entry.device.name, count=entry.count, price_per_hour=price if is_own else None)
+
+
+def find_fleet(
+    given: FleetArgument | None, database: KernelDb | None, planning: PlanningOptions, note: NoteCallback
+) -> Fleet:
+    """Return the devices that a plan may use; ``"any"`` excludes devices without the requested precision.
+
+    Raises `InputError` when a name or a file is wrong.
+    """
+    from gpuprof.domain.fleet import ANY, Fleet, FleetEntry, parse_fleet, read_fleet
+    from gpuprof.estimators.cross_gpu.learned_range import describe_distance
+    from gpuprof.pipeline.devices import read_own_devices, resolve_device
+
+    own_devices = read_own_devices(planning.device_file)
+
+    def find(name: str | None) -> Device:
+        return resolve_device(name, database, own_devices, note)
+
+    if isinstance(given, Fleet):
+        fleet = given
+    elif given is None:
+        profiled = find(None)
+        fleet = Fleet((FleetEntry(profiled, 1 if profiled.kind == "cpu" else None),))  # this machine, once
+    elif isinstance(given, os.PathLike) or given.endswith(".toml"):
+        fleet = read_fleet(Path(given), find)
+    else:
+        words = {item.strip().lower() for item in given.split(",")}
+        fleet = parse_fleet(given, find, _priced_devices(find, own_devices, planning, note) if ANY in words else ())
+    _note_unpriced(fleet, note)
+    for device in (entry.device for entry in fleet.entries if entry.device.name in own_devices):
+        if told := describe_distance(device, "float32"):
+            note(told)
+    return fleet
+
+
+def require_precision(fleet: Fleet, execution: Execution, is_measured: Callable[[str], bool]) -> None:
+    """Refuse GPUs that lack the requested precision of unmeasured models.
+
+    Raises `InputError` for the first such GPU.
+    """
+    for entry in fleet.entries:
+        device = entry.device
+        if device.kind == "gpu" and not execution.is_possible(device) and not is_measured(device.name):
+            known = ", ".join(execution.possible_precisions(device))
+            raise InputError(
+                f"{device.name} has no {execution.precision} arithmetic", f"leave it out, or choose one of {known}"
+            )
+
+
+def _priced_devices(
+    find: Callable[[str | None], Device],
+    own_devices: Mapping[str, Device],
+    planning: PlanningOptions,
+    note: NoteCallback,
+) -> list[Device]:
+    from gpuprof.domain.catalogue import devices
+
+    names = [name for name, one in {**devices(), **own_devices}.items() if one.price_per_hour is not None]
+    priced = [find(name) for name in names]
+    execution = planning.execution()
+    lacking = [one.name for one in priced if not execution.is_possible(one)]
+    if lacking:
+        note(f"left out, without {execution.precision} arithmetic: {', '.join(lacking)}")
+    return [one for one in priced if one.name not in lacking]
+
+
+def _note_unpriced(fleet: Fleet, note: NoteCallback) -> None:
+    """Note devices without a price, which are planned at 1 $/h, in a fleet with prices."""
+    unpriced = [entry.device.name for entry in fleet.entries if entry.device.price_per_hour is None]
+    if unpriced and len(unpriced) < len(fleet.entries):
+        note(f"without a price, counted as 1 $/h: {', '.join(unpriced)}; a fleet.toml can give one")
+
+
+#: The default arrivals of a plan.
+POISSON = "poisson"
+
+
+def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
+    """Return the queueing model for arrivals of a shape, at the rates of the demands.
+
+    Raises `InputError` for an unknown shape, and for a trace that is missing, unreadable or lacks a model.
+
+    Parameters
+    ----------
+    arrivals : str or None
+        As `gpuprof.domain.arrival_text.parse_arrivals` reads it, or the path of a trace; None: Poisson. A trace with
+        model names gives a shape for each model, a trace without names or with a single name gives one shape for all.
+    models : iterable of str
+        The planned models.
+    """
+    from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
+    from gpuprof.estimators.queueing.deferred_queue import DeferredQueue
+
+    if arrivals is None or arrivals.strip().lower() == POISSON:
+        return DeferredQueue()
+    shapes = _read_shapes(arrivals)
+    if len(shapes) == 1:
+        return ShapedQueue(DeferredQueue(), next(iter(shapes.values())))
+    queues = ModelQueues(
+        {model: ShapedQueue(DeferredQueue(), shape) for model, shape in shapes.items()}, DeferredQueue()
+    )
+    # Query each model now, so that a trace without a model is refused here and not in the middle of a search.
+    for model in models:
+        queue_of(queues, model)
+    return queues
+
+
+def _read_shapes(text: str) -> Mapping[str, ArrivalProcess]:
+    """Return the shape of each model's arrivals, or a single shape for all models."""
+    from gpuprof.domain.arrival_text import FORMS, parse_arrivals
+    from gpuprof.simulator.trace import read_trace
+
+    path = Path(text)
+    if not path.is_file():
+        # The end of gamma:0.5 is no suffix.
+        if path.suffix and text.partition(":")[0].strip().lower() not in FORMS:
+            raise InputError(
+                f"there is no trace {text}", "name a file with the column time_s, or a shape as in gamma:4"
+            )
+        return {"": parse_arrivals(text, 1.0)}
+    return read_trace(path).arrivals()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,13 @@ from typing import Any
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import combine_sizes
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, UnavailableError, UnstableError
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import database_path, resolve_local_device
-from gpuprof.pipeline.profile_result import OpProfileResult, ProfileProgress, ProfileResult
 from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads
-from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, say_nothing
+from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.serving_cost import measure_serving
 from gpuprof.profiling.collector import Collector, choose_collector
 from gpuprof.profiling.per_op.per_op import OpOutcome, OpProfiler
@@ -320,3 +319,104 @@ def _describe_row(row: ModelRow | ColocationRow) -> dict[str, object]:
 
 def _share_of(row: ModelRow | ColocationRow) -> Share:
     return Share(row.sm_share_pct, row.mig_profile)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileProgress(Progress):
+    """The progress of profiling, with the rows just stored in the database.
+
+    Attributes
+    ----------
+    rows : tuple of mapping
+        As `ProfileResult.rows` has them.
+    """
+
+    rows: tuple[Mapping[str, object], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult(Result):
+    """The database's rows for each requested workload.
+
+    Attributes
+    ----------
+    device : str
+        Empty for measurements on several devices of a cluster.
+    measured : tuple of mapping
+        Rows of the tables ``models`` and ``colocations``, with ``share`` as text and whether it was ``measured_now``.
+    cells : int
+        Number of requested workloads; a workload with neighbours has a row for each of them.
+    failures : tuple of str
+        Reasons for failed measurements, one for each workload.
+    unstable : tuple of str
+        Workloads whose times vary too much to be trusted.
+    database : Path
+    lost : tuple of str
+        Reasons for missing kernel counters that were requested, each reason once.
+    """
+
+    device: str
+    measured: tuple[Mapping[str, object], ...]
+    cells: int
+    failures: tuple[str, ...]
+    unstable: tuple[str, ...]
+    database: Path
+    lost: tuple[str, ...] = ()
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each workload and for each of its neighbours."""
+        return self.measured
+
+    def require_trusted(self) -> None:
+        """Refuse a result of which something failed or is unstable; its rows are in the database all the same.
+
+        Raises
+        ------
+        UnavailableError
+            When something could not be measured.
+        UnstableError
+            When the machine is too noisy.
+        """
+        if self.failures:
+            raise UnavailableError(f"{len(self.failures)} of {self.cells} could not be measured: {self.failures[0]}")
+        if self.unstable:
+            first = self.unstable[0]
+            verb = "is" if len(self.unstable) == 1 else "are"
+            raise UnstableError(
+                f"{len(self.unstable)} of {self.cells} {verb} unstable, first {first}: the machine is too noisy",
+                f"they are kept and marked in {self.database}; the same command measures them again",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpProfileResult(Result):
+    """The database's rows for each distinct op, by share."""
+
+    outcomes: Mapping[Share, tuple[OpOutcome, ...]]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each op under each share."""
+        found = (one for outcomes in self.outcomes.values() for one in outcomes)
+        return [{**asdict(one.row), "measured_now": one.measured_now} for one in found]
+
+    def type_rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each type of op under each share, the longest first."""
+        return [row for share, outcomes in self.outcomes.items() for row in _sum_by_type(outcomes, str(share))]
+
+
+def _sum_by_type(outcomes: Sequence[OpOutcome], share: str) -> list[dict[str, object]]:
+    types: dict[str, list[OpOutcome]] = {}
+    for outcome in outcomes:
+        types.setdefault(outcome.row.op_type, []).append(outcome)
+    rows: list[dict[str, object]] = [
+        {
+            "op_type": op_type,
+            "share": share,
+            "ops": len(ops),
+            "new": sum(one.measured_now for one in ops),
+            "untimed": sum(one.row.duration_p50_ns is None for one in ops),
+            "sum_ms": sum((one.row.duration_p50_ns or 0) for one in ops) / 1e6,
+        }
+        for op_type, ops in types.items()
+    ]
+    return sorted(rows, key=lambda row: -float(str(row["sum_ms"])))

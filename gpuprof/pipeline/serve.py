@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import write_map
+from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
-from gpuprof.pipeline.apply import ApplyResult, apply
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
-from gpuprof.pipeline.result import NoteCallback, say_nothing
-from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.pipeline.result import NoteCallback, Result, say_nothing
+from gpuprof.pipeline.serve_settings import DEFAULT_PORT, ServeSettings
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.change.adapt import AdaptSettings
+from gpuprof.serving.control import send_apply
 from gpuprof.serving.plan.planner import MapSource
 from gpuprof.serving.server import EngineMaker, Ready
 
@@ -73,7 +73,7 @@ class MapServer:
         Raises
         ------
         GpuprofError
-            As `gpuprof.pipeline.apply.apply`.
+            As `gpuprof.pipeline.serve.apply`.
         """
         return apply(map_file, port=self.port)
 
@@ -298,3 +298,41 @@ def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> Engine
     from gpuprof.serving.engines.ray_engine import ray_engine
 
     return ray_engine(ray_address, insecure)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyResult(Result):
+    """The replicas kept, started and stopped by a server, by name."""
+
+    kept: tuple[str, ...]
+    started: tuple[str, ...]
+    stopped: tuple[str, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each replica: its name and whether it was kept, started or stopped."""
+        changes = {"kept": self.kept, "started": self.started, "stopped": self.stopped}
+        return [{"replica": name, "change": change} for change, names in changes.items() for name in names]
+
+
+def apply(map_file: PathArgument, *, port: int = DEFAULT_PORT) -> ApplyResult:
+    """Move the server on this machine to another map: only changed replicas start and stop, no request is lost.
+
+    Parameters
+    ----------
+    map_file : path
+        The map to serve from now on; relative paths of model files start at its folder.
+    port : int
+        HTTP port of the server.
+
+    Raises
+    ------
+    UnavailableError
+        When no server of this user listens on the port, or the server lacks a resource that the map needs.
+    InputError
+        When the file holds no map, or the server refuses the map.
+    """
+    path = Path(map_file)
+    # Read the map here, too, so that errors in the file are reported without a request to the server.
+    read_map(path)
+    answer = send_apply(port, path)
+    return ApplyResult(kept=tuple(answer["kept"]), started=tuple(answer["started"]), stopped=tuple(answer["stopped"]))

@@ -7,7 +7,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.pipeline.profile_result import ProfileResult
+from gpuprof.pipeline.profile import ProfileResult
 from tests.profiling.ncu_files import kernel, raw_csv
 from tests.profiling.nsys_files import two_runs
 from tests.reruns import measures_in_real_time

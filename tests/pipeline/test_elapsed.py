@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gpuprof.pipeline.elapsed import report_elapsed
+from gpuprof.pipeline.load import report_elapsed
 from gpuprof.pipeline.result import Progress, say_nothing
 
 

@@ -9,7 +9,7 @@ import pytest
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
-from gpuprof.pipeline.interference import over_all_neighbours
+from gpuprof.pipeline.simulate import over_all_neighbours
 from gpuprof.simulator.cluster import places_of
 from tests.simulator.maps import make_map, replica
 

@@ -11,7 +11,7 @@ import pytest
 from gpuprof.kernel_db.schema import OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.machine.cpu import local_cpu
-from gpuprof.pipeline.op_seconds import read_op_seconds
+from gpuprof.pipeline.merge import read_op_seconds
 
 
 def _row(run: str, digest: str, batch: int, name: str, position: int, **more: object) -> OpRow:

@@ -19,7 +19,7 @@ from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.pipeline.planned_arrivals import make_queueing
+from gpuprof.pipeline.problem import make_queueing
 from gpuprof.placement.alike import find_alike
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, solve_and_check
 from gpuprof.placement.feasibility import check

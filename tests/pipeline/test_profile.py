@@ -10,7 +10,7 @@ from onnx import helper
 import gpuprof
 from gpuprof.errors import InputError, UnavailableError, UnstableError
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.pipeline.profile_result import ProfileProgress, ProfileResult
+from gpuprof.pipeline.profile import ProfileProgress, ProfileResult
 from gpuprof.pipeline.result import Progress
 from tests.profiling.models import write_mlp
 from tests.small_models import write_model, write_text_model

@@ -7,7 +7,7 @@ import pytest
 import gpuprof
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
-from gpuprof.pipeline.router_capacity import describe_routers
+from gpuprof.pipeline.place import describe_routers
 from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.published.ffd import FirstFitDecreasing

@@ -9,9 +9,8 @@ import pytest
 from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.machine.cpu import local_cpu
-from gpuprof.pipeline import serving_overhead as overhead
-from gpuprof.pipeline.serving_cost import measure_serving, serving_overhead_ms, serving_work
-from gpuprof.pipeline.serving_overhead import RequestOverhead
+from gpuprof.pipeline import serving_cost as overhead
+from gpuprof.pipeline.serving_cost import RequestOverhead, measure_serving, serving_overhead_ms, serving_work
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
 MIB = 1 << 20

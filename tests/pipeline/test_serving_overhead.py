@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.machine.cpu import local_cpu
-from gpuprof.pipeline import serving_overhead as overhead
-from gpuprof.pipeline.serving_overhead import RequestOverhead, measure_overhead
+from gpuprof.pipeline import serving_cost as overhead
+from gpuprof.pipeline.serving_cost import RequestOverhead, measure_overhead
 from tests.reruns import serves_in_real_time
 
 pytestmark = serves_in_real_time

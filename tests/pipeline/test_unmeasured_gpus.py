@@ -18,7 +18,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.pipeline.doubts import require_sure
+from gpuprof.pipeline.estimate import require_sure
 from gpuprof.pipeline.place import limit_search
 from gpuprof.pipeline.planning_options import PlanningOptions
 from tests.domain.test_device_file import BOARD
@@ -137,7 +137,7 @@ def test_estimates_with_wide_intervals_are_refused_under_strict(
     strict = FAST.replace(strict=True)
     assert main(asked) == 0
     gpuprof.place(demands(here), fleet="t4", policy="ffd", options=strict)
-    monkeypatch.setattr("gpuprof.pipeline.doubts.WIDE", 1.01)
+    monkeypatch.setattr("gpuprof.pipeline.estimate.WIDE", 1.01)
     assert main(asked) == 3
     assert "may take" in (said := capsys.readouterr().err) and "leave out --strict" in said
     with pytest.raises(InputError, match=r"mlp on t4 at batch 1 is estimated at .* may take .* \(cross-gpu: float32"):

@@ -17,7 +17,7 @@ from gpuprof.domain.map_file import parse_map, read_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.pipeline.planned_arrivals import make_queueing
+from gpuprof.pipeline.problem import make_queueing
 from gpuprof.placement.contract import (
     LinearEstimator,
     demand,

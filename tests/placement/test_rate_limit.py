@@ -14,7 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, Sojourn
 from gpuprof.domain.split_stream import split_stream
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.pipeline.planned_arrivals import make_queueing
+from gpuprof.pipeline.problem import make_queueing
 from gpuprof.placement import rate_limit
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION, RateLimits

@@ -15,7 +15,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.pipeline.doubts import require_sure
+from gpuprof.pipeline.estimate import require_sure
 from tests.small_models import write_model
 
 WIDTH = 256
