@@ -23,7 +23,7 @@ from gpuprof.estimators.conformal import quantile
 from gpuprof.estimators.igniter.fit import fit_all
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.igniter.profile import read_igniter_profile
-from gpuprof.estimators.interference.choice import LeftOutRow, leave_models_out, ratios
+from gpuprof.estimators.interference.choice import LeftOutRow, leave_out
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
     ConstantInterference,
@@ -45,7 +45,7 @@ class InterferenceError:
     """Error of a model."""
 
     model: str
-    left_out: str  #: ``"pair"`` of models, ``"victim"`` model, or ``"nothing"``: fitted and tested on the same rows.
+    left_out: str  #: ``"pair"`` of models or ``"victim"`` model.
     rows: int
     #: ``mean_pct``, ``p95_pct``, ``worst_pct``: Of the absolute relative error of the latency.
     mean_pct: float
@@ -98,9 +98,10 @@ def evaluate(
 
     Parameters
     ----------
-    left_out : {"pair", "victim", "nothing"}
+    left_out : {"pair", "victim"}
     """
-    errors = np.abs(1.0 / np.array(ratios(make, measured, left_out)) - 1.0)
+    rows = leave_out(make, measured, left_out)
+    errors = np.abs(1.0 / np.array([row.ratio for row in rows]) - 1.0)
     percent = 100.0 * errors
     return InterferenceError(
         name, left_out, len(errors), float(percent.mean()), float(np.percentile(percent, 95)), float(percent.max())
@@ -129,7 +130,7 @@ def print_errors(path: Path, hardware: HardwareCoefficients, workloads: dict[str
     measured = read_pairs(path, hardware, workloads)
     print(f"{'model':14} {'left out':10} {'mean %':>7} {'p95 %':>7} {'worst %':>8}   ({len(measured)} latencies)")
     for name, make in models.items():
-        for left_out in ("victim", "pair", "nothing"):
+        for left_out in ("victim", "pair"):
             error = evaluate(name, make, measured, left_out)
             print(f"{name:14} {left_out:10} {error.mean_pct:7.2f} {error.p95_pct:7.2f} {error.worst_pct:8.2f}")
     print_unseen_models(models, measured)
@@ -143,10 +144,10 @@ def print_unseen_models(
     columns = "".join(f"{f'{name} as victim':>20}{'neighbour':>11}" for name in names)
     print(f"\n{'left out':14} {'mean %':>7}{columns}   interval holds (each model, by the others)")
     for name, make in models.items():
-        rows = leave_models_out(make, measured)
+        rows = leave_out(make, measured, "model")
         cells = ""
         for model in names:
-            as_victim, beside = (_mean_pct([r for r in rows if r.model == model and r.is_victim == v]) for v in (1, 0))
+            as_victim, beside = (_mean_pct([r for r in rows if r.unit == model and r.is_victim == v]) for v in (1, 0))
             cells += f"{as_victim:20.2f}{beside:11.2f}"
         held = " ".join(f"{100 * _coverage(rows, model):.0f}%" for model in names)
         print(f"{name:14} {_mean_pct(rows):7.2f}{cells}   {held}")
@@ -158,8 +159,8 @@ def _mean_pct(rows: Sequence[LeftOutRow]) -> float:
 
 def _coverage(rows: Sequence[LeftOutRow], model: str) -> float:
     """Return how often the interval made of the other models' rows holds those of ``model``."""
-    factor = quantile((max(row.ratio, 1.0 / row.ratio) for row in rows if row.model != model), 0.95) or 1.0
-    own = [max(row.ratio, 1.0 / row.ratio) for row in rows if row.model == model]
+    factor = quantile((max(row.ratio, 1.0 / row.ratio) for row in rows if row.unit != model), 0.95) or 1.0
+    own = [max(row.ratio, 1.0 / row.ratio) for row in rows if row.unit == model]
     return float(np.mean([ratio <= factor for ratio in own]))
 
 

@@ -14,9 +14,6 @@ from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoe
 
 Array = NDArray[Any]
 
-#: Maximum Gauss-Newton steps, and the relative step size at convergence.
-_MOST_STEPS, _STEP_TOLERANCE = 100, 1e-12
-
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
@@ -104,48 +101,23 @@ def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficie
     paper's plans depend on these coefficients: with positive coefficients its twelve workloads fit on five GPUs, not
     six. Raises `InputError` when there are fewer configurations than coefficients.
     """
+    from scipy.optimize import curve_fit  # half a second to import, not needed for unmeasured GPUs
+
     _require_configurations(profile)
     configurations = profile.configurations
     batch = np.array([one.batch for one in configurations], dtype=float)
     percent = np.array([100.0 * one.share for one in configurations])
     speed = np.array([min(1.0, one.clock_mhz / hardware.max_clock_mhz) for one in configurations])
     time = np.array([one.gpu_ms for one in configurations]) * speed - profile.idle_ms
-    k1, k2, k3, k4, k5 = _fit_least_squares(batch, percent, time)
+    k, _ = curve_fit(_compute_active, (batch, percent), time)
+    k1, k2, k3, k4, k5 = k.tolist()
     return _fit_rest(profile, hardware, (k1 / 100.0, k2 / 100.0, k3 / 100.0, k4 / 100.0, k5))
 
 
-def _fit_least_squares(batch: Array, percent: Array, time: Array) -> tuple[float, float, float, float, float]:
-    """Fit equation 11 by variable projection (Kaufman 1975): k_4 by Gauss-Newton steps, the others solved for it.
-
-    The result equals that of `scipy.optimize.curve_fit`, which takes half a second to import.
-    """
-
-    def project(k4: float) -> tuple[Array, Array, Array]:
-        """Return the columns of the linear coefficients, their least-squares values, and the residuals."""
-        share = percent + k4
-        columns = np.stack([batch**2 / share, batch / share, 1.0 / share, np.ones_like(share)], axis=1)
-        best = np.linalg.lstsq(columns, time, rcond=None)[0]
-        return columns, best, columns @ best - time
-
-    k4 = 1.0
-    columns, best, residuals = project(k4)
-    for _ in range(_MOST_STEPS):
-        basis, _ = np.linalg.qr(columns)
-        slope = -(columns[:, :3] @ best[:3]) / (percent + k4)
-        slope -= basis @ (basis.T @ slope)
-        step = -float(slope @ residuals) / max(float(slope @ slope), 1e-300)
-        while abs(step) > _STEP_TOLERANCE * max(1.0, abs(k4)):
-            if k4 + step > -percent.min():
-                tried = project(k4 + step)
-                if tried[2] @ tried[2] < residuals @ residuals:
-                    break
-            step /= 2.0
-        else:
-            break
-        k4 += step
-        columns, best, residuals = tried
-    k1, k2, k3, k5 = best.tolist()
-    return k1, k2, k3, k4, k5
+def _compute_active(at: tuple[Array, Array], k1: float, k2: float, k3: float, k4: float, k5: float) -> Array:
+    """Return the active time of batches under shares (equation 11)."""
+    batch, share = at
+    return np.asarray((k1 * batch**2 + k2 * batch + k3) / (share + k4) + k5)
 
 
 def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> WorkloadCoefficients:
@@ -215,8 +187,7 @@ def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float
     from scipy.optimize import least_squares  # half a second to import, not needed for unmeasured GPUs
 
     def residual(k: Array) -> Array:
-        time = (k[0] * batch**2 + k[1] * batch + k[2]) / (share + k[3]) + k[4]
-        return np.asarray(time / active - 1.0)
+        return np.asarray(_compute_active((batch, share), *k) / active - 1.0)
 
     best = None
     for k4 in (0.0, 0.02, 0.1, 0.4):

@@ -25,6 +25,10 @@ Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
 #: Error factor of slow-downs on a device without co-locations: iGniter's predictions of the published pairs of a V100
 #: are within it in nine of ten.
 _UNTESTED = 1.12
+#: Least number of co-locations for a fit.
+ENOUGH_ROWS = 8
+#: Level of an interval of nine of ten units: errors are common to all rows of a unit, and there are few units.
+_ROW_LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +38,14 @@ class RankedModel:
     name: str
     model: InterferenceModel
     #: Held-out unit of the evaluation. ``"model"``: a model's co-locations, as victim and as neighbour; with fewer than
-    #: three co-located models ``"victim"`` or ``"pair"``; ``"everything"``: no co-locations, the coefficients come from
-    #: profiles of models alone.
+    #: three co-located models ``"victim"``; ``"everything"``: no co-locations, the coefficients come from profiles of
+    #: models alone.
     left_out: str
     rows: int
     #: ``mean_pct``, ``p95_pct``: Absolute relative error of the latency.
     mean_pct: float | None
     p95_pct: float | None
-    #: ``low``, ``high``: Nine of ten measured latencies were between these multiples of the predicted latency. With
-    #: held-out models the level is nineteen of twenty: errors are common to all rows of a model, and there are few
-    #: models.
+    #: ``low``, ``high``: Nine of ten measured latencies were between these multiples of the predicted latency.
     low: float
     high: float
 
@@ -62,7 +64,7 @@ def rank_interference_models(
     ours for GPUs are left out.
     """
     makes = _candidates(coefficients)
-    left_out = _choose_left_out(measured)
+    left_out = next((name for name in ("model", "victim") if leave_out(NoInterference, measured, name)), None)
     if left_out is None:
         if coefficients is None:
             return ()
@@ -90,103 +92,54 @@ def _candidates(coefficients: Coefficients | None) -> dict[str, Callable[[], Int
     return makes
 
 
-def _choose_left_out(measured: Sequence[ColocatedWorkload]) -> str | None:
-    if len(measured) < ENOUGH_ROWS:
-        return None
-    if leave_models_out(NoInterference, measured):
-        return "model"
-    if len({by_victim(row) for row in measured}) > 1:
-        return "victim"
-    return "pair" if len({by_pair(row) for row in measured}) > 1 else None
-
-
 def _judge_model(
     name: str, make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload], left_out: str
 ) -> RankedModel:
-    if left_out == "model":
-        ratios_found = [row.ratio for row in leave_models_out(make, measured)]
-        high = quantile((max(ratio, 1.0 / ratio) for ratio in ratios_found), 0.95) or 1.0
-        low = 1.0 / high
-    else:
-        ratios_found = ratios(make, measured, left_out)
-        high = quantile(ratios_found, 0.95) or 1.0
-        low = 1.0 / (quantile((1.0 / ratio for ratio in ratios_found), 0.95) or 1.0)
-    error = 100.0 * np.abs(1.0 / np.array(ratios_found) - 1.0)
-    return RankedModel(
-        name,
-        make().fit(measured),
-        left_out,
-        len(ratios_found),
-        float(error.mean()),
-        float(np.percentile(error, 95)),
-        min(low, 1.0),
-        max(high, 1.0),
-    )
+    ratios = [row.ratio for row in leave_out(make, measured, left_out)]
+    high = quantile((max(ratio, 1.0 / ratio) for ratio in ratios), _ROW_LEVEL) or 1.0
+    error = 100.0 * np.abs(1.0 / np.array(ratios) - 1.0)
+    mean_pct, p95_pct = float(error.mean()), float(np.percentile(error, 95))
+    return RankedModel(name, make().fit(measured), left_out, len(ratios), mean_pct, p95_pct, 1.0 / high, high)
 
 
-#: Least number of co-locations for a fit.
-ENOUGH_ROWS = 8
-
-
-def by_pair(row: ColocatedWorkload) -> str:
+def name_pair(row: ColocatedWorkload) -> str:
     """Return the joined names of the models in a co-location."""
     return "+".join(sorted([row.victim.model, *(one.model for one in row.beside)]))
 
 
-def by_victim(row: ColocatedWorkload) -> str:
-    """Return the model that was slowed down."""
-    return row.victim.model
-
-
-_GROUPS: dict[str, Callable[[ColocatedWorkload], str]] = {
-    "pair": by_pair,
-    "victim": by_victim,
-    "nothing": lambda row: "all",  # fitted and tested on the same rows: the benchmark's yardstick
+#: Unit that is left out → the units that a co-location belongs to.
+_UNITS: dict[str, Callable[[ColocatedWorkload], set[str]]] = {
+    "model": lambda row: {row.victim.model, *(one.model for one in row.beside)},
+    "victim": lambda row: {row.victim.model},
+    "pair": lambda row: {name_pair(row)},
 }
-
-
-def ratios(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload], left_out: str) -> list[float]:
-    """Return measured over predicted latency of each row, predicted by a fit without its group."""
-    group = _GROUPS[left_out]
-    all_ratios = []
-    for held in sorted({group(row) for row in measured}):
-        # With nothing held out, all rows form a single group: the model is then fitted to the rows that it predicts.
-        training = [row for row in measured if group(row) != held] or list(measured)
-        model = make().fit(training)
-        all_ratios += [
-            row.latency_ms / (model.slowdown(row.victim, row.beside) * row.victim.solo_ms)
-            for row in measured
-            if group(row) == held
-        ]
-    return all_ratios
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOutRow:
-    """A co-location predicted by a fit without one of its models, in either role."""
+    """A co-location predicted by a fit without its unit."""
 
-    model: str  #: The held-out model.
-    is_victim: bool  #: Whether the held-out model was the victim or a neighbour.
+    unit: str  #: The held-out model, victim or pair.
+    is_victim: bool  #: Whether a held-out model was the victim or a neighbour.
     ratio: float  #: Measured over predicted latency.
 
 
-def leave_models_out(make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload]) -> list[LeftOutRow]:
-    """Hold every model out in turn, as victim and as neighbour, and predict all rows in which it takes part.
+def leave_out(
+    make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload], unit: str
+) -> list[LeftOutRow]:
+    """Hold every unit out in turn, and predict all rows that belong to it.
 
-    A model is skipped where too few rows remain without it.
+    A unit is skipped where too few rows remain without it. ``unit``: ``"model"``, as victim and as neighbour,
+    ``"victim"`` or ``"pair"``.
     """
-    rows = []
-    for name in sorted({one.model for row in measured for one in (row.victim, *row.beside)}):
-        training = [row for row in measured if not _takes_part(name, row)]
+    units_of, rows = _UNITS[unit], []
+    for name in sorted({name for row in measured for name in units_of(row)}):
+        training = [row for row in measured if name not in units_of(row)]
         if len(training) < ENOUGH_ROWS:
             continue
         model = make().fit(training)
         for row in measured:
-            if _takes_part(name, row):
+            if name in units_of(row):
                 ratio = row.latency_ms / (model.slowdown(row.victim, row.beside) * row.victim.solo_ms)
                 rows.append(LeftOutRow(name, row.victim.model == name, ratio))
     return rows
-
-
-def _takes_part(name: str, row: ColocatedWorkload) -> bool:
-    return name in (row.victim.model, *(one.model for one in row.beside))

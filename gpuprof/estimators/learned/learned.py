@@ -18,7 +18,6 @@ from gpuprof.estimators.conformal import interval_factor
 from gpuprof.estimators.learned.execution import group_facts, optimized_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, expected_features, expected_ns, fit_element_ns
 from gpuprof.estimators.learned.features import feature_matrix
-from gpuprof.estimators.learned.fusion_rule import FusionRule, learn_fusion
 from gpuprof.estimators.learned.op_facts import OpFacts
 from gpuprof.estimators.learned.regressors import STACKED, fit_regressors
 from gpuprof.estimators.learned.training_set import (
@@ -60,11 +59,10 @@ class LearnedModel:
         times: Mapping[str, Any],
         memory: Mapping[str, Any],
         element_ns: Mapping[str, float],
-        fusion: FusionRule,
         residuals: Residuals | None = None,
     ) -> None:
         self.device, self.times, self.memory, self.element_ns = device, times, memory, element_ns
-        self.fusion, self.residuals = fusion, residuals
+        self.residuals = residuals
 
     def predicted_ns(self, features: Array, costs: OpCosts, regressor: str = STACK) -> Array:
         """Return the times of N executed ops from their features of shape (N, F) and their costs."""
@@ -83,13 +81,10 @@ class LearnedModel:
         return [float(times.sum()) / 1e6 for times in self._times(graphs, share, regressor)]
 
     def _times(self, graphs: Sequence[ModelGraph], share: Share, regressor: str) -> list[Array]:
-        """Return the expected time of each op of each graph, reduced by the chance that it runs as part of another op.
-
-        On a CPU ONNX Runtime's own optimizer decides; elsewhere the chance is learned from measured models.
-        """
+        """Return the time of each op of each graph; 0 for ops that ONNX Runtime's optimizer ties to another op."""
         index: dict[Hashable, int] = {}
         distinct: list[OpFacts] = []
-        executions = [_execution(graph, self.device.kind == "cpu") for graph in graphs]
+        executions = [_execution(graph) for graph in graphs]
         places: list[list[int]] = []
         for execution in executions:
             for fact, kind in zip(execution.facts, execution.kinds, strict=True):
@@ -104,7 +99,7 @@ class LearnedModel:
         for graph, execution, place in zip(graphs, executions, places, strict=True):
             times = np.zeros(len(graph.ops))
             times[list(execution.positions)] = predicted[place]
-            times_by_graph.append(times if execution.known else times * np.array(self.fusion.fractions(graph)))
+            times_by_graph.append(times)
         return times_by_graph
 
     def memory_bytes(self, graph: ModelGraph, regressor: str = ALLOCATION) -> float:
@@ -138,8 +133,7 @@ def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
             **fit_regressors(features, target, groups, names),
             ALLOCATION: AllocationModel().fit(features, target),
         }
-    fusion = learn_fusion((case.graph, case.executed) for case in data.cases if case.executed is not None)
-    return LearnedModel(data.device, times, memory, element_ns, fusion)
+    return LearnedModel(data.device, times, memory, element_ns)
 
 
 def fit_with_intervals(
@@ -184,36 +178,32 @@ def residuals_of(model: LearnedModel, cases: Sequence[ModelCase]) -> tuple[tuple
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """Ops executed by themselves, their facts, and keys of distinct ops.
-
-    Where fusion is unknown (``known`` is false), all ops are listed.
-    """
+    """Ops executed by themselves, their facts, and keys of distinct ops."""
 
     positions: tuple[int, ...]
     facts: tuple[OpFacts, ...]
     kinds: tuple[Hashable, ...]
-    known: bool
 
 
-_EXECUTIONS: dict[tuple[str, int, str, bool], _Execution] = {}
+_EXECUTIONS: dict[tuple[str, int, str], _Execution] = {}
 _MOST_EXECUTIONS = 512
 
 
-def _execution(graph: ModelGraph, by_optimizer: bool) -> _Execution:
+def _execution(graph: ModelGraph) -> _Execution:
     """Return the executed ops of a graph, cached: querying and hashing take longer than predicting."""
-    key = (graph.sha256, graph.batch, graph.path, by_optimizer)
+    key = (graph.sha256, graph.batch, graph.path)
     execution = _EXECUTIONS.get(key)
     if execution is None:
         if len(_EXECUTIONS) >= _MOST_EXECUTIONS:
             _EXECUTIONS.clear()
-        groups = optimized_groups(graph) if by_optimizer else None
+        groups = optimized_groups(graph)
         positions = tuple(range(len(graph.ops))) if groups is None else tuple(groups)
         facts = graph_facts(graph) if groups is None else group_facts(graph, groups)
         kinds = tuple(
             (graph.ops[place].signature, fact.fused, fact.fused_functions, fact.fused_inputs, fact.working_set)
             for place, fact in zip(positions, facts, strict=True)
         )
-        execution = _EXECUTIONS[key] = _Execution(positions, tuple(facts), kinds, groups is not None)
+        execution = _EXECUTIONS[key] = _Execution(positions, tuple(facts), kinds)
     return execution
 
 

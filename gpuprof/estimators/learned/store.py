@@ -12,11 +12,10 @@ from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
 from gpuprof.estimators.learned.expected_time import EXPECTED_FEATURES
 from gpuprof.estimators.learned.features import FEATURES
-from gpuprof.estimators.learned.fusion_rule import FusionRule
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, Residuals
 from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES
 
-SCHEMA = "gpuprof.learned/2"
+SCHEMA = "gpuprof.learned/3"
 _FOLDER = ".trained"  # hidden, so that the database does not read it as a run
 _MANIFEST, _REGRESSORS = "manifest.json", "regressors.skops"
 _MAX_BYTES = 512 * 2**20
@@ -62,7 +61,6 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
         "regressors_sha256": hashlib.sha256(content).hexdigest(),
         "rates": _rates(model.device),
         "element_ns": dict(model.element_ns),
-        "fusion": [[*key, value] for key, value in sorted(model.fusion.executed.items())],
         "residuals": {"latency": dict(residuals.latency), "memory": dict(residuals.memory)},
     }
     folder = folder_of(database, model.device.name)
@@ -97,7 +95,6 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
     if hashlib.sha256(content).hexdigest() != manifest.get("regressors_sha256"):
         raise InputError(f"{folder / _REGRESSORS} is not what was trained", "gpuprof train again")
     fitted = _regressors(content, folder)
-    fusion = FusionRule({(row[0], row[1], bool(row[2])): float(row[3]) for row in manifest["fusion"]})
     residuals = Residuals(
         *(
             {name: tuple(values) for name, values in manifest["residuals"][kind].items()}
@@ -105,7 +102,7 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
         )
     )
     element_ns = {op_type: float(value) for op_type, value in manifest["element_ns"].items()}
-    return LearnedModel(device, fitted["times"], fitted["memory"], element_ns, fusion, residuals)
+    return LearnedModel(device, fitted["times"], fitted["memory"], element_ns, residuals)
 
 
 def _regressors(content: bytes, folder: Path) -> dict[str, Any]:
@@ -127,7 +124,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         content = json.loads(_read_bytes(path))
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}", "gpuprof train again") from None
-    if not isinstance(content, dict) or not {"element_ns", "fusion", "residuals"} <= set(content):
+    if not isinstance(content, dict) or not {"element_ns", "residuals"} <= set(content):
         raise InputError(f"{path} is no manifest of regressors", "gpuprof train again")
     return content
 

@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,13 +35,6 @@ _Content = Counter[str]
 
 #: Least common part of the ops of two models of one architecture: all but a replaced head.
 _COMMON = 0.9
-
-#: Columns of the rows whose changes require refitting the regressors.
-_HASHED_OP = (
-    "model", "batch", "sm_share_pct", "mig_profile", "position", "name", "note", "op_type", "signature", "shapes",
-    "dtype", "attributes", "flops", "bytes_read", "bytes_written", "weight_bytes", "duration_p50_ns", "run_id",
-)  # fmt: skip
-_HASHED_MODEL = ("latency", "model", "batch", "sm_share_pct", "mig_profile", "memory_peak_bytes", "run_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +93,6 @@ class ModelCase:
     latency_ms: float
     memory_bytes: float | None
     roofline_ms: float
-    #: Whether each op had a time of its own; None where the ops were not measured.
-    executed: tuple[bool, ...] | None
     architecture: str  #: The first name of all models with nearly the same ops (`name_architectures`).
 
 
@@ -131,7 +122,7 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     if not rows or not models:
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
     by_case = _group_by_case(rows)
-    keyed_cases = [(_key(row)[:2], _case(row, device, graphs, by_case.get(_key(row), ()))) for row in models]
+    keyed_cases = [(_key(row)[:2], _case(row, device, graphs)) for row in models]
     names = name_architectures([case.graph for _, case in keyed_cases if case is not None])
     cases = tuple(replace(case, architecture=names[case.graph.name]) for _, case in keyed_cases if case is not None)
     if not cases:
@@ -142,7 +133,7 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
         for key, ops in sorted(by_case.items(), key=str)
         for one in _select_timed(ops, known.get(key[:2]))
     ]
-    return TrainingSet(device, _op_times(timed, device), cases, _hash(rows, models))
+    return TrainingSet(device, _op_times(timed, device), cases, _hash([*rows, *models]))
 
 
 def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
@@ -228,14 +219,13 @@ def _op_times(timed: Sequence[_TimedOp], device: Device) -> OpTimes:
     )
 
 
-def _case(row: MeasuredCase, device: Device, graphs: Graphs, ops: Sequence[MeasuredOp]) -> ModelCase | None:
+def _case(row: MeasuredCase, device: Device, graphs: Graphs) -> ModelCase | None:
     graph = graphs(*_key(row)[:2])
     if graph is None:
         return None
     share = Share(row.sm_share_pct, row.mig_profile)
     least = float(roofline_ns(graph_facts(graph), device, share).sum()) / 1e6
-    executed = tuple(op.duration_p50_ns is not None for op in ops) if len(ops) == len(graph.ops) else None
-    return ModelCase(graph, share, row.latency, row.memory_peak_bytes, least, executed, graph.name)
+    return ModelCase(graph, share, row.latency, row.memory_peak_bytes, least, graph.name)
 
 
 def _measured_cases(db: KernelDb, device: Device) -> list[MeasuredCase]:
@@ -268,10 +258,9 @@ def _group_by_case(rows: Sequence[MeasuredOp]) -> dict[_Key, list[MeasuredOp]]:
     return groups
 
 
-def _hash(ops: Sequence[MeasuredOp], cases: Sequence[MeasuredCase]) -> str:
-    hashed: list[tuple[tuple[str, ...], Sequence[object]]] = [(_HASHED_OP, ops), (_HASHED_MODEL, cases)]
-    rows = ({name: getattr(row, name) for name in names} for names, found in hashed for row in found)
-    lines = sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
+def _hash(rows: Sequence[MeasuredOp | MeasuredCase]) -> str:
+    """Return the hash of rows, independent of their order."""
+    lines = sorted(json.dumps(asdict(row), sort_keys=True, default=str) for row in rows)
     return hashlib.sha256("\n".join([",".join(FEATURES), *lines]).encode()).hexdigest()
 
 

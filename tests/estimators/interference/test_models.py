@@ -13,7 +13,7 @@ from bench.interference import evaluate
 from bench.published_pairs import read_pairs
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.choice import leave_models_out, rank_interference_models
+from gpuprof.estimators.interference.choice import leave_out, rank_interference_models
 from gpuprof.estimators.interference.colocation import SeenRange
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
@@ -108,20 +108,6 @@ def test_igniter_slows_down_with_each_neighbour() -> None:
     assert slow[0] == 1.0 and slow == sorted(slow) and slow[3] > slow[1] > 1.0
 
 
-def test_what_is_left_out_is_not_learnt_from() -> None:
-    random = np.random.default_rng(1)
-    victims = {name: _running(name, random) for name in "ab"}
-    rows = [
-        ColocatedWorkload(victims["a"], (victims["b"],), victims["a"].solo_ms * 1.1),
-        ColocatedWorkload(victims["b"], (victims["a"],), victims["b"].solo_ms * 1.5),
-    ]
-    assert (
-        evaluate("constant", ConstantInterference, rows, "nothing").mean_pct
-        < evaluate("constant", ConstantInterference, rows, "victim").mean_pct
-        == pytest.approx((0.4 / 1.1 + 0.4 / 1.5) / 2 * 100)
-    )
-
-
 def _with_names(rows: list[ColocatedWorkload], names: str) -> list[ColocatedWorkload]:
     return [row for row in rows if {row.victim.model, row.beside[0].model} <= set(names)]
 
@@ -136,11 +122,11 @@ def test_a_model_that_is_left_out_is_in_neither_role_of_what_is_learnt() -> None
             super().fit(measured)
             return self
 
-    found = leave_models_out(RecordingInterference, rows)
+    found = leave_out(RecordingInterference, rows, "model")
     assert seen == [{"b", "c"}, {"a", "c"}, {"a", "b"}]
     own = [row for row in rows if row not in _with_names(rows, "bc")]
-    assert sum(one.model == "a" for one in found) == len(own)
-    assert sum(one.model == "a" and one.is_victim for one in found) == sum(row.victim.model == "a" for row in own)
+    assert sum(one.unit == "a" for one in found) == len(own)
+    assert sum(one.unit == "a" and one.is_victim for one in found) == sum(row.victim.model == "a" for row in own)
 
 
 def test_models_are_ranked_by_both_roles_and_their_interval_holds_a_new_model() -> None:

@@ -26,7 +26,6 @@ from gpuprof.estimators.learned.evaluation import (
     summarise_errors,
 )
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix, kind_of
-from gpuprof.estimators.learned.fusion_rule import learn_fusion
 from gpuprof.estimators.learned.learned import STACK, LearnedModel, fit, fit_with_intervals
 from gpuprof.estimators.learned.op_facts import facts_of_op, facts_of_row
 from gpuprof.estimators.learned.store import load_model, save_model
@@ -127,15 +126,6 @@ def test_ops_that_the_runtime_fuses_cost_nothing_by_themselves(
     case = world[1].cases[0]
     (times,) = model._times([case.graph], case.share, STACK)
     assert all((time == 0.0) == (op.op_type == "Relu") for time, op in zip(times, case.graph.ops, strict=True))
-
-
-def test_an_op_is_as_likely_fused_as_its_like_was(tmp_path: Path) -> None:
-    graph = load_graph(convolutional(tmp_path / "c.onnx", (8, 8)))
-    executed = [op.op_type != "Relu" or op.name == "relu0" for op in graph.ops]
-    fractions = dict(
-        zip([op.name for op in graph.ops], learn_fusion([(graph, executed)]).fractions(graph), strict=True)
-    )
-    assert fractions["relu0"] == fractions["relu1"] == 0.5 and fractions["conv0"] == 1.0
 
 
 def test_many_graphs_at_once_are_predicted_as_one_by_one(model: LearnedModel, world: tuple[Path, TrainingSet]) -> None:
