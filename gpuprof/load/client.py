@@ -12,11 +12,13 @@ import math
 import select
 import socket
 import ssl
+import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from gpuprof.load.closed_loop import ClosedLoop
@@ -29,9 +31,8 @@ if TYPE_CHECKING:
 
 _RECEIVE_BYTES = 1 << 20
 _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
-_LOST, _OK = 0, 200
 #: Length of an answer without Content-Length, and the end of a chunked answer.
-_UNTIL_CLOSED = 1 << 62
+_UNTIL_CLOSED = sys.maxsize
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 #: Interval of the checks for the end, and the delay of a closed loop after a lost request.
 _LOOK_S = 0.1
@@ -250,7 +251,7 @@ class LoadClient:
     def _add_request(self, model: int) -> None:
         self.sent.sent_s.append(0.0)
         self.sent.done_s.append(-1.0)
-        self.sent.status.append(_LOST)
+        self.sent.status.append(0)
         for told in (self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms):
             told.append(UNKNOWN_MS)
         self.sent.models.append(model)
@@ -259,7 +260,7 @@ class LoadClient:
         """Release the next request of a closed loop; after a lost request with a delay, in case the server is down."""
         if self._loop is not None:
             status = self.sent.status[number]
-            self._loop.finish(number, now if status else now + _LOOK_S, status == _OK)
+            self._loop.finish(number, now if status else now + _LOOK_S, status == HTTPStatus.OK)
 
     def _run_open(self, start: float) -> None:
         times = self._schedule.times
@@ -351,7 +352,7 @@ class LoadClient:
         self.sent.done_s[number] = now
         self.sent.status[number] = status
         self.sent.queue_ms[number], self.sent.infer_ms[number], self.sent.server_ms[number] = connection.told
-        if self._watch is not None and status == _OK:
+        if self._watch is not None and status == HTTPStatus.OK:
             closed = bool(self._schedule.in_flight)
             due = self.sent.sent_s[number] if closed else self._schedule.times[number]
             self._watch.add(self.sent.models[number] if closed else self._schedule.models[number], now - due, now)

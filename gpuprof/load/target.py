@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 #: Number of inputs per model, which are sent alternately; for several sizes `_MIXED_VARIANTS`.
 VARIANTS = 4
 _MIXED_VARIANTS = 20
-_MAX_ANSWER_BYTES = 64 << 20
 #: Characters that no host name has, and which would end a line of the request.
 _NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
 
@@ -93,7 +92,7 @@ class Target:
         try:
             connection.request("GET", path, headers=self.headers)
             answer = connection.getresponse()
-            text = answer.read(_MAX_ANSWER_BYTES)
+            text = answer.read()
         except ssl.SSLError as error:
             reason = getattr(error, "verify_message", "") or error.reason or str(error)
             raise UnavailableError(f"{self} is not trusted: {reason}", "--ca-file names what is to be") from None

@@ -13,8 +13,6 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 
-_MAX_LINE_BYTES = 1 << 20
-_TIMEOUT_S = 600.0
 Apply = Callable[[Path], Awaitable[dict[str, Any]]]
 
 
@@ -52,7 +50,7 @@ async def open_control(port: int, apply: Apply) -> asyncio.Server:
     path = control_path(port)
     path.unlink(missing_ok=True)
     try:
-        return await asyncio.start_unix_server(serve, path, limit=_MAX_LINE_BYTES)
+        return await asyncio.start_unix_server(serve, path)
     except OSError as error:
         raise UnavailableError(f"cannot open {path}: {error.strerror or error}") from None
 
@@ -64,12 +62,11 @@ def send_apply(port: int, path: Path) -> dict[str, Any]:
     `InputError` when the server refuses the map.
     """
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_TIMEOUT_S)
         try:
             connection.connect(str(control_path(port)))
             connection.sendall(json.dumps({"apply": str(path.absolute())}).encode() + b"\n")
             with connection.makefile("rb") as file:
-                line = file.readline(_MAX_LINE_BYTES)
+                line = file.readline()
         except OSError:
             raise UnavailableError(
                 f"no server of yours listens on port {port}", "start one with gpuprof serve"

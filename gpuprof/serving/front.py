@@ -17,8 +17,6 @@ from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.watch.logs import LOGGER
 
-#: Backlog of the listening sockets, the largest; the system limits it to net.core.somaxconn.
-_BACKLOG = (1 << 16) - 1
 #: Time for load balancers to see that the server is not ready and stop sending.
 _GRACE_S = 0.15
 
@@ -64,7 +62,7 @@ class Front:
             self._edge = Edge(binary, settings.host, settings.port if through_edge else None, settings.grpc_port)
             self._api.count_edge_restarts = self._count_restarts
             self._edge_listener = await loop.create_unix_server(
-                self._connect, str(self._edge.directory / "router"), backlog=_BACKLOG, start_serving=False
+                self._connect, str(self._edge.directory / "router"), backlog=socket.SOMAXCONN, start_serving=False
             )
         if through_edge:
             assert self._edge is not None and self._edge.http_port is not None
@@ -72,7 +70,7 @@ class Front:
             return
         try:
             self._listener = await loop.create_server(
-                self._connect, settings.host, settings.port, backlog=_BACKLOG, start_serving=False
+                self._connect, settings.host, settings.port, backlog=socket.SOMAXCONN, start_serving=False
             )
         except OSError as error:
             raise listen_error(settings.host, settings.port, "--port", error) from None

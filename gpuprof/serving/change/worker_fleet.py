@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,6 @@ from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 
 _POLL_S = 0.01
-_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,8 @@ class WorkerFleet:
 
     def _fits(self, standby: Standby) -> bool:
         """Return whether the resources of a standby are still free of standbys that took over."""
-        return all(self._claimed.get(c.resource, 0.0) + c.amount <= c.spare + _EPSILON for c in standby.claims)
+        taken = [(self._claimed.get(claim.resource, 0.0) + claim.amount, claim.spare) for claim in standby.claims]
+        return all(amount <= spare or math.isclose(amount, spare) for amount, spare in taken)
 
     def _model(self, deployment: DeploymentMap, name: str) -> ServedModel:
         asked = deployment.models[name]

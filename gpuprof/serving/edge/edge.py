@@ -14,21 +14,19 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
-from gpuprof.errors import InputError, UnavailableError, install_hint
+from gpuprof.errors import GpuprofError, InputError, UnavailableError, install_hint
 from gpuprof.serving.edge.bootstrap import EdgeSettings, render_bootstrap
+from gpuprof.serving.watch.living_process import LivingProcess
 from gpuprof.serving.watch.logs import LOGGER
+from gpuprof.serving.watch.supervised_process import SupervisedProcess
 
 #: The oldest Envoy version that supports all settings of ``envoy.yaml``.
 LEAST_VERSION = (1, 36)
 _THREADS = 2
-_END_S = 5.0
 _POLL_S = 0.05
-#: Waiting time before a restart, doubled each time up to the longest.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 #: Time for which clients are asked to close connections before listeners close.
 _DRAIN_S = 1
 _PR_SET_PDEATHSIG = 1
@@ -106,8 +104,7 @@ class Edge:
         self.directory = Path(self._folder.name)
         self._admin = self.directory / "admin"
         self._log = self.directory / "log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._supervisor: asyncio.Task[None] | None = None
+        self._supervised: SupervisedProcess | None = None
         self.restarts = 0
 
     async def start(self, settings: EdgeSettings, certificate: str = "", private_key: str = "") -> None:
@@ -128,13 +125,16 @@ class Edge:
             private_key=self._write("key.pem", private_key) if certificate else None,
         )
         self._write("envoy.yaml", render_bootstrap(settings))
-        self._spawn()
-        await self._await_listening()
-        self._supervisor = asyncio.ensure_future(self._supervise())
+        envoy = await self._spawn()
+        self._supervised = SupervisedProcess(self._spawn, self._log_exit, self._log_failure)
+        try:
+            await self._await_listening(envoy)
+        finally:
+            self._supervised.begin(envoy)
 
     async def drain(self) -> None:
         """Ask clients to close their connections, then stop listening; answers under way are still sent."""
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(OSError):
             await self._ask_admin("POST", "/drain_listeners?graceful&skip_exit")
             await asyncio.sleep(_DRAIN_S)
 
@@ -142,21 +142,14 @@ class Edge:
         """Return the number of requests in Envoy without a complete answer."""
         try:
             text = await self._ask_admin("GET", "/stats?filter=downstream_rq_active")
-        except (OSError, TimeoutError):
+        except OSError:
             return 0
         return sum(map(int, _ACTIVE.findall(text)))
 
     async def close(self) -> None:
         """End Envoy and give the ports up."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                await asyncio.to_thread(self._process.wait, _END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if self._supervised is not None:
+            await self._supervised.stop(0.0)
         self._release()
         self._folder.cleanup()
 
@@ -191,11 +184,11 @@ class Edge:
         path.write_text(text, encoding="utf-8")
         return str(path)
 
-    def _spawn(self) -> None:
+    async def _spawn(self) -> LivingProcess:
         command = [str(self._binary), "-c", str(self.directory / "envoy.yaml"), "--concurrency", str(_THREADS)]
         command += ["--drain-time-s", str(_DRAIN_S), "--disable-hot-restart", "--log-level", "warning"]
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -203,34 +196,25 @@ class Edge:
                 start_new_session=True,  # Ctrl-C is for the server
                 preexec_fn=_die_with_parent,
             )
+        return LivingProcess(process.pid, process)
 
-    async def _await_listening(self) -> None:
+    async def _await_listening(self, envoy: LivingProcess) -> None:
         """Wait until Envoy listens or ends, however long a busy machine takes."""
         while True:
-            assert self._process is not None
-            if self._process.poll() is not None:
+            if envoy.has_ended:
                 raise UnavailableError(f"Envoy ended as it started: {self._last_words()}")
-            with contextlib.suppress(OSError, TimeoutError):
+            with contextlib.suppress(OSError):
                 if "LIVE" in await self._ask_admin("GET", "/ready"):
                     return
             await asyncio.sleep(_POLL_S)
 
-    async def _supervise(self) -> None:
-        """Start Envoy again whenever it has ended."""
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            process = self._process
-            assert process is not None
-            began = time.monotonic()
-            while process.poll() is None:
-                await asyncio.sleep(_POLL_S)
-            if time.monotonic() - began > _LONGEST_PAUSE_S:
-                pause_s = _FIRST_PAUSE_S
-            LOGGER.warning("the edge ended", extra={"code": process.returncode, "last_words": self._last_words()})
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            self._spawn()
+    def _log_exit(self, pid: int) -> None:
+        if self._supervised is not None and not self._supervised.is_stopping:
             self.restarts += 1
+            LOGGER.warning("the edge ended, starts again", extra={"pid": pid, "last_words": self._last_words()})
+
+    def _log_failure(self, error: GpuprofError) -> None:
+        LOGGER.error("cannot start the edge", extra={"error": error.message})
 
     def _last_words(self) -> str:
         """Return the last line of Envoy's log."""
@@ -241,14 +225,13 @@ class Edge:
         return lines[-1][:500] if lines else ""
 
     async def _ask_admin(self, method: str, target: str) -> str:
-        """Return the body of Envoy's answer. Raises `OSError` or `TimeoutError` without an answer."""
-        async with asyncio.timeout(_END_S):
-            reader, writer = await asyncio.open_unix_connection(str(self._admin))
-            try:
-                writer.write(f"{method} {target} HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n".encode())
-                answer = await reader.read()
-            finally:
-                writer.close()
+        """Return the body of Envoy's answer. Raises `OSError` without an answer."""
+        reader, writer = await asyncio.open_unix_connection(str(self._admin))
+        try:
+            writer.write(f"{method} {target} HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n".encode())
+            answer = await reader.read()
+        finally:
+            writer.close()
         return answer.decode(errors="replace").partition("\r\n\r\n")[2]
 
 

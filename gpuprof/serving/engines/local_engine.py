@@ -71,7 +71,6 @@ class LocalEngine:
         self._machine: MachineLink | None = None
         self._process: SupervisedProcess | None = None
         self._opening = asyncio.Lock()
-        self._closing = False
         self.on_moved: Callable[[], None] = lambda: None
 
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
@@ -107,7 +106,6 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Wait until the machine process has ended, and kill it after a while."""
-        self._closing = True
         self._rendezvous.close()
         if self._machine is not None:
             self._machine.close()
@@ -115,7 +113,7 @@ class LocalEngine:
             await self._process.stop(_PATIENCE_S)
 
     def _log_exit(self, pid: int) -> None:
-        if not self._closing:
+        if self._process is not None and not self._process.is_stopping:
             LOGGER.warning("machine process ended, starts again", extra={"pid": pid})
 
 

@@ -32,7 +32,6 @@ from gpuprof.serving.transport.inference import Inference, OutputTensor, Refused
 
 HEALTH_CHECK = b"/grpc.health.v1.Health/Check"
 STREAM_METHOD = "ModelStreamInfer"
-_MAX_SHORT_BYTES = 1 << 16
 #: HealthCheckRequest of the whole server and of the service, and HealthCheckResponse: SERVING, NOT_SERVING.
 _HEALTH_REQUESTS = b"", b"\x0a%c%s" % (len(SERVICE), SERVICE.encode())
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
@@ -40,12 +39,14 @@ _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNIT_MS = {b"H": 3.6e6, b"M": 6e4, b"S": 1e3, b"m": 1.0, b"u": 1e-3, b"n": 1e-6}
 #: Codes of google.rpc.Code.
-_OVERLOADED, _INTERNAL = 8, 13
 _CODES = {
     HTTPStatus.BAD_REQUEST: 3,  # INVALID_ARGUMENT
     HTTPStatus.REQUEST_TIMEOUT: 4,  # DEADLINE_EXCEEDED
     HTTPStatus.NOT_FOUND: 5,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: 8,  # RESOURCE_EXHAUSTED
+    HTTPStatus.TOO_MANY_REQUESTS: 8,
+    HTTPStatus.NOT_IMPLEMENTED: 12,
+    HTTPStatus.INTERNAL_SERVER_ERROR: 13,
     HTTPStatus.SERVICE_UNAVAILABLE: 14,
     HTTPStatus.UNAUTHORIZED: 16,  # UNAUTHENTICATED
 }
@@ -67,14 +68,14 @@ class GrpcCalls:
     def __init__(self, service: InferenceService) -> None:
         self._service, self._router = service, service.router
         answers = make_descriptions(service.router)
-        self._routes = {HEALTH_CHECK: Route(self._check_health, _MAX_SHORT_BYTES, True)}
+        self._routes = {HEALTH_CHECK: Route(self._check_health, reads_body=True)}
         for method in service_methods():
             path = f"/{SERVICE}/{method.name}".encode()
             if method.name == "ModelInfer":
                 self._routes[path] = Route(self._infer, service.max_body_bytes, True)
             elif method.name in answers:
                 kinds = [message_class(kind.name) for kind in (method.input_type, method.output_type)]
-                self._routes[path] = Route(partial(_describe, answers[method.name], *kinds), _MAX_SHORT_BYTES, True)
+                self._routes[path] = Route(partial(_describe, answers[method.name], *kinds), reads_body=True)
         probes = (f"/{SERVICE}/{name}".encode() for name in ("ServerLive", "ServerReady"))
         self.public_paths = frozenset((HEALTH_CHECK, *probes))
 
@@ -181,9 +182,9 @@ def read_timeout_ms(text: bytes) -> float | None:
 
 def find_code(refusal: RefusedError) -> int:
     """Return the gRPC status code of a refusal."""
-    if refusal.status == HTTPStatus.NOT_IMPLEMENTED:
-        return 12
-    return _OVERLOADED if refusal.overloaded else _CODES.get(refusal.status, _INTERNAL)
+    if refusal.overloaded:
+        return _CODES[HTTPStatus.TOO_MANY_REQUESTS]
+    return _CODES.get(refusal.status, _CODES[HTTPStatus.INTERNAL_SERVER_ERROR])
 
 
 def status_headers(refusal: RefusedError) -> bytes:

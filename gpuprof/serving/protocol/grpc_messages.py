@@ -12,9 +12,8 @@ from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
 from gpuprof.serving.protocol.large_texts import refuse_long_text
-from gpuprof.serving.protocol.open_inference import message_class
+from gpuprof.serving.protocol.open_inference import field_number, message_class
 from gpuprof.serving.router.infer_request import (
-    MAX_RANK,
     InferRequest,
     Urgency,
     check_rows,
@@ -44,9 +43,6 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-#: Numbers of fields: ModelInferRequest.raw_input_contents, ModelInferResponse.raw_output_contents and
-#: ModelStreamInferResponse.infer_response.
-RAW_INPUTS, _RAW_OUTPUTS, _STREAMED = 7, 6, 2
 
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
@@ -78,7 +74,7 @@ class InferCall:
         spans: list[slice] = []
         try:
             if len(data) > INLINE_BYTES:
-                small, spans = split_off_field(data, RAW_INPUTS)
+                small, spans = split_off_field(data, field_number("ModelInferRequest", "raw_input_contents"))
                 refuse_long_text(len(small))
             message = message_class("ModelInferRequest").FromString(small)
         except (DecodeError, ValueError) as error:
@@ -139,7 +135,9 @@ def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor
     )
     write = _write_known_outputs if asked.id is None else _write_outputs
     head = write(spec.name, spec.version, asked.id or "", described)
-    return append_field(head, _RAW_OUTPUTS, [output.data for output in outputs])
+    return append_field(
+        head, field_number("ModelInferResponse", "raw_output_contents"), [output.data for output in outputs]
+    )
 
 
 def _write_outputs(
@@ -159,7 +157,7 @@ _write_known_outputs = lru_cache(256)(_write_outputs)
 
 def write_streamed(response: Sequence[Buffer]) -> list[Buffer]:
     """Return the parts of a ModelStreamInferResponse around the parts of a ModelInferResponse."""
-    return wrap_message(response, _STREAMED)
+    return wrap_message(response, field_number("ModelStreamInferResponse", "infer_response"))
 
 
 def write_stream_error(message: str, request_id: str) -> bytes:
@@ -185,7 +183,7 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor
             )
         _refuse_unsupported(entry)
         tensor = spec.inputs[position]
-        shape = check_tensor(tensor, entry.datatype, list(entry.shape[: MAX_RANK + 1]))
+        shape = check_tensor(tensor, entry.datatype, list(entry.shape))
         if raw and entry.contents.ListFields():
             raise bad_request(f"input {entry.name!r} has both typed and raw contents")
         data = raw[number] if raw else _from_contents(tensor, entry.contents)

@@ -8,14 +8,21 @@ of a message. Source of the format: Protocol Buffers' documentation, "Encoding".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
+from functools import cache
 
 from gpuprof.serving.transport.wire import Buffer
 
-#: Wire types; 3 and 4, groups, no message of the protocol has.
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
-#: Limit of fields: a request has a few; a million empty fields would take much time and memory.
-_MAX_FIELDS = 1024
+
+
+class _WireType(IntEnum):
+    """Kinds of fields; no message of the protocol has groups."""
+
+    VARINT = 0
+    FIXED64 = 1
+    LENGTH = 2
+    FIXED32 = 5
 
 
 def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
@@ -24,17 +31,14 @@ def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
     Raises
     ------
     ValueError
-        When ``data`` is no message, or has too many fields.
+        When ``data`` is no message.
     """
     view = memoryview(data)
     rest: list[Buffer] = []
     values = []
-    position = kept = fields = 0
+    position = kept = 0
     wanted = _key(field)
     while position < len(data):
-        fields += 1
-        if fields > _MAX_FIELDS:
-            raise ValueError(f"it has more than {_MAX_FIELDS} fields")
         begin = position
         key, position = _varint(data, position)
         position, end = _span(data, key & 7, position)
@@ -48,7 +52,7 @@ def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
 
 def append_field(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:
     """Return the parts of a message with these values of the bytes field ``field`` appended, without copies."""
-    key = _KEYS[field]
+    key = _encode_key(field)
     parts: list[Buffer] = [data]
     for value in values:
         parts += (key + _to_varint(len(value)), value)
@@ -57,22 +61,22 @@ def append_field(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buff
 
 def wrap_message(parts: Sequence[Buffer], field: int) -> list[Buffer]:
     """Return the parts of a message whose only field ``field`` is the message in ``parts``."""
-    return [_KEYS[field] + _to_varint(sum(map(len, parts))), *parts]
+    return [_encode_key(field) + _to_varint(sum(map(len, parts))), *parts]
 
 
 def _key(field: int) -> int:
-    return field << 3 | _LENGTH
+    return field << 3 | _WireType.LENGTH
 
 
 def _span(data: Buffer, kind: int, position: int) -> tuple[int, int]:
     """Return the beginning and end of the value of a field of this kind."""
-    if kind == _LENGTH:
+    if kind == _WireType.LENGTH:
         size, position = _varint(data, position)
         end = position + size
-    elif kind == _VARINT:
+    elif kind == _WireType.VARINT:
         _, end = _varint(data, position)
-    elif kind in (_FIXED64, _FIXED32):
-        end = position + (8 if kind == _FIXED64 else 4)
+    elif kind in (_WireType.FIXED64, _WireType.FIXED32):
+        end = position + (8 if kind == _WireType.FIXED64 else 4)
     else:
         raise ValueError(f"a field of the unknown kind {kind}")
     if end > len(data):
@@ -99,5 +103,6 @@ def _to_varint(value: int) -> bytes:
     return bytes(text)
 
 
-#: Encoded keys by field number, for the numbers whose key takes one byte.
-_KEYS = [_to_varint(_key(field)) for field in range(16)]
+@cache
+def _encode_key(field: int) -> bytes:
+    return _to_varint(_key(field))

@@ -34,8 +34,6 @@ from gpuprof.serving.transport.server_timing import write_timing
 from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.stalls import StallMeter
 
-_MAX_CACHED_ROUTES = 1024
-_MAX_TARGET_BYTES = 4096
 _PUBLIC_PREFIX = b"/v2/health/"
 _GRPC_PREFIXES = (b"/inference.", b"/grpc.")
 
@@ -90,7 +88,6 @@ class HttpApi:
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._descriptions = HttpDescriptions(router, self._find_figures)
         self._grpc = GrpcCalls(self.service)
-        self._routes: dict[tuple[bytes, bytes], Route] = {}
 
     @property
     def draining(self) -> bool:
@@ -111,23 +108,13 @@ class HttpApi:
         is_public = target.startswith(_PUBLIC_PREFIX) or target in self._grpc.public_paths
         if not is_public and not self._settings.admits(head.headers.get(b"authorization", b"")):
             raise RefusedError(HTTPStatus.UNAUTHORIZED, "the request does not have the token of this server")
-        key = (head.method, target)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._find_path(head)
-            if len(self._routes) >= _MAX_CACHED_ROUTES:
-                self._routes.clear()
-            self._routes[key] = route
-        return route
+        return self._find_path(head)
 
     def forget_routes(self) -> None:
-        """Forget cached routes: the models have changed."""
-        self._routes.clear()
+        """Forget the routes of cached heads: the models have changed."""
         self.cached_heads.clear()
 
     def _find_path(self, head: HttpHead) -> Route:
-        if len(head.target) > _MAX_TARGET_BYTES:
-            raise RefusedError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
         path = head.target.split(b"?", 1)[0].decode("latin-1")
         words = [unquote(word) for word in path.strip("/").split("/")]
         method = "GET" if head.method == b"HEAD" else head.method.decode("latin-1")

@@ -42,17 +42,11 @@ SCRATCH_BYTES = 1 << 16
 #: Read size before a head has been parsed: more of a large body would need another copy.
 _FIRST_BYTES = 1 << 14
 _MAX_HEAD_BYTES = 1 << 15
-#: Bytes of pipelined requests beyond which reading pauses.
-_MAX_PENDING_BYTES = 1 << 16
-#: Maximum body size of a refused request that is received, which costs less than a new connection.
-_MAX_REFUSED_BYTES = 1 << 24
-#: Answers up to this size are written in one piece: copying is cheaper than another buffer.
-_JOINED_BYTES = 1 << 12
 #: Minimum transfer rate: its time for a body or an answer is added to the stall limit.
 _LEAST_BYTES_PER_S = 1 << 20
 #: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
-_LINGER_S, _MAX_LINGERING_BYTES = 2.0, 1 << 24
-_MAX_CACHED_HEADS, _MAX_CACHED_BYTES = 256, 1024
+_LINGER_S = 2.0
+_MAX_CACHED_HEADS = 256
 #: Heads with these headers are not cached.
 _UNCACHED = frozenset((b"expect", b"content-encoding", b"grpc-encoding"))
 _ARRIVAL_LINE = b"\r\n" + ARRIVAL_HEADER + b": "
@@ -109,7 +103,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._pending = bytearray()
         self._unsent: list[Slot] = []
         self._since = time.monotonic()  #: Begin of the request, or of the answer, or of the idle time.
-        self._unsent_bytes = self._lingering_bytes = 0
+        self._unsent_bytes = 0
         self._keep_alive = True
         self._is_new = True
         self._is_paused = self._client_ended = self._is_lingering = False
@@ -140,9 +134,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._receive_large(count)
             return
         if self._is_lingering:
-            self._lingering_bytes += count
-            if self._lingering_bytes > _MAX_LINGERING_BYTES and self._transport is not None:
-                self._transport.abort()
             return
         if self.is_idle:
             self._since, self._is_new = time.monotonic(), False
@@ -151,7 +142,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._pending += received
             if self._can_read:
                 self._read_pending()
-            elif len(self._pending) > _MAX_PENDING_BYTES:
+            elif len(self._pending) > SCRATCH_BYTES:
                 self._pause_reading()
             return
         used = self._read(self._owner.scratch, count)
@@ -213,7 +204,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             transport.write(head)
         elif not tail:
             transport.write(head + body)
-        elif size > _JOINED_BYTES:
+        elif size > INLINE_BYTES:
             transport.writelines([head + body, *tail])
         else:
             transport.write(b"".join((head, body, *tail)))
@@ -270,7 +261,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def _can_read(self) -> bool:
-        return not (self.busy or self._is_lingering or self._unsent_bytes > _MAX_PENDING_BYTES)
+        return not (self.busy or self._is_lingering or self._unsent_bytes > SCRATCH_BYTES)
 
     def _read_pending(self) -> None:
         """Read requests out of the pending bytes."""
@@ -365,7 +356,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         head, route = incoming.head, incoming.route
         if route is None or not route.reads_body or head.chunked or head.length > INLINE_BYTES:
             return
-        if len(text) > _MAX_CACHED_BYTES or head.headers.keys() & _UNCACHED:
+        if head.headers.keys() & _UNCACHED:
             return
         heads = self._owner.cached_heads
         if len(heads) >= _MAX_CACHED_HEADS:
@@ -446,7 +437,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Discard the rest of a body, then answer; answer at once if the body is too long."""
         incoming.refusal = refusal.with_traceback(None)
         self._release(incoming)
-        if incoming.length > _MAX_REFUSED_BYTES:
+        if incoming.length > MAX_DISCARDED_BYTES:
             self._reject(refusal)
 
     def _finish_body(self, incoming: _Incoming) -> None:

@@ -6,7 +6,6 @@ import ipaddress
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import lru_cache
 from http import HTTPStatus
 
 import httptools
@@ -26,9 +25,6 @@ _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r
 _GIVEN_ONCE = frozenset(
     (b"authorization", b"content-encoding", b"content-length", b"host", JSON_LENGTH, b"transfer-encoding")
 )
-_MAX_LINES = 256
-_MOST_DIGITS = 18
-_MAX_CACHED_BYTES = 1024
 #: Name, or address (IPv6 in brackets), and optional port (RFC 9110, 7.2; RFC 3986, 3.2.2).
 _HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~%!$&'()*+,;=-]*)(:\d*)?")
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -47,7 +43,6 @@ class HttpHead:
     keep_alive: bool = True
     repeated: bytes | None = None  #: A repeated header of `_GIVEN_ONCE`.
     is_complete: bool = False
-    lines: int = 0  #: Number of header lines.
     #: The parser's answer, valid only at the end of the headers.
     ask_keep_alive: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
 
@@ -67,9 +62,10 @@ class HttpHead:
         text = self.headers.get(JSON_LENGTH)
         if text is None:
             return length
-        if not text.isdigit() or len(text) > _MOST_DIGITS or int(text) > length:
+        size = _parse_number(text)
+        if size is None or size > length:
             raise bad_request("Inference-Header-Content-Length must be a number and at most Content-Length")
-        return int(text)
+        return size
 
     def on_url(self, url: bytes) -> None:
         """Append a part of the target; called by the parser."""
@@ -77,10 +73,6 @@ class HttpHead:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header; called by the parser."""
-        self.lines += 1
-        if self.lines > _MAX_LINES:
-            text = f"a request may have {_MAX_LINES} headers"
-            raise RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
         name = name.lower()
         if name in self.headers and name in _GIVEN_ONCE:
             self.repeated = name
@@ -128,17 +120,13 @@ class ChunkedBody:
 
 
 def read_head(text: bytes) -> HttpHead:
-    """Return the parsed head, blank line included. Equal heads may share an immutable object.
+    """Return the parsed head, blank line included.
 
     Raises
     ------
     RefusedError
-        400, when the text is not HTTP; 431, when it has too many headers.
+        400, when the text is not HTTP.
     """
-    return _read_cached(text) if len(text) <= _MAX_CACHED_BYTES else _parse_head(text)
-
-
-def _parse_head(text: bytes) -> HttpHead:
     head = HttpHead()
     parser = httptools.HttpRequestParser(head)
     head.ask_keep_alive = parser.should_keep_alive
@@ -159,9 +147,6 @@ def _parse_head(text: bytes) -> HttpHead:
     _read_host(head, version)
     _read_framing(head)
     return head
-
-
-_read_cached = lru_cache(256)(_parse_head)
 
 
 def _read_host(head: HttpHead, version: str) -> None:
@@ -194,15 +179,24 @@ def is_own_host(host: bytes, names: Collection[str]) -> bool:
 def _read_framing(head: HttpHead) -> None:
     length = head.headers.get(b"content-length")
     if length is not None:
-        if not length.isdigit() or len(length) > _MOST_DIGITS:
-            raise bad_request(f"Content-Length must be a number of at most {_MOST_DIGITS} digits")
-        head.length = int(length)
+        size = _parse_number(length)
+        if size is None:
+            raise bad_request("Content-Length must be a number")
+        head.length = size
     coding = head.headers.get(b"transfer-encoding")
     if coding is not None:
         # Both at once allow requests to be smuggled past proxies (RFC 9112, 6.3 and 11.2).
         if coding.lower() != b"chunked" or length is not None:
             raise bad_request("a body must be chunked or have a Content-Length")
         head.chunked = True
+
+
+def _parse_number(text: bytes) -> int | None:
+    """Return a header's number; None for anything else, and for a number of thousands of digits."""
+    try:
+        return int(text) if text.isdigit() else None
+    except ValueError:
+        return None
 
 
 def _explain_parser_error(error: httptools.HttpParserError) -> RefusedError:

@@ -15,8 +15,8 @@ from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.wire import Buffer
 
-#: Largest body of a route that reads none: such bodies are received and dropped, to keep the connection.
-MAX_DISCARDED_BYTES = 1 << 20
+#: Largest unneeded body that is received and dropped, which costs less than a new connection.
+MAX_DISCARDED_BYTES = 1 << 24
 
 
 class HttpClient(Protocol):

@@ -33,6 +33,13 @@ def message_class(name: str) -> Any:
     return message_factory.GetMessageClass(protocol_pool().FindMessageTypeByName(f"inference.{name}"))
 
 
+@cache
+def field_number(message: str, field: str) -> int:
+    """Return the number of a field of a message."""
+    number: int = message_class(message).DESCRIPTOR.fields_by_name[field].number
+    return number
+
+
 def service_methods() -> list[Any]:
     """Return the descriptors of the calls."""
     return list(protocol_pool().FindServiceByName(SERVICE).methods)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 _APART_S = 10.0
-#: Maximum number of clients kept; beyond it, the clients with the oldest failures are removed.
-_MOST_CLIENTS = 1024
 
 
 class FailingClients:
@@ -28,10 +26,8 @@ class FailingClients:
     def note(self, client: str, now: float) -> bool:
         """Record a failed request of a client; return whether the client is newly recorded."""
         is_new = not self.has(client, now)
-        self._until.pop(client, None)
+        self._until = {name: end for name, end in self._until.items() if end > now}
         self._until[client] = now + _APART_S
-        if len(self._until) > _MOST_CLIENTS:
-            del self._until[next(iter(self._until))]
         return is_new
 
     def has(self, client: str, now: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -18,7 +19,7 @@ from gpuprof.serving.transport.wire import Buffer
 #: Exclusive upper limit of a dimension.
 MAX_DIMENSION = 1 << 40
 #: Largest value of a numeric parameter of a request.
-MAX_PARAMETER = (1 << 63) - 1
+MAX_PARAMETER = sys.maxsize
 #: Maximum number of strings in a tensor: a worker takes about a second to decode them, and another to encode them.
 MAX_STRINGS = 1 << 20
 #: Maximum number of strings checked on the event loop; more would stall it, and workers check them anyway.
@@ -26,8 +27,6 @@ _MAX_CHECKED_STRINGS = 1 << 16
 #: Maximum product of the other dimensions of a tensor with a dimension of 0: the tensor has no bytes, but the model may
 #: allocate memory for it.
 _MAX_BESIDE_NONE = 1 << 24
-#: Most dimensions of a shape; no model has nearly as many.
-MAX_RANK = 64
 _UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification")
 
 
@@ -144,8 +143,8 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
     """
     if datatype != tensor.datatype:
         raise bad_request(f"input {tensor.name!r} has type {tensor.datatype} but got {_shorten(datatype)}")
-    if isinstance(shape, list) and len(shape) > MAX_RANK:
-        raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got more than {MAX_RANK} sizes")
+    if isinstance(shape, list) and len(shape) != len(tensor.shape):
+        raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {len(shape)} sizes")
     sizes = list(map(parse_whole, shape)) if isinstance(shape, list) else [None]
     known = [size for size in sizes if size is not None and 0 <= size < MAX_DIMENSION]
     if len(known) != len(sizes):

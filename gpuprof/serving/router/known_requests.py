@@ -6,8 +6,8 @@ from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read
 from gpuprof.serving.transport.inference import InputTensor
 from gpuprof.serving.transport.metadata import ModelSpec
 
-#: Number of cached texts, and the size limit of each in bytes.
-_MOST, _MOST_BYTES = 64, 1024
+#: Number of cached texts.
+_MOST = 64
 
 
 class RequestReader:
@@ -24,7 +24,7 @@ class RequestReader:
 
     def read_request(self, body: RequestBody) -> InferRequest:
         """Read and check a request. Raises `RefusedError` as `read_request` does."""
-        if self._has_strings or body.json_bytes > _MOST_BYTES or body.json_bytes == len(body.data):
+        if self._has_strings or body.json_bytes == len(body.data):
             return read_request(self._spec, body)
         key = bytes(memoryview(body.data)[: body.json_bytes]), len(body.data)
         known = self._known.get(key)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from gpuprof.serving.transport.inference import Inference
 
 _LOOK_AHEAD = 64  # requests of another shape that may be skipped to fill a batch
-#: Number of finish tags kept; beyond it, tags of flows without waiting requests are removed.
-_MOST_FLOWS = 4096
 
 #: A flow of fair queueing: a client, and whether its request may take longer than the SLO.
 Flow = tuple[str, bool]
@@ -132,7 +130,7 @@ class RequestQueue:
         if not self._waiting:
             self._finish_tags.clear()
             self._virtual_time = 0.0
-        elif len(self._finish_tags) > _MOST_FLOWS:
+        elif len(self._finish_tags) > 2 * len(self._waiting):  # so that a request pays for a few tags at most
             self._finish_tags = {flow: end for flow, end in self._finish_tags.items() if end > self._virtual_time}
 
 

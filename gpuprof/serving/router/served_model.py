@@ -30,7 +30,6 @@ from gpuprof.serving.watch.tracing import RequestTracer
 
 #: Limit of a request's timeout, in ms and in SLOs; the larger of the two counts.
 _MAX_TIMEOUT_MS, _MAX_TIMEOUT_SLOS = 10_000.0, 10.0
-_MAX_WAITING = 20_000  # requests, regardless of the SLO
 
 
 class ServedModel:
@@ -201,7 +200,7 @@ class ServedModel:
         refused = self._would_refuse(load, expected_ms, waited_ms, deadline_ms, now)
         self._record_arrival(replica, load, now, refused and deadline_ms >= self.slo_ms)
         inference.expected_ms, inference.expected_rows = waited_ms + expected_ms, rows
-        if refused or replica.queued > _MAX_WAITING:
+        if refused:
             raise overload_refusal(self.name, inference.expected_ms, deadline_ms)
         replica.submit(inference, self.slo_ms)
 

@@ -17,10 +17,8 @@ from gpuprof.serving.watch.logs import LOGGER
 
 _MOST_BATCHES = 32  # sent to a worker at a time
 _WEIGHT = 0.2  # of the last batch in the mean time of batches, by the worker's own clock
-#: Time limit of the first load, which a GPU compiler may make long, and the smallest limit of later loads.
-_FIRST_LOAD_S, _LATER_LOAD_S = 1800.0, 60.0
-#: Limit of a later load, relative to the longest load so far.
-_LOAD_FACTOR = 10.0
+#: Time limit of loading, which a GPU compiler may make long.
+_LOAD_S = 1800.0
 
 
 class WorkerHandle:
@@ -42,7 +40,6 @@ class WorkerHandle:
         self._last_done = 0.0
         self._run_ms = math.inf
         self._loading: tuple[int, float] | None = None  # process id, and the start of loading
-        self._longest_load_s: float | None = None
         self._stopping = False
         self._refusal: GpuprofError | None = None
         self._was_ready = asyncio.Event()
@@ -167,23 +164,20 @@ class WorkerHandle:
             link.ping(now)
 
     def _watch_loading(self, link: Link, now: float, stalled_since: Callable[[float, float], float]) -> None:
-        """Kill a worker that loads for far longer than before: without a limit, a hanging load would never end."""
+        """Kill a worker that loads for too long: without a limit, a hanging load would never end."""
         if link.pid is None:
             self._loading = None
         elif self._loading is None or self._loading[0] != link.pid:
             self._loading = (link.pid, now)
         else:
             since = self._loading[1]
-            longest_s = self._longest_load_s
-            limit_s = _FIRST_LOAD_S if longest_s is None else max(_LATER_LOAD_S, _LOAD_FACTOR * longest_s)
-            if now - since - stalled_since(since, now) > limit_s:
+            if now - since - stalled_since(since, now) > _LOAD_S:
                 LOGGER.warning("worker loads for too long, is replaced", extra={"worker": self.name, "pid": link.pid})
                 self._loading = None
                 link.kill()
 
     def _handle_ready(self, spec: ModelSpec) -> None:
-        loaded_s = 0.0 if self._loading is None else time.monotonic() - self._loading[1]
-        self._longest_load_s, self._loading = max(self._longest_load_s or 0.0, loaded_s), None
+        self._loading = None
         LOGGER.info("worker is ready", extra={"worker": self.name, "pid": self.pid})
         self._was_ready.set()
         self._on_ready()

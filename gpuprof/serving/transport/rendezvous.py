@@ -21,7 +21,6 @@ from gpuprof.serving.transport.wire import MAX_GREETING_BYTES, BlockingStream, F
 
 #: A peer must authenticate within this time.
 _GREETING_S = 20.0
-_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Rendezvous:
     """Admits expected peers, by a shared secret."""
 
     def __init__(self) -> None:
-        self._secret = secrets.token_hex(_SECRET_BYTES)
+        self._secret = secrets.token_hex()
         self._peers: dict[str, ExpectedPeer] = {}
         self._listeners: list[asyncio.AbstractServer] = []
 

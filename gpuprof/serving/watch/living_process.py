@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 from contextlib import suppress
@@ -40,6 +41,11 @@ class LivingProcess:
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the process has ended."""
         return self._descriptor
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process has ended."""
+        return bool(select.select([self._descriptor], [], [], 0.0)[0])
 
     def kill(self) -> None:
         """Kill the process; no error when it has ended."""

@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 
 from gpuprof.serving.transport.inference import StageTimes
 
-#: Upper ends of the latency histogram's buckets in milliseconds.
-BUCKETS_MS = (
-    0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 750.0,
-    1000.0, 2000.0, 5000.0, 10000.0,
-)  # fmt: skip
+#: Upper ends of the latency histogram's buckets in milliseconds: 0.1, 0.2, 0.5, 1 and so on to 50,000.
+BUCKETS_MS = tuple(float(f"{lead}e{power}") for power in range(-1, 5) for lead in "125")
 STAGES = ("queue", "gather", "infer", "scatter")
 
 

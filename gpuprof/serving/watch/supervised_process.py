@@ -40,7 +40,7 @@ class SupervisedProcess:
         self._process: LivingProcess | None = None
         self._began = time.monotonic()
         self._delay_s = 0.0
-        self._is_stopping = False
+        self.is_stopping = False
         self._next: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
         self._has_no_process = asyncio.Event()
@@ -60,7 +60,7 @@ class SupervisedProcess:
 
     async def stop(self, patience_s: float) -> None:
         """Wait until the process has ended, and kill it after ``patience_s``."""
-        self._is_stopping = True
+        self.is_stopping = True
         if self._next is not None:
             self._next.cancel()
         if self._starting is not None:
@@ -100,7 +100,7 @@ class SupervisedProcess:
         self._schedule_restart()
 
     def _schedule_restart(self) -> None:
-        if self._is_stopping:
+        if self.is_stopping:
             return
         if time.monotonic() - self._began > _MAX_DELAY_S:
             self._delay_s = 0.0

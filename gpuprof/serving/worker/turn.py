@@ -12,12 +12,20 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from hashlib import sha256
 from pathlib import Path
 
-#: Locked bytes: by all users of the file, to take a number, and to run a batch; then a byte for each number.
-_USERS, _NUMBERS, _RUNNING, _FIRST = 0, 1, 2, 3
 _NUMBER_BYTES = 8
+
+
+class _Byte(IntEnum):
+    """Locked bytes: by all users of the file, to take a number, and to run a batch; then a byte for each number."""
+
+    USERS = 0
+    NUMBERS = 1
+    RUNNING = 2
+    FIRST = 3
 
 
 class Turn:
@@ -33,23 +41,23 @@ class Turn:
 
     def __enter__(self) -> Turn:
         """Wait for all earlier turns."""
-        self._lock(_NUMBERS)
+        self._lock(_Byte.NUMBERS)
         try:
             self._number = int.from_bytes(os.pread(self._file, _NUMBER_BYTES, 0), "little")
             os.pwrite(self._file, (self._number + 1).to_bytes(_NUMBER_BYTES, "little"), 0)
-            self._lock(_FIRST + self._number)  # before another process can take the next number
+            self._lock(_Byte.FIRST + self._number)  # before another process can take the next number
         finally:
-            self._release(_NUMBERS)
+            self._release(_Byte.NUMBERS)
         if self._number:
-            self._lock(_FIRST + self._number - 1)
-            self._release(_FIRST + self._number - 1)
-        self._lock(_RUNNING)  # the death of a waiting process may have let this process pass a running batch
+            self._lock(_Byte.FIRST + self._number - 1)
+            self._release(_Byte.FIRST + self._number - 1)
+        self._lock(_Byte.RUNNING)  # the death of a waiting process may have let this process pass a running batch
         return self
 
     def __exit__(self, *_: object) -> None:
         """Pass the turn on."""
-        self._release(_RUNNING)
-        self._release(_FIRST + self._number)
+        self._release(_Byte.RUNNING)
+        self._release(_Byte.FIRST + self._number)
 
     def _lock(self, byte: int) -> None:
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, byte)
@@ -67,9 +75,9 @@ def open_turns(group: str) -> Iterator[Turn]:
         yield Turn(file)
     finally:
         # Released before the exclusive lock: two processes that leave at once would otherwise block each other.
-        fcntl.lockf(file, fcntl.LOCK_UN, 1, _USERS)
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, _Byte.USERS)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _USERS)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _Byte.USERS)
         except OSError:
             pass  # other processes use it, or the last of them is about to remove it
         else:
@@ -81,7 +89,7 @@ def open_turns(group: str) -> Iterator[Turn]:
 def _open_shared(path: Path) -> int:
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        fcntl.lockf(file, fcntl.LOCK_SH, 1, _USERS)
+        fcntl.lockf(file, fcntl.LOCK_SH, 1, _Byte.USERS)
         if os.fstat(file).st_nlink:
             return file
         os.close(file)  # removed by the last earlier user, after it was opened here

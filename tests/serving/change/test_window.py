@@ -60,6 +60,6 @@ def test_percentiles_are_within_their_bucket() -> None:
     buckets = [0] * (len(BUCKETS_MS) + 1)
     buckets[BUCKETS_MS.index(10.0)] = 99
     buckets[-1] = 1
-    assert percentile_of(buckets, 50.0) == pytest.approx(7.5 + 2.5 * 50 / 99)
+    assert percentile_of(buckets, 50.0) == pytest.approx(5.0 + 5.0 * 50 / 99)
     assert percentile_of(buckets, 99.9) == BUCKETS_MS[-1]
     assert percentile_of([0] * 5, 50.0) is None

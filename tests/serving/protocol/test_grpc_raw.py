@@ -63,12 +63,6 @@ def test_a_large_call_that_is_cut_off_is_refused() -> None:
         InferCall.decode(data[:-1])
 
 
-def test_a_call_of_many_empty_fields_is_refused_before_protobuf_makes_objects_of_them() -> None:
-    data = b"\x2a\x00" * 5000 + request([b"x" * INLINE_BYTES]).SerializeToString()
-    with pytest.raises(RefusedError, match="more than 1024 fields"):
-        InferCall.decode(data)
-
-
 @given(st.integers(0, 2**62), st.integers(0, 5))
 def test_how_urgent_a_call_is_stands_in_its_parameters(timeout_us: int, priority: int) -> None:
     message = request([], timeout=timeout_us)

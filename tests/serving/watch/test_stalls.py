@@ -60,21 +60,14 @@ def test_a_worker_is_not_killed_for_what_the_router_did_not_hear(stalled_s: floa
     assert link.killed == killed
 
 
-@pytest.mark.parametrize(("loaded_before_s", "ended_after_s"), [(None, 1800.0), (0.1, 60.0), (30.0, 300.0)])
-def test_a_worker_that_loads_for_ever_is_ended(
-    loaded_before_s: float | None, ended_after_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_loads_for_ever_is_ended() -> None:
     """Stopped while it loads it says nothing, and whoever applies a map would wait for it."""
     link = SilentLink()
     link.is_ready = False
     handle = WorkerHandle("m/0.0", ORDER, cast(Any, None), hang_s=5.0)
     handle._link = cast(Any, link)
     handle.bind(lambda: None, cast(Any, None), cast(Any, None), cast(Any, None))
-    start = 1000.0
-    if loaded_before_s is not None:
-        handle.watch(start - loaded_before_s)
-        monkeypatch.setattr("time.monotonic", lambda: start)
-        handle._handle_ready(cast(Any, None))
+    start, ended_after_s = 1000.0, 1800.0
     handle.watch(start)
     handle.watch(start + ended_after_s - 1.0)
     assert not link.killed
