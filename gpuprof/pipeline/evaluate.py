@@ -143,7 +143,7 @@ def _judge_estimator(chosen: EvaluateOptions, name: str, progress: ProgressCallb
     if len(refused) == len(latencies):
         said = f": {refused[0].refusal}" if refused else ""
         raise InputError(f"the estimator {name!r} has no estimate for any latency that was left out{said}")
-    notes = ()
+    notes: tuple[str, ...] = ()
     if refused:
         notes = (f"no estimate for {len(refused)} of {len(latencies)} latencies, first: {refused[0].refusal}",)
     return EvaluateResult(
