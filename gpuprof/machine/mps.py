@@ -22,7 +22,7 @@ from gpuprof.runtime.providers import MPS_PIPE
 CONTROL = "nvidia-cuda-mps-control"
 LOG = "CUDA_MPS_LOG_DIRECTORY"
 PERCENTAGE, MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-_DEFAULT_PIPE = "/tmp/nvidia-mps"
+DEFAULT_PIPE = "/tmp/nvidia-mps"
 #: Seconds: for an answer of the control program, for a daemon that was started to answer, between two attempts.
 _ANSWER_S = 30.0
 _START_S, _PAUSE_S = 5.0, 0.1
@@ -72,7 +72,7 @@ def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[M
             f"{control} is not installed, so that shares of a GPU cannot be enforced",
             "it comes with NVIDIA's driver; MIG instances need none",
         )
-    users = os.environ.get(MPS_PIPE, _DEFAULT_PIPE)
+    users = os.environ.get(MPS_PIPE, DEFAULT_PIPE)
     if visible is None and _is_responding(control, {MPS_PIPE: users}):
         log = os.environ.get(LOG)
         with _logs_in_errors(log):

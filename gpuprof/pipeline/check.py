@@ -66,6 +66,10 @@ class CheckOptions(OtherTimes):
         None, "CSV file of demands to check against, in place of those in the map.", metavar="FILE", panel="Options"
     )
     allow_changed: bool = option(False, "Models may be other files than the map was planned with.", panel="Options")
+    live: bool = option(
+        False, "Check that this machine has the planned GPUs, MIG instances and shares.", panel="Options"
+    )
+    node: str | None = option(None, "Node of the map that this machine is, for --live.", panel="Options")
 
 
 def check(
@@ -123,6 +127,12 @@ def check(
     violations = feasibility.check(resolved, evidence)
     if unknown := feasibility.find_unknown_memory(resolved, evidence):
         notes.add(f"nothing is known of the memory of {', '.join(unknown)}: whether it suffices was not checked")
+    if chosen.live:
+        from gpuprof.machine.live_check import find_live_faults
+        from gpuprof.serving.plan.serving_plan import chosen_node
+
+        faults = find_live_faults(chosen_node(resolved, chosen.node))
+        violations = (*violations, *(Violation("machine", where, message) for where, message in faults))
     for name, message in _find_refusals(resolved, map_folder(deployment)):
         violations = (*violations, Violation("file", name, message))
     for name, message in find_changed(locate_files(resolved, map_folder(deployment))):
