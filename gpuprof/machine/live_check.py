@@ -58,10 +58,8 @@ def find_live_faults(node: Node, machine: LiveMachine | None = None) -> Iterator
     for gpu in planned:
         where = f"{node.name} gpu {gpu.index}"
         if gpu.index >= len(here):
-            yield (
-                where,
-                f"this machine has {count_of(len(here), 'NVIDIA GPU') if here else 'no NVIDIA GPU'}, and the map plans a {gpu.device}",
-            )
+            count = count_of(len(here), "NVIDIA GPU") if here else "no NVIDIA GPU"
+            yield where, f"this machine has {count}, and the map plans a {gpu.device}"
         elif here[gpu.index].name != gpu.device:
             yield where, f"the GPU is a {here[gpu.index].name}, and the map plans a {gpu.device}"
         else:

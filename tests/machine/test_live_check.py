@@ -23,7 +23,7 @@ def _replica(share_pct: float) -> Replica:
         processes=1,
         sm_share_pct=share_pct,
         rate_rps=1.0,
-        predicted=ReplicaPrediction(latency_ms=1.0, throughput_rps=1.0, source="measured"),
+        predicted=ReplicaPrediction(latency_ms=1.0, throughput_rps=1.0, goodput_rps=1.0, source="measured"),
     )
 
 
@@ -35,11 +35,11 @@ SHARED = _node(Partition(mig=None, replicas=(_replica(25.0), _replica(50.0))))
 CUT = _node(Partition(mig=MigInstance(profile="3g.40gb", start=4), replicas=(_replica(100.0),)))
 
 
-def _machine(layout: MigLayout = MigLayout(False), all_sms: bool = False, gpu: str = "a100-80") -> LiveMachine:
+def _machine(layout: MigLayout | None = None, all_sms: bool = False, gpu: str = "a100-80") -> LiveMachine:
     def granted(_: int, percentage: float) -> int:
         return A100.compute_units if all_sms else round(percentage / 100.0 * A100.compute_units)
 
-    return LiveMachine(lambda: (devices()[gpu],), lambda _: layout, granted, "/tmp/pipe")
+    return LiveMachine(lambda: (devices()[gpu],), lambda _: layout or MigLayout(False), granted, "/tmp/pipe")
 
 
 def _faults(node: Node, machine: LiveMachine) -> list[str]:
@@ -79,7 +79,7 @@ def test_another_gpu_a_missing_gpu_and_a_tool_that_fails_are_found() -> None:
 
     assert _faults(SHARED, _machine(gpu="v100")) == ["the GPU is a v100, and the map plans a a100-80"]
     far = _node(Partition(mig=None, replicas=(_replica(25.0),)), index=3)
-    assert _faults(far, _machine()) == ["this machine has 1 NVIDIA GPUs, and the map plans a a100-80"]
+    assert _faults(far, _machine()) == ["this machine has 1 NVIDIA GPU, and the map plans a a100-80"]
     assert "nvidia-smi is not installed" in _faults(CUT, replace(_machine(), layout=fail))[0]
 
 
@@ -96,4 +96,4 @@ def test_check_live_tells_of_a_machine_without_gpus(
     monkeypatch.setattr("gpuprof.machine.live_check.local_gpus", lambda: ())
     assert main(["check", "map.json"]) == 0
     assert main(["check", "map.json", "--live"]) == 1
-    assert "no NVIDIA GPUs" in capsys.readouterr().out
+    assert "no NVIDIA GPU" in capsys.readouterr().out
