@@ -181,9 +181,9 @@ def _print_figure(figure: DrawnFigure) -> None:
 def list_all(chosen: Format = Format.TABLE) -> None:
     """List the papers' figures and the suites."""
     from gpuprof.lab.figures import figure_titles
-    from gpuprof.lab.suites import SUITES
+    from gpuprof.lab.suites import suite_names
 
-    rows = [{"name": name, "kind": "suite", "title": ", ".join(names)} for name, names in SUITES.items()]
+    rows = [{"name": name, "kind": "suite", "title": ", ".join(names)} for name, names in suite_names().items()]
     rows += [{"name": name, "kind": "figure", "title": title} for name, title in figure_titles().items()]
     columns = (
         Column("name", "name", right=False),

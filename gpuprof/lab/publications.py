@@ -8,6 +8,7 @@ ParvaGPU's and iGniter's profiles belong to their authors and are not shipped: a
 from __future__ import annotations
 
 import csv
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -44,26 +46,12 @@ _MIG_PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.
 #: Shares in the computed databases are multiples of these percentages.
 MPS_STEP_PCT, USHER_STEP_PCT = 2.5, 10.0
 _USHER_KINDS = ("k80", "v100", "a100-80", "h100")
-#: iGniter, Table 3: SLO (ms) and rate (requests/s) of three applications of each model, W1 … W12.
-_TABLE_3 = {
-    "alexnet": ((10, 1200), (15, 400), (20, 800)),
-    "resnet50": ((20, 400), (30, 600), (40, 200)),
-    "vgg19": ((20, 300), (30, 400), (40, 200)),
-    "ssd": ((25, 150), (40, 50), (55, 300)),
-}
-#: Workloads of iGniter §2.3, whose plan is printed in Table 1.
-_TABLE_1 = {"alexnet": (15, 500), "resnet50": (40, 400), "vgg19": (60, 200)}
-#: USHER, Table 1: SLOs in ms of the models in the V100 table.
-_USHER_SLO_MS = {
-    "resnet50": 108.0,
-    "resnext50_32x4d": 116.0,
-    "mobilenet_v2": 64.0,
-    "densenet121": 202.0,
-    "inception_v3": 116.0,
-    "efficientnet_b7": 217.0,
-    "bert": 35.0,
-    "gpt2": 140.0,
-}
+
+
+@cache
+def read_scenarios() -> Mapping[str, Any]:
+    """Return the content of ``datasets/papers/scenarios.toml``, whose head explains it."""
+    return tomllib.loads((datasets() / "papers" / "scenarios.toml").read_text(encoding="utf-8"))
 
 
 def find_published(data: Path | None, name: str) -> Path:
@@ -111,24 +99,42 @@ def parvagpu_demands(data: Path | None, number: int, copies: int = 1) -> tuple[D
     return _multiply(demands, copies)
 
 
-def igniter_demands(table: int, copies: int = 1) -> tuple[Demand, ...]:
-    """Return the workloads of iGniter's Table 1 or, W1 … W12, of Table 3, each ``copies`` times."""
-    if table == 1:
-        demands = [Demand(model, rate, Slo(slo)) for model, (slo, rate) in _TABLE_1.items()]
-    else:
-        rows = [(model, slo, rate) for model, workloads in _TABLE_3.items() for slo, rate in workloads]
-        demands = [Demand(f"W{n}", rate, Slo(slo), source_model=model) for n, (model, slo, rate) in enumerate(rows, 1)]
+def listed_demands(suite: str, scenario: str, copies: int = 1) -> tuple[Demand, ...]:
+    """Return the workloads that ``scenarios.toml`` lists for a scenario, each ``copies`` times."""
+    table = read_scenarios()["suites"][suite]["scenarios"][scenario]
+    demands = []
+    for number, (model, slo_ms, rate_rps) in enumerate(table["workloads"], 1):
+        demand = Demand(model, float(rate_rps), Slo(float(slo_ms)))
+        named = replace(demand, model=f"{table['names']}{number}", source_model=model) if "names" in table else demand
+        demands.append(named)
     return _multiply(demands, copies)
 
 
 def usher_demands(rate_rps: float) -> tuple[Demand, ...]:
     """Return USHER's models at a total rate, in parts that need about as much of a V100 each."""
+    slos_ms = read_scenarios()["suites"]["usher"]["slo_ms"]
     best: dict[str, float] = {}
     for row in read_v100_table():
-        if row.model in _USHER_SLO_MS and row.throughput_rps is not None:
+        if row.model in slos_ms and row.throughput_rps is not None:
             best[row.model] = max(best.get(row.model, 0.0), row.throughput_rps)
     whole = sum(best.values())
-    return tuple(Demand(model, rate_rps * best[model] / whole, Slo(slo)) for model, slo in _USHER_SLO_MS.items())
+    return tuple(Demand(model, rate_rps * best[model] / whole, Slo(slo)) for model, slo in slos_ms.items())
+
+
+def find_demands(suite: str, scenario: str, data: Path | None, copies: int = 1) -> tuple[Demand, ...]:
+    """Return the demands of a paper's scenario, every service ``copies`` times.
+
+    Raises `InputError` when published data are missing, or nothing says how the suite's services are multiplied.
+    """
+    if suite == "parvagpu":
+        return parvagpu_demands(data, int(scenario[1:]), copies)
+    if suite == "igniter":
+        return listed_demands(suite, scenario, copies)
+    if copies > 1:
+        raise InputError(f"the services of {suite}/{scenario} cannot be multiplied", "multiply parvagpu's or igniter's")
+    if suite == "usher":
+        return usher_demands(read_scenarios()["suites"]["usher"]["rate_rps"])
+    return listed_demands(suite, scenario)
 
 
 def build_database(name: str, work: Path, data: Path | None) -> Path:

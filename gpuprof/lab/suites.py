@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
-from gpuprof.domain.demand import Demand, Slo, read_demands
+from gpuprof.domain.demand import Demand, read_demands
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.lab.publications import igniter_demands, parvagpu_demands, usher_demands
+from gpuprof.lab.publications import find_demands, read_scenarios
 from gpuprof.lab.simulation import Manner, Traffic, leg_ms
 
 
@@ -71,50 +71,12 @@ class Scenario:
         return replace(self, demands=demands, gpus=fleet)
 
 
-#: Policies that share a GPU by MPS alone, in ParvaGPU's comparison.
-_BY_MPS = ("gpulet", "igniter", "gslice")
-#: ParvaGPU's published code tests latency < 0.45 × SLO where the paper states one half, and uses up to five processes.
-_PARVAGPU = Setup("parvagpu", "measured", "batches", latency_budget=0.45, max_processes=5, limit_s=20.0)
-_PARVAGPU_MPS = Setup("parvagpu-mps", "usher", "batches", latency_budget=0.45)
-#: iGniter leaves half of the SLO to batching (§3.1, equation 12).
-_IGNITER = Setup("igniter", "igniter", "neighbours", latency_budget=0.5)
-_THESIS_WHOLE = Setup("thesis", "usher", "cluster", latency_budget=1.0, limit_s=20.0)
-_THESIS_IGNITER = Setup("thesis-shares", "usher", "cluster", latency_budget=0.5, is_cut=True)
-_USHER_WHOLE = Setup("usher", "usher", "server", latency_budget=1.0)
-_USHER_SHARES = Setup("usher-shares", "usher", "server", latency_budget=1.0)
-#: Policies that plan by requirements, not by times under shares.
-_BY_REQUIREMENTS = ("usher", "milp")
-#: Batch whose transfer time is planned for in the queueing plans of the thesis's cluster.
-_PLANNED_BATCH = 16
-_VISION = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")
-#: Models, requests/s of each, SLO in ms, V100s, part of the rate that clients reach (thesis §5.4, §6.2, §6.3, §A.2).
-_THESIS: Mapping[str, tuple[tuple[str, ...], float, float, int, float]] = MappingProxyType(
-    {
-        "example1": (("alexnet", "gpt2", "resnet50", "t5"), 400.0, 200.0, 4, 1.0),
-        "example2": (("resnet50", "vgg19", "mobilenet_v2", "gpt2", "bert"), 400.0, 300.0, 4, 1.0),
-        "example3": (("resnet50", "alexnet", "mobilenet_v2", "bert"), 500.0, 200.0, 4, 1.0),
-        "vision": (_VISION, 500.0, 200.0, 4, 433.34 / 500.0),
-        "mixed": (("resnet50", "mobilenet_v2", "bert", "gpt2"), 300.0, 300.0, 4, 1.0),
-        "load": (_VISION, 200.0, 150.0, 4, 1.0),
-        "weighted": (("alexnet", "bert", "gpt2", "mobilenet_v2", "resnet50"), 125.0, 150.0, 4, 1.0),
-    }
-)
-#: The appendix gives vision models twice the load of language models (§A.2.3).
-_WEIGHTED_TWICE = frozenset({"alexnet", "mobilenet_v2", "resnet50"})
-#: USHER's simulated load, 15 million requests/s, over this: its decision time grows with the square of the replicas.
-USHER_SCALE = 100.0
-_USHER_RPS = 15e6
 _NAME = re.compile(r"(?P<name>[^/]+?)(?:x(?P<copies>[1-9]\d{0,3}))?")
 
-#: Suite → names of its scenarios; ``xN`` behind a scenario of the first two multiplies its services.
-SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "parvagpu": ("S1", "S2", "S3", "S4", "S5", "S6"),
-        "igniter": ("Table1", "W12"),
-        "thesis": tuple(_THESIS),
-        "usher": ("V100", "kinds"),
-    }
-)
+
+def suite_names() -> dict[str, tuple[str, ...]]:
+    """Return the names of the scenarios of each suite; ``xN`` behind a published one multiplies its services."""
+    return {suite: tuple(table["scenarios"]) for suite, table in read_scenarios()["suites"].items()}
 
 
 def list_scenarios(suite: str, data: Path | None) -> list[Scenario]:
@@ -123,14 +85,15 @@ def list_scenarios(suite: str, data: Path | None) -> list[Scenario]:
     ``suite``: ``"parvagpu"``; ``"parvagpux10"`` for ten times the services of all its scenarios; ``"parvagpu/S5x3"``
     for a single scenario; or a folder (`read_folder`). Raises `InputError` for an unknown name.
     """
-    if Path(suite).is_dir() and suite not in SUITES:
+    suites = suite_names()
+    if Path(suite).is_dir() and suite not in suites:
         return read_folder(Path(suite))
     group, _, name = suite.partition("/")
     match = _NAME.fullmatch(group)
     base, copies = (match["name"], match["copies"]) if match else (group, None)
-    if base not in SUITES:
-        raise unknown_name("suite", suite, [*SUITES, "a folder with slo.csv files"])
-    names = [name] if name else [f"{one}x{copies}" if copies else one for one in SUITES[base]]
+    if base not in suites:
+        raise unknown_name("suite", suite, [*suites, "a folder with slo.csv files"])
+    names = [name] if name else [f"{one}x{copies}" if copies else one for one in suites[base]]
     return [find_scenario(base, one, data) for one in names]
 
 
@@ -139,37 +102,30 @@ def find_scenario(suite: str, name: str, data: Path | None) -> Scenario:
 
     Raises `InputError` when there is none of the name, or its data are not there.
     """
+    tables = read_scenarios()
+    table = tables["suites"][suite]
     match = _NAME.fullmatch(name)
     base, copies = (match["name"], int(match["copies"] or 1)) if match else (name, 1)
-    if base not in SUITES[suite] or (copies > 1 and suite in ("thesis", "usher")):
-        raise unknown_name(f"scenario of {suite}", name, list(SUITES[suite]))
-    if suite == "parvagpu":
-        setups = {"": _PARVAGPU, **dict.fromkeys(_BY_MPS, _PARVAGPU_MPS)}
-        demands = parvagpu_demands(data, int(base[1:]), copies)
-        return Scenario(suite, name, demands, "a100-80", setups, Traffic(5.0, 1.0))
-    if suite == "igniter":
-        demands = igniter_demands(1 if base == "Table1" else 3, copies)
-        return Scenario(suite, name, demands, "v100", {"": _IGNITER}, Traffic(30.0, 1.0))
-    if suite == "usher":
-        setups = {"": _USHER_SHARES, **dict.fromkeys((*_BY_REQUIREMENTS, "shepherd"), _USHER_WHOLE)}
-        setups["@whole"] = setups["shepherd"] = replace(_USHER_WHOLE, estimator="measured")
-        setups["@h100"] = replace(_USHER_SHARES, gpus="h100")
-        gpus = "v100" if base == "V100" else "k80,v100,a100-80,h100"
-        return Scenario(suite, name, usher_demands(_USHER_RPS / USHER_SCALE), gpus, setups, None)
-    models, rate_rps, slo_ms, gpus_count, arrived = _THESIS[base]
-    demands = tuple(Demand(one, rate_rps * _weight(base, one), Slo(slo_ms)) for one in models)
-    # Batches hold requests of a single model: the plan allows for the longest transfer among the models.
-    queueing = Setup(
-        "thesis-shares", "usher", "stretched", overhead_ms=max(leg_ms(model, _PLANNED_BATCH) for model in models)
-    )
-    setups = {"": queueing, **dict.fromkeys(_BY_REQUIREMENTS, _THESIS_WHOLE), "igniter": _THESIS_IGNITER}
-    # gpuprof's own policy on USHER's premise, served by the same times as everything else.
-    setups["@usher-premise"] = replace(queueing, database="thesis")
-    return Scenario(suite, name, demands, f"v100:{gpus_count}", setups, Traffic(8.0, arrived=arrived))
+    if base not in table["scenarios"]:
+        raise unknown_name(f"scenario of {suite}", name, list(table["scenarios"]))
+    scenario = table["scenarios"][base]
+    demands = find_demands(suite, base, data, copies)
+    setups = {
+        "" if policy == "default" else policy: _make_setup(tables["setups"][key], demands)
+        for policy, key in table["setups"].items()
+    }
+    traffic = None
+    if "traffic" in table:
+        traffic = Traffic(**table["traffic"], arrived=scenario.get("arrived", 1.0))
+    return Scenario(suite, name, demands, scenario.get("gpus", table["gpus"]), setups, traffic)
 
 
-def _weight(scenario: str, model: str) -> float:
-    return 2.0 if scenario == "weighted" and model in _WEIGHTED_TWICE else 1.0
+def _make_setup(table: Mapping[str, Any], demands: Sequence[Demand]) -> Setup:
+    fields = dict(table)
+    if batch := fields.pop("overhead_batch", None):
+        # Batches hold requests of a single model: the plan allows for the longest transfer among the models.
+        fields["overhead_ms"] = max(leg_ms(one.source_model or one.model, batch) for one in demands)
+    return Setup(**fields)
 
 
 def read_folder(folder: Path) -> list[Scenario]:

@@ -117,7 +117,7 @@ def devices_over_time_figure(epochs: Sequence[Row]) -> Chart | None:
     if len(epochs) < 2:
         return None
     steps = [(float(time), float(epoch["gpus"])) for epoch in epochs for time in (epoch["begin_s"], epoch["end_s"])]
-    line = Line("devices", *zip(*steps, strict=True), 0)
+    line = Line("devices", tuple(time for time, _ in steps), tuple(gpus for _, gpus in steps), 0)
     return Chart("Devices over time", Axis("time in s"), Axis("devices", low=0.0, is_count=True), lines=(line,))
 
 

@@ -56,7 +56,7 @@ class ZooArchitecture:
 
 def _read_architecture(name: str, table: Mapping[str, Any]) -> ZooArchitecture:
     own = {key: table[key] for key in ("origin", "parameters", "input")}
-    rest = {
+    rest: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in table.items()
         if key not in own and key != "stem"

@@ -224,13 +224,12 @@ def test_figures_are_selected_by_name_and_by_beginning() -> None:
 def test_a_figure_has_a_policy_of_ones_own_beside_the_papers(tmp_path: Path) -> None:
     data = write_igniter(tmp_path / "data")
     own = f"{__name__}:OwnPolicy"
-    result = draw(["igniter-14"], [own], settings=settings(tmp_path, data))
+    result = draw(["igniter-table1"], [own], settings=settings(tmp_path, data))
     (figure,) = result.figures
-    assert figure.header == ("policy", "GPUs", "$ per hour", "late", "which")
-    assert figure.row("igniter")[2] == 0 and isinstance(figure.row(own)[0], int)
+    assert len(figure.row(own)) == len(figure.header) - 1
     assert {row["verdict"] for row in result.rows()} <= {"as printed", "differs"}
     page = write_page(tmp_path / "page.html", result).read_text(encoding="utf-8")
-    assert "iGniter Figure 14" in page and "igniter, printed" in page and own in page
+    assert "iGniter Table 1" in page and own in page
 
 
 def test_the_command_draws_a_figure_and_prints_what_differs(

@@ -14,7 +14,7 @@ from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.lab.publications import (
     build_database,
-    igniter_demands,
+    listed_demands,
     parvagpu_demands,
     read_mps_latencies,
     scale_coefficients,
@@ -99,7 +99,7 @@ def test_the_coefficients_of_the_t4_stand_beside_the_imported_profile(tmp_path: 
 def test_copies_of_a_service_run_its_model(tmp_path: Path) -> None:
     folder = write_parvagpu(tmp_path)
     assert [one.model for one in parvagpu_demands(folder, 1, 2)] == ["a", "b", "a#1", "b#1"]
-    workloads = igniter_demands(3, 2)
+    workloads = listed_demands("igniter", "W12", 2)
     assert len(workloads) == 24 and workloads[12].model == "W1#1" and workloads[12].source_model == "alexnet"
     assert sum(one.rate_rps for one in usher_demands(1000.0)) == pytest.approx(1000.0)
 
