@@ -8,6 +8,7 @@ from enum import StrEnum
 from math import prod
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.estimators.cross_gpu.board_data import board_number
 from gpuprof.estimators.cross_gpu.node_groups import (
     ATTENTION,
     CONVOLUTIONS,
@@ -33,17 +34,7 @@ _WIDTHS = {
 #: Type whose images are reordered where nothing is fused.
 _REORDERED = "tfloat32"
 _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
-#: Traffic of a depthwise convolution over that of its tensors: neighbours are read again.
-_DEPTHWISE_TRAFFIC = 2.0
-#: Equivalent operations per element on CUDA cores of two slow kernels of ONNX Runtime: cuDNN's generic tensor op that
-#: adds the bias of a convolution, and clipping. Neither is bound by memory. Fitted to ResNet-50 at batch 16 on an H200,
-#: within 7% under six shares; MobileNet-V2's come out within 6% from batch 16 on, those of small batches up to twice as
-#: long (``python -m bench.gpu.launches``).
-_SLOW_FLOPS = 230.0
-#: The same for softmaxes, normalisations, activations and copies in half precision: they move so few bytes per element
-#: that a GPU with much bandwidth waits for its SMs. BERT by TensorRT 8.0 on an A100 (the T4's bandwidth hides it).
-_HALF_FLOPS = 90.0
-#: Element-wise ops with vectorised kernels, exempt from `_HALF_FLOPS`: image networks show no such slow-down.
+#: Element-wise ops with vectorised kernels, exempt from the slow-down in half precision, which image networks lack.
 _STREAMED = frozenset({"Relu", "Clip", "Add", "Sum", "BatchNormalization"})
 #: Maximum elements of integer tensors taken as shapes and indices, which the host computes without a kernel.
 _SMALL = 64
@@ -280,7 +271,11 @@ class _Walk:
         made = self._width_between * out.elements
         moved = self._width_between * image.elements + made + self._operand * weight.elements + self._extra_bytes(place)
         if groups > 1 and weight.shape[1] == 1:
-            row = {**self._measure_output(out), "read_bytes": _DEPTHWISE_TRAFFIC * moved - made, "written_bytes": made}
+            row = {
+                **self._measure_output(out),
+                "read_bytes": board_number("kernels", "depthwise_traffic") * moved - made,
+                "written_bytes": made,
+            }
             return "movement", {**row, "flops": 2.0 * out.elements * taps}
         if op.op_type == "ConvTranspose":
             pixels, outs, taps = image.elements / image.shape[1], taps, float(image.shape[1])
@@ -308,7 +303,7 @@ class _Walk:
 
     def _bias_row(self, tensor: Tensor) -> dict[str, float]:
         """Return cuDNN's kernel by which ONNX Runtime adds the bias of a convolution, in place."""
-        slow = {"flops": _SLOW_FLOPS * tensor.elements}
+        slow = {"flops": board_number("kernels", "slow_flops") * tensor.elements}
         return {"read_bytes": self._bytes(tensor), **self._measure_output(tensor), **slow}
 
     def _recurrent(self, op: Op) -> Iterable[tuple[_Row, int]]:
@@ -338,9 +333,9 @@ class _Walk:
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
         if self._narrow and op.op_type not in _STREAMED:
-            row["flops"] = max(row["flops"], _HALF_FLOPS * final.elements)
+            row["flops"] = max(row["flops"], board_number("kernels", "half_flops") * final.elements)
         if self._by_onnxruntime and (op.op_type == "Clip" or (self._narrow and _is_broadcast(op))):
-            row["flops"] = _SLOW_FLOPS * final.elements
+            row["flops"] = board_number("kernels", "slow_flops") * final.elements
         if op.op_type in SOFTMAXES | NORMS:
             row["row"] = _count_row(op)
             return ("softmax" if op.op_type in SOFTMAXES else "norm"), row

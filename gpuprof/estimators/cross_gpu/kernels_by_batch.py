@@ -20,7 +20,7 @@ from gpuprof.estimators.cross_gpu.op_table import OpTable
 #: others are interpolated linearly.
 _DENSE = 4
 #: Batches whose graphs decide whether kernels are linear in the batch.
-_READ = (1, 2, 4)
+_READ = tuple(1 << power for power in range(3))
 _DOUBLINGS = tuple(1 << power for power in range(2, 20))
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
 
@@ -42,17 +42,12 @@ class KernelsByBatch:
         self._known: dict[int, KernelList] = {}
         self._linear: bool | None = None
         self._distinct: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-        self._grids: dict[int, tuple[int, ...]] = {}
-        self._lists: dict[int, tuple[int, ...]] = {}
         self._host_s: dict[int, float] = {}
 
     def list_grid(self, most: int) -> tuple[int, ...]:
         """Return the predicted batches up to ``most``."""
-        if most not in self._lists:  # called with every batch under every share
-            points = {*range(1, _DENSE + 1), *(one for low in _DOUBLINGS for one in self._list_steps(low))}
-            taken = (one for one in sorted(points) if one <= most and (self.is_linear() or self._is_taken(one)))
-            self._lists[most] = tuple(taken)
-        return self._lists[most]
+        points = {*range(1, _DENSE + 1), *(one for low in _DOUBLINGS for one in self._list_steps(low))}
+        return tuple(one for one in sorted(points) if one <= most and (self.is_linear() or self._is_taken(one)))
 
     def _is_taken(self, batch: int) -> bool:
         """Return whether the model accepts a batch: a fixed batch excludes all others."""
@@ -76,11 +71,6 @@ class KernelsByBatch:
         All batches up to four are predicted, then two per doubling. Where kernels are not linear in the batch, so that
         each batch needs a graph of its own, one per doubling, unless the model refuses it.
         """
-        if batch not in self._grids:  # called for every batch under every share
-            self._grids[batch] = self._find_grid(batch)
-        return self._grids[batch]
-
-    def _find_grid(self, batch: int) -> tuple[int, ...]:
         steps = self._list_steps(1 << ((batch - 1).bit_length() - 1)) if batch > _DENSE else (batch,)
         if batch in steps:
             return (batch,)

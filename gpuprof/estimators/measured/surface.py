@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import NamedTuple
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED
@@ -18,8 +15,8 @@ from gpuprof.estimators.measured.measured import Point, shares_of
 #: Least time of an execution in ms by batch and share, up to a factor; scales measured points to other workloads.
 Shape = Callable[[int, Share], float]
 
-#: Rounding error of distances in doublings.
-_ROUNDING = 1e-9
+#: Digits of distances that are equal but for rounding.
+_DECIMALS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +25,6 @@ class Reading:
 
     value: float
     source: str
-
-
-class _OtherShare(NamedTuple):
-    """A measured share and its distance from a requested share."""
-
-    share: Share
-    doublings: float  #: Distance between the compute units of the two.
-    other_kind: float  #: 1 where the shares are of different kinds of partitions.
 
 
 class Surface:
@@ -50,12 +39,6 @@ class Surface:
             share: BatchCurve({p.batch: p.latency_ms for p in points if p.share == share})
             for share in shares_of(points)
         }
-        self._order = {key: number for number, key in enumerate(self.points)}
-        self._by_share = {
-            share: sorted((p for p in self.points.values() if p.share == share), key=lambda p: p.batch)
-            for share in self.curves
-        }
-        self._nearest_shares: dict[Share, list[_OtherShare]] = {}
         self._device = device
         self._nearest: dict[tuple[int, Share], Point] = {}
 
@@ -70,31 +53,21 @@ class Surface:
         return between or self._extrapolate_point(batch, share, shape())
 
     def nearest(self, batch: int, share: Share) -> Point:
-        """Return the measured point nearest in doublings of batch and share; among equals, that of the larger batch."""
-        asked = batch, share
-        if asked not in self._nearest:
-            best, nearest = math.inf, []
-            for other in self._rank_shares(share):
-                if other.doublings + other.other_kind > best + _ROUNDING:
-                    break
-                # Under each share, the nearest points are those next to the requested batch.
-                for point in _list_around(self._by_share[other.share], batch):
-                    distance = abs(math.log2(point.batch / batch)) + other.doublings + other.other_kind
-                    nearest.append(((distance, -point.batch, self._order[point.batch, point.share]), point))
-                    best = min(best, distance)
-            self._nearest[asked] = min(nearest, key=itemgetter(0))[1]
-        return self._nearest[asked]
+        """Return the measured point nearest in doublings of batch and share; among equals, that of the larger batch.
 
-    def _rank_shares(self, share: Share) -> list[_OtherShare]:
-        """Return the measured shares by their distance from ``share``, the nearest first."""
-        if share not in self._nearest_shares:
-            # Another kind of partition counts as one doubling.
-            others = [_OtherShare(one, self._doublings(one, share), float(one.mig != share.mig)) for one in self.curves]
-            self._nearest_shares[share] = sorted(others, key=lambda one: one.doublings + one.other_kind)
-        return self._nearest_shares[share]
+        A share of another kind of partition is one doubling further away.
+        """
+        key = batch, share
+        if key not in self._nearest:
+            part = self._device.fraction(share)
 
-    def _doublings(self, measured: Share, share: Share) -> float:
-        return abs(math.log2(self._device.fraction(measured) / self._device.fraction(share)))
+            def distance(point: Point) -> tuple[float, int]:
+                doublings = abs(math.log2(self._device.fraction(point.share) / part))
+                doublings += abs(math.log2(point.batch / batch)) + (point.share.mig != share.mig)
+                return round(doublings, _DECIMALS), -point.batch
+
+            self._nearest[key] = min(self.points.values(), key=distance)
+        return self._nearest[key]
 
     def _between_shares(self, batch: int, share: Share) -> Reading | None:
         """Interpolate between the measured shares around ``share``, both logarithms being nearly a line."""
@@ -120,9 +93,3 @@ class Surface:
         value = found[0] if found else curve.beyond(batch)
         parts = self._device.fraction(point.share) / self._device.fraction(share)
         return Reading(value * max(1.0, parts), EXTRAPOLATED)
-
-
-def _list_around(points: Sequence[Point], batch: int) -> Sequence[Point]:
-    """Return the last point below a batch and the first at or above it; ``points``: by rising batch."""
-    place = bisect_left(points, batch, key=lambda point: point.batch)
-    return points[max(place - 1, 0) : place + 1]

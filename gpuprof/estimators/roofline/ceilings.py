@@ -21,7 +21,6 @@ from gpuprof.kernel_db.schema import DeviceRow
 from gpuprof.kernel_db.store import KernelDb
 
 _RATE_COLUMN = "_flops_per_s"
-_ALL = 100.0
 
 
 def profiled_devices(db: KernelDb) -> tuple[str, ...]:
@@ -75,7 +74,7 @@ def _last_row(db: KernelDb | None, name: str) -> DeviceRow | None:
     if db is None:
         return None
     rows = read_records(db, DeviceRow, {"device": name})
-    rows = [row for row in rows if row.sm_share_pct == _ALL or (row.kind == "cpu" and row.measured)]
+    rows = [row for row in rows if Share(row.sm_share_pct).is_whole or (row.kind == "cpu" and row.measured)]
     telling = [row for row in rows if row.dram_bytes_per_s or _rates(row)]  # some rows hold the link to the host only
     return max(telling, key=lambda row: (bool(row.measured), row.sm_share_pct, row.run_id), default=None)
 
@@ -83,7 +82,7 @@ def _last_row(db: KernelDb | None, name: str) -> DeviceRow | None:
 def _of_the_whole(row: DeviceRow, device: Device) -> DeviceRow:
     """Return a row with the rates of the whole device, scaled from those of its share."""
     share = Share(row.sm_share_pct)
-    if row.sm_share_pct == _ALL:
+    if share.is_whole:
         return row
     cores, memory = device.fraction(share), bandwidth(device, share) / device.dram_bytes_per_s
     whole: dict[str, Any] = {name: value / cores for name, value in _rate_columns(row)}
