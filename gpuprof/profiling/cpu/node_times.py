@@ -13,7 +13,8 @@ from gpuprof.graph.executed_graph import ExecutedNode, Group, Tie, tie_nodes
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import Timeline
 
-_SKIPPED_REPEATS = 2  # of a fresh session: they allocate
+#: First runs of a fresh session, left out: they allocate.
+SKIPPED_REPEATS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Seque
     nodes = zip(match_events(executed, trace), trace, strict=True)
     placed = [(index, event) for index, event in nodes if index is not None]
     last = max((event.repeat for _, event in placed), default=0)
-    first = min(_SKIPPED_REPEATS, last)
+    first = min(SKIPPED_REPEATS, last)
     kept = tuple((index, event) for index, event in placed if event.repeat >= first)
     repeats = last - first + 1
     durations: dict[int, list[int]] = defaultdict(lambda: [0] * repeats)

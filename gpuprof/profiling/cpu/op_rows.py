@@ -11,7 +11,8 @@ from gpuprof.kernel_db.schema import KernelRow, OpRow
 from gpuprof.profiling.cpu.node_times import GroupTime, NodeTimes
 from gpuprof.profiling.worker.job import Request
 
-_KERNEL_REPEATS = 3  # runs with individually stored kernels
+#: Runs with individually stored kernels.
+KERNEL_REPEATS = 3
 
 
 def op_rows(request: Request, times: NodeTimes) -> tuple[OpRow, ...]:
@@ -56,7 +57,7 @@ def kernel_rows(request: Request, times: NodeTimes) -> tuple[KernelRow, ...]:
         index: ops[find_costliest(timed.group.ops, ops)] for timed in times.groups for index in timed.group.executed
     }
     last = max((event.repeat for _, event in times.events), default=0)
-    kept = [(index, event) for index, event in times.events if event.repeat > last - _KERNEL_REPEATS]
+    kept = [(index, event) for index, event in times.events if event.repeat > last - KERNEL_REPEATS]
     origin = kept[0][1].start_ns if kept else 0
     rows = []
     turn: dict[int, int] = {}

@@ -16,7 +16,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.graph.executed_graph import ExecutedNode, Group
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.profiling.cpu.node_times import GroupTime, NodeTimes
-from gpuprof.profiling.cpu.op_rows import op_row
+from gpuprof.profiling.cpu.op_rows import KERNEL_REPEATS, op_row
 from gpuprof.profiling.cpu.op_rows import op_rows as node_op_rows
 from gpuprof.profiling.cpu.ort import colocation_rows
 from gpuprof.profiling.gpu.node_join import tie_to_ops
@@ -28,7 +28,6 @@ from gpuprof.profiling.timeline.timeline import Timeline, column
 from gpuprof.profiling.worker.job import Request
 from gpuprof.profiling.worker.measurement import Timing
 
-_KERNEL_REPEATS = 3  # runs with individually stored kernels
 _COLUMNS = frozenset(field.name for field in fields(KernelRow))
 _FLOATS = frozenset(name for name in _COLUMNS if name.endswith("_pct") or name == "waves_per_sm")
 _OWN = frozenset(
@@ -91,7 +90,7 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
     """Return a row for each kernel of the last few runs, tied to its op if known."""
     if not len(kernels):
         return ()
-    kept = kernels[kernels["repeat"] > kernels["repeat"].max() - _KERNEL_REPEATS]
+    kept = kernels[kernels["repeat"] > kernels["repeat"].max() - KERNEL_REPEATS]
     ops = {op.name: op for op in request.job.graph.ops}
     if len(ops) == 1:  # all kernels of a single-op model belong to this op
         kept = kept.assign(range=next(iter(ops)))

@@ -19,12 +19,9 @@ from gpuprof.errors import InputError
 from gpuprof.graph.executed_graph import ExecutedNode, find_costliest, tie_nodes
 from gpuprof.profiling.cpu.node_times import NodeTimes, match_events, node_events, node_times
 from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers, find_innermost_ranges
-from gpuprof.profiling.timeline.timeline import OUTSIDE, RUN_RANGE, Timeline, column, find_runs
+from gpuprof.profiling.timeline.timeline import OUTSIDE, RUN_RANGE, Timeline, column, find_runs, list_names
 
 _TICK_NS = 1000  # ONNX Runtime's profile is in whole microseconds
-#: Number of offsets tried within the interval allowed by the runs.
-_STEPS = 400
-_MOST_NAMES = 3
 
 
 def join_nodes(timeline: Timeline, profile: Timeline) -> Timeline:
@@ -47,10 +44,8 @@ def join_nodes(timeline: Timeline, profile: Timeline) -> Timeline:
     total, outside = float(kernels["duration_ns"].sum()), kernels[kernels["node"] == NO_RANGE]
     notes = timeline.notes
     if len(outside):
-        listed = list(dict.fromkeys(str(name)[:60] for name in outside["name"]))
-        more = f" and {len(listed) - _MOST_NAMES} others" if len(listed) > _MOST_NAMES else ""
         part = 100.0 * float(outside["duration_ns"].sum()) / max(total, 1.0)
-        notes += (f"{part:.2g}% of the kernels' time is outside of any node: {', '.join(listed[:_MOST_NAMES])}{more}",)
+        notes += (f"{part:.2g}% of the kernels' time is outside of any node: {list_names(outside['name'])}",)
     return replace(timeline, kernels=kernels, nodes=nodes, notes=notes)
 
 
@@ -111,7 +106,8 @@ def _find_offset(timeline: Timeline, profile: Timeline, runs: pd.DataFrame) -> i
             "ONNX Runtime's profile is not of the recorded runs: its runs do not fit into theirs",
             "give the profile of the same session",
         )
-    offsets = np.linspace(first, max(first, last), _STEPS).astype(np.int64)
+    # Tried within the interval allowed by the runs.
+    offsets = np.linspace(first, max(first, last)).astype(np.int64)
     moments, ends = (_launch_times(timeline.kernels, name) for name in ("launch_start_ns", "launch_end_ns"))
     places: Integers = timeline.kernels.groupby("repeat").cumcount().to_numpy().astype(np.int64)
     scores = np.array(

@@ -27,9 +27,9 @@ from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import RUN_RANGE, Timeline
 from gpuprof.profiling.worker.runner import Run, session_run
-from gpuprof.profiling.worker.tasks import Feeds, Resident
+from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Feeds, Resident
 
-_WARM_UP, _REPEATS = 3, 5
+_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Timelines:
 def run_for_recording(resident: Resident, model: Path, feeds: Feeds, repeats: int = _REPEATS) -> None:
     """Run a model some times in ranges, for another program that records."""
     run = session_run(resident.open(model), feeds, model)
-    _run_marked(run, _WARM_UP, lambda name: nullcontext())
+    _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
     _run_marked(run, repeats, _nvtx())
 
 
@@ -105,7 +105,7 @@ def record_with_kineto(resident: Resident, model: Path, feeds: Feeds, directory:
     """Record a model with torch.profiler, without and with ONNX Runtime's own profile."""
     files = RecordedFiles(directory)
     run = session_run(resident.open(model), feeds, model)
-    _run_marked(run, _WARM_UP, lambda name: nullcontext())
+    _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
     with _kineto(files.kineto) as marked:
         _run_marked(run, _REPEATS, marked)
     del run  # release its memory before another session takes as much
@@ -119,7 +119,7 @@ def _record_nodes(resident: Resident, model: Path, feeds: Feeds, files: Recorded
     """Record with ONNX Runtime's profile of its nodes, and write the profile and the executed graph."""
     session = resident.open(model, profile_prefix=str(files.directory / "nodes"), optimized_path=files.executed)
     run = session_run(session, feeds, model)
-    _run_marked(run, _WARM_UP, lambda name: nullcontext())
+    _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
     with recorder() as marked:
         _run_marked(run, _REPEATS, marked)
     began = session.get_profiling_start_time_ns()

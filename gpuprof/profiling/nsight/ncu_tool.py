@@ -21,7 +21,6 @@ from gpuprof.profiling.nsight.ncu_report import (
 from gpuprof.profiling.nsight.tool_process import ask_tool, find_tool, run_tool
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
 
-_QUERY_S = 120.0
 #: Clocks unlocked and caches warm, as in normal runs of the model; both are recorded in the run's settings.
 CONDITIONS = {"clock_control": "none", "cache_control": "none"}
 #: Modes of counting, in order of preference: a single pass in a single run of the program; replay of each kernel;
@@ -99,13 +98,11 @@ def _run_ncu(
 
     log = table.with_suffix(".log")
     whole = [str(binary), *fixed, *options, *command]
-    printed = run_tool(
-        whole, log=log, time_limit_s=time_limit_s, environment=environment, explain=explain_refusal
-    ).printed
+    printed = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment, explain=explain_refusal)
     return (read_text(table) if table.exists() else "") or printed
 
 
 @cache
 def _list_metrics(binary: Path) -> frozenset[str]:
     """Return the names of this machine's GPU counters, which takes ncu seconds; empty if not reported."""
-    return listed_metrics(ask_tool([str(binary), "--query-metrics"], _QUERY_S) or "")
+    return listed_metrics(ask_tool([str(binary), "--query-metrics"]) or "")

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
-from gpuprof.profiling.nsight.tool_process import ToolOutput, find_tool, run_tool
+from gpuprof.profiling.nsight.tool_process import find_tool, run_tool
 
-_EXPORT_S = 600.0
 #: Message of nsys 2022.4 on a busy machine when the program ends before nsys has opened its semaphore.
 _START_RACE = "sem_open"
 _IMPORTER_PLACES = (
@@ -47,16 +46,16 @@ def record_program(
     log = report.with_name(f"{report.name}.nsys.log")
     whole = [str(binary), "profile", *options, "-o", str(report), *command]
     try:
-        finished = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
+        printed = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
     except UnavailableError as error:
         if _START_RACE not in str(error):
             raise
-        finished = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
+        printed = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
     written = [report.with_name(report.name + ending) for ending in (".nsys-rep", ".qdrep", ".qdstrm")]
     for path in written:
         if path.is_file():
             return path
-    raise UnavailableError(f"nsys left no report: {finished.printed.strip()[-200:]}", f"log: {log}")
+    raise UnavailableError(f"nsys left no report: {printed.strip()[-200:]}", f"log: {log}")
 
 
 @contextmanager
@@ -76,9 +75,9 @@ def export_report(report: Path) -> Iterator[Path]:
             report = _import_recording(report, binary, directory)
         sqlite = directory / "report.sqlite"
         command = [str(binary), "export", "--type=sqlite", "--force-overwrite=true", "-o", str(sqlite), str(report)]
-        finished = _run_reader(command, report, directory / "export.log")
+        printed = _run_reader(command, report, directory / "export.log")
         if not sqlite.is_file():
-            raise UnavailableError(f"nsys exported nothing of {report}: {finished.printed.strip()[-200:]}")
+            raise UnavailableError(f"nsys exported nothing of {report}: {printed.strip()[-200:]}")
         yield sqlite
 
 
@@ -104,7 +103,7 @@ def _import_recording(recording: Path, binary: Path, directory: Path) -> Path:
     return report
 
 
-def _run_reader(command: Sequence[str], report: Path, log: Path) -> ToolOutput:
+def _run_reader(command: Sequence[str], report: Path, log: Path) -> str:
     """Run a program that reads a report; a refused report is an input error."""
 
     def explain_refusal(printed: str) -> GpuprofError:
@@ -115,7 +114,7 @@ def _run_reader(command: Sequence[str], report: Path, log: Path) -> ToolOutput:
             "is it whole, and of a version that is not newer?",
         )
 
-    return run_tool(command, log=log, time_limit_s=_EXPORT_S, explain=explain_refusal)
+    return run_tool(command, log=log, explain=explain_refusal)
 
 
 def _require_nsys() -> Path:

@@ -12,29 +12,18 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.profiling.worker.process import PATIENCE_S
 
-_TAIL = 300
 _GRACE_S = 5.0
-_VERSION_S = 30.0
-_KEPT_BYTES = 2**20
 _VERSION = re.compile(r"(?:^|[Vv]ersion )(\d{4}\.\d+(?:\.\d+)*)", re.MULTILINE)
 #: Paths of NVIDIA's packages outside the PATH.
 _PLACES = {
     "ncu": ("opt/nvidia/nsight-compute/*/ncu", "usr/local/cuda*/bin/ncu"),
     "nsys": ("opt/nvidia/nsight-systems*/*/bin/nsys", "usr/local/cuda*/bin/nsys"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ToolOutput:
-    """Output of a tool."""
-
-    printed: str  #: Standard output and standard error, as they came.
-    log: Path  #: File with the output.
 
 
 def find_tool(name: str) -> Path | None:
@@ -48,16 +37,16 @@ def find_tool(name: str) -> Path | None:
 
 def tool_version(binary: Path) -> str | None:
     """Return ``"2024.6.1"``; None when the program does not run, or prints no version."""
-    printed = ask_tool([str(binary), "--version"], _VERSION_S)
+    printed = ask_tool([str(binary), "--version"])
     match = _VERSION.search(printed or "")
     return match[1] if match else None
 
 
-def ask_tool(command: Sequence[str], time_limit_s: float) -> str | None:
+def ask_tool(command: Sequence[str], time_limit_s: float = PATIENCE_S) -> str | None:
     """Return the output of a tool; None when the tool cannot be started, fails or does not end in time."""
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
         try:
-            return run_tool(command, log=Path(directory) / "answer", time_limit_s=time_limit_s, keep_log=False).printed
+            return run_tool(command, log=Path(directory) / "answer", time_limit_s=time_limit_s, keep_log=False)
         except UnavailableError:
             return None
 
@@ -66,12 +55,12 @@ def run_tool(
     command: Sequence[str],
     *,
     log: Path,
-    time_limit_s: float,
+    time_limit_s: float = PATIENCE_S,
     environment: Mapping[str, str] | None = None,
     explain: Callable[[str], GpuprofError | None] = lambda printed: None,
     keep_log: bool = True,
-) -> ToolOutput:
-    """Run ``command`` in its own process group and return its output.
+) -> str:
+    """Run ``command`` in its own process group and return its standard output and standard error, as they came.
 
     The call returns only after the whole group has ended; otherwise a profiler's child could outlive the profiler. The
     group of a tool that hangs, dies or leaves processes behind is ended: SIGTERM first, then SIGKILL. Raises
@@ -89,14 +78,14 @@ def run_tool(
     explain : function
         Output → an error with a fix for the user, or None.
     keep_log : bool
-        Keep the end of a failed tool's log outside ``log``'s directory, and name it in the error.
+        Keep a failed tool's log outside ``log``'s directory, and name it in the error.
     """
     tool = Path(command[0]).name
     # LC_ALL=C, since numbers and messages are parsed.
     code = _exit_code(command, log, time_limit_s, {**os.environ, "LC_ALL": "C", **(environment or {})})
     printed = log.read_text(encoding="utf-8", errors="replace")
     if code == 0:
-        return ToolOutput(printed, log)
+        return printed
     if code is not None and (known := explain(printed)) is not None:
         raise known
     fix = _keep_log(tool, log) if keep_log else ""
@@ -130,13 +119,11 @@ def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environme
 
 
 def _keep_log(tool: str, log: Path) -> str:
-    """Copy the end of a log outside its temporary directory; return the new path for the error's fix."""
+    """Copy a log outside its temporary directory; return the new path for the error's fix."""
     try:
-        with log.open("rb") as source:
-            source.seek(max(0, log.stat().st_size - _KEPT_BYTES))
-            handle, name = tempfile.mkstemp(prefix=f"gpuprof-{tool}-", suffix=".log")
-            with os.fdopen(handle, "wb") as target:
-                target.write(source.read())
+        handle, name = tempfile.mkstemp(prefix=f"gpuprof-{tool}-", suffix=".log")
+        os.close(handle)
+        shutil.copyfile(log, name)
     except OSError:  # a full disk must not hide the original error
         return ""
     return f"log: {name}"
@@ -172,4 +159,4 @@ def _cause(code: int) -> str:
 def _clean_output(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
-    return f": {(errors or lines)[-1][:_TAIL]}" if lines else ""
+    return f": {(errors or lines)[-1]}" if lines else ""

@@ -16,7 +16,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.schema import PER_OP, KernelRow
 from gpuprof.machine.gpu_share import bind_shares
-from gpuprof.profiling.cpu.node_times import NodeEvent, read_node_events
+from gpuprof.profiling.cpu.node_times import SKIPPED_REPEATS, NodeEvent, read_node_events
 from gpuprof.profiling.gpu.gpu_rows import kernel_rows
 from gpuprof.profiling.per_op.op_model import OpSource
 from gpuprof.profiling.timeline.json_trace import read_json_trace
@@ -32,7 +32,6 @@ from gpuprof.runtime.session import session_settings
 EFFORT = Effort(time_s=0.15, min_repeats=7, max_repeats=200)
 #: Fewer repeats than on a CPU: only kernels of a single repeat are kept, but a trace holds all of them.
 GPU_EFFORT = Effort(time_s=0.05, min_repeats=7, max_repeats=30)
-_SKIPPED_REPEATS = 2
 #: Nodes that change the layout for a lone op; within a model they are rare.
 _LAYOUT = {"ReorderInput", "ReorderOutput"}
 
@@ -169,7 +168,7 @@ class GpuOpBackend:
         filled, _ = with_occupancy(last.reset_index(drop=True), self.device)
         rows = kernel_rows(self._request(source), filled)
         named = tuple(replace(row, op_name=f"{source.model}:{source.op.name}") for row in rows)
-        return Observation(times[_SKIPPED_REPEATS:] or times, named)
+        return Observation(times[SKIPPED_REPEATS:] or times, named)
 
     def _request(self, source: OpSource) -> Request:
         alone = ModelGraph(PER_OP, source.batch, (source.op,), (), source.op.outputs, source.op.weights, 0, "", "")
@@ -191,5 +190,5 @@ def _sums(trace: Sequence[NodeEvent]) -> tuple[int, ...]:
     for event in trace:
         if event.op_type not in _LAYOUT:
             times[event.repeat] = times.get(event.repeat, 0) + event.duration_ns
-    kept = sorted(times)[_SKIPPED_REPEATS:] or sorted(times)
+    kept = sorted(times)[SKIPPED_REPEATS:] or sorted(times)
     return tuple(times[repeat] for repeat in kept)

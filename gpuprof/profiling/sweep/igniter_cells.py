@@ -10,7 +10,7 @@ from gpuprof.profiling.sweep.planning import NamedModel
 #: published profiles; the other two add an intermediate batch, and the share at which five copies fit a GPU.
 CONFIGURATIONS = (*((batch, share) for batch in (1, 16, 32) for share in (10.0, 50.0, 100.0)), (8, 50.0), (16, 20.0))
 #: Concurrent copies of the last configuration: for the coefficients of power, scheduling and cache.
-COPIES = (2, 3, 4, 5)
+COPIES = range(2, 6)
 
 
 def igniter_cells(model: NamedModel) -> tuple[Cell, ...]:

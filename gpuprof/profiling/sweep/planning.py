@@ -263,8 +263,6 @@ def _beside(job: Job, neighbours: Sequence[Neighbour]) -> Iterator[Job]:
 
 #: Batches of both sides of a pair.
 COLOCATED_BATCHES = (1, 8)
-#: Sizes of co-located groups beyond pairs, made of neighbours in the given order.
-_CROWDS = (3, 4)
 
 
 def colocation_cells(models: Sequence[NamedModel]) -> tuple[Cell, ...]:
@@ -277,8 +275,8 @@ def colocation_cells(models: Sequence[NamedModel]) -> tuple[Cell, ...]:
         for batch in COLOCATED_BATCHES
         for pair in combinations_with_replacement(models, 2)
     ]
-    for crowd in _CROWDS:
-        ring = [*models, *models, *models, *models]
+    for crowd in (3, 4):  # of neighbours in the given order
+        ring = [*models] * crowd
         together += [
             tuple(_colocated_job(model, COLOCATED_BATCHES[0], crowd) for model in ring[start : start + crowd])
             for start in range(len(models))

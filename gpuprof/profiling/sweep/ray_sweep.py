@@ -20,7 +20,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.errors import GpuprofError, InputError, UnavailableError, UnstableError
 from gpuprof.kernel_db.schema import TABLES, ColocationRow, ModelRow, from_arrow
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
@@ -32,7 +32,6 @@ SEED_TABLES = ("runs", "devices", "models", "colocations")
 #: Run id of the seed, which sorts before all others.
 _SEED = "00000000-000000-000000-before"
 _ATTEMPTS = 3
-_UNSTABLE = 2  # exit code: rows are stored, but marked unstable
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ class RaySweep:
                 continue
             ended.group.idle.append(ended.place)
             yield from self._store(measured)
-            if measured.exit_code not in (0, _UNSTABLE):
+            if measured.exit_code not in (0, UnstableError.exit_code):
                 kind = InputError if measured.exit_code == InputError.exit_code else UnavailableError
                 failures.append(kind(f"{ended.task.name} on {ended.group.device}: {measured.said}"))
         if failures:

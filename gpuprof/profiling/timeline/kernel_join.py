@@ -9,13 +9,13 @@ parts before the template arguments must.
 from __future__ import annotations
 
 import re
-from difflib import SequenceMatcher
+from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gpuprof.profiling.timeline.timeline import LAUNCH, column
+from gpuprof.profiling.timeline.timeline import LAUNCH, column, list_names
 
 BOTH, TIMELINE, COUNTERS = "both", "timeline", "counters"
 _COUNTED = (
@@ -31,8 +31,6 @@ _COUNTED = (
     "dram_write_bytes",
     "instruction_count",
 )
-_MOST_ALIGNED = 5_000  # kernels of a run; alignment takes quadratic time
-_MOST_NAMES = 3  # listed in a note
 _SPACES = re.compile(r"\s+")
 _RETURN = re.compile(r"^(?:void|static void)\s+")
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous\)::")
@@ -64,9 +62,8 @@ def join_kernels(
     per_run = _split_into_runs(labels, len(runs))
     for turn, part in enumerate(runs):
         offered = per_run[min(turn, len(per_run) - 1)]
-        here, there = _align_launches(_labels(part, whole), [labels[row] for row in offered])
-        matched = np.full(len(part), -1, dtype=np.int64)
-        matched[here] = [offered[row] for row in there]
+        places = _match_launches(_labels(part, whole), [labels[row] for row in offered])
+        matched = np.array([offered[place] if place >= 0 else -1 for place in places], dtype=np.int64)
         if distinct:
             first = {label: row for row, label in reversed(list(enumerate(labels)))}
             matched = np.array([first.get(label, -1) for label in _labels(part, whole)], dtype=np.int64)
@@ -79,8 +76,7 @@ def join_kernels(
     for kind, word in ((TIMELINE, "timeline has but no counter"), (COUNTERS, "counters have but not the timeline")):
         unmatched = joined[joined["joined"] == kind]
         if len(unmatched):
-            names = list(dict.fromkeys(str(name) for name in unmatched["name"]))
-            notes.append(f"{len(unmatched)} kernels that the {word}: {_shorten_names(names)}")
+            notes.append(f"{len(unmatched)} kernels that the {word}: {list_names(unmatched['name'])}")
     return joined, tuple(notes)
 
 
@@ -93,24 +89,12 @@ def _split_into_runs(labels: list[tuple[object, ...]], runs: int) -> list[list[i
     return [list(range(len(labels)))]
 
 
-def _align_launches(here: list[tuple[object, ...]], there: list[tuple[object, ...]]) -> tuple[list[int], list[int]]:
-    """Align both sequences of launches; remaining launches are matched by label, in order."""
-    if here == there:
-        return list(range(len(here))), list(range(len(there)))
-    pairs: dict[int, int] = {}
-    if len(here) <= _MOST_ALIGNED:
-        for block in SequenceMatcher(None, here, there, autojunk=False).get_matching_blocks():
-            pairs.update((block.a + i, block.b + i) for i in range(block.size))
-    taken = set(pairs.values())
-    spare: dict[tuple[object, ...], list[int]] = {}
-    for row in range(len(there) - 1, -1, -1):
-        if row not in taken:
-            spare.setdefault(there[row], []).append(row)
-    for row, label in enumerate(here):  # concurrent streams: the order of launch differs between runs
-        if row not in pairs and spare.get(label):
-            pairs[row] = spare[label].pop()
-    rows = sorted(pairs)
-    return rows, [pairs[row] for row in rows]
+def _match_launches(here: list[tuple[object, ...]], there: list[tuple[object, ...]]) -> list[int]:
+    """Return for each launch the position of its counterpart, or -1: launches of a label match in their order."""
+    spare: dict[tuple[object, ...], deque[int]] = defaultdict(deque)
+    for row, label in enumerate(there):
+        spare[label].append(row)
+    return [spare[label].popleft() if spare.get(label) else -1 for label in here]
 
 
 def _names(frame: pd.DataFrame, whole: bool) -> dict[object, str]:
@@ -138,8 +122,3 @@ def _with_counters(part: pd.DataFrame, counters: pd.DataFrame, matched: np.ndarr
         if name in counters and name not in part:
             new[name] = counted[name].to_numpy()
     return part.reset_index(drop=True).assign(**new, joined=np.where(matched >= 0, BOTH, TIMELINE))
-
-
-def _shorten_names(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(name[:80] for name in names[:_MOST_NAMES]) + (f" and {more} others" if more > 0 else "")

@@ -7,7 +7,8 @@ returns nulls.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ UNKNOWN = "unknown"
 #: Kinds of the host's memory: the rate of a copy differs by a factor between them.
 PINNED, PAGEABLE = "pinned", "pageable"
 #: ``repeat`` of events outside of every run: warm-up, loading.
-OUTSIDE = -1
+OUTSIDE = NO_RANGE
 _TIMES = ("start_ns", "duration_ns")
 
 
@@ -271,6 +272,11 @@ def column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
     if name in frame:
         return frame[name]
     return pd.Series([None] * len(frame), index=frame.index, dtype="object", name=name)
+
+
+def list_names(names: Iterable[object]) -> str:
+    """Return the different names, for a note: as many as fit into some lines."""
+    return textwrap.shorten(", ".join(dict.fromkeys(str(name) for name in names)), 240, placeholder=" …")
 
 
 def _integers(frame: pd.DataFrame, name: str) -> Integers:

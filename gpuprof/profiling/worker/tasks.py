@@ -26,7 +26,8 @@ from gpuprof.runtime.session import open_session
 
 Feeds = Mapping[str, Any]
 
-_WARM_UP_RUNS = 3
+#: Runs of a fresh session that allocate and choose algorithms.
+WARM_UP_RUNS = 3
 #: Mean pause, in batch times: the pause of a process busy a third of its time. At higher loads fewer batches find an
 #: idle process.
 _MEAN_PAUSE = 3.0
@@ -113,7 +114,7 @@ class Resident:
         _set_mmap_threshold(2**25)
         self._run = session_run(session, feeds, model)
         self._run_on = lambda fresh: session_run(session, fresh, model)()
-        Effort(time_s=warm_up_s, min_repeats=_WARM_UP_RUNS).repeat(self._run)
+        Effort(time_s=warm_up_s, min_repeats=WARM_UP_RUNS).repeat(self._run)
         return visible_sms() if self.setup.provider == ORT_CUDA else None
 
     def unload(self) -> None:
@@ -210,7 +211,7 @@ def trace_op(resident: Resident, model: Path, feeds: Feeds, effort: Effort, run_
 
     run = session_run(resident.open(model), feeds, model)
     # Warm-up outside of the recording: the first runs allocate and choose algorithms.
-    Effort(time_s=0.0, min_repeats=_WARM_UP_RUNS).repeat(run)
+    Effort(time_s=0.0, min_repeats=WARM_UP_RUNS).repeat(run)
 
     def run_marked() -> None:
         with profiler.record_function(run_range):
@@ -259,7 +260,7 @@ def pause_in_batches(number: int) -> float:
 
 
 def _is_mean_known(durations: Sequence[int], limits: TimingLimits, elapsed_s: float) -> bool:
-    if len(durations) < _WARM_UP_RUNS:
+    if len(durations) < WARM_UP_RUNS:
         return False
     error = stdev(durations) / math.sqrt(len(durations))
     return elapsed_s >= limits.min_time_s or (
