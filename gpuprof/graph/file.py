@@ -6,8 +6,10 @@ as for two kilobytes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 
@@ -19,9 +21,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
-from gpuprof.graph.content_hash import ContentHash
 from gpuprof.graph.element_types import dtype_name, elem_type
-from gpuprof.graph.light_file import read_light
 from gpuprof.graph.nodes import graphs_of, label, sort_nodes
 
 #: Limit of a Protocol Buffers message; larger models keep their weights in external data.
@@ -34,8 +34,6 @@ _MOST_KEPT_ELEMENTS = 1024
 _RUNTIMES_OWN, _RUNTIMES_DOMAIN = {"SimplifiedLayerNormalization"}, "com.microsoft"
 #: First IR version in which weights need not be inputs, too.
 _WEIGHTS_APART = 4
-#: Most bytes of raw data read for a weight: elements of kept constants have at most 16 bytes.
-_MOST_KEPT_BYTES = 16 * _MOST_KEPT_ELEMENTS
 #: Most parsed files in the cache, the oldest dropped first: enough for a fleet's models, not for a long campaign.
 _MOST_FILES = 64
 #: Other formats: first bytes (possibly after four others), name, and the way to convert them to ONNX.
@@ -53,6 +51,27 @@ _OTHER_FORMATS = (
 )
 
 
+# No slots: ``cached_property`` stores its value in the instance's ``__dict__``.
+@dataclass(frozen=True)
+class ContentHash:
+    """SHA-256 of a file and its external data, computed when needed: gigabytes of weights take time."""
+
+    paths: tuple[Path, ...]
+    stamp: tuple[tuple[int, int], ...]  #: Size and modification time of each file.
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash in hexadecimal digits. Raises `InputError` if a file can no longer be read."""
+        digest = hashlib.sha256()
+        try:
+            for path in self.paths:
+                with path.open("rb") as stream:
+                    hashlib.file_digest(stream, lambda: digest)
+        except OSError as error:
+            raise InputError(f"cannot read model {self.paths[0]}: {error.strerror}") from error
+        return digest.hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxFile:
     """A model read from a file."""
@@ -60,7 +79,7 @@ class OnnxFile:
     model: ModelProto  #: Model without the data of large weights, to be treated as read-only.
     weights: dict[str, Tensor]  #: Weights of the main graph by name.
     path: Path
-    content: ContentHash  #: Hash of the file followed by its external data files in the order of their names.
+    content: ContentHash | str  #: Hash of the file followed by its external data files in the order of their names.
     external: tuple[str, ...]  #: Names of the external data files, relative to the model's directory.
     #: Size and modification time of the file and of each external file when read.
     stamp: tuple[tuple[int, int], ...]
@@ -68,7 +87,7 @@ class OnnxFile:
     @property
     def sha256(self) -> str:
         """Hash of the content. Raises `InputError` if the file can no longer be read."""
-        return self.content.sha256
+        return self.content if isinstance(self.content, str) else self.content.sha256
 
 
 def read_onnx(path: Path) -> OnnxFile:
@@ -121,20 +140,22 @@ def _stamp(path: Path, external: tuple[str, ...]) -> tuple[tuple[int, int], ...]
 def _read_file(path: Path) -> OnnxFile:
     # Before reading: a file changed during the read has a newer stamp and is read again.
     stamp = _stamp(path, ())
-    content = ContentHash([path])
-    model, passed_over = _parse_light(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read model {path}: {error.strerror}") from error
+    model = _parse(content, path)
     tensors = list(_tensors(model))
-    # The weights of the main graph come first.
-    for position, tensor in enumerate(tensors):
-        _check_size(tensor, path, passed_over.get(position))
+    for tensor in tensors:
+        _check_size(tensor, path)
     names = tuple(sorted({_check_external(tensor, path) for tensor in tensors if _is_external(tensor)}))
     stamp += _stamp(path, names)[1:]
-    if names:
-        content = ContentHash([path, *(path.parent / name for name in names)])
+    files = (path, *(path.parent / name for name in names))
+    hashed = ContentHash(files, stamp) if names else hashlib.sha256(content).hexdigest()
     weights = _extract_weights(model, path)
     # The parsed message owns its memory as a whole: only a copy frees the memory of dropped fields.
     light = _normalize_model(ModelProto.FromString(model.SerializeToString()), path.name)
-    return OnnxFile(light, weights, path, content, names, stamp)
+    return OnnxFile(light, weights, path, hashed, names, stamp)
 
 
 def _normalize_model(model: ModelProto, name: str) -> ModelProto:
@@ -207,17 +228,6 @@ def _refuse_branch_inputs(model: ModelProto) -> None:
                     )
 
 
-def _parse_light(path: Path) -> tuple[ModelProto, dict[int, int]]:
-    """Return the model in a file without the data of large weights, and the omitted bytes by weight position."""
-    try:
-        light = read_light(path, _MOST_KEPT_BYTES)
-        return _parse(light.content, path), light.passed_over
-    except OSError as error:
-        raise InputError(f"cannot read model {path}: {error.strerror}") from error
-    except (ValueError, InputError):
-        return _parse(path.read_bytes(), path), {}  # parsing the whole file succeeds, or raises the precise error
-
-
 def _refuse_other_format(content: bytes, path: Path) -> None:
     for start, form, fix in _OTHER_FORMATS:
         if start in (content[: len(start)], content[4 : 4 + len(start)]):
@@ -260,8 +270,8 @@ def _tensors_of(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
             yield from attribute.tensors
 
 
-def _check_size(tensor: TensorProto, path: Path, passed_over: int | None = None) -> None:
-    """Raise `InputError` for a tensor whose data, read or omitted, does not match the size of its shape."""
+def _check_size(tensor: TensorProto, path: Path) -> None:
+    """Raise `InputError` for a tensor whose data does not match the size of its shape."""
     name = tensor.name or "of a node"
     if any(dim < 0 for dim in tensor.dims):
         raise InputError(f"{path}: weight {name} has a negative dimension: {list(tensor.dims)}")
@@ -272,9 +282,8 @@ def _check_size(tensor: TensorProto, path: Path, passed_over: int | None = None)
         raise InputError(f"{path}: weight {name}: {error.message}", error.fix) from error
     if declared.elements > MOST_ELEMENTS:
         raise InputError(f"{path}: weight {name} declares {declared.elements} elements, at most {MOST_ELEMENTS}")
-    held = len(tensor.raw_data) if passed_over is None else passed_over
-    has_raw = passed_over is not None or tensor.HasField("raw_data")
-    if has_raw and not _is_external(tensor) and held != nbytes:
+    held = len(tensor.raw_data)
+    if tensor.HasField("raw_data") and not _is_external(tensor) and held != nbytes:
         raise InputError(
             f"{path}: weight {name} of shape {list(tensor.dims)} needs {nbytes} bytes but has {held}",
             "the file is damaged: export it again",

@@ -18,7 +18,6 @@ from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.measured.measured_only import MeasuredEstimator
 from gpuprof.estimators.roofline.roofline import DISPATCH_US
-from gpuprof.graph.content_hash import ContentHash
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from tests.estimators.rows import CPU, GPU, database, measured_row, two_layers
@@ -138,19 +137,6 @@ def test_a_file_is_recognised_by_its_content(tmp_path: Path) -> None:
     db = database(tmp_path / "db", [measured_row("net", 1, 5.0, path="/gone.onnx", sha256=load_graph(path).sha256)])
     said = DatabaseEstimator(db).estimate(str(path), CPU, 1, WHOLE).latency_ms
     assert (said.value, said.source) == (5.0, MEASURED)
-
-
-def test_no_estimate_waits_for_the_hash_of_a_file_where_nothing_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wait(content: ContentHash) -> str:
-        raise AssertionError("hashed")
-
-    monkeypatch.setattr(ContentHash, "wait_for_digest", wait)
-    file = str(two_layers(tmp_path / "two.onnx"))
-    assert DatabaseEstimator(None).estimate(file, GPU, 4, Share()).latency_ms.value > 0.0
-    with pytest.raises(AssertionError, match="hashed"):
-        DatabaseEstimator(database(tmp_path / "db", [measured_row("net", 1, 2.0)])).estimate(file, GPU, 4, Share())
 
 
 def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Files read whole: damaged weights, files that are cut off, and the hash of several files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from onnx import ModelProto, helper
+
+from gpuprof.errors import InputError
+from gpuprof.graph.file import ContentHash, read_onnx
+from tests.small_models import floats, write_model
+
+
+def _write(directory: Path) -> Path:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "b"], ["y"])]
+    return write_model(
+        directory / "m.onnx",
+        nodes,
+        {"x": ["N", 256]},
+        outputs={"y": ["N", 512]},
+        weights={"w": floats(256, 512), "b": floats(512)},
+    )
+
+
+def test_data_of_large_weights_is_dropped_and_its_declaration_kept(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    file = read_onnx(path)
+    assert [tensor.name for tensor in file.model.graph.initializer] == ["b"]
+    assert file.weights["w"].shape == (256, 512)
+    assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_weight_with_data_missing_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path)
+    model = ModelProto.FromString(path.read_bytes())
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "w")
+    weight.raw_data = weight.raw_data[:-4]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match=f"needs {4 * 256 * 512} bytes but has {4 * 256 * 512 - 4}"):
+        read_onnx(path)
+
+
+@pytest.mark.parametrize("left", [0.3, 0.9, 0.999])
+def test_a_file_cut_off_is_called_so(tmp_path: Path, left: float) -> None:
+    path = _write(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(left * len(content))])
+    with pytest.raises(InputError, match="not an ONNX model"):
+        read_onnx(path)
+
+
+def test_a_content_of_several_files_is_hashed_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a" * 3_000)
+    (tmp_path / "b").write_bytes(b"b")
+    content = ContentHash((tmp_path / "a", tmp_path / "b"), ((3_000, 0), (1, 0)))
+    assert content.sha256 == hashlib.sha256(b"a" * 3_000 + b"b").hexdigest()
+    (tmp_path / "a").unlink()
+    assert content.sha256  # computed once
+    with pytest.raises(InputError, match="cannot read model"):
+        ContentHash((tmp_path / "a",), ((3_000, 0),)).sha256  # noqa: B018 - raises
