@@ -17,9 +17,8 @@ from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_ru
 
 #: Not the writers' lock: runs can be appended while a compaction reads and sorts.
 _COMPACT_LOCK = ".compact.lock"
-#: Most segments of single runs, and most compacted segments, before `compact_if_due` merges them.
+#: Most segments of single runs before `compact_if_due` merges all segments.
 _MOST_RUNS = 64
-_MOST_COMPACTED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +58,16 @@ def merge_segments(database: KernelDb) -> Compaction:
 def compact_if_due(database: KernelDb) -> None:
     """Compact if there are many segments; call after each appended run.
 
-    Every `_MOST_RUNS` runs are merged into a compacted segment, and every `_MOST_COMPACTED` of these are merged again,
-    so a row is rewritten only a few times. Does nothing while another compaction is running or when the disk is too
-    full: the runs stay as they are, and the next append reports the error.
+    Does nothing while another compaction is running or when the disk is too full: the runs stay as they are, and the
+    next append reports the error.
     """
     segments = database.segments()
-    runs = [path for path in segments if not path.name.startswith(COMPACTED_PREFIX)]
-    if len(runs) < _MOST_RUNS:
+    if sum(not path.name.startswith(COMPACTED_PREFIX) for path in segments) < _MOST_RUNS:
         return
     with suppress(OSError), _lock_compaction(database) as free:
         if free:
             remove_replaced(database)
-            everything = len(segments) - len(runs) >= _MOST_COMPACTED
-            chosen = segments if everything else runs
-            _merge_rows(database, [segment for segment in chosen if not any(_list_foreign_files([segment]))])
+            _merge_rows(database, [segment for segment in segments if not any(_list_foreign_files([segment]))])
 
 
 def remove_replaced(database: KernelDb) -> None:

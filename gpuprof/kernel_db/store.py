@@ -11,16 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuprof.domain.file_access import find_write_obstacle
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.few_files import read_few_files
-from gpuprof.kernel_db.migration import migrate_table, version_of
+from gpuprof.kernel_db.migration import migrate_table
 from gpuprof.kernel_db.schema import (
-    SCHEMA_VERSION,
     TABLES,
     ColocationRow,
     DeviceRow,
@@ -36,8 +33,6 @@ from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, damage_er
 
 if TYPE_CHECKING:  # imported on use: without a database, this saves half a second
     import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.dataset as ds
 
 #: File of a compacted segment with the names of the segments merged into it.
 REPLACES = "replaces.json"
@@ -211,23 +206,55 @@ def _read_table(
     import pyarrow as pa
 
     schema = arrow_schema(table)
+    chosen = schema.names if columns is None else list(columns)
+    read = [name for name in schema.names if name in chosen or name in where]
     files = [file for segment in segments if (file := _table_file(segment, table)) is not None]
-    if not files:
-        empty = pa.Table.from_batches([], schema)  # `Schema.empty_table` imports pandas
-        return empty.select(list(columns) if columns is not None else schema.names)
+    # `Schema.empty_table` would import pandas.
+    rows = pa.concat_tables(
+        [pa.Table.from_batches([], schema).select(read), *(_read_file(table, f, read) for f in files)]
+    )
+    for name, value in where.items():
+        rows = rows.filter(_pack_bits([_is_wanted(one, value) for one in rows.column(name).to_pylist()]))
+    return rows.select(chosen)
+
+
+def _read_file(table: str, file: Path, columns: Sequence[str]) -> pa.Table:
+    """Return columns of a file, its rows brought up to the present schema.
+
+    Not by pyarrow's datasets: these import pandas, which takes longer than the reading.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = arrow_schema(table)
     try:
-        rows = read_few_files(table, files, columns, where)
-        if rows is None:
-            condition = _make_filter(where)
-            parts = [part.to_table(columns=columns, filter=condition) for part in _list_datasets(table, files)]
-            rows = pa.concat_tables(parts)
+        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+            if opened.schema_arrow.equals(schema, check_metadata=True):
+                rows = opened.read(columns=list(columns)).replace_schema_metadata(schema.metadata)
+            else:
+                rows = migrate_table(table, opened.read(), str(file)).select(list(columns))
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise _find_damaged(files, error) from error
+        raise damage_error(file, str(error).split("\n")[0].replace(str(file), "").strip(" ':")) from error
     if impossible := find_impossible(rows):
-        raise _find_impossible_file(table, files, impossible)
+        raise damage_error(file, impossible)
     return rows
+
+
+def _is_wanted(value: object, wanted: object) -> bool:
+    if isinstance(wanted, Collection) and not isinstance(wanted, str):
+        return value in wanted
+    return value == wanted
+
+
+def _pack_bits(chosen: Sequence[bool]) -> pa.Array:
+    """Return an Arrow array of bools; pyarrow would import pandas to check for pandas' own types."""
+    import numpy as np
+    import pyarrow as pa
+
+    packed = np.packbits(np.array(chosen, dtype=np.bool_), bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(chosen), [None, pa.py_buffer(packed)])
 
 
 def _table_file(segment: Path, table: str) -> Path | None:
@@ -242,38 +269,6 @@ def _table_file(segment: Path, table: str) -> Path | None:
         return None
     check_footers(segment, [file.name])
     return file
-
-
-@cache
-def _parquet_format() -> ds.ParquetFileFormat:
-    """Return a Parquet format with verification of page checksums, which Arrow leaves off by default."""
-    import pyarrow.dataset as ds
-
-    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-    return ds.ParquetFileFormat(default_fragment_scan_options=options)
-
-
-def _list_datasets(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
-    """Return datasets in the order of ``files``: a dataset for each run of consecutive files of the present version."""
-    import pyarrow.dataset as ds
-
-    schema, parquet = arrow_schema(table), _parquet_format()
-    dataset = ds.dataset([str(file) for file in files], schema=schema, format=parquet)
-    # Arrow reads files of the present version in parallel; each older file is migrated separately, in its place, so
-    # that rows keep the order of their runs.
-    current: list[ds.Fragment] = []
-    parts: list[ds.Dataset] = []
-    for fragment in dataset.get_fragments():
-        fragment.ensure_complete_metadata()
-        if version_of(fragment.physical_schema, fragment.path) == SCHEMA_VERSION:
-            current.append(fragment)
-            continue
-        parts.append(ds.FileSystemDataset(current, schema, parquet))
-        current = []
-        old = fragment.to_table(schema=fragment.physical_schema)
-        parts.append(ds.dataset(migrate_table(table, old, fragment.path)))
-    parts.append(ds.FileSystemDataset(current, schema, parquet))
-    return parts
 
 
 def _list_directory(database: Path) -> dict[str, Path]:
@@ -304,49 +299,6 @@ def replaced_names(segments: Iterable[Path]) -> set[str]:
             except ValueError as error:
                 raise damage_error(segment / REPLACES, "it is no JSON") from error
     return names
-
-
-def _make_filter(where: Mapping[str, object]) -> pc.Expression | None:
-    import pyarrow.compute as pc
-
-    condition: pc.Expression | None = None
-    for name, value in where.items():
-        term = _make_term(pc.field(name), value)
-        condition = term if condition is None else condition & term
-    return condition
-
-
-def _make_term(column: Any, value: object) -> pc.Expression:
-    import pyarrow.compute as pc
-
-    if value is None:
-        return column.is_null()
-    if isinstance(value, Collection) and not isinstance(value, str):
-        return column.isin(list(value)) if value else pc.scalar(False)  # an empty list has no type to compare
-    return column == value
-
-
-def _find_damaged(files: Sequence[Path], error: Exception) -> InputError:
-    import pyarrow as pa
-    import pyarrow.dataset as ds
-
-    for file in files:
-        try:
-            ds.dataset(str(file), format=_parquet_format()).to_table()
-        except (pa.ArrowException, OSError, ValueError, OverflowError) as culprit:
-            return damage_error(file, str(culprit).split("\n")[0].replace(str(file), "").strip(" ':"))
-    return InputError(f"cannot read the kernel database: {error}")
-
-
-def _find_impossible_file(table: str, files: Sequence[Path], impossible: str) -> InputError:
-    """Return an error naming the file with an impossible value."""
-    import pyarrow as pa
-
-    for file in files:
-        rows = pa.concat_tables([part.to_table() for part in _list_datasets(table, [file])])
-        if found := find_impossible(rows):
-            return damage_error(file, found)
-    return InputError(f"the kernel database is damaged: {impossible}")
 
 
 def write_error(path: Path, error: OSError) -> InputError:

@@ -155,7 +155,7 @@ def test_no_acknowledged_run_is_lost_while_four_processes_append_and_compact(tmp
 
 
 def _append_and_compact(path: Path, writer: int, runs: int = 100) -> list[str]:
-    compaction._MOST_RUNS, compaction._MOST_COMPACTED = 4, 3
+    compaction._MOST_RUNS = 4
     database = KernelDb.create(path)
     acknowledged = []
     for number in range(runs):
@@ -177,7 +177,6 @@ def test_two_compactions_at_once_are_refused(tmp_path: Path) -> None:
 
 def test_compacting_when_due_keeps_segments_few_and_rows_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "_MOST_RUNS", 3)
-    monkeypatch.setattr(compaction, "_MOST_COMPACTED", 2)
     database = KernelDb.create(tmp_path / "db")
     for number in range(20):
         database.append(a_run(f"r{number:02}"))
