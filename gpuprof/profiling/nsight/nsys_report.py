@@ -1,8 +1,8 @@
 """Reads a timeline from Nsight Systems: the SQLite file of ``nsys export``, or the CSV of ``nsys stats``.
 
-SQLite tables exist only for recorded event kinds, and columns differ between versions of the export schema: nothing is
-read by position, and missing columns are left out. A kernel is tied to its launch call by process and correlation id,
-the call to a range by thread and time.
+SQLite tables exist only for recorded event kinds, and columns differ between versions of the export schema: a column
+whose source is missing is left out. A kernel is tied to its launch call by process and correlation id, the call to a
+range by thread and time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import csv
 import io
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ import pandas as pd
 
 from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import InputError
-from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers
+from gpuprof.profiling.timeline.attribution import NO_RANGE
 from gpuprof.profiling.timeline.timeline import (
     D2H,
     H2D,
@@ -36,62 +36,65 @@ from gpuprof.profiling.timeline.timeline import (
     tie_to_launches,
 )
 
-_MAGIC = b"SQLite format 3\x00"
 #: The table of metadata in newer exports and in older ones.
 _META = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-_BLOCK = 65_536
 _KIND = "CUPTI_ACTIVITY_KIND_"
 _KERNELS, _CALLS = f"{_KIND}KERNEL", (f"{_KIND}RUNTIME", f"{_KIND}DRIVER")
 _COPIES, _MEMSETS, _GRAPHS, _RANGES = f"{_KIND}MEMCPY", f"{_KIND}MEMSET", f"{_KIND}GRAPH_TRACE", "NVTX_EVENTS"
-#: Columns of every event on a device, then those of each kind of event.
+# A global id is made of hardware, machine, process and thread: 8, 8, 24 and 24 bits.
+_PROCESS, _THREAD = "{} >> 24 & 0xFFFFFF", "{} & 0xFFFFFF"
+#: Columns of every event on a device as SQL, then those of each kind of event. Nulls would turn ids into floats.
 _EVENT = {
-    "start": "start_ns",
-    "end": "end_ns",
-    "deviceId": "device_index",
-    "globalPid": "global_pid",
-    "streamId": "stream_id",
-    "correlationId": "correlation_id",
+    "start_ns": '"start"',
+    "duration_ns": '"end" - "start"',
+    "device_index": 'COALESCE("deviceId", 0)',
+    "process_id": _PROCESS.format('COALESCE("globalPid", 0)'),
+    "stream_id": '"streamId"',
+    "correlation_id": f'COALESCE("correlationId", {NO_RANGE})',
 }
-_KERNEL_COLUMNS = {
+_KERNEL = {
     **_EVENT,
-    "demangledName": "name_id",
-    "shortName": "short_name_id",
-    **{f"{part}{axis.upper()}": f"{part}_{axis}" for part in ("grid", "block") for axis in "xyz"},
-    "registersPerThread": "registers_per_thread",
-    "staticSharedMemory": "static_shared_bytes",
-    "dynamicSharedMemory": "dynamic_shared_bytes",
-    "graphNodeId": "graph_node",
+    "name_id": '"demangledName"',
+    "short_name_id": '"shortName"',
+    **{f"{part}_{axis}": f'"{part}{axis.upper()}"' for part in ("grid", "block") for axis in "xyz"},
+    "registers_per_thread": '"registersPerThread"',
+    "static_shared_bytes": '"staticSharedMemory"',
+    "dynamic_shared_bytes": '"dynamicSharedMemory"',
+    "graph_node": '"graphNodeId"',
 }
-_CALL_COLUMNS = {
-    "start": "launch_start_ns",
-    "end": "launch_end_ns",
-    "globalTid": "global_tid",
-    "correlationId": "correlation_id",
+_CALL = {
+    "launch_start_ns": '"start"',
+    "launch_end_ns": '"end"',
+    "correlation_id": '"correlationId"',
+    "process_id": _PROCESS.format('"globalTid"'),
+    "thread_id": _THREAD.format('"globalTid"'),
 }
-_COPY_COLUMNS = {**_EVENT, "bytes": "bytes", "copyKind": "kind", "srcKind": "from_memory", "dstKind": "to_memory"}
-_RANGE_COLUMNS = {
-    "start": "start_ns",
-    "end": "end_ns",
-    "eventType": "kind",
-    "text": "text",
-    "textId": "text_id",
-    "globalTid": "global_tid",
+_BYTES = {**_EVENT, "bytes": '"bytes"'}
+_COPY = {**_BYTES, "kind": '"copyKind"', "from_memory": '"srcKind"', "to_memory": '"dstKind"'}
+_RANGE = {
+    "text": '"text"',
+    "text_id": '"textId"',
+    "start_ns": '"start"',
+    # A range that was never left lies open to the end.
+    "end_ns": f'COALESCE("end", {np.iinfo(np.int64).max})',
+    "process_id": _PROCESS.format('"globalTid"'),
+    "thread_id": _THREAD.format('"globalTid"'),
 }
+#: Push/pop ranges of a thread, and start/end ranges across threads (nsys's ENUM_NSYS_EVENT_TYPE).
+_IS_RANGE = '"eventType" IN (59, 60) AND "globalTid" IS NOT NULL'
 #: ``TARGET_INFO_GPU`` in newer exports: the clock is in Hz, the bandwidth in bytes per second.
-_GPU_COLUMNS = {
-    "smCount": "sms",
-    "totalMemory": "memory_bytes",
-    "memoryBandwidth": "memory_bytes_per_s",
-    "clockRate": "clock_hz",
-    "l2CacheSize": "l2_bytes",
-    "maxWarpsPerSm": "warps_per_sm",
-    "maxRegistersPerSm": "registers_per_sm",
-    "maxShmemPerSm": "shared_bytes_per_sm",
-    "maxShmemPerBlockOptin": "shared_bytes_per_block",
+_GPU = {
+    "sms": '"smCount"',
+    "memory_bytes": '"totalMemory"',
+    "memory_bytes_per_s": '"memoryBandwidth"',
+    "clock_mhz": '"clockRate" / 1e6',
+    "l2_bytes": '"l2CacheSize"',
+    "warps_per_sm": '"maxWarpsPerSm"',
+    "registers_per_sm": '"maxRegistersPerSm"',
+    "shared_bytes_per_sm": '"maxShmemPerSm"',
+    "shared_bytes_per_block": '"maxShmemPerBlockOptin"',
+    "compute_capability": '"computeMajor" || \'.\' || "computeMinor"',
 }
-#: NVTX_EVENTS.eventType (nsys's ENUM_NSYS_EVENT_TYPE): push/pop ranges of a thread, and start/end ranges across
-#: threads.
-_PUSH_POP, _START_END = 59, 60
 #: CUpti_ActivityMemcpyKind: 3 to 7 are of CUDA arrays, 11 to 13 are migrations of unified memory.
 _DIRECTIONS = {
     **dict.fromkeys((1, 3, 11), H2D),
@@ -100,11 +103,7 @@ _DIRECTIONS = {
     9: "h2h",
     10: "p2p",
 }
-_UNIFIED = (11, 12, 13)
 _MEMORIES = {0: PAGEABLE, 1: PINNED}  # nsys's own ENUM_CUDA_MEM_KIND, which counts otherwise than CUPTI's
-# A global id is made of hardware, machine, process and thread: 8, 8, 24 and 24 bits.
-_THREAD_BITS, _ID_MASK = 24, (1 << 24) - 1
-_TO_THE_END = np.iinfo(np.int64).max
 _GRAPH_FIX = "record again with --cuda-graph-trace=node"
 _EXPORT_FIX = "nsys export --type=sqlite REPORT.nsys-rep writes one"
 #: Tables that describe the report or the machine, or hold host activity irrelevant to all figures.
@@ -121,121 +120,103 @@ def read_nsys(path: Path, expect_kernels: bool = True) -> Timeline:
     ``expect_kernels``: False for a program without a GPU: a report without kernels is then an empty timeline. Raises
     `InputError` when the file is not such a report, is truncated, or lacks the expected kernels, with the reason.
     """
-    tables = _Tables(path)
-    with closing(tables.connection):
+    try:
+        with path.open("rb") as file:
+            if file.read(16) != b"SQLite format 3\x00":
+                raise InputError(f"{path} is not a SQLite file", _EXPORT_FIX)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    # Immutable: SQLite takes no lock and looks for no journal, so reports on a read-only disk open too.
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
         try:
-            tables.read_catalogue()
-            return _read_timeline(tables, expect_kernels)
-        except sqlite3.DatabaseError as error:
+            return _read_timeline(_Tables(path, connection), expect_kernels)
+        except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
             raise InputError(f"{path} is cut off or damaged: {error}", "export the report again") from error
 
 
 class _Tables:
-    """A SQLite file of Nsight Systems; raises `InputError` for an unreadable or other file."""
+    """A SQLite file of Nsight Systems; raises `InputError` for another SQLite file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with path.open("rb") as file:
-                head = file.read(len(_MAGIC))
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-        if head != _MAGIC:
-            raise InputError(f"{path} is not a SQLite file", _EXPORT_FIX)
-        # Immutable: SQLite takes no lock and looks for no journal, so reports on a read-only disk open too.
-        self.connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-        self.columns: dict[str, tuple[str, ...]] = {}
-        self.version = "unknown"
-
-    def read_catalogue(self) -> None:
-        """Read the list of tables, and the versions of tool and schema."""
-        listed = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        for (name,) in listed:
-            self.columns[name] = tuple(row[1] for row in self.connection.execute(f'PRAGMA table_info("{name}")'))
-        table = next((name for name in _META if {"name", "value"} <= set(self.columns.get(name, ()))), None)
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path, self._connection = path, connection
+        self.columns: dict[str, set[str]] = {}
+        for (name,) in self.query("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            self.columns[name] = {row[1] for row in self.query(f'PRAGMA table_info("{name}")')}
+        table = next((name for name in _META if self.has(name, "name", "value")), None)
         if table is None:
-            raise InputError(f"{self.path} is a SQLite file, but not one that nsys export wrote", _EXPORT_FIX)
-        about = dict(self.connection.execute(f'SELECT name, value FROM "{table}"').fetchall())
+            raise InputError(f"{path} is a SQLite file, but not one that nsys export wrote", _EXPORT_FIX)
+        about = dict(self.query(f'SELECT name, value FROM "{table}"'))
         product, schema = (about.get(f"EXPORT_{part}_VERSION", "unknown") for part in ("PRODUCT", "SCHEMA"))
         self.version = f"{product} (schema {schema})"
 
+    def query(self, sql: str) -> list[Any]:
+        """Return the rows of a query."""
+        return self._connection.execute(sql).fetchall()
+
     def has(self, table: str, *columns: str) -> bool:
         """Return whether the table was recorded with these columns."""
-        return table in self.columns and set(columns) <= set(self.columns[table])
+        return table in self.columns and set(columns) <= self.columns[table]
 
     def read(
-        self, table: str, wanted: Mapping[str, str], needed: Sequence[str] = (), present: Sequence[str] = ()
+        self, table: str, wanted: Mapping[str, str], needed: tuple[str, ...] = (), where: str = "1"
     ) -> pd.DataFrame:
-        """Return the existing columns of ``table``.
+        """Return the columns whose sources exist in ``table``.
 
-        Raises `InputError` when a needed column is missing. ``wanted``: column of the file → its name in the result;
-        ``present``: columns whose null rows are left out.
+        Raises `InputError` when the source of a needed column is missing. ``wanted``: column of the result → its SQL.
         """
-        there = [name for name in wanted if name in self.columns[table]]
-        if missing := [name for name in needed if name not in there]:
-            raise InputError(
-                f"{self.path}: {table} of Nsight Systems {self.version} has no column {missing[0]}",
-                "a version of nsys that gpuprof does not know: report it",
-            )
-        listed = ", ".join(f'"{name}"' for name in there)
-        condition = " AND ".join(f'"{name}" IS NOT NULL' for name in present if name in there) or "1"
-        cursor = self.connection.execute(f'SELECT {listed} FROM "{table}" WHERE {condition}')
-        # Blocks of rows are converted to columns: whole tables as Python rows would take ten times as long.
-        blocks: list[list[Any]] = [[] for _ in there]
-        while rows := cursor.fetchmany(_BLOCK):
-            for block, values in zip(blocks, zip(*rows, strict=True), strict=True):
-                block.append(_to_array(values))
-        arrays = [np.concatenate(block) if block else np.zeros(0, dtype=np.int64) for block in blocks]
-        return pd.DataFrame(dict(zip((wanted[name] for name in there), arrays, strict=True)))
-
-
-def _to_array(values: tuple[Any, ...]) -> Any:
-    try:
-        return np.array(values, dtype=np.int64 if isinstance(values[0], int) else object)
-    except (TypeError, ValueError, OverflowError):  # nulls or text in between
-        return np.array(values, dtype=object)
+        there = {}
+        for name, sql in wanted.items():
+            missing = [source for source in re.findall(r'"(\w+)"', sql) if source not in self.columns[table]]
+            if missing and name in needed:
+                raise InputError(
+                    f"{self.path}: {table} of Nsight Systems {self.version} has no column {missing[0]}",
+                    "a version of nsys that gpuprof does not know: report it",
+                )
+            if not missing:
+                there[name] = sql
+        listed = ", ".join(f'{sql} AS "{name}"' for name, sql in there.items())
+        return pd.read_sql_query(f'SELECT {listed} FROM "{table}" WHERE {where}', self._connection)
 
 
 def _read_timeline(tables: _Tables, expect_kernels: bool) -> Timeline:
     if expect_kernels and not tables.has(_KERNELS):
         raise _no_kernels_error(tables)
-    strings: dict[int, str] = {}
-    if tables.has("StringIds", "id", "value"):
-        strings = dict(tables.connection.execute("SELECT id, value FROM StringIds").fetchall())
+    strings = dict(tables.query("SELECT id, value FROM StringIds")) if tables.has("StringIds", "id", "value") else {}
     ranges = _read_ranges(tables, strings)
-    calls = _read_calls(tables)
+    listed = [
+        tables.read(table, _CALL, tuple(_CALL), '"globalTid" IS NOT NULL') for table in _CALLS if tables.has(table)
+    ]
+    calls = pd.concat(listed).dropna().astype(np.int64) if listed else empty_frame(*_CALL)
     gpus, indices = _read_gpus(tables)
 
     def read_events(table: str, columns: Mapping[str, str], *needed: str) -> pd.DataFrame:
         """Return the events of a table, tied to their launches, on the GPUs that their processes saw."""
         if not tables.has(table):
             return empty_frame("start_ns", "duration_ns", "repeat")
-        frame = tables.read(table, columns, ("start", "end", *needed)).sort_values("start_ns", kind="stable")
-        process = _split_global_ids(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
-        frame = frame.reset_index(drop=True).assign(
-            duration_ns=frame["end_ns"].to_numpy() - frame["start_ns"].to_numpy(), process_id=process
-        )
+        frame = tables.read(table, columns, ("start_ns", "duration_ns", *needed))
+        frame = frame.sort_values("start_ns", kind="stable").reset_index(drop=True)
+        if "process_id" not in frame:
+            frame["process_id"] = np.int64(0)
         if "device_index" in frame:
             pairs = zip(frame["process_id"].tolist(), frame["device_index"].tolist(), strict=True)
             frame["device_index"] = [indices.get(pair, indices.get((None, pair[1]), pair[1])) for pair in pairs]
-        if "correlation_id" in frame:
-            frame["correlation_id"] = frame["correlation_id"].fillna(NO_RANGE).astype(np.int64)
-        frame = tie_to_launches(frame, calls, ranges, ("process_id", "correlation_id"))
-        return frame.drop(columns=[name for name in ("global_pid", "end_ns") if name in frame])
+        return tie_to_launches(frame, calls, ranges, ("process_id", "correlation_id"))
 
-    kernels = _name_kernels(read_events(_KERNELS, _KERNEL_COLUMNS), strings, tables)
+    kernels = _name_kernels(read_events(_KERNELS, _KERNEL), strings, tables)
     graphs = read_events(_GRAPHS, _EVENT)
+    epoch = "TARGET_INFO_SESSION_START_TIME"
+    epochs = tables.query(f"SELECT utcEpochNs FROM {epoch}") if tables.has(epoch, "utcEpochNs") else []
     return Timeline(
         kernels=kernels,
-        copies=_describe_copies(read_events(_COPIES, _COPY_COLUMNS, "bytes", "copyKind")),
-        memsets=read_events(_MEMSETS, {**_EVENT, "bytes": "bytes"}),
+        copies=_describe_copies(read_events(_COPIES, _COPY, "bytes", "kind")),
+        memsets=read_events(_MEMSETS, _BYTES),
         graphs=graphs,
         ranges=ranges,
         tool="nsys",
         version=tables.version,
         gpus=gpus,
         notes=_make_notes(tables, kernels, graphs),
-        epoch_ns=_read_epoch(tables),
+        epoch_ns=next((int(moment) for (moment,) in epochs if moment is not None), None),
     )
 
 
@@ -269,41 +250,14 @@ def _make_notes(tables: _Tables, kernels: pd.DataFrame, graphs: pd.DataFrame) ->
     return tuple(notes)
 
 
-def _read_epoch(tables: _Tables) -> int | None:
-    """Return the Unix time of the report clock's zero, as included in newer exports."""
-    table = "TARGET_INFO_SESSION_START_TIME"
-    if not tables.has(table, "utcEpochNs"):
-        return None
-    row = tables.connection.execute(f"SELECT utcEpochNs FROM {table} LIMIT 1").fetchone()
-    return int(row[0]) if row and row[0] is not None else None
-
-
 def _read_ranges(tables: _Tables, strings: Mapping[int, str]) -> pd.DataFrame:
+    names = ("name", "start_ns", "end_ns", "process_id", "thread_id")
     if not tables.has(_RANGES):
-        return empty_frame("name", "start_ns", "end_ns", "process_id", "thread_id")
-    frame = tables.read(_RANGES, _RANGE_COLUMNS, ("start", "end", "eventType", "globalTid"), ("globalTid",))
-    frame = frame[frame["kind"].isin([_PUSH_POP, _START_END])].reset_index(drop=True)
-    process, thread = _split_global_ids(frame["global_tid"])
+        return empty_frame(*names)
+    frame = tables.read(_RANGES, _RANGE, names, _IS_RANGE)
     texts = zip(column(frame, "text").tolist(), column(frame, "text_id").tolist(), strict=True)
-    return pd.DataFrame(
-        {
-            "name": [text if isinstance(text, str) else strings.get(text_id, "") for text, text_id in texts],
-            "start_ns": frame["start_ns"].to_numpy(dtype=np.int64),
-            # A range that was never left lies open to the end; floats would lose nanoseconds.
-            "end_ns": np.array([_TO_THE_END if pd.isna(end) else int(end) for end in frame["end_ns"]], dtype=np.int64),
-            "process_id": process,
-            "thread_id": thread,
-        }
-    )
-
-
-def _read_calls(tables: _Tables) -> pd.DataFrame:
-    """Return each call's start and thread under the process and correlation id that its kernels carry."""
-    names = tuple(_CALL_COLUMNS)
-    parts = [tables.read(table, _CALL_COLUMNS, names, names) for table in _CALLS if tables.has(table)]
-    frame = pd.concat(parts) if parts else pd.DataFrame(columns=list(_CALL_COLUMNS.values()), dtype=np.int64)
-    process, thread = _split_global_ids(frame["global_tid"])
-    return frame.drop(columns="global_tid").assign(process_id=process, thread_id=thread)
+    named = [text if isinstance(text, str) else strings.get(text_id, "") for text, text_id in texts]
+    return frame.assign(name=pd.Series(named, dtype="object"))[list(names)]
 
 
 def _name_kernels(kernels: pd.DataFrame, strings: Mapping[int, str], tables: _Tables) -> pd.DataFrame:
@@ -312,8 +266,8 @@ def _name_kernels(kernels: pd.DataFrame, strings: Mapping[int, str], tables: _Ta
         if len(kernels):
             raise InputError(f"{tables.path}: kernels have no names", "a version of nsys that gpuprof does not know")
         return kernels.assign(name=pd.Series(dtype="object"))
-    names = kernels[ids].map(strings).fillna("unknown")
-    return kernels.assign(name=names).drop(columns=[name for name in ("name_id", "short_name_id") if name in kernels])
+    named = kernels.assign(name=kernels[ids].map(strings).fillna("unknown"))
+    return named.drop(columns=["name_id", "short_name_id"], errors="ignore")
 
 
 def _describe_copies(copies: pd.DataFrame) -> pd.DataFrame:
@@ -323,7 +277,7 @@ def _describe_copies(copies: pd.DataFrame) -> pd.DataFrame:
     direction = copies["kind"].map(_DIRECTIONS).fillna(UNKNOWN)
     source, target = (column(copies, name).map(_MEMORIES) for name in ("from_memory", "to_memory"))
     memory = source.where(direction == H2D, target.where(direction == D2H, None)).astype("object")
-    return copies.assign(direction=direction, memory=memory.mask(copies["kind"].isin(_UNIFIED), "unified"))
+    return copies.assign(direction=direction, memory=memory.mask(copies["kind"].between(11, 13), "unified"))
 
 
 def _read_gpus(tables: _Tables) -> tuple[dict[int, GpuDescription], dict[tuple[int | None, int], int]]:
@@ -334,26 +288,18 @@ def _read_gpus(tables: _Tables) -> tuple[dict[int, GpuDescription], dict[tuple[i
     """
     if not tables.has("TARGET_INFO_GPU", "id", "name"):
         return {}, {}
-    names = {"id": "id", "cuDevice": "cuda", "name": "name", "computeMajor": "major", "computeMinor": "minor"}
-    rows = tables.read("TARGET_INFO_GPU", {**names, **_GPU_COLUMNS}).to_dict("records")
     gpus, indices = {}, dict[tuple[int | None, int], int]()
-    for row in rows:
-        version = (row.get("major"), row.get("minor"))
-        if row.get("sms") == 0 or (version[0] == 0 and version[1] == 0):
+    frame = tables.read("TARGET_INFO_GPU", {"id": '"id"', "cuda": '"cuDevice"', "name": '"name"', **_GPU})
+    for row in frame.to_dict("records"):
+        if row.get("sms") == 0 or row.get("compute_capability") == "0.0":
             continue
-        described = {name: row[name] for name in _GPU_COLUMNS.values() if row.get(name)}
-        clock = described.pop("clock_hz", None)
+        described = {str(name): _plain_figure(row[name]) for name in _GPU if row.get(name) and not pd.isna(row[name])}
         gpu = int(row["id"])
-        gpus[gpu] = GpuDescription(
-            str(row["name"]),
-            compute_capability=None if None in version else f"{int(version[0])}.{int(version[1])}",  # type: ignore[arg-type]
-            clock_mhz=clock / 1e6 if clock else None,
-            **described,
-        )
-        if row.get("cuda") is not None:
+        gpus[gpu] = GpuDescription(str(row["name"]), **described)
+        if "cuda" in row and not pd.isna(row["cuda"]):
             indices.setdefault((None, int(row["cuda"])), gpu)
     if tables.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId"):
-        frame = tables.read("TARGET_INFO_CUDA_DEVICE", {"gpuId": "gpu", "cudaId": "cuda", "pid": "process"})
+        frame = tables.read("TARGET_INFO_CUDA_DEVICE", {"gpu": '"gpuId"', "cuda": '"cudaId"', "process": '"pid"'})
         for row in frame.to_dict("records"):
             if int(row["gpu"]) in gpus:
                 process = None if pd.isna(row.get("process")) else int(row["process"])
@@ -361,16 +307,15 @@ def _read_gpus(tables: _Tables) -> tuple[dict[int, GpuDescription], dict[tuple[i
     return gpus, indices
 
 
-def _split_global_ids(global_ids: pd.Series[Any]) -> tuple[Integers, Integers]:
-    ids = global_ids.fillna(0).to_numpy(dtype=np.int64)
-    return ids >> _THREAD_BITS & _ID_MASK, ids & _ID_MASK
+def _plain_figure(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 #: First columns of the trace of kernels and copies that ``nsys stats`` prints, before 2023.1 by another name.
 _TRACE_HEAD = re.compile(r'^"?Start \((?P<unit>\w+)\)"?,"?Duration \(\w+\)"?,"?CorrId"?', re.MULTILINE)
 _TRACE_FIX = "nsys stats --report cuda_gpu_trace --format csv REPORT prints one (gputrace before 2023.1)"
 _TIMES_NS = {"ns": 1.0, "nsec": 1.0, "us": 1e3, "μs": 1e3, "usec": 1e3, "ms": 1e6, "msec": 1e6, "s": 1e9, "sec": 1e9}
-_BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+_SIZES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 _CSV_KERNEL = {
     **{f"Grd{axis.upper()}": f"grid_{axis}" for axis in "xyz"},
     **{f"Blk{axis.upper()}": f"block_{axis}" for axis in "xyz"},
@@ -426,7 +371,7 @@ def parse_nsys_csv(text: str, source: str) -> Timeline:
                 copies.append({**event, **_csv_copy(name, cells)})
             else:
                 given = {to: cells[head] for head, to in _CSV_KERNEL.items() if head in cells and cells[head][0]}
-                sizes = {to: round(_csv_number(cell, _BYTES)) for to, cell in given.items()}
+                sizes = {to: round(_csv_number(cell, _SIZES)) for to, cell in given.items()}
                 kernels.append({"name": name, **event, **sizes})
         except (KeyError, ValueError) as error:
             raise InputError(f"{source}: cannot read a row of {name}: {error}", _TRACE_FIX) from None
@@ -451,4 +396,4 @@ def _csv_copy(name: str, cells: Mapping[str, tuple[str, str]]) -> dict[str, Any]
     direction = next((said for word, said in (("HtoD", H2D), ("DtoH", D2H), ("DtoD", "d2d")) if word in plain), UNKNOWN)
     kinds = {cells[head][0].lower() for head in ("SrcMemKd", "DstMemKd") if head in cells}
     memory = next((kind for kind in (PINNED, PAGEABLE) if kind in kinds), "unified" if "Unified" in name else None)
-    return {"bytes": round(_csv_number(cells["Bytes"], _BYTES)), "direction": direction, "memory": memory}
+    return {"bytes": round(_csv_number(cells["Bytes"], _SIZES)), "direction": direction, "memory": memory}
