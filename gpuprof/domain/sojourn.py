@@ -156,11 +156,10 @@ class QueueModel(Protocol):
 
 @runtime_checkable
 class QuickQueueModel(QueueModel, Protocol):
-    """A queueing model with a fast approximation of late fractions for some replicas."""
+    """A queueing model whose times obey the rule of batch formation, so that lower bounds by this rule hold.
 
-    def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
-        """Return the approximate fraction of Poisson requests to a replica above each of the ascending limits.
+    It solves one process under Poisson requests by analysis. Other models may be rules of thumb, which allow more than
+    batches can do.
+    """
 
-        `sojourn` gives the same fraction, to a tenth of its value, at some time within 1% of the limit. None where no
-        method is faster than `sojourn`.
-        """
+    is_analytic: bool  #: Always True: marks such a model.

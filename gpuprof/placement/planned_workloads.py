@@ -54,7 +54,6 @@ class PlannedWorkloads:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        problem.limits.expect_demands(len(problem.demands))
         self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
         known = problem.answers.of(problem.estimator)
         self._estimates, self._refusals, self._times_ms = known.estimates, known.refusals, known.times_ms

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import cast
 
 from gpuprof.domain.demand import Slo
 from gpuprof.domain.model_queues import ShapedQueue
@@ -36,15 +35,6 @@ _LIKELY_LOAD = 0.8
 #: Maximum relative error of the tail of a coarse simulation of Poisson requests, below the given load and above it;
 #: tails nearer to the limit are simulated finely. The largest error over 200 replicas was 7.5% below and 5.3% above.
 _LOW_LOAD, _LOW_LOAD_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
-#: Tolerances of quick answers: from a load on, in parts of the SLO and of the late part. None of 31,000 random replicas
-#: was on another side than its queue.
-_QUICK_ERRORS = ((0.5, 0.006, 0.05), (0.0, 0.012, 0.1))
-#: Parts of the SLO at which the tail is evaluated as well, for the next guess of a rate.
-_FAR_BELOW, _FAR_ABOVE = 0.6, 1.7
-#: Number of solved queues before quick answers are used, unless a queue was simulated: both need machine code, which
-#: takes long to load. Number of demands from which that many queues would be solved in any case.
-_FEW_SOLVED, _MANY_DEMANDS = 160, 60
-_LEAST_PART = 1e-12
 #: Rates above the times' upper bound by this factor are late whatever the rounding; nearer rates are evaluated.
 _CLEARLY_MORE = 1.01
 
@@ -68,8 +58,6 @@ class RateLimits:
     _models: dict[int, QueueModel] = field(default_factory=dict)
     _limit: Limit = field(default_factory=Limit)
     _sustained: SustainedLoads = field(default_factory=SustainedLoads)
-    _solved: int = 0
-    _has_code: bool = False  #: True if machine code is loaded, or will be.
 
     @contextmanager
     def until(self, limit: Limit) -> Iterator[None]:
@@ -79,10 +67,6 @@ class RateLimits:
             yield
         finally:
             self._limit = before
-
-    def expect_demands(self, count: int) -> None:
-        """Prepare for queries about this number of demands."""
-        self._has_code = self._has_code or count >= _MANY_DEMANDS
 
     def check_time(self) -> None:
         """Raise `TimeUpError` when the time for queries is up."""
@@ -130,13 +114,7 @@ class RateLimits:
 
     def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
         """Evaluate a rate between the known rates, store the result, and return whether it is in time."""
-        tail = math.inf if rate_rps > known.most_rps else None
-        if tail is None and (self._has_code or self._solved >= _FEW_SOLVED):
-            tail = _tail_at_once(queueing, server, slo, rate_rps)
-        if tail is None:
-            tail = _tail_ms(queueing, server, slo, rate_rps)
-            self._solved += 1
-            self._has_code = self._has_code or _is_simulated(queueing, server)
+        tail = math.inf if rate_rps > known.most_rps else _tail_ms(queueing, server, slo, rate_rps)
         passes = tail <= slo.latency_ms
         if passes:
             known.passes_rps, known.passes_ms = rate_rps, tail
@@ -178,28 +156,6 @@ def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: floa
 @cache
 def _is_quick(model: type[QueueModel]) -> bool:
     return issubclass(model, QuickQueueModel)  # the check takes as long as an answer
-
-
-def _tail_at_once(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> float | None:
-    """Return about the time at the SLO's percentile, None where it is too near the SLO or a queue must be solved."""
-    if not _is_quick(type(queueing)):
-        return None
-    load = rate_rps / server.capacity_rps
-    off, clearly = next(errors for least, *errors in _QUICK_ERRORS if load >= least)
-    limits = (_FAR_BELOW, 1.0 - off, 1.0 + off, _FAR_ABOVE)
-    late = cast(QuickQueueModel, queueing).late_parts(rate_rps, server, [part * slo.latency_ms for part in limits])
-    if late is None:
-        return None
-    allowed = 1.0 - slo.percentile / 100.0
-    if late[1] > (1.0 - clearly) * allowed and late[2] <= (1.0 + clearly) * allowed:
-        return None
-    place = next((number for number, part in enumerate(late) if part <= allowed), len(limits))
-    if place in (0, len(limits)):
-        return limits[min(place, len(limits) - 1)] * slo.latency_ms
-    # Tails fall by the same factor over equal times.
-    above, below = (math.log(max(one, _LEAST_PART)) for one in late[place - 1 : place + 1])
-    part = (above - math.log(max(allowed, _LEAST_PART))) / max(above - below, _LEAST_PART)
-    return slo.latency_ms * (limits[place - 1] + (limits[place] - limits[place - 1]) * min(max(part, 0.0), 1.0))
 
 
 def _guess_load(queueing: QueueModel, server: BatchServer, slo: Slo) -> float:

@@ -14,20 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuprof.machine.machine_code import compile_with_callees, is_machine_code_cached
+from gpuprof.machine.machine_code import compile_function, is_machine_code_cached
 from gpuprof.runtime.module_command import module_command
 from gpuprof.simulator import kernel
 from gpuprof.simulator.state import ClusterArrays, State, Tally
 
-# The compiled code creates no arrays, so reference counting is off: every call passes named tuples of dozens of arrays,
-# and counting their references would take four times as long as the work.
-_OPTIONS: dict[str, Any] = {
-    "nogil": True,
-    "error_model": "numpy",
-    "_nrt": False,
-    "forceinline": True,
-    "no_cfunc_wrapper": True,
-}
 #: Time after which a run switches to machine code, and target time of a slice in plain Python.
 _PLAIN_S, _LOOK_S = 1.0, 0.1
 _FIRST_STEP_NS = 1 << 20
@@ -83,7 +74,7 @@ def use_machine_code() -> None:
     """Load the event loop's machine code from the cache or compile it, for all further runs."""
     global _compiled
     if _compiled is None:
-        _compiled = compile_with_callees(kernel.run, **_OPTIONS)
+        _compiled = compile_function(kernel.run_compiled)
 
 
 def stop_compiling() -> None:
@@ -99,7 +90,7 @@ def stop_compiling() -> None:
 def _prepare_machine_code() -> bool:
     """Return whether machine code of the event loop is available; if not, start a process that compiles it."""
     global _child
-    if is_machine_code_cached(kernel.run):
+    if is_machine_code_cached(kernel.run_compiled):
         use_machine_code()
         return True
     if _child is None:

@@ -5,24 +5,26 @@ python -m gpuprof.simulator.compile_ahead
 
 from __future__ import annotations
 
-import fcntl
-from contextlib import suppress
-
-from gpuprof.machine.machine_code import code_directory
-from gpuprof.simulator import kernel
+from gpuprof.domain.map_file import parse_map
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.compilation import use_machine_code
-from gpuprof.simulator.engine import simulate_nothing
+from gpuprof.simulator.engine import simulate
 
 
 def main() -> None:
-    """Compile for the types of a simulation; a lock lets a single process compile while others wait."""
-    directory = code_directory(kernel.run)  # the directory depends on the module only
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as lock:
-        with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        use_machine_code()
-        simulate_nothing()
+    """Simulate a replica without requests in machine code, which compiles it for the types of all simulations."""
+    use_machine_code()
+    predicted = {"latency_ms": 1.0, "throughput_rps": 1.0, "goodput_rps": 1.0}
+    replica = {"model": "m", "batch": 1, "rate_rps": 1.0, "batch_latency_ms": [1.0], "predicted": predicted}
+    gpu = {"index": 0, "device": "cpu", "partitions": [{"replicas": [replica]}]}
+    document = {
+        "schema": "gpuprof.deployment/1",
+        "policy": "none",
+        "models": {"m": {"rate_rps": 1.0, "slo_ms": 1.0}},
+        "nodes": [{"name": "here", "gpus": [gpu]}],
+        "predicted": {"gpus": 1, "goodput_rps": 1.0},
+    }
+    simulate(parse_map(document, "the map of one replica"), {}, SimulationOptions(1.0))
 
 
 if __name__ == "__main__":

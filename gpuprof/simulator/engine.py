@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
 from gpuprof.simulator import changes, kernel
 from gpuprof.simulator.changes import changes_of
@@ -196,20 +195,3 @@ def _has_variable_times(cluster: ClusterArrays) -> NDArray[np.bool_]:
 
 def _share(total: int, among: int) -> int:
     return max(64, min(2**16, total // among))
-
-
-def simulate_nothing() -> None:
-    """Run the event loop once over a replica without requests, so that the loop is compiled."""
-    replica = {"model": "m", "batch": 1, "rate_rps": 1.0, "batch_latency_ms": [1.0], "predicted": _PREDICTED}
-    gpu = {"index": 0, "device": "cpu", "partitions": [{"replicas": [replica]}]}
-    document = {
-        "schema": "gpuprof.deployment/1",
-        "policy": "none",
-        "models": {"m": {"rate_rps": 1.0, "slo_ms": 1.0}},
-        "nodes": [{"name": "here", "gpus": [gpu]}],
-        "predicted": {"gpus": 1, "goodput_rps": 1.0},
-    }
-    simulate(parse_map(document, "the map of one replica"), {}, SimulationOptions(1.0))
-
-
-_PREDICTED = {"latency_ms": 1.0, "throughput_rps": 1.0, "goodput_rps": 1.0}

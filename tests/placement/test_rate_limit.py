@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,6 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueMode
 from gpuprof.domain.split_stream import split_stream
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.pipeline.problem import make_queueing
-from gpuprof.placement import rate_limit
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION, RateLimits
 from gpuprof.placement.segment import Segment, Segments
@@ -79,12 +77,9 @@ def test_for_real_queues_too(batch: int, start: float, times: float, cv: float) 
 
 @dataclass
 class QuickQueueCounter(SolvedQueueCounter):
-    """Tells of replicas at once as well."""
+    """Obeys the rule of batch formation."""
 
-    inner: BatchQueue = field(default_factory=BatchQueue)
-
-    def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
-        return self.inner.late_parts(rate_rps, server, limits_ms)
+    is_analytic: bool = True
 
 
 def test_no_queue_is_asked_for_where_no_batch_is_quick_enough() -> None:
@@ -103,50 +98,6 @@ def test_rates_above_those_of_the_batches_that_are_quick_enough_are_late_without
     assert not quick.solved
     assert not limits.in_time(quick, server, slo, 0.98 * most)
     assert quick.solved
-
-
-def _count_solved(batch: int, start: float, times: float) -> tuple[int, int]:
-    """Return how many queues are solved where late parts are known at once, and by plain bisection."""
-    server, plain, quick = _server(batch, start), SolvedQueueCounter(BatchQueue()), QuickQueueCounter(BatchQueue())
-    slo, wanted = Slo(times * server.latency_ms[-1]), server.capacity_rps
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rate_limit, "_FEW_SOLVED", 0)
-        found = RateLimits().largest_rps(quick, server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
-    assert found == _plain(plain, server, slo, wanted)
-    return len(quick.solved), len(plain.solved)
-
-
-@settings(max_examples=20, deadline=None)
-@given(batch=st.integers(1, 8), start=st.floats(0.5, 10.0), times=st.floats(1.5, 10.0))
-def test_where_late_parts_are_known_at_once_the_answer_is_the_same(batch: int, start: float, times: float) -> None:
-    quick, plain = _count_solved(batch, start, times)
-    assert quick <= plain
-
-
-def test_where_late_parts_are_known_at_once_a_third_of_the_queues_is_solved() -> None:
-    draws = itertools.product((1, 2, 4, 8), (0.7, 3.0, 9.0), (1.5, 2.5, 7.0))
-    quick, plain = zip(*(_count_solved(*draw) for draw in draws), strict=True)
-    assert sum(quick) <= sum(plain) / 3
-
-
-def test_once_a_replica_was_simulated_late_parts_are_asked_for() -> None:
-    server, slo, several = _server(4, 3.0), Slo(40.0), replace(_server(4, 3.0), processes=2)
-    for first, solved in ((server, 1), (several, 0)):
-        limits, quick = RateLimits(), QuickQueueCounter(BatchQueue())
-        assert limits.in_time(quick, first, slo, 0.2 * first.capacity_rps)
-        before = len(quick.solved)
-        assert limits.in_time(quick, server, slo, 0.3 * server.capacity_rps)
-        assert len(quick.solved) - before == solved
-
-
-@pytest.mark.parametrize(("demands", "solved"), [(59, 1), (60, 0)])
-def test_of_many_demands_late_parts_are_asked_for_from_the_first_on(demands: int, solved: int) -> None:
-    quick = QuickQueueCounter(BatchQueue())
-    asked = [demand(f"m{number}", 20.0, 40.0) for number in range(demands)]
-    given = replace(problem(asked), queueing=quick, estimator=CurvedEstimator())
-    segments, first = Segments(given), Workload("m0", 4, Share())
-    assert segments.meets(asked[0], plain_device(), first, 20.0)
-    assert len(quick.solved) == solved
 
 
 def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:

@@ -3,8 +3,7 @@
 The k-th group of B requests waits ``W_k = max(0, W_{k-1} + S_{k-1} / c - T_k)``: S a full batch's service time, c the
 processes, T the time between the last requests of two groups (Lindley's recursion). The recursion is exact for full
 batches and one process; elsewhere W serves as a control for the real queue. Its law is solved on a lattice, closed by
-its exponential tail (the root of the Cramér-Lundberg equation), for gamma service times and for gaps that are gamma or
-have a law in `gap_law`.
+its exponential tail (the root of the Cramér-Lundberg equation), for gamma service times and gaps.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import gammainc, gammaincinv
-
-from gpuprof.estimators.queueing.gap_law import Renewal, sum_law
 
 Array = NDArray[Any]
 
@@ -47,24 +44,20 @@ class Backlog:
         return np.asarray(np.interp(probability, np.cumsum(self.mass), edges, left=0.0))
 
 
-def backlog_law(
-    rate: float, scv: float, batch: int, mean: float, cv: float, process: Renewal | None = None
-) -> Backlog | None:
+def backlog_law(rate: float, scv: float, batch: int, mean: float, cv: float) -> Backlog | None:
     """Return the law of W; None where nothing varies and W is always 0.
 
     ``rate``, ``scv``: requests per unit of time and the squared coefficient of variation of their gaps; below capacity;
-    ``mean``, ``cv``: of a full batch's service time, divided by the processes; ``process``: gaps other than gamma,
-    scaled to ``rate``.
+    ``mean``, ``cv``: of a full batch's service time, divided by the processes.
     """
     spread = math.sqrt((cv * mean) ** 2 + scv * batch / rate**2)
     if spread < 1e-6 * mean:
         return None
     step = min(spread, mean) / _CELLS_PER_SCALE
     served = lattice_law(mean, cv**2, step)
-    arriving = lattice_law(batch / rate, scv / batch, step) if process is None else sum_law(process, batch, step)
+    arriving = lattice_law(batch / rate, scv / batch, step)
     change = convolve(served, arriving[::-1])
-    decay = decay_rate(rate, scv, batch, mean, cv) if process is None else _decay_on_lattice(arriving, step, mean, cv)
-    ratio = math.exp(-decay * step)
+    ratio = math.exp(-decay_rate(rate, scv, batch, mean, cv) * step)
     beyond = _BEYOND * _CELLS
     kernel = toeplitz(np.maximum(change, 0.0), _CELLS - 1, _CELLS + beyond, len(arriving))
     inside = with_tail(kernel[:, 1:_CELLS].copy(), kernel[:, _CELLS:], ratio)
@@ -81,24 +74,10 @@ def backlog_law(
 def decay_rate(rate: float, scv: float, batch: int, mean: float, cv: float) -> float:
     """Return the decay rate of the law of W: the positive x with E[exp(x S / c)] E[exp(-x T)] = 1."""
 
-    def arriving(x: float) -> float:
-        return x * batch / rate if scv < _SMALL else batch / scv * math.log1p(x * scv / rate)
-
-    return _decay(arriving, mean, cv)
-
-
-def _decay_on_lattice(law: Array, step: float, mean: float, cv: float) -> float:
-    """Return the decay rate where T has this law on multiples of ``step``."""
-    times = np.arange(len(law)) * step
-    return _decay(lambda x: -math.log(float(law @ np.exp(-x * times))), mean, cv)
-
-
-def _decay(arriving: Callable[[float], float], mean: float, cv: float) -> float:
-    """Return the decay rate, given ``-log E[exp(-x T)]``."""
-
     def excess(x: float) -> float:
         served = x * mean if cv**2 < _SMALL else -math.log1p(-x * mean * cv**2) / cv**2
-        return served - arriving(x)
+        arriving = x * batch / rate if scv < _SMALL else batch / scv * math.log1p(x * scv / rate)
+        return served - arriving
 
     # The gamma's transform is finite only up to this limit.
     limit = 1e6 / mean if cv**2 < _SMALL else (1.0 - 1e-12) / (mean * cv**2)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class DeferredQueue:
     """Implements `gpuprof.domain.sojourn.QueueModel` by `BatchQueue`, which takes a third of a second to import."""
 
+    is_analytic = True
+
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system; see `QueueModel.sojourn`."""
         return _import_queue().sojourn(arrivals, server)
@@ -22,10 +24,6 @@ class DeferredQueue:
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a pool; see `QueueModel.pool`."""
         return _import_queue().pool(arrivals, servers, coarse=coarse)
-
-    def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
-        """Return the approximate parts of late requests; see `QuickQueueModel.late_parts`."""
-        return _import_queue().late_parts(rate_rps, server, limits_ms)
 
 
 @cache

@@ -1,18 +1,20 @@
 """The replicas of one model behind one router, request by request, compiled by numba.
 
-The server's own functions, `gpuprof.rules.routing` and `gpuprof.rules.batching`, compiled, decide the replica of a
-request and the size of a batch.
+The server's own rules, `gpuprof.rules.routing` and `gpuprof.rules.batching`, decide the replica of a request and the
+size of a batch.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.machine.machine_code import compile_function
-from gpuprof.rules import batching, routing
+from gpuprof.rules.batching import batch_size_now
+from gpuprof.rules.routing import decay_count, expect_rows, finish_ms, forecast_joining
 
 Array = NDArray[Any]
 
@@ -72,7 +74,6 @@ class PoolState(NamedTuple):
     recent: Array
     counted: Array
     joining: Array  #: Shape (K,). Expected number of requests in the next batch.
-    tried: Array  #: Shape (K,). Processes ever used, a prefix of all: the first idle process takes a batch.
 
 
 class Draws(NamedTuple):
@@ -108,23 +109,9 @@ def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:
         recent=np.zeros(count),
         counted=np.zeros(count),
         joining=np.zeros(count, np.int64),
-        tried=np.zeros(count, np.int64),
     )
 
 
-def _jit(function: Any) -> Any:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
-    return compile_function(function, _nrt=False, forceinline=True, **options)
-
-
-_expect_rows: Any = _jit(routing.expect_rows)
-_finish_ms: Any = _jit(routing.finish_ms)
-_decay_count: Any = _jit(routing.decay_count)
-_forecast_joining: Any = _jit(routing.forecast_joining)
-_batch_size_now: Any = _jit(batching.batch_size_now)
-
-
-@_jit
 def value_at(law: Array, score: float) -> Any:
     """Return the quantile of a law at a standard normal score."""
     place = (score + SCORE_REACH) * ENTRIES_PER_SCORE
@@ -132,36 +119,6 @@ def value_at(law: Array, score: float) -> Any:
     return law[cell] + (law[cell + 1] - law[cell]) * min(max(place - cell, 0.0), 1.0)
 
 
-@_jit
-def label_groups(
-    group: int, mean: float, law: Array, scores: Array, arrived: Array, step: float, labels: Array, strata: Array
-) -> None:
-    """Fill ``strata`` with the stratum of the backlog found by each group of requests (`batch_backlog`)."""
-    backlog = last = 0.0
-    for number in range(len(strata)):
-        now = arrived[(number + 1) * group - 1]
-        if number:
-            backlog = max(0.0, backlog + value_at(law, scores[number - 1]) * mean - (now - last))
-        last = now
-        strata[number] = labels[min(int(backlog / step + 0.5), len(labels) - 1)]
-
-
-@_jit
-def find_backlogs(group: int, mean: float, law: Array, scores: Array, arrived: Array, backlogs: Array) -> None:
-    """Fill ``backlogs`` with the backlog found by each request, in time: each adds a part of its group's service."""
-    backlog = last = service = 0.0
-    mask = len(scores) - 1
-    for i in range(len(arrived)):
-        if i % group == 0:
-            service = value_at(law, scores[(i // group) & mask]) * mean / group
-        now = arrived[i]
-        backlog = max(0.0, backlog - (now - last))
-        last = now
-        backlogs[i] = backlog
-        backlog += service
-
-
-@_jit
 def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, now: float) -> None:
     """Record the expected answer of a request that joins a replica, by the router's rule."""
     if len(state.finish) == 1:
@@ -174,15 +131,14 @@ def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, no
         busy[i] = max(0.0, state.expected[begin + i] - now)
     if waiting > 0:
         waited = now - arrived[state.head[replica]]
-    rows = _expect_rows(waiting, 0 if state.free[replica] > 0 else state.joining[replica], len(latency))
-    state.finish[replica] = now + _finish_ms(waiting, waited, busy, rows, latency, limit)
+    rows = expect_rows(waiting, 0 if state.free[replica] > 0 else state.joining[replica], len(latency))
+    state.finish[replica] = now + finish_ms(waiting, waited, busy, rows, latency, limit)
     for i in range(end - begin):
         busy[i] = 0.0
     # Limit of the expected time, relative to now, once batches are overdue and the oldest request has waited.
-    state.delay[replica] = _finish_ms(waiting, limit, busy, rows, latency, limit)
+    state.delay[replica] = finish_ms(waiting, limit, busy, rows, latency, limit)
 
 
-@_jit
 def _choose(state: PoolState, now: float) -> int:
     """Return the replica with the earliest expected answer; ties in rotation."""
     count = len(state.finish)
@@ -205,7 +161,6 @@ def _choose(state: PoolState, now: float) -> int:
     return 0
 
 
-@_jit
 def _start(
     replicas: Replicas,
     state: PoolState,
@@ -220,7 +175,6 @@ def _start(
     process = replicas.first[replica]
     while state.done[process] < _NEVER:
         process += 1
-    state.tried[replica] = max(state.tried[replica], process + 1 - replicas.first[replica])
     request = state.head[replica]
     group = request // draws.group
     if state.used[group]:  # each group's number is drawn once at most
@@ -234,8 +188,8 @@ def _start(
     service = mean * value_at(law, score)
     batch, processes = replicas.batch[replica], replicas.first[replica + 1] - replicas.first[replica]
     latency = replicas.means[replica, :batch]
-    recent = _decay_count(state.recent[replica], now - state.counted[replica], latency[batch - 1])
-    state.joining[replica] = _forecast_joining(recent, mean, latency, processes, 0.0, np.inf)
+    recent = decay_count(state.recent[replica], now - state.counted[replica], latency[batch - 1])
+    state.joining[replica] = forecast_joining(recent, mean, latency, processes, 0.0, np.inf)
     for _ in range(size):
         # Service and wait are independent: for the reported times each request has a service time of its own, evenly
         # spread over the law, since batches alone would sample the tail too rarely.
@@ -249,7 +203,6 @@ def _start(
     state.batches[replica] += 1
 
 
-@_jit
 def _dispatch(
     replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, replica: int, now: float
 ) -> None:
@@ -259,7 +212,7 @@ def _dispatch(
     while state.free[replica] > 0 and state.waiting[replica] > 0:
         oldest = arrived[state.head[replica]]
         waited = limit if now >= oldest + limit else now - oldest
-        size = _batch_size_now(state.waiting[replica], replicas.batch[replica], waited, limit)
+        size = batch_size_now(state.waiting[replica], replicas.batch[replica], waited, limit)
         if size == 0:
             state.timer[replica] = oldest + limit
             break
@@ -267,22 +220,19 @@ def _dispatch(
     _rank(replicas, state, arrived, replica, now)
 
 
-@_jit
-def _soonest(replicas: Replicas, state: PoolState) -> tuple[int, float]:
+def _soonest(state: PoolState) -> tuple[int, float]:
     """Return the process that ends first, or -1 - j for the replica j whose timer ends first, with the time."""
     event, when = 0, _NEVER
-    for j in range(len(state.tried)):
-        for p in range(replicas.first[j], replicas.first[j] + state.tried[j]):
-            if state.done[p] < when:
-                event, when = p, state.done[p]
+    for p in range(len(state.done)):
+        if state.done[p] < when:
+            event, when = p, state.done[p]
     for j in range(len(state.timer)):
         if state.timer[j] < when:
             event, when = -1 - j, state.timer[j]
     return event, when
 
 
-@_jit
-def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
+def _serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
     """Serve the arrivals; fill ``spent`` with the requests' times and ``kinds`` with their replicas' kinds."""
     event, when = 0, _NEVER
     for i in range(len(arrived) + 1):
@@ -296,7 +246,7 @@ def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, sp
                 state.freed[event] = state.expected[event] = when
                 state.free[replica] += 1
             _dispatch(replicas, state, draws, arrived, spent, replica, when)
-            event, when = _soonest(replicas, state)
+            event, when = _soonest(state)
         if i == len(arrived):
             break
         chosen = _choose(state, until)
@@ -308,10 +258,20 @@ def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, sp
         state.tail[chosen] = i
         state.waiting[chosen] += 1
         full = replicas.means[chosen, replicas.batch[chosen] - 1]
-        state.recent[chosen] = 1.0 + _decay_count(state.recent[chosen], until - state.counted[chosen], full)
+        state.recent[chosen] = 1.0 + decay_count(state.recent[chosen], until - state.counted[chosen], full)
         state.counted[chosen] = until
         if state.free[chosen] > 0:
             _dispatch(replicas, state, draws, arrived, spent, chosen, until)
-            event, when = _soonest(replicas, state)
+            event, when = _soonest(state)
         else:
             _rank(replicas, state, arrived, chosen, until)
+
+
+@cache
+def compile_serve() -> Any:
+    """Return the compiled function that serves arrivals; its first call in a process loads or compiles it."""
+    return compile_function(_run)
+
+
+def _run(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
+    _serve(replicas, state, draws, arrived, spent, kinds)

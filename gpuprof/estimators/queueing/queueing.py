@@ -14,8 +14,7 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPar
 from gpuprof.estimators.queueing import batch_chain, batch_sojourn
 from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.estimators.queueing.blas_threads import blas_threads
-from gpuprof.estimators.queueing.pool_table import pair_quantiles, round_figure, scale_server, simulate_one, solve_pool
-from gpuprof.estimators.queueing.scaled_server import ScaledServer
+from gpuprof.estimators.queueing.pool import pair_quantiles, scale_server, scale_sojourn, solve_pool
 
 #: Negligible probability, per batch, of more arrivals than fit during its run.
 _NEVER = 1e-12
@@ -43,9 +42,6 @@ def drop_unused_batches(rate_rps: float, server: BatchServer) -> BatchServer:
 
 
 _REFINEMENTS = 3
-#: Maximum time of smaller batches in full batches' times: arrivals during a batch must fit the lattice of
-#: `batch_chain`.
-_LONGEST = 4.0
 _LEAST_RATE = 1e-9  # requests per full batch's time; smaller rates are rounded up
 
 
@@ -54,102 +50,70 @@ class BatchQueue:
 
     One process under Poisson requests is solved by its embedded Markov chain (`batch_chain`, `batch_sojourn`). Several
     processes or replicas, other arrivals, batches whose variation differs after a pause, and small batches that take
-    several times as long as full ones are simulated request by request with fixed random numbers; the backlog, which
-    makes plain simulations so long near capacity, is taken from analysis where gaps are gamma (`pool_simulation`).
-    Pools are simulated at a grid of loads and interpolated. Service times are gamma with the given coefficient of
-    variation. A server whose batches take longer after a pause is stable if it is stable at full speed.
+    several times as long as full ones are simulated request by request (`pool`). Service times are gamma with the given
+    coefficient of variation. A server whose batches take longer after a pause is stable if it is stable at full speed.
 
     Results are cached by ratios of times, which alone matter. `bench.queueing` prints the errors.
     """
 
+    is_analytic = True
+
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system; infinite times at or beyond capacity."""
-        return self._of_one(arrivals, server, coarse=False)
-
-    def _of_one(self, arrivals: Arrivals, server: BatchServer, *, coarse: bool) -> Sojourn:
-        load = arrivals.rate_rps / server.capacity_rps
-        if load >= 1.0:
-            return _overfull(load, float(server.batch))
-        if arrivals.process is not None:
-            return self.pool(arrivals, (server,), coarse=coarse).whole
-        unit = server.latency_ms[server.batch - 1]
-        replica = scale_server(server, unit)
-        if replica.max_wait == 0.0 and _is_analysed(round(arrivals.scv, 4), replica):
-            server = drop_unused_batches(arrivals.rate_rps, server)
-            unit = server.latency_ms[server.batch - 1]
-            replica = scale_server(server, unit)
-        # In units of the full batch's time, and rounded: models with proportional times share a solution.
-        rate, scv = round_figure(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4)
-        law = _solve(rate, scv, replica, coarse and not _is_analysed(scv, replica))
-        return _scale_sojourn(law, unit, server.overhead_ms)
+        return self.pool(arrivals, (server,)).whole
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a system of replicas that share the stream."""
-        if len(servers) == 1 and arrivals.process is None:
-            whole = self._of_one(arrivals, servers[0], coarse=coarse)
-            return PoolSojourn(whole, (ServedPart(arrivals.rate_rps, whole),))
-        capacity = math.fsum(one.capacity_rps for one in servers)
+        capacity = math.fsum(server.capacity_rps for server in servers)
         load = arrivals.rate_rps / capacity
         if load >= 1.0:
-            shares = [arrivals.rate_rps * one.capacity_rps / capacity for one in servers]
-            parts = tuple(
-                ServedPart(rate, _overfull(load, float(one.batch))) for rate, one in zip(shares, servers, strict=True)
-            )
-            return PoolSojourn(_overfull(load, float(servers[0].batch)), parts)
-        return solve_pool(arrivals, servers, coarse=coarse)
-
-    def late_parts(self, rate_rps: float, server: BatchServer, limits_ms: Sequence[float]) -> Sequence[float] | None:
-        """Return the approximate parts of late requests; None where batches vary, have a delay, or get quicker."""
-        varies = max(server.latency_cv, server.pause_cv or 0.0) >= 1e-3 or server.pause_factor != 1.0
-        if server.processes > 1 or server.max_wait_ms > 0.0 or varies:
-            return None
-        if rate_rps >= server.capacity_rps:
-            return [1.0] * len(limits_ms)
-        from gpuprof.estimators.queueing.late_kernel import fill_late_parts  # numba takes long to import
-
-        times, limits = np.array(server.latency_ms[: server.batch]), np.array(limits_ms) - server.overhead_ms
-        late = np.empty(len(limits))
-        told = fill_late_parts(max(rate_rps / 1000.0, _LEAST_RATE / float(times[-1])), times, limits, late)
-        return late.tolist() if told else None
+            rates = [arrivals.rate_rps * server.capacity_rps / capacity for server in servers]
+            laws = [_overload(load, server) for server in servers]
+            return PoolSojourn(laws[0], tuple(map(ServedPart, rates, laws)))
+        if len(servers) > 1 or not _is_analysed(arrivals, servers[0]):
+            return solve_pool(arrivals, servers, coarse=coarse)
+        whole = _analyse(arrivals.rate_rps, servers[0])
+        return PoolSojourn(whole, (ServedPart(arrivals.rate_rps, whole),))
 
 
-def _overfull(load: float, batch: float) -> Sojourn:
-    return Sojourn(load, batch, math.inf, ((0.0, math.inf), (1.0, math.inf)))
+def _overload(load: float, server: BatchServer) -> Sojourn:
+    return Sojourn(load, float(server.batch), math.inf, ((0.0, math.inf), (1.0, math.inf)))
 
 
-def _scale_sojourn(law: Sojourn, unit: float, overhead: float) -> Sojourn:
-    return Sojourn(
-        law.utilization,
-        law.mean_batch,
-        law.mean_ms * unit + overhead,
-        tuple([(p, t * unit + overhead) for p, t in law.quantiles_ms]),
-    )
+def _is_analysed(arrivals: Arrivals, server: BatchServer) -> bool:
+    longest = max(server.latency_ms[: server.batch]) * max(1.0, server.pause_factor)
+    is_alike = server.pause_cv in (None, server.latency_cv)
+    # Arrivals during a batch must fit the lattice of `batch_chain`.
+    fits = longest <= batch_chain.LATTICE_SERVICES * server.latency_ms[server.batch - 1]
+    is_poisson = arrivals.process is None and abs(arrivals.scv - 1.0) < 1e-3
+    return server.processes == 1 and is_poisson and is_alike and fits
+
+
+def _analyse(rate_rps: float, server: BatchServer) -> Sojourn:
+    if server.max_wait_ms == 0.0:
+        server = drop_unused_batches(rate_rps, server)
+    # In units of the full batch's time, and rounded: models with proportional times share a solution.
+    unit_ms = server.latency_ms[server.batch - 1]
+    law = _solve(float(f"{rate_rps / 1000.0 * unit_ms:.5g}"), scale_server(server, unit_ms))
+    return scale_sojourn(law, unit_ms, server.overhead_ms)
 
 
 @lru_cache(maxsize=100_000)
-def _solve(rate: float, scv: float, replica: ScaledServer, coarse: bool) -> Sojourn:
-    load = rate / replica.capacity
+def _solve(rate: float, server: BatchServer) -> Sojourn:
+    """Return the law for ``rate`` requests per unit of time."""
+    load = 1000.0 * rate / server.capacity_rps
     if load >= 1.0:
-        return _overfull(load, float(len(replica.latency)))
-    # Waking threads costs more than such small matrices.
-    with blas_threads().limit(limits=1, user_api="blas"):
-        if _is_analysed(scv, replica):
-            return _exact(max(rate, _LEAST_RATE), replica)
-        return simulate_one(max(rate, _LEAST_RATE), scv, replica, coarse=coarse)
+        return _overload(load, server)
+    with blas_threads().limit(limits=1, user_api="blas"):  # waking threads costs more than such small matrices
+        return _solve_chain(max(rate, _LEAST_RATE), server)
 
 
-def _is_analysed(scv: float, replica: ScaledServer) -> bool:
-    longest = max(replica.latency) * max(1.0, replica.pause)
-    is_alike = replica.cv == replica.pause_cv and longest <= _LONGEST * replica.latency[-1]
-    return replica.processes == 1 and abs(scv - 1.0) < 1e-3 and is_alike
-
-
-def _exact(rate: float, replica: ScaledServer) -> Sojourn:
-    service = batch_chain.service_of(np.array(replica.latency), replica.cv, replica.pause)
-    law = batch_chain.solve(rate, replica.max_wait, service)
-    waits = batch_sojourn.waiting_law(rate, replica.max_wait, service, law)
+def _solve_chain(rate: float, server: BatchServer) -> Sojourn:
+    service = batch_chain.service_of(np.array(server.latency_ms), server.latency_cv, server.pause_factor)
+    law = batch_chain.solve(rate, server.max_wait_ms, service)
+    waits = batch_sojourn.waiting_law(rate, server.max_wait_ms, service, law)
     sizes = waits.batch_sizes
-    mean_batch = float(sizes @ np.tile(np.arange(1, len(replica.latency) + 1), 2))
+    mean_batch = float(sizes @ np.tile(np.arange(1, server.batch + 1), 2))
     by_request = waits.below[:, -1] + waits.at_once + waits.timer
     mean = waits.mean() + float(by_request @ service.fresh_means)
     times, within = _tabulate(waits, service)

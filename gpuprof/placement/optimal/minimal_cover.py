@@ -80,4 +80,4 @@ def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, co
 
 
 #: Compiled: it tries hundreds of thousands of combinations, tens of times for each program.
-fill_covers = compile_function(_fill_covers, no_cfunc_wrapper=True)
+fill_covers = compile_function(_fill_covers)

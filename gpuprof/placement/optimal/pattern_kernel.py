@@ -70,6 +70,4 @@ def _has_room(units: Integers, held: Integers, space: int, memory: int) -> bool:
     return has_room
 
 
-_most_that_fit = compile_function(_most_that_fit, _nrt=False, forceinline=True)
-_has_room = compile_function(_has_room, _nrt=False, forceinline=True)
-fill_maximal = compile_function(_fill_maximal, no_cfunc_wrapper=True)
+fill_maximal = compile_function(_fill_maximal)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QuickQueueModel
+from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.deferred_queue import DeferredQueue
 from gpuprof.estimators.queueing.queueing import BatchQueue
 
 
 def test_it_answers_what_the_default_model_answers() -> None:
     deferred, default = DeferredQueue(), BatchQueue()
-    assert isinstance(deferred, QuickQueueModel)
     server, arrivals = BatchServer((2.0, 3.0), 2, 0.0), Arrivals(300.0)
     assert deferred.sojourn(arrivals, server) == default.sojourn(arrivals, server)
     assert deferred.pool(arrivals, (server,)) == default.pool(arrivals, (server,))
-    assert deferred.late_parts(300.0, server, [5.0]) == default.late_parts(300.0, server, [5.0])
 
 
 def test_planning_without_queues_does_not_import_scipy() -> None:

@@ -24,10 +24,7 @@ from gpuprof.domain.arrival_process import (
     scale_to_rate,
 )
 from gpuprof.domain.sojourn import Arrivals, BatchServer
-from gpuprof.estimators.queueing.pool_simulation import simulate_pool
-from gpuprof.estimators.queueing.pool_table import scale_server
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.estimators.queueing.scaled_server import PoolArrivals
 from tests.estimators.queueing.pool_reference import play_pool
 
 QUEUE = BatchQueue()
@@ -94,18 +91,6 @@ def test_replicas_without_batches_are_as_busy_as_their_requests_take(load: float
     servers = (server(1),) * 2
     found = QUEUE.pool(Arrivals(load * capacity_rps(servers)), servers)
     assert [one.sojourn.utilization for one in found.parts] == pytest.approx([load] * 2, rel=0.01)
-
-
-@pytest.mark.parametrize("load", [0.1, 0.13, 0.16])
-def test_between_the_loads_that_are_kept_certain_times_stay_as_they_are(load: float) -> None:
-    servers = (server(16, cv=0.0, fixed=0.4),) * 24
-    unit, rate = scale_server(servers[0], 10.0), load * capacity_rps(servers)
-    below = np.linspace(0.0, 0.98, 400)
-    times = 10.0 * simulate_pool(PoolArrivals(rate / 100.0), [(unit, 24)], below).times[-1] + 0.5
-    found = QUEUE.pool(Arrivals(rate), servers).whole
-    for ms in np.linspace(times[0], times[-1], 300):
-        said = found.fraction_within(float(ms))
-        assert np.interp(0.995 * ms, times, below) - 0.08 < said < np.interp(1.005 * ms, times, below) + 0.08
 
 
 @pytest.mark.slow
