@@ -13,11 +13,10 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 
 from gpuprof.domain.demand import Slo
 from gpuprof.domain.model_queues import ShapedQueue
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.load_search import find_load
 from gpuprof.placement.rate_bound import most_within_rps
@@ -128,7 +127,8 @@ class RateLimits:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = _KnownRates()
-            if _is_quick(type(queueing)):  # other models may be rules of thumb, which allow more than batches can do
+            # Other models may be rules of thumb, which allow more than batches can do.
+            if getattr(queueing, "is_analytic", False):
                 known.most_rps = _CLEARLY_MORE * most_within_rps(server, slo.latency_ms, slo.percentile)
         return known
 
@@ -151,11 +151,6 @@ def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: floa
         if coarse < (1.0 - off) * slo.latency_ms and not isinstance(queueing, ShapedQueue):
             return coarse
     return _finite_tail_ms(queueing.sojourn(arrivals, server), slo)
-
-
-@cache
-def _is_quick(model: type[QueueModel]) -> bool:
-    return issubclass(model, QuickQueueModel)  # the check takes as long as an answer
 
 
 def _guess_load(queueing: QueueModel, server: BatchServer, slo: Slo) -> float:

@@ -12,7 +12,14 @@ import pytest
 from gpuprof.machine.machine_code import code_directory, compile_function, is_machine_code_cached
 
 RULE = "LIMIT = 2.0\n\ndef rule(a, b):\n    return a + b * LIMIT\n"
-USER = "from made_up_rules.rule import rule\n\ndef use(a, b):\n    return inner(a) + b\n\ndef inner(a):\n    return rule(a, 1.0)\n"
+USER = """from made_up_rules.rule import rule
+
+def use(a, b):
+    return inner(a) + b
+
+def inner(a):
+    return rule(a, 1.0)
+"""
 
 
 @pytest.fixture

@@ -131,7 +131,6 @@ def test_no_rate_is_in_time_that_is_late_by_the_queue_that_maps_are_checked_by(
     queueing, server = make_queueing(shape, ["m"]), _server(batch, 5.0)
     asked = Arrivals(part * server.capacity_rps)
     coarse, fine = (queueing.pool(asked, (server,), coarse=one).whole.percentile(99.0) for one in (True, False))
-    assert coarse < 0.99 * fine
     for limit_ms in (0.5 * fine, 0.9 * fine, 0.999 * fine):
         assert not RateLimits().in_time(queueing, server, Slo(limit_ms), asked.rate_rps)
     assert RateLimits().in_time(queueing, server, Slo(1.001 * max(coarse, fine)), asked.rate_rps)
