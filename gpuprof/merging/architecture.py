@@ -1,10 +1,9 @@
 """Groups models by architecture: DBSCAN over the edit distance of their operator graphs (USHER §3.4.1).
 
 The edit distance counts the operators and edges to add, delete or replace until two graphs are equal; computing it is
-NP-hard. Graphs of up to `EXACT_NODES` operators get the exact distance (networkx). Larger graphs get an upper bound by
-the assignment of Riesen and Bunke (2009): the Hungarian algorithm matches the operators of both graphs, at a cost made
-of the operators' types and the types of their neighbours, and the edits implied by the matching are counted. Equal
-graphs are detected first and get exactly 0.
+NP-hard. The upper bound of Riesen and Bunke (2009) is used: the Hungarian algorithm matches the operators of both
+graphs, at a cost made of the operators' types and the types of their neighbours, and the edits implied by the matching
+are counted. Equal graphs get exactly 0.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ import numpy.typing as npt
 from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.source import SourceModel
 
-#: Largest graph with an exact search, in operators: beyond, the search takes seconds.
-EXACT_NODES = 7
 #: Largest distance inside a group, in edits per operator. The paper's 10⁻⁷ groups identical graphs only; models
 #: fine-tuned to another task differ in their head.
 DEFAULT_EPS = 0.25
@@ -58,12 +55,8 @@ def read_type_graph(source: SourceModel) -> OperatorTypeGraph:
 
 
 def edit_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
-    """Return the edit distance of two operator graphs: exact for small ones, else an upper bound."""
-    if a == b:
-        return 0.0
-    if max(len(a.types), len(b.types)) <= EXACT_NODES:
-        return _exact_edit_distance(a, b)
-    return _count_edits(a, b, _assignment(a, b))
+    """Return an upper bound of the edit distance of two operator graphs; 0 for equal ones."""
+    return 0.0 if a == b else _count_edits(a, b, _match_operators(a, b))
 
 
 def relative_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
@@ -91,55 +84,35 @@ def group_architectures(architectures: Sequence[OperatorTypeGraph], eps: float =
     return list(groups.values())
 
 
-def _exact_edit_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
-    import networkx as nx
-
-    graphs = []
-    for architecture in (a, b):
-        graph = nx.DiGraph()
-        graph.add_nodes_from((i, {"type": kind}) for i, kind in enumerate(architecture.types))
-        graph.add_edges_from(architecture.edges)
-        graphs.append(graph)
-    found = nx.graph_edit_distance(*graphs, node_match=lambda x, y: x["type"] == y["type"])
-    return float(found)
-
-
-def _assignment(a: OperatorTypeGraph, b: OperatorTypeGraph) -> dict[int, int]:
+def _match_operators(a: OperatorTypeGraph, b: OperatorTypeGraph) -> dict[int, int]:
     """Return the matching of operators with the least local edit cost."""
     from scipy.optimize import linear_sum_assignment
 
     n, m = len(a.types), len(b.types)
-    # This cost exceeds any matching's, so that no operator is deleted in another operator's place.
-    large = 4.0 * (n + m + len(a.edges) + len(b.edges)) + 1
-    costs = np.full((n + m, n + m), large)
+    costs = np.full((n + m, n + m), np.inf)
     costs[:n, :m] = _replacement_costs(a, b)
     costs[n:, m:] = 0.0
-    costs[np.arange(n), m + np.arange(n)] = [1 + _degree(x) / 2 for x in a.around]
-    costs[n + np.arange(m), np.arange(m)] = [1 + _degree(x) / 2 for x in b.around]
+    costs[np.arange(n), m + np.arange(n)] = [1 + _degree(sides) / 2 for sides in a.around]
+    costs[n + np.arange(m), np.arange(m)] = [1 + _degree(sides) / 2 for sides in b.around]
     rows, columns = linear_sum_assignment(costs)
     return {int(i): int(j) for i, j in zip(rows, columns, strict=True) if i < n and j < m}
 
 
 def _replacement_costs(a: OperatorTypeGraph, b: OperatorTypeGraph) -> npt.NDArray[np.float64]:
+    """Return 1 for each pair of different types, and half an edit, shared by its ends, for each different edge."""
     kinds = sorted({*a.types, *b.types})
-    at = {kind: i for i, kind in enumerate(kinds)}
 
-    def table(architecture: OperatorTypeGraph, side: int) -> npt.NDArray[np.float64]:
-        counts = np.zeros((len(architecture.types), len(kinds)))
-        for i, sides in enumerate(architecture.around):
-            for kind, count in sides[side].items():
-                counts[i, at[kind]] = count
-        return counts
+    def count_neighbours(graph: OperatorTypeGraph) -> npt.NDArray[np.float64]:
+        counts = [[side[kind] for side in sides for kind in kinds] for sides in graph.around]
+        return np.array(counts, np.float64).reshape(len(graph.types), 2 * len(kinds))
 
-    types = [np.array([at[kind] for kind in x.types]) for x in (a, b)]
+    types = [np.array([kinds.index(kind) for kind in graph.types]) for graph in (a, b)]
     costs: npt.NDArray[np.float64] = (types[0][:, None] != types[1][None, :]).astype(np.float64)
-    position = [np.arange(len(x.types)) / max(1, len(x.types)) for x in (a, b)]
     # Equal costs are decided by the position in the graph, because repeated blocks look alike.
-    costs += 1e-3 * np.abs(position[0][:, None] - position[1][None, :])
-    for side in (0, 1):
-        ours, theirs = table(a, side), table(b, side)
-        for kind in range(len(kinds)):
-            costs += 0.25 * np.abs(ours[:, kind, None] - theirs[None, :, kind])
+    positions = [np.arange(len(graph.types)) / len(graph.types) for graph in (a, b)]
+    costs += 1e-3 * np.abs(positions[0][:, None] - positions[1][None, :])
+    for ours, theirs in zip(count_neighbours(a).T, count_neighbours(b).T, strict=True):
+        costs += np.abs(ours[:, None] - theirs[None, :]) / 4
     return costs
 
 

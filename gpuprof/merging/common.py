@@ -1,52 +1,59 @@
-"""The longest common submatrix of pairs from two lists of matrices.
+"""The longest common submatrix of weight matrices (USHER §2.4).
 
-Small matrices are compared at every displacement. For larger matrices, windows of a few adjacent entries are looked up
-among the windows of the other matrix. Equal windows vote for a displacement, and the blocks at the displacements with
-most votes are measured. A common block is missed only if no sampled window lies in it.
+Interpretation of the paper: a submatrix is a block of adjacent rows and adjacent columns in their order, at possibly
+different positions in the two matrices (the paper uses template matching and repositions the product, §3.4.3, which
+only makes sense for blocks). Two entries are equal if they differ by at most 1e-7. The longest submatrix has the most
+entries, since §2.4 divides its size by the sizes of the matrices.
+
+Equal entries of two matrices vote for the displacement of one against the other, where a neighbour of theirs is equal
+at that displacement too. A block has at most as many entries as its displacement has votes, so displacements are
+searched by falling votes until none can hold a larger block. Of large matrices, and of those with too many equal
+entries, a part votes, that with the rarest values, and the block is a lower bound.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from gpuprof.merging.submatrix import (
-    EMPTY,
-    TOLERANCE,
-    CommonBlock,
-    Matrix,
-    block_at,
-    choose_larger,
-    displacement_work,
-    exhaustive_block,
-    most_possible,
-    same_entries,
-)
-
-Pair = tuple[int, int]
+Mask = npt.NDArray[np.bool_]
+Matrix = npt.NDArray[np.generic]
 Ints = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]
+Pair = tuple[int, int]
 
-#: Most comparisons for which all displacements are tried: immediately; and after voting, where values repeat often.
-_SMALL_WORK, _BEARABLE_WORK = 2**16, 2**20
-#: Number of windows looked up in the other matrix: a block of a thousandth of the matrix holds some of them.
-_LOOKUPS = 2**14
-#: Most windows indexed of a matrix; of larger matrices every n-th row is indexed.
-_KEPT_WINDOWS = 2**22
-#: Number of displacements measured; most occurrences of a window for its vote to count.
-_DISPLACEMENTS, _REPEATS = 16, 64
-#: Number of entries compared before the whole matrix.
-_SAMPLE = 4096
-#: Width of the cells into which floats are cut, in tolerances, and its minimum: equal values mostly share a cell.
-_CELL, _LEAST_CELL = 16.0, 1e-9
-#: Window width beyond which values repeat so often that a larger block may contain no window.
-_FEW_ENTRIES = 2
-_BASE = np.uint64(0x9E3779B97F4A7C15)
+#: Largest difference of weights treated as equal (USHER §2.4).
+TOLERANCE = 1e-7
+#: Most entries of a matrix that are looked up in another, equal entries that vote, and displacements searched.
+_MOST_LOOKED_UP, _MOST_EQUAL, _MOST_DISPLACEMENTS = 2**14, 2**20, 2**12
+_SEGMENT = 16  # adjacent entries that vote together, where not all do
+
+
+@dataclass(frozen=True, slots=True)
+class CommonBlock:
+    """A block of ``rows`` × ``columns`` at (a_row, a_column) of one matrix and (b_row, b_column) of the other.
+
+    ``exact`` is False if the search was incomplete and a larger block may exist.
+    """
+
+    rows: int
+    columns: int
+    a_row: int = 0
+    a_column: int = 0
+    b_row: int = 0
+    b_column: int = 0
+    exact: bool = True
+
+    @property
+    def area(self) -> int:
+        """Number of entries."""
+        return self.rows * self.columns
+
+    def swap(self) -> CommonBlock:
+        """Return the same block with the two matrices exchanged."""
+        return CommonBlock(self.rows, self.columns, self.b_row, self.b_column, self.a_row, self.a_column, self.exact)
 
 
 def common_blocks(
@@ -57,142 +64,128 @@ def common_blocks(
     Parameters
     ----------
     first, second : sequence of ndarray, shape (rows, columns)
-        Integers agree if equal; floats if they differ by at most ``tolerance`` (16-bit floats as float32).
+        Integers agree if equal; floats if they differ by at most ``tolerance``.
     pairs : iterable of (int, int) or None
         Pairs to compare; None: all.
     """
     wanted = [(i, j) for i in range(len(first)) for j in range(len(second))] if pairs is None else list(pairs)
-    known: dict[str, _Searched] = {}
-    ours, theirs = ([_prepare(matrix, tolerance, known) for matrix in matrices] for matrices in (first, second))
-    found: dict[tuple[int, int], CommonBlock] = {}
+    ordered: dict[int, Ints] = {}
     blocks = {}
     for i, j in wanted:
-        a, b = ours[i], theirs[j]
-        if (id(b), id(a)) in found:
-            blocks[i, j] = found[id(b), id(a)].swap()
-            continue
-        if (id(a), id(b)) not in found:
-            found[id(a), id(b)] = _find_block(a, b, tolerance)
-        blocks[i, j] = found[id(a), id(b)]
+        if j not in ordered:
+            ordered[j] = np.argsort(second[j], axis=None)
+        blocks[i, j] = _find_block(first[i], second[j], ordered[j], tolerance)
     return blocks
 
 
-class _Searched:
-    """A matrix and the sorted hashes of its windows along rows and columns, computed on first use."""
+def same_entries(a: Matrix, b: Matrix, tolerance: float = TOLERANCE) -> Mask:
+    """Return the mask of agreeing entries of two matrices of equal shape; NaN never agrees.
 
-    def __init__(self, matrix: Matrix, tolerance: float) -> None:
-        self.matrix = matrix
-        self._tolerance = tolerance
-        self._windows: dict[tuple[bool, int], _Windows] = {}
-        self._distinct = 0
-
-    def width(self) -> int:
-        """Return the number of adjacent entries that rarely agree by chance: more if few values are distinct."""
-        if not self._distinct:
-            step = max(1, self.matrix.size // 2**16)
-            self._distinct = max(2, len(np.unique(self._cells(self.matrix.ravel()[::step]))))
-        return max(2, -(-(self.matrix.size.bit_length() + 4) // (self._distinct.bit_length() - 1)))
-
-    def windows(self, down: bool, width: int) -> _Windows:
-        """Return the indexed windows: those of every row, or of every n-th row of a large matrix."""
-        if (down, width) not in self._windows:
-            matrix = self.matrix.T if down else self.matrix
-            every = max(1, matrix.size // _KEPT_WINDOWS)
-            cells = self._cells(matrix[::every])
-            columns = cells.shape[1] - width + 1
-            keys = _hash([cells[:, step : step + columns] for step in range(width)]).ravel()
-            order = np.argsort(keys)
-            rows, starts = np.divmod(order, columns)
-            self._windows[down, width] = _Windows(keys[order], rows * every, starts, every == 1)
-        return self._windows[down, width]
-
-    def sample(self, down: bool, width: int) -> _Windows:
-        """Return the windows to look up: all, or a random sample of a large matrix."""
-        matrix = self.matrix.T if down else self.matrix
-        columns = matrix.shape[1] - width + 1
-        every = len(matrix) * columns
-        if every <= _LOOKUPS:
-            return self.windows(down, width)
-        rows, starts = np.divmod(np.random.default_rng(0).integers(0, every, _LOOKUPS), columns)
-        keys = _hash([self._cells(matrix[rows, starts + step]) for step in range(width)])
-        return _Windows(keys, rows, starts, False)
-
-    def _cells(self, values: Matrix) -> Keys:
-        if values.dtype.kind != "f":
-            whole: Keys = np.ascontiguousarray(values, np.int64).view(np.uint64)
-            return whole
-        scaled = np.nan_to_num(np.floor(values.astype(np.float64) / max(_CELL * self._tolerance, _LEAST_CELL)))
-        cells: Keys = np.clip(scaled, -(2.0**62), 2.0**62).astype(np.int64).view(np.uint64)
-        return cells
+    Parameters
+    ----------
+    a, b : ndarray of shape (rows, columns)
+    """
+    if a.dtype.kind in "iub" and b.dtype.kind in "iub":
+        return np.equal(a, b)
+    # The difference of two float32 is exact in float64, and so is the comparison.
+    difference = np.subtract(a, b, dtype=np.float64)
+    return np.less_equal(np.abs(difference), tolerance)
 
 
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    keys: Keys  #: Hashes, ascending if the windows are an index.
-    #: ``rows``, ``columns``: The windows' first entries.
-    rows: Ints
-    columns: Ints
-    are_all: bool  #: Whether these are all windows of the matrix.
+def largest_rectangle(mask: Mask) -> tuple[int, int, int, int]:
+    """Return (row, column, rows, columns) of the all-true rectangle with the most entries; the topmost of equal ones.
+
+    State per column, updated row by row: the height of the run of true entries above, and the left and right ends of
+    the widest rectangle of that height. Each row costs a few vector operations.
+
+    Parameters
+    ----------
+    mask : ndarray of bool, shape (rows, columns)
+    """
+    rows, columns = mask.shape
+    if mask.all():
+        return 0, 0, rows, columns
+    position = np.arange(columns)
+    height = np.zeros(columns, np.int64)
+    left, right = np.zeros(columns, np.int64), np.full(columns, columns, np.int64)
+    best, most = (0, 0, 0, 0), 0
+    for row in range(rows):
+        here = mask[row]
+        height = np.where(here, height + 1, 0)
+        first = np.maximum.accumulate(np.where(here, 0, position + 1))
+        last = np.minimum.accumulate(np.where(here, columns, position)[::-1])[::-1]
+        left = np.where(here, np.maximum(left, first), 0)
+        right = np.where(here, np.minimum(right, last), columns)
+        area = np.where(here, height * (right - left), 0)
+        at = int(area.argmax())
+        if area[at] > most:
+            most, tall = int(area[at]), int(height[at])
+            best = row - tall + 1, int(left[at]), tall, int(right[at] - left[at])
+    return best
 
 
-def _hash(cells: Sequence[Keys]) -> Keys:
-    """Return a hash of each window; ``cells`` holds the windows' first entries, their second entries, and so on."""
-    keys: Keys = np.zeros_like(cells[0])
-    for cell in cells:
-        keys *= _BASE
-        keys += cell
-        keys ^= keys >> np.uint64(29)
-    return keys
-
-
-def _prepare(matrix: Matrix, tolerance: float, known: dict[str, _Searched]) -> _Searched:
-    if matrix.dtype.kind in "iub":
-        matrix = np.ascontiguousarray(matrix, np.int64)
-    else:
-        matrix = np.ascontiguousarray(matrix, np.float32 if matrix.dtype.itemsize <= 2 else None)
-    digest = hashlib.blake2b(matrix.view(np.uint8).data if matrix.size else b"", digest_size=16).hexdigest()
-    return known.setdefault(f"{matrix.dtype}{matrix.shape}{digest}", _Searched(matrix, tolerance))
-
-
-def _find_block(first: _Searched, second: _Searched, tolerance: float) -> CommonBlock:
-    a, b = first.matrix, second.matrix
-    best = _find_without_displacement(a, b, tolerance)
-    if best.area == most_possible(a, b):
+def _find_block(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> CommonBlock:
+    if not a.size or not b.size:
+        return CommonBlock(0, 0)
+    best = _block_at(a, b, 0, 0, tolerance) if a.shape == b.shape else CommonBlock(0, 0)
+    most_possible = min(a.shape[0], b.shape[0]) * min(a.shape[1], b.shape[1])
+    if best.area == most_possible:
         return best
-    if displacement_work(a, b) <= _SMALL_WORK:
-        return exhaustive_block(a, b, tolerance, best)
-    width, is_whole = max(first.width(), second.width()), True
-    votes: Counter[tuple[int, int]] = Counter()
-    for down in (False, True):
-        fits = min(width, *(matrix.shape[0 if down else 1] for matrix in (a, b)))
-        is_whole &= _vote(first.sample(down, fits), second.windows(down, fits), down, votes)
-    for down_by, right_by in sorted(votes, key=lambda place: (-votes[place], place))[:_DISPLACEMENTS]:
-        best = choose_larger(best, block_at(a, b, down_by, right_by, tolerance))
-    if (not is_whole or width > _FEW_ENTRIES) and displacement_work(a, b) <= _BEARABLE_WORK:
-        return exhaustive_block(a, b, tolerance, best)
-    return replace(best, exact=is_whole or best.area == most_possible(a, b))
+    ahead, behind, is_sample = _find_equal(a, b, b_order, tolerance)
+    if len(ahead) and not best.area:
+        best = CommonBlock(1, 1, *divmod(int(ahead[0]), a.shape[1]), *divmod(int(behind[0]), b.shape[1]))
+    down, right = behind // b.shape[1] - ahead // a.shape[1], behind % b.shape[1] - ahead % a.shape[1]
+    width = a.shape[1] + b.shape[1]
+    places = (down + a.shape[0]) * width + right + a.shape[1]
+    keys, votes = np.unique(places[_have_neighbours(places * a.size + ahead, a.shape[1])], return_counts=True)
+    order = np.argsort(-votes, kind="stable")
+    for at in order[: _SEGMENT if is_sample else _MOST_DISPLACEMENTS]:
+        if votes[at] <= best.area and not is_sample:
+            return best
+        row, column = divmod(int(keys[at]), width)
+        found = _block_at(a, b, row - a.shape[0], column - a.shape[1], tolerance)
+        best = found if found.area > best.area else best
+        if best.area == most_possible:
+            return best
+    return replace(best, exact=not is_sample and len(order) <= _MOST_DISPLACEMENTS)
 
 
-def _find_without_displacement(a: Matrix, b: Matrix, tolerance: float) -> CommonBlock:
-    """Return the common block at displacement 0, empty if a sample of entries shows no agreement."""
-    if a.shape != b.shape or not a.size:
-        return EMPTY
-    step = max(1, a.size // _SAMPLE)
-    sampled_a, sampled_b = (matrix.ravel()[::step][None, :] for matrix in (a, b))
-    return block_at(a, b, 0, 0, tolerance) if same_entries(sampled_a, sampled_b, tolerance).any() else EMPTY
-
-
-def _vote(asking: _Windows, answering: _Windows, down: bool, votes: Counter[tuple[int, int]]) -> bool:
-    """Count the common windows by displacement; return whether all windows were counted."""
-    begin = np.searchsorted(answering.keys, asking.keys)
-    count = np.searchsorted(answering.keys, asking.keys, side="right") - begin
-    chosen = np.flatnonzero((count > 0) & (count <= _REPEATS))
-    is_whole = asking.are_all and answering.are_all and int(count.max(initial=0)) <= _REPEATS
+def _find_equal(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> tuple[Ints, Ints, bool]:
+    """Return the positions of equal entries in ``a`` and in ``b``, and whether these are only some of them."""
+    kind = np.int64 if a.dtype.kind in "iub" and b.dtype.kind in "iub" else np.float64
+    every = -(-a.size // _MOST_LOOKED_UP)
+    asked = np.flatnonzero(np.arange(a.size) // _SEGMENT % every == 0)
+    asking, answering = a.ravel()[asked].astype(kind), b.ravel()[b_order].astype(kind)
+    reach = 0 if kind is np.int64 else tolerance * (1.0 + 1e-6)  # no equal entry may be lost by rounding
+    begin = np.searchsorted(answering, asking - reach)
+    count = np.searchsorted(answering, asking + reach, side="right") - begin
+    count[~np.isfinite(asking)] = 0
+    chosen = np.flatnonzero(count)
+    is_sample = every > 1 or int(count.sum()) > _MOST_EQUAL
+    if int(count.sum()) > _MOST_EQUAL:
+        totals = np.add.reduceat(count, np.arange(0, len(count), _SEGMENT))
+        rarest = np.argsort(totals, kind="stable")
+        rarest = rarest[totals[rarest] > 0]
+        kept = rarest[: max(1, int(np.searchsorted(np.cumsum(totals[rarest]), _MOST_EQUAL)))]
+        chosen = chosen[np.isin(chosen // _SEGMENT, kept)]
     begin, count = begin[chosen], count[chosen]
-    ahead = np.repeat(chosen, count)
-    behind = np.repeat(begin - np.cumsum(count) + count, count) + np.arange(len(ahead))
-    along, across = answering.rows[behind] - asking.rows[ahead], answering.columns[behind] - asking.columns[ahead]
-    places, times = np.unique(np.stack([across, along] if down else [along, across]), axis=1, return_counts=True)
-    for (down_by, right_by), voted in zip(places.T.tolist(), times.tolist(), strict=True):
-        votes[down_by, right_by] += voted
-    return is_whole
+    ahead = np.repeat(asked[chosen], count)
+    behind = b_order[np.repeat(begin - np.cumsum(count) + count, count) + np.arange(len(ahead))]
+    return ahead, behind, is_sample
+
+
+def _have_neighbours(points: Ints, columns: int) -> Mask:
+    """Return which points, numbered by displacement and entry, lie beside another: in its row or its column."""
+    return np.isin(points, np.concatenate([points + step for step in (-1, 1, -columns, columns)]))
+
+
+def _block_at(a: Matrix, b: Matrix, down: int, right: int, tolerance: float) -> CommonBlock:
+    """Return the largest common block when row r of ``a`` lies on row r + down of ``b``, columns likewise."""
+    row, column = max(0, -down), max(0, -right)
+    mine = a[row : b.shape[0] - down, column : b.shape[1] - right]
+    theirs = b[row + down : row + down + mine.shape[0], column + right : column + right + mine.shape[1]]
+    top, left, rows, columns = largest_rectangle(same_entries(mine, theirs, tolerance))
+    if not rows:
+        return CommonBlock(0, 0)
+    top, left = row + top, column + left
+    return CommonBlock(rows, columns, top, left, top + down, left + right)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from onnx import NodeProto
 
 from gpuprof.graph.nodes import list_captured
-from gpuprof.merging.common import common_blocks
+from gpuprof.merging.common import TOLERANCE, CommonBlock, common_blocks
 from gpuprof.merging.matching import OMEGA, best_matching
 from gpuprof.merging.operators import Moment, WeightedOperator, moments, weight_matrix, weighted_operators
 from gpuprof.merging.similarity import block_similarity
 from gpuprof.merging.source import SourceModel
-from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
-"""Normalises a model before it is merged: folds constants and removes identities.
+"""Normalises a model before it is merged: folds constants and batch normalisations, and removes identities.
 
 Exporters compute shapes by dozens of ops, which differ between two exports of the same network. With all sizes except
-the batch bound, these computations are constant except for the batch, and only ops on data remain.
+the batch bound, these computations are constant except for the batch, and only ops on data remain. A runtime folds
+batch normalisations into convolutions when it loads a graph and holds the results: these are what models can share.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ _REARRANGED = {"Transpose", "Reshape", "Identity"}
 def normalise(source: SourceModel) -> None:
     """Clean up ``source`` in place.
 
-    Known values become weights. Transposes and reshapes of weights are applied. Varying Reshape targets get -1 for the
-    batch. Ops without effect are bypassed, and unused values removed.
+    Known values become weights. Transposes and reshapes of weights are applied, and batch normalisations folded into
+    the convolutions before them. Varying Reshape targets get -1 for the batch. Ops without effect are bypassed, and
+    unused values removed.
     """
     renamed: dict[str, str] = {}
     kept = []
@@ -34,7 +36,9 @@ def normalise(source: SourceModel) -> None:
         if node.op_type == "Reshape":
             _fix_target(source, node)
         kept.append(node)
-    source.nodes = _remove_unused(source, kept)
+    source.nodes = kept
+    source.nodes = [norm for norm in kept if not _fold_norm(source, norm)]
+    source.nodes = _remove_unused(source, source.nodes)
     used = {name for node in source.nodes for name in (*node.input, *list_captured(node))} | set(source.outputs)
     source.weights = {name: tensor for name, tensor in source.weights.items() if name in used}
 
@@ -107,14 +111,42 @@ def _is_identity(source: SourceModel, node: NodeProto) -> bool:
     return True
 
 
+def _fold_norm(source: SourceModel, norm: NodeProto) -> bool:
+    """Fold a batch normalisation of constants into the convolution before it; return whether it could be."""
+    if norm.op_type != "BatchNormalization" or norm.domain or len(norm.output) > 1:
+        return False
+    conv = source.maker(norm.input[0])
+    if conv is None or conv.op_type != "Conv" or conv.domain or source.uses(norm.input[0]) > 1:
+        return False
+    constants = [name for name in (*conv.input[1:], *norm.input[1:5]) if name]
+    if not all(name in source.weights for name in constants) or source.array(conv.input[1]).dtype.kind != "f":
+        return False
+    weight = source.array(conv.input[1])
+    scale, shift, mean, variance = (np.asarray(source.array(name), np.float64) for name in norm.input[1:5])
+    bias = np.asarray(source.array(conv.input[2]), np.float64) if len(conv.input) > 2 and conv.input[2] else 0.0
+    epsilon = attribute(norm, "epsilon", 1e-5)
+    factor = scale / np.sqrt(variance + (epsilon if isinstance(epsilon, float) else 0.0))
+    folded = np.asarray(weight, np.float64) * factor.reshape(-1, *(1 for _ in weight.shape[1:]))
+    names = [_new_name(source, f"{norm.output[0]}/{part}") for part in ("weight", "bias")]
+    add_weight(source, names[0], folded.astype(weight.dtype))
+    add_weight(source, names[1], ((bias - mean) * factor + shift).astype(weight.dtype))
+    conv.input[:] = [conv.input[0], *names]
+    conv.output[0] = norm.output[0]
+    return True
+
+
+def _new_name(source: SourceModel, name: str) -> str:
+    while name in source.values or name in source.weights:
+        name += "_"
+    return name
+
+
 def _fix_target(source: SourceModel, node: NodeProto) -> None:
     dims = source.values[node.output[0]].dims
     varying = [axis for axis, dim in enumerate(dims) if dim.per_batch]
     if node.input[1] in source.weights or len(varying) != 1 or any(dim.fixed == 0 for dim in dims if not dim.per_batch):
         return
-    target = f"{node.output[0]}/target"
-    while target in source.values or target in source.weights:
-        target += "_"
+    target = _new_name(source, f"{node.output[0]}/target")
     add_weight(source, target, np.array([-1 if dim.per_batch else dim.fixed for dim in dims], np.int64))
     node.input[1] = target
 

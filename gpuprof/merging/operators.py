@@ -8,9 +8,9 @@ from typing import Any
 from onnx import NodeProto
 
 from gpuprof.graph.nodes import list_captured
+from gpuprof.merging.common import Matrix
 from gpuprof.merging.normalisation import whole
 from gpuprof.merging.source import SourceModel
-from gpuprof.merging.submatrix import Matrix
 
 #: Position of the weight among the inputs, by op type.
 WEIGHT_INPUT = {

@@ -18,7 +18,7 @@ from gpuprof.errors import InfeasibleError, InputError, refuse_unwritable
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.merged_model import MergedModel, write_description
 from gpuprof.merging.architecture import DEFAULT_EPS, group_architectures, read_type_graph
-from gpuprof.merging.folding import fold_shared_norms
+from gpuprof.merging.common import TOLERANCE
 from gpuprof.merging.gain import TYPICAL_CPU, GainContext, MergeGain, OpSeconds, PlanGain, Rates
 from gpuprof.merging.groups import group_nodes
 from gpuprof.merging.matching import OMEGA
@@ -28,7 +28,6 @@ from gpuprof.merging.plan import MergePlan, make_plan
 from gpuprof.merging.proof import Proof, prove_same
 from gpuprof.merging.report import MergeReport, report_merge
 from gpuprof.merging.source import OLDEST_OPSET, SourceModel, number_names, read_source
-from gpuprof.merging.submatrix import TOLERANCE
 
 #: Most bytes of weights stored in the model file, else in an external file: Protocol Buffers end at 2 GiB.
 MOST_INLINE_BYTES = 1_500_000_000
@@ -113,7 +112,6 @@ def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> Merg
 
     Equal weights are stored once in any case, at no cost.
     """
-    fold_shared_norms(sources)
     grouping = group_nodes(sources, options.omega, options.weight_tolerance)
     setting = _setting(sources, options)
     left_out: dict[int, str] = {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuprof.merging.common import common_blocks
+from gpuprof.merging.common import TOLERANCE, CommonBlock, common_blocks
 from gpuprof.merging.matching import best_matching
 from gpuprof.merging.operators import WeightedOperator, weight_matrix, weighted_operators
 from gpuprof.merging.source import SourceModel, number_names
-from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
 
 @dataclass(frozen=True, slots=True)

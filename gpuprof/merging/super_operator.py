@@ -17,12 +17,11 @@ from math import prod
 import numpy as np
 
 from gpuprof.merging.batch_rules import UnmergeableError
-from gpuprof.merging.common import common_blocks
+from gpuprof.merging.common import CommonBlock, common_blocks
 from gpuprof.merging.groups import NodeGroup
 from gpuprof.merging.normalisation import attribute, whole
 from gpuprof.merging.operators import WEIGHT_INPUT, weight_matrix
 from gpuprof.merging.source import Array, SourceModel
-from gpuprof.merging.submatrix import CommonBlock
 
 _DIVISIBLE = {"MatMul", "Gemm", "Conv"}
 

@@ -225,8 +225,7 @@ class MergeSettings(Settings):
     weight_tolerance: float = option(1e-7, "Largest difference of weights that count as the same.")
     eps: float = option(
         0.25,
-        "Largest edit distance of two architectures, per op and edge; beyond 7 ops an upper bound of it (assignment of "
-        "Riesen and Bunke).",
+        "Largest edit distance of two architectures, per op and edge (upper bound of Riesen and Bunke).",
     )
     dims: Dims | None = option(
         None, "Size of a free dimension: NAME=SIZE; may be repeated.", "--dim", repeated=True, panel=_SIZES

@@ -3,13 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gpuprof.merging.architecture import (
-    EXACT_NODES,
     OperatorTypeGraph,
-    _exact_edit_distance,
     edit_distance,
     group_architectures,
     read_type_graph,
@@ -23,19 +19,12 @@ def _chain(*types: str) -> OperatorTypeGraph:
     return OperatorTypeGraph(types, tuple((i, i + 1) for i in range(len(types) - 1)))
 
 
-@st.composite
-def _small(draw: st.DrawFn) -> OperatorTypeGraph:
-    types = draw(st.lists(st.sampled_from(["Conv", "Relu", "Add"]), min_size=1, max_size=5))
-    edges = [(i, j) for j in range(len(types)) for i in range(j) if draw(st.booleans())]
-    return OperatorTypeGraph(tuple(types), tuple(sorted(edges)))
-
-
 def test_the_distance_of_a_graph_and_itself_is_zero() -> None:
     long = _chain(*["Conv", "Relu"] * 20)
     assert edit_distance(long, long) == 0
 
 
-def test_small_graphs_get_the_exact_distance() -> None:
+def test_an_operator_replaced_is_an_edit_and_an_operator_gone_takes_its_edge_with_it() -> None:
     assert edit_distance(_chain("Conv", "Relu"), _chain("Conv", "Add")) == 1  # one replacement
     assert edit_distance(_chain("Conv", "Relu"), _chain("Conv")) == 2  # an operator and its edge
 
@@ -45,15 +34,6 @@ def test_a_long_graph_with_an_operator_more_at_an_end_is_two_edits_away(position
     types = [f"Op{i}" for i in range(20)]
     longer = [*types[:position], "More", *types[position:]]
     assert edit_distance(_chain(*types), _chain(*longer)) == edits
-
-
-@settings(max_examples=25, deadline=None)
-@given(_small(), _small())
-def test_the_approximation_is_never_below_the_exact_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> None:
-    from gpuprof.merging.architecture import _assignment, _count_edits
-
-    assert max(len(a.types), len(b.types)) <= EXACT_NODES
-    assert _count_edits(a, b, _assignment(a, b)) >= _exact_edit_distance(a, b)
 
 
 def test_fine_tuned_copies_are_one_group_and_another_network_is_another(tmp_path: Path) -> None:
