@@ -38,19 +38,6 @@ def device_row() -> DeviceRow:
                      float32_flops_per_s=1e11, measured=True, source="test")  # fmt: skip
 
 
-def test_a_database_without_the_metrics_is_told_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    database(tmp_path / "db", [measured_row("net", 1, 5.0, device="v100")])
-    assert main(["calibrate", "--db", str(tmp_path / "db"), "-o", str(tmp_path / "c.json")]) == 3
-    assert "iGniter's metrics: power_w" in capsys.readouterr().err
-    assert not (tmp_path / "c.json").exists()
-
-
-def test_a_profile_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "p.jsonl").write_text("nonsense")
-    assert main(["calibrate", "--profile", str(tmp_path / "p.jsonl")]) == 3
-    assert "not a line of an iGniter profile" in capsys.readouterr().err
-
-
 def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,15 +51,6 @@ def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
     (row,) = json.loads(capsys.readouterr().out)
     assert row["latency_source"] == "measured × traffic (beyond what was co-located: the number of neighbours)"
     assert 10.0 < row["latency_ms"] <= 10.0 * (1.0 + 0.2 * 1.3) + 0.05
-
-
-def test_what_was_measured_beside_another_is_said_as_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    db = _write_pairs(tmp_path)
-    assert main(["estimate", "a", "--db", db, "--share", "50", "--beside", "c", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert (row["latency_ms"], row["latency_source"]) == (pytest.approx(11.6), "measured")
 
 
 def test_a_gpu_with_too_few_copies_for_igniter_still_ranks_the_interference_models(

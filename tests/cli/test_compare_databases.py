@@ -9,9 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-import gpuprof
 from gpuprof.cli.main import main
-from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 
@@ -60,15 +58,3 @@ def test_programs_get_json_markdown_and_junit(tmp_path: Path, capsys: pytest.Cap
     assert failed is not None and failed.get("classname") == "slow"
     assert main(["compare", "last", "tonight", "--markdown"]) == 1
     assert "| slow batch 8 on 100% of v100 | 4.008 | 4.409 | +10.0% |" in capsys.readouterr().out
-
-
-def test_two_databases_without_a_cell_in_common_are_refused(tmp_path: Path) -> None:
-    KernelDb.create(tmp_path / "other").append(
-        Run(
-            RunRow("r", datetime(2026, 1, 1, tzinfo=UTC), "t4", "test", "m"),
-            models=[ModelRow("r", "m", "t4", 1, latency_p50_ms=1.0)],
-        )
-    )
-    with pytest.raises(InputError, match="have no measured model, batch and share in common"):
-        gpuprof.compare_databases("last", "other")
-    assert main(["compare", "last"]) == 3

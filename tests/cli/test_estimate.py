@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -57,25 +55,8 @@ def test_a_file_on_a_device_of_the_catalogue_says_precision_and_runtime(
     assert row["memory_source"] == "process, weights and live activations, scaled"
 
 
-def test_the_table_says_of_each_figure_where_it_is_from(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "fast", "--db", db, "--batch", "3"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("interpolated") == 2 and "   4   " in printed
-
-
-def test_csv_has_a_header_and_a_row_for_each_figure(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "slow", "--db", db, "--batch", "4", "--csv"]) == 0
-    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert float(row["latency_ms"]) == 25.0
-
-
 def test_an_unknown_model_gets_the_nearest_name(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown model 'fats' (did you mean fast?)" in _expect_refusal(capsys, "fats", "--db", db)
-
-
-@pytest.mark.parametrize("share", ["0", "101", "-5", "half"])
-def test_a_share_that_is_none_is_refused(db: str, share: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "share" in _expect_refusal(capsys, "fast", "--db", db, f"--share={share}")
 
 
 @pytest.mark.parametrize("batch", ["0", "-1", "1.5", "x", "", "1,,2", "9999999999"])
@@ -93,18 +74,6 @@ def test_a_batch_that_cannot_fit_in_memory_is_refused(db: str, capsys: pytest.Ca
 def test_an_empty_database_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database(tmp_path / "empty")
     assert "holds no models" in _expect_refusal(capsys, "--db", str(tmp_path / "empty"))
-
-
-def test_a_database_that_is_not_there_is_said_not_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "does not exist" in _expect_refusal(capsys, "--db", str(tmp_path / "none"))
-
-
-def test_a_device_without_data_is_refused_where_the_file_is_gone(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "fast was not measured on t4" in _expect_refusal(capsys, "fast", "--db", db, "--device", "t4")
-
-
-def test_an_unknown_device_gets_the_nearest_name(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown device 'a300' (did you mean" in _expect_refusal(capsys, "fast", "--db", db, "--device", "a300")
 
 
 @pytest.fixture
@@ -132,30 +101,6 @@ def test_beside_a_measured_neighbour_the_measured_time_is_said(
 def test_beside_an_unmeasured_neighbour_the_interval_widens(halves: str, capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = _json(capsys, "slow", "--db", halves, "--share", "50", "--beside", "fast")
     assert row["latency_ms"] == 10.0 and float(str(row["latency_high_ms"])) > 12.0
-
-
-@pytest.mark.parametrize(
-    ("neighbour", "said"),
-    [
-        ("slow@4:60", "leave nothing of the device"),
-        ("slow@0", "batch"),
-        ("slow@4:0", "share"),
-        ("", "cannot read the neighbour"),
-    ],
-)
-def test_neighbours_that_are_none_or_do_not_fit_are_refused(
-    halves: str, neighbour: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert said in _expect_refusal(capsys, "fast", "--db", halves, "--share", "50", f"--beside={neighbour}")
-
-
-def test_an_unknown_neighbour_gets_the_nearest_name(halves: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean slow?" in _expect_refusal(capsys, "fast", "--db", halves, "--share", "50", "--beside", "slwo")
-
-
-def test_the_gk_estimator_without_kernels_says_what_it_lacks(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "holds no kernels of a30" in _expect_refusal(capsys, "fast", "--db", db, "--estimator", "gk")
-    assert "unknown estimator 'gkk'" in _expect_refusal(capsys, "fast", "--db", db, "--estimator", "gkk")
 
 
 def test_ops_that_nothing_is_known_of_widen_the_interval_or_are_an_error(

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.machine.lost_time import StolenTime
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
 
@@ -82,73 +81,6 @@ def test_a_closed_loop_says_whether_its_windows_agree(tmp_path: Path, capsys: py
         assert "windows do not agree" in said.err.splitlines()[-1]
 
 
-@pytest.mark.slow
-def test_a_model_that_takes_longer_than_its_map_says_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    document = map_of({"a": "null:4", "b": "null:4"}, [replica("a", batch_latency_ms=[0.0001]), replica("b")])
-    with running(tmp_path, document) as server:
-        words = [
-            "load",
-            server.url,
-            "--no-fail",
-            "--map",
-            str(tmp_path / "map.json"),
-            "--duration",
-            "1",
-            "--warmup",
-            "0",
-            "-v",
-        ]
-        assert main(words) == 0
-        assert "a: the model takes" not in capsys.readouterr().err  # b cannot be replayed: nothing is known
-        document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][1]["batch_latency_ms"] = [1000.0]
-        (tmp_path / "map.json").write_text(json.dumps(document))
-        assert main(words) == 0
-        said = capsys.readouterr().err
-        assert "a: the model takes" in said and "longer than predicted" in said and "b: the model" not in said
-
-
-def test_what_the_hypervisor_gave_to_others_while_requests_were_sent_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(tmp_path, map_of({"a": "null:4"}, [replica("a")])) as server:
-        words = ["load", server.url, "--no-fail", "--rate", "a=20", "--duration", "0.3", "--warmup", "0", "-v"]
-        for part, told in ((0.021, True), (0.001, False), (None, False)):
-            monkeypatch.setattr(StolenTime, "part", lambda _, part=part: part)
-            assert main(words) == 0
-            said = "while requests were sent, the hypervisor gave 2.1% of this machine's time to others"
-            assert (said in capsys.readouterr().err) is told
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["http://127.0.0.1:1"], 3, "nothing says what to send"),
-        (["http://127.0.0.1:1", "--rate", "m=5"], 1, "start one with gpuprof serve"),
-        (["http://127.0.0.1:1", "--rate", "m"], 3, "cannot read the rate 'm'"),
-        (["http://127.0.0.1:1", "--concurrency", "m"], 3, "cannot read the concurrency 'm'"),
-        (["http://127.0.0.1:1", "--concurrency", "4"], 3, "--concurrency MODEL=REQUESTS"),
-        (["http://127.0.0.1:1", "--concurrency", "m=0"], 3, "must be from 1 to 800 but is 0"),
-        (["http://127.0.0.1:1", "--concurrency", "m=4", "--rate", "m=5"], 3, "leave one out"),
-        (["http://127.0.0.1:1", "--rate", "m=5", "--stability", "5", "--duration", "3"], 3, "--window and"),
-        (["http://127.0.0.1:1", "--rate", "m=-1"], 3, "cannot read the rate 'm=-1'"),
-        (["nowhere.json"], 3, "cannot read nowhere.json"),
-        (["http://127.0.0.1:1", "--rate", "m=5", "--arrivals", "poison"], 3, "did you mean poisson"),
-    ],
-)
-def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str) -> None:
-    assert main(["load", *words]) == code
-    assert said in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_rate_for_a_model_that_the_map_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "map.json"
-    path.write_text(json.dumps(map_of({"small": "null:4"}, [replica("small")])))
-    assert main(["load", "http://127.0.0.1:1", "--map", str(path), "--rate", "smal=3"]) == 3
-    assert "did you mean small" in capsys.readouterr().err
-
-
 def test_a_trace_is_replayed_and_its_results_are_kept_in_every_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,23 +120,3 @@ def test_a_trace_is_replayed_and_its_results_are_kept_in_every_format(
         assert main(["report", str(tmp_path / name), "-o", str(tmp_path / "page.html")]) == 0
         page = (tmp_path / "page.html").read_text()
         assert "Mean latency by stage" in page and "Batches by size" in page
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--trace", "trace.csv", "--rate", "a=5"], "--rate and --rate-scale cannot change that"),
-        (["--trace", "other.csv"], "did you mean a"),
-        (["--trace", "none.csv"], "cannot read none.csv"),
-        (["-o", "load.xlsx"], ".csv, .json, .md, .parquet, .xml"),
-    ],
-)
-def test_a_trace_or_an_output_that_will_not_do_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("map.json").write_text(json.dumps(map_of({"a": "null:4"}, [replica("a")])))
-    Path("trace.csv").write_text("time_s,model\n0.5,a\n")
-    Path("other.csv").write_text("time_s,model\n0.5,aa\n")
-    assert main(["load", "http://127.0.0.1:1", "--map", "map.json", *words]) == 3
-    assert said in capsys.readouterr().err.splitlines()[-1]

@@ -78,27 +78,3 @@ def test_verdicts_are_written_as_markdown_and_junit(tmp_path: Path) -> None:
     assert missed.get("name") == "resnet50_of_the_shop" and len(kept) == 0
     (failure,) = missed
     assert "31 failed" in str(failure.get("message")) and "slo_ms=100.0" in str(failure.text)
-
-
-@pytest.mark.parametrize("width", [80, 100, 110, 140, 200])
-def test_what_failed_is_seen_at_every_width_beside_its_model(
-    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    _show(result_of(*_MODELS), Format.TABLE, verbose=True)
-    printed = capsys.readouterr().out
-    first = printed.split("\n\n")[1].splitlines()
-    heading = " ".join(first[:2]).split()
-    assert {"failed", "answer"} <= set(heading) and "refused" not in printed
-    assert "predicted" not in printed  # nothing is
-    row = next(line for line in first if line.startswith("resnet50_of_the_shop"))
-    assert {"31", "18"} <= set(row.split())
-    assert all(len(line) <= width for line in printed.splitlines())
-
-
-def test_where_all_was_answered_no_column_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    _show(result_of(*_MODELS[1:]), Format.TABLE, verbose=True)
-    assert "failed" not in capsys.readouterr().out

@@ -70,12 +70,6 @@ def test_debug_shows_where_it_happened(monkeypatch: pytest.MonkeyPatch) -> None:
         _run_failing(monkeypatch, ZeroDivisionError("oops"))
 
 
-@pytest.mark.parametrize("words", [["prfile"], ["estimate", "--bathc", "3"], ["place", "--slo-file"]])
-def test_a_wrong_word_on_the_command_line_is_bad_input(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(words) == 3
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.parametrize("words", [[], ["zoo"], ["db"], ["trace"]])
 def test_what_has_verbs_of_its_own_shows_them_where_none_is_given(
     words: list[str], capsys: pytest.CaptureFixture[str]
@@ -83,12 +77,6 @@ def test_what_has_verbs_of_its_own_shows_them_where_none_is_given(
     assert cli.main(words) == 0
     captured = capsys.readouterr()
     assert "Usage: gpuprof" in captured.out and "Commands" in captured.out and captured.err == ""
-
-
-@pytest.mark.parametrize("verb", sorted(cli.VERBS))
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([verb, "--help"]) == 0
-    assert "Usage: gpuprof" in capsys.readouterr().out
 
 
 def test_the_help_names_every_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,10 +104,6 @@ def test_the_list_of_verbs_imports_none_of_them() -> None:
 def test_the_module_can_be_run() -> None:
     done = subprocess.run([sys.executable, "-m", "gpuprof", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("gpuprof ")
-
-
-def test_a_verb_may_return_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _run_failing(monkeypatch, typer.Exit(1)) == 1
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

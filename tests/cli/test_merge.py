@@ -56,35 +56,6 @@ def test_unrelated_models_are_left_alone(
     assert not output.exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["{a}"], "merging takes at least two models"),
-        (["{a}", "{b}", "--dim", "tokens"], "cannot read the dimension 'tokens'"),
-        (["{a}", "{b}", "--dim", "tokens=4"], "no model has a free dimension 'tokens'"),
-        (["{a}", "{b}", "--batch", "a=0"], "the size of 'a' must be a whole number from 1"),
-        (["{a}", "{b}", "--batch", "z=2"], "--batch names 'z'"),
-        (["{a}", "{b}", "--omega", "2"], "omega must be from 0 to 1"),
-        (["{a}", "{b}", "--device", "abacus"], "unknown device 'abacus'"),
-        (["{a}", "nowhere.onnx"], "cannot read model nowhere.onnx"),
-    ],
-)
-def test_wrong_options_are_one_line(
-    words: list[str], said: str, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "m.onnx"
-    assert main(["merge", *(word.format(**models) for word in words), "-o", str(output)]) == 3
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
-    assert not output.exists()
-
-
-def test_a_model_is_never_overwritten(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["merge", models["a"], models["b"], "-o", models["a"]]) == 3
-    assert "is one of the models to merge" in capsys.readouterr().err
-
-
 def test_similarity_prints_each_pair_of_models_and_a_map(
     models: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,22 +79,3 @@ def test_similarity_lists_layers_and_draws_them(
     assert "a/matmul11,b/matmul11,matmul,32×32" in lines[1]
     assert drawing.read_text().startswith("<svg")
     assert "<title>matmul11 × matmul11: 1</title>" in drawing.read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["{a}"], "similarity takes at least two models"),
-        (["{a}", "{b}", "--tolerance", "0"], "--tolerance must be above 0"),
-        (["{a}", "{b}", "--top", "-1"], "--top cannot be negative"),
-        (["{a}", "{b}", "--heat-map", "map.gif"], "a picture is .svg or .png"),
-        (["{a}", "{b}", "--heat-map", "nowhere/map.svg"], "nowhere is no directory"),
-    ],
-)
-def test_wrong_options_of_similarity_are_one_line(
-    words: list[str], said: str, models: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["similarity", *(word.format(**models) for word in words)]) == 3
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1

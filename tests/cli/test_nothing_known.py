@@ -109,15 +109,6 @@ def test_each_verb_says_in_a_line_what_is_not_known(
     assert all(one.startswith("gpuprof:") and len(one) < 400 for one in told)
 
 
-@pytest.mark.parametrize("name", ["database", "measured"])
-def test_check_names_what_failed_in_its_table(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    assert main(["check", "map.json", "--db", "failed-db", "--estimator", name, "--csv"]) == 1
-    assert _FAILED in capsys.readouterr().out
-
-
 def test_strict_judges_what_is_known_and_did_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [

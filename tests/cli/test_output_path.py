@@ -36,16 +36,6 @@ def test_every_verb_looks_at_its_output_first(
     assert f"{tmp_path / 'missing'} does not exist (name a file in a directory that exists)" in said
 
 
-@pytest.mark.parametrize("words", [["export", "none.json", "-o"], ["report", "none", "--figures"]])
-def test_a_directory_to_write_to_may_be_missing_but_not_below_a_file(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    assert main([*words, str(tmp_path / "file" / "folder")]) == 3
-    assert f"{tmp_path / 'file'} is no directory" in capsys.readouterr().err
-    assert check_output_folder(tmp_path / "new" / "folder") == tmp_path / "new" / "folder"
-
-
 def test_a_directory_is_no_file_and_what_may_not_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

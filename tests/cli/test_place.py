@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from gpuprof.domain.map_file import read_map
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import COPIES, KernelDb, Run
-from gpuprof.machine.cpu import local_cpu
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
 from tests.small_models import floats, write_model
 
@@ -89,16 +87,6 @@ def test_a_demand_that_cannot_be_met_is_named_and_nothing_is_written(
     assert not (here / "map.json").exists()
 
 
-def test_where_nothing_is_placed_no_heading_stands_above_no_rows(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nother,5,3\n")
-    assert main(["place"]) == 1
-    assert capsys.readouterr().out.startswith("No devices")
-    assert main(["place", "--csv"]) == 1
-    assert capsys.readouterr().out.startswith("node,gpu,")
-
-
 def test_with_best_effort_the_rest_is_placed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "slo.csv").write_text(SOUND + "other,5,3\n")
     assert main(["place", "--best-effort"]) == 1
@@ -134,52 +122,6 @@ def test_a_map_edited_into_nonsense_fails_the_check(here: Path, capsys: pytest.C
     assert "serves at most" in capsys.readouterr().out
 
 
-def test_the_budget_that_was_planned_with_is_checked_with(here: Path) -> None:
-    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,300,24.1\n")
-    assert main(["place", "--latency-budget", "0.5", "--gpus", "v100"]) == 0
-    assert read_map(here / "map.json").planned_with.latency_budget == 0.5
-    assert main(["check"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["--gpus", "v100:0"],
-            "the count of a device must be a whole number from 1 to 999,999,999 but got '0' for v100:0",
-        ),
-        (["--gpus", "v10"], "unknown device 'v10' (did you mean v100"),
-        (["--policy", "fdd"], "unknown policy 'fdd' (did you mean ffd?)"),
-        (["--policy-option", "x=1", "--policy", "ffd"], "unknown option of the policy ffd 'x'"),
-        (["--confidence", "1.5"], "confidence must be at least 0 and below 1 but got 1.5"),
-        (["--max-batch", "0"], "max batch must be at least 1 but got 0"),
-        (["--slo-file", "absent.csv"], "cannot read absent.csv"),
-        (["--db", "absent"], "the kernel database absent does not exist"),
-        (["-o", "absent/map.json"], "cannot write absent/map.json"),
-        (["--json", "--csv"], "--json and --csv exclude each other"),
-    ],
-)
-def test_bad_input_gets_one_line_and_changes_nothing(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    assert main(["place", *arguments]) == 3
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert said in lines[0]
-    assert sorted(path.name for path in here.iterdir()) == ["gpuprof-db", "slo.csv"]
-
-
-def test_an_unknown_model_names_the_nearest(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nothre,5,3\n")
-    assert main(["place"]) == 3
-    assert "unknown model 'othre' (did you mean other?)" in capsys.readouterr().err
-
-
-def test_a_map_that_is_none_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "slo.csv"]) == 3
-    assert "slo.csv is not JSON" in capsys.readouterr().err
-
-
 def test_policies_are_compared_in_a_table_and_a_picture(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--policies", "ffd,optimal,parvagpu", "--csv", "--picture", "maps.svg"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
@@ -188,29 +130,6 @@ def test_policies_are_compared_in_a_table_and_a_picture(here: Path, capsys: pyte
     assert "needs a device with MIG" in rows[2]
     assert (here / "maps.svg").read_text().startswith("<svg")
     assert main(["compare", "--policies", "ffd", "--picture", "maps.gif"]) == 3
-
-
-def test_what_a_policy_remarks_stands_below_the_table_and_its_times_in_short(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["compare", "--policies", "ffd,parvagpu"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("parvagpu: parvagpu needs a device with MIG") for line in lines[-2:])
-    assert max(map(len, lines)) <= 80
-    assert any(re.search(r"\b(measured|interpolated|extrapolated) 100%", line) for line in lines)
-    assert not any("of the requests" in line for line in lines)
-
-
-def test_a_plan_of_many_replicas_is_cut_in_a_terminal_and_whole_as_json(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (here / "slo.csv").write_text(f"{SOUND}other,5,500\n")
-    monkeypatch.setattr("gpuprof.cli.place._MOST_ROWS", 1)
-    assert main(["place"]) == 0
-    assert "1 replica more not shown (--json and --csv have everything)" in capsys.readouterr().err
-    assert main(["place", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["replicas"]) == 2
 
 
 def test_a_model_of_the_map_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,40 +159,6 @@ def test_what_neighbours_add_to_a_batch_is_told_with_what_it_stands_on(
     assert told["added_ms"] == 0.0 and told["interval_ms"][1] > 1.3 * told["alone_ms"]
     assert main(["explain", "map.json", "net"]) == 0
     assert "What each neighbour adds to the time of a batch:" in capsys.readouterr().out
-
-
-def test_what_could_have_been_is_told_with_what_its_times_stand_on(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from gpuprof.zoo.architecture import find_architecture
-    from gpuprof.zoo.build import build
-
-    towards_upper_ends = "percentile ms: as planned, with unsure times towards the upper ends of their intervals"
-    build(find_architecture("mlp"), here / "mlp.onnx")
-    (here / "unmeasured.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,20,100\n")
-    observed = {"measured", "interpolated"}
-    for slo_file, gpu, model, sources in (
-        ("slo.csv", "v100:1", "net", {*observed, "extrapolated"}),  # a share below all measured ones may be offered
-        ("unmeasured.csv", "t4:1", "mlp", {"cross-gpu"}),
-    ):
-        assert main(["place", "--slo-file", slo_file, "--gpus", gpu]) == 0
-        capsys.readouterr()
-        assert main(["explain", "map.json", model]) == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert main(["explain", "map.json", model, "--json"]) == 0
-        rows = json.loads(capsys.readouterr().out)["alternatives"]
-        stands_on = {row["source"].split(":")[0]: row["at_upper_end"] for row in rows}
-        assert stands_on.keys() <= sources and stands_on.keys() & {"measured", "cross-gpu"}
-        assert all(at_upper_end is (source not in observed) for source, at_upper_end in stands_on.items())
-        assert (towards_upper_ends in said) is any(stands_on.values())
-
-
-def test_comparing_counts_the_overhead_that_is_given(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = []
-    for overhead_ms, code in (("0", 0), ("1e6", 1)):  # with the second nothing can be placed
-        assert main(["compare", "--policies", "ffd", "--overhead-ms", overhead_ms, "--json"]) == code
-        found.append(json.loads(capsys.readouterr().out)[0])
-    assert found[0]["gpus"] and found[0] != found[1]
 
 
 def test_place_names_the_file_that_it_wrote_or_replaced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,16 +221,6 @@ def test_from_the_map_that_runs_nothing_moves_and_that_is_said(here: Path, capsy
     assert read_map(here / "map.json").predicted.moves == 0
 
 
-@pytest.mark.slow
-def test_on_a_fixed_fleet_it_says_what_any_map_could_serve(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,5000,100\n")
-    assert main(["place", "--gpus", "v100:1", "--best-effort"]) == 1
-    assert "within SLO; no map reaches more than" in capsys.readouterr().out
-    predicted = read_map(here / "map.json").predicted
-    assert predicted.upper_bound_goodput_rps is not None
-    assert predicted.goodput_rps <= predicted.upper_bound_goodput_rps < 5000.0
-
-
 def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_were_trained(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,36 +244,6 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
     assert main(["place"]) == 0
     (replica,) = read_map(here / "map.json").nodes[0].gpus[0].partitions[0].replicas
     assert replica.predicted.latency_ms == pytest.approx(7.0)
-
-
-def test_an_idle_cpu_replica_under_the_least_profiled_share_is_told_of(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [
-        ModelRow(
-            run_id="r2", model=model, device=local_cpu().name, batch=1, sm_share_pct=share, model_path=f"{model}.onnx",
-            model_sha256=str(at) * 64, repeats=10, latency_mean_ms=500.0 / share, latency_std_ms=0.1,
-        )
-        for at, model in enumerate(("a", "b", "c"))
-        for share in (50.0, 100.0)
-    ]  # fmt: skip
-    run = RunRow("r2", datetime(2026, 1, 1, tzinfo=UTC), local_cpu().name, "test", "a")
-    KernelDb(here / "gpuprof-db").append(Run(run, models=rows))
-    (here / "slo.csv").write_text("model,rate_rps,slo_ms\na,5,100\nb,5,100\nc,5,100\n")
-    assert main(["place", "--gpus", "cpu:1", "--isolate"]) == 1
-    said = capsys.readouterr().err
-    assert "has 50%, the least that it was profiled under" in said
-    assert "--share 25" in said
-    (here / "slo.csv").write_text("model,rate_rps,slo_ms\na,5,100\nb,5,100\n")
-    assert main(["place", "--gpus", "cpu:1"]) == 0
-    assert "the least that" not in capsys.readouterr().err
-    from gpuprof.zoo.architecture import find_architecture
-    from gpuprof.zoo.build import build
-
-    build(find_architecture("mlp"), here / "mlp.onnx")  # of which nothing was measured
-    (here / "slo.csv").write_text("service,model,rate_rps,slo_ms\ns,mlp.onnx,5,500\nt,mlp.onnx,5,0.0001\n")
-    assert main(["place", "--gpus", "cpu:1"]) == 1
-    assert "profiled under" not in capsys.readouterr().err
 
 
 def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_its_place(

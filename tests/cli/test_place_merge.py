@@ -18,8 +18,6 @@ from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.machine.cpu import local_cpu
 from tests.merging.models import finetune_model, residual, save, transformer
 from tests.reruns import serves_in_real_time
-from tests.serving.running import running
-from tests.serving.test_merged import Originals, check_both
 
 pytestmark = serves_in_real_time
 
@@ -147,15 +145,6 @@ def test_models_whose_requests_were_recorded_apart_are_planned_each_for_its_own_
     assert "nothing is known of how requests of b arrive" in capsys.readouterr().err
 
 
-def test_models_that_share_nothing_stay_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_profiles(here, ALIKE, {"b": "image.onnx"})
-    slo(here, a=(20, 200), b=(10, 300))
-    assert run_place() == 0
-    assert "a is not merged: no other model has an architecture like it" in capsys.readouterr().err
-    content = json.loads((here / "map.json").read_text())
-    assert all("members" not in model for model in content["models"].values())
-
-
 def test_a_profile_of_the_merged_file_is_believed_rather_than_the_sum(here: Path) -> None:
     write_profiles(here, ALIKE)
     slo(here, a=(20, 200), b=(10, 300))
@@ -169,15 +158,6 @@ def test_a_profile_of_the_merged_file_is_believed_rather_than_the_sum(here: Path
     assert replica.predicted.source == "measured"
     rows = -(-replica.batch // 2)
     assert replica.predicted.latency_ms == pytest.approx((5.0 + 2.5 * rows) * 100.0 / replica.sm_share_pct)
-
-
-def test_placed_merged_and_served_both_models_answer_as_their_own_files_do(here: Path) -> None:
-    write_profiles(here, ALIKE)
-    slo(here, a=(20, 2000), b=(10, 3000))
-    assert run_place() == 0
-    document = json.loads((here / "map.json").read_text())
-    with running(here, document) as server:
-        check_both(server, Originals(here), range(2))
 
 
 def test_two_services_of_one_model_become_one_replica_under_their_own_names(

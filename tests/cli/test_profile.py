@@ -9,7 +9,7 @@ from onnx import helper
 
 from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
-from tests.profiling.models import write_convs, write_mlp, write_strange
+from tests.profiling.models import write_convs, write_mlp
 from tests.reruns import measures_in_real_time
 from tests.small_models import write_model
 
@@ -57,41 +57,6 @@ def test_ops_are_measured_one_by_one_and_summed_by_type(tmp_path: Path, capsys: 
     assert main(words) == 0
     assert "MatMul" in capsys.readouterr().out
     assert KernelDb(tmp_path / "gpuprof-db").read_table("ops").num_rows == 6
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nothere.onnx"], "there is no model file nothere.onnx"),
-        (["text.onnx"], "not an ONNX model"),
-        (["cut.onnx"], "cut.onnx"),
-        (["odd.onnx"], "Nonsense"),
-        (["mlp.onnx", "--batch", "0"], "--batch must be whole numbers from 1 to 65,536"),
-        (["mlp.onnx", "--batch", "two"], "--batch must be whole numbers from 1 to 65,536"),
-        (["mlp.onnx", "--share", "0"], "a share must be above 0"),
-        (["mlp.onnx", "--share", "1g.5gb"], "no MIG instance"),
-        (["mlp.onnx", "--collector", "nsight"], "unknown collector 'nsight'"),
-        (["mlp.onnx", "--db", "mlp.onnx/db"], "cannot write to the kernel database"),
-        (["mlp.onnx", "--beside", "mlp.onnx"], "leave no room"),
-        (["mlp.onnx", "--json", "--csv"], "exclude each other"),
-        (["mlp.onnx", "--per-op", "--processes", "2"], "--per-op measures ops one by one"),
-    ],
-)
-def test_bad_input_gets_one_line_and_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    whole = write_mlp(tmp_path / "mlp.onnx").read_bytes()
-    (tmp_path / "text.onnx").write_text("hello")
-    (tmp_path / "cut.onnx").write_bytes(whole[: len(whole) // 2])
-    write_strange(tmp_path / "odd.onnx")
-    before = sorted(tmp_path.rglob("*"))
-    share = [] if "--share" in words else ["--share", "100"]
-    assert main(["profile", *share, *words]) == 3
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.out == ""
-    assert sum(line.startswith("gpuprof:") for line in said.err.splitlines()) == 1
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow

@@ -39,32 +39,6 @@ def test_two_reports_of_one_run_are_joined_into_the_database(
     assert main(["db", "verify"]) == 0
 
 
-def test_a_table_for_people_names_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "--batch", "8", "--from-report", "net.sqlite"]) == 0
-    out = capsys.readouterr().out
-    assert "WSM %" in out and "net" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--from-report", "net.sqlite"], "one model at one batch size but got 0 and 4"),
-        (["a", "b", "--batch", "8", "--from-report", "net.sqlite"], "got 2 and 1"),
-        (["--batch", "8", "--from-report", "net.csv"], "name it: --device"),
-        (["--batch", "8", "--from-report", "gone.sqlite"], "cannot read gone.sqlite"),
-        (["--batch", "8", "--from-report", "net.sqlite", "--device", "v10"], "unknown device"),
-        ([], "no model was named"),
-    ],
-)
-def test_what_cannot_be_ingested_is_said_in_one_line_and_leaves_no_database(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(["profile", *arguments]) == 3
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "gpuprof-db").exists()
-
-
 CASES = Path(__file__).parents[1] / "profiling" / "cases"
 
 

@@ -40,22 +40,3 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_no_worker_stays(
     assert main(["serve", write(tmp_path, map_of({"m": "bad.onnx"}, [replica("m")])), "--port", "0"]) == 3
     lines = capfd.readouterr().err.splitlines()
     assert lines[-1].startswith(f"gpuprof: {tmp_path / 'bad.onnx'} is not an ONNX model")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"), [({"schema": "gpuprof.deployment/9"}, "newer than"), ({"nodes": []}, "the map has 0 nodes")]
-)
-def test_a_map_that_cannot_be_served_is_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any], said: str
-) -> None:
-    assert main(["serve", write(tmp_path, {**map_of({"m": "null:4"}, [replica("m")]), **change})]) == 3
-    err = capfd.readouterr().err
-    assert said in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "options", [["--routing", "fast"], ["--log", "xml"], ["--buffer-mb", "1"], ["--host", "300.1.1.1"]]
-)
-def test_a_wrong_option_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str]) -> None:
-    assert main(["serve", write(tmp_path, map_of({"m": "null:4"}, [replica("m")])), *options, "--port", "0"]) == 3
-    assert capfd.readouterr().err.count("\n") == 1

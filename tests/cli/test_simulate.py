@@ -28,13 +28,6 @@ def test_a_map_is_simulated_at_its_own_rates(map_file: Path, capsys: pytest.Capt
     assert document["models"][0]["rate_rps"] == pytest.approx(50.0, rel=0.3)
 
 
-def test_rates_can_be_given_of_one_model_of_all_and_scaled(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["simulate", str(map_file), "--duration", "4s", "--arrivals", "constant", "--json"]
-    assert main([*words, "--rate", "a=100", "--rate", "60", "--rate-scale", "0.5"]) == 0
-    models = json.loads(capsys.readouterr().out)["models"]
-    assert [round(model["rate_rps"]) for model in models] == [20, 10]
-
-
 @pytest.mark.slow
 def test_tables_show_models_stages_misses_and_replicas(
     map_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -62,25 +55,6 @@ def test_what_serving_adds_is_taken_from_the_map(map_file: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["models"][0]["stage_mean_ms"]["network"] == 0.0
 
 
-def test_csv_has_a_row_a_model(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", str(map_file), "--duration", "2s", "--csv"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("model,rate_rps,goodput_rps")
-    assert len(lines) == 3
-
-
-@pytest.mark.parametrize("width", [80, 100, 140])
-def test_the_rate_over_time_stays_on_one_line_in_a_narrow_terminal(
-    width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    trace = tmp_path / "trace.csv"
-    trace.write_text("time_s,model\n" + "".join(f"{at},a\n" for at in (0, 1, 9, 20, 21, 40)), encoding="utf-8")
-    assert main(["trace", "show", str(trace)]) == 0
-    drawn = [line for line in capsys.readouterr().out.splitlines() if set(line) & set("▁▂▃▄▅▆▇█")]
-    assert len(drawn) == 1 and len(drawn[0]) <= width
-
-
 def test_a_trace_is_made_shown_and_replayed(map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = str(tmp_path / "trace.csv")
     assert main(["trace", "make", "-o", trace, "--rate", "a=40", "--rate", "b=20", "--duration", "5s"]) == 0
@@ -102,39 +76,6 @@ def test_the_last_request_of_a_trace_is_simulated_too(
     said = capsys.readouterr()
     assert json.loads(said.out)["requests"] == 2
     assert "a gap of 500 s" in said.err
-
-
-def test_a_trace_without_models_needs_a_map_of_one(
-    map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["trace", "make", "-o", str(tmp_path / "t.csv"), "--rate", "40", "--duration", "1s"]) == 0
-    assert main(["simulate", str(map_file), "--trace", str(tmp_path / "t.csv")]) == 3
-    assert "the trace names no model and the map has 2" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--rate", "x=3"], "unknown model 'x'"),
-        (["--rate", "a=-3"], "cannot read the rate 'a=-3'"),
-        (["--rate", "3", "--rate", "4"], "the rate of all models is given twice: 3 and 4"),
-        (["--arrivals", "often"], "unknown arrival process 'often'"),
-        (["--duration", "0"], "--duration must be above 0"),
-        (["--duration", "1s", "--warmup", "2s"], "--warmup must be shorter"),
-        (["--network", "nowhere.csv"], "cannot read nowhere.csv"),
-        (["--fail", "node9@1s"], "unknown node 'node9'"),
-        (["--routing", "best"], "unknown routing rule 'best'"),
-        (["--trace", "nowhere.csv"], "cannot read nowhere.csv"),
-        (["--json", "--csv"], "--json and --csv exclude each other"),
-    ],
-)
-def test_rubbish_is_refused_in_one_line(
-    map_file: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["simulate", str(map_file), *words]) == 3
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 def test_too_much_is_sampled_and_said_so(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from tests.estimators.measured_world import convolutional, measure
-from tests.estimators.rows import CPU, database
+from tests.estimators.rows import CPU
 
 QUICK = "lasso,kernel_ridge"
 
@@ -52,17 +52,3 @@ def test_evaluate_prints_every_predictor_and_writes_the_plot(
     }  # fmt: skip
     assert {row["quantity"] for row in rows} == {"op time", "latency", "memory"}
     assert plot.read_text().startswith("<svg")
-
-
-@pytest.mark.parametrize("verb", ["train", "evaluate"])
-def test_a_database_without_measurements_is_refused(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    database(tmp_path / "db")
-    assert main([verb, "--db", str(tmp_path / "db")]) == 3
-    assert "no ops were measured on cpu-test-4c" in capsys.readouterr().err
-
-
-def test_an_unknown_regressor_is_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--db", str(world / "db"), "--regressors", "oracle"]) == 3
-    assert "unknown regressor 'oracle'" in capsys.readouterr().err

@@ -10,7 +10,6 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import read_map
-from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
@@ -54,14 +53,6 @@ def test_more_requests_get_more_of_the_device(first: DeploymentMap) -> None:
     assert wanted.models["net"].path == str(Path.cwd() / "net.onnx")  # it is found from wherever the new map stands
     unlike = {"found_by": None}  # by whose map it came to be
     assert wanted.planned_with.model_copy(update=unlike) == first.planned_with.model_copy(update=unlike)
-
-
-def test_slower_batches_get_more_of_the_device(first: DeploymentMap) -> None:
-    wanted = plan_again(first, Load({"net": 20.0}, {"net": 3.0}))
-    assert wanted is not None
-    (replica,) = (replica for _, _, _, replica in wanted.places())
-    assert replica.predicted.latency_ms == pytest.approx(3.0 * 1000.0 / replica.sm_share_pct)
-    assert "corrected by serving" in replica.predicted.source
 
 
 @pytest.mark.slow
@@ -122,24 +113,6 @@ def test_a_load_that_no_part_of_fits_keeps_the_map(first: DeploymentMap) -> None
     assert wanted is not None
     assert plan_again(wanted, Load({"net": wanted.models["net"].rate_rps}, {})) is not None
     assert plan_again(wanted, Load({"net": 20.0}, {"net": 100.0})) is None
-
-
-def test_another_estimator_may_plan_the_load(first: DeploymentMap) -> None:
-    replanner = MapReplanner(Path.cwd(), Path("gpuprof-db"), False, first, "measured")
-    wanted = replanner(first, Load({"net": 70.0}, {}))
-    assert wanted is not None
-    assert wanted.planned_with.estimator == "measured"
-    with pytest.raises(InputError, match="unknown estimator"):
-        check_adaptable(first, Path("gpuprof-db"), None, estimator="nobody's")
-
-
-def test_what_cannot_be_adapted_is_said_at_the_start(first: DeploymentMap) -> None:
-    check_adaptable(first, Path("gpuprof-db"), None)
-    two = first.model_copy(update={"nodes": (*first.nodes, first.nodes[0].model_copy(update={"name": "other"}))})
-    with pytest.raises(InputError, match="--adapt and --node exclude each other"):
-        check_adaptable(two, Path("gpuprof-db"), "other")
-    with pytest.raises(InputError, match="does not exist"):
-        check_adaptable(first, Path("nowhere"), None)
 
 
 def test_services_of_one_model_stay_services(first: DeploymentMap) -> None:

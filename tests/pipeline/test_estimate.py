@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 
 import gpuprof
-from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.pipeline.estimate import describe_full_occupancy
-from tests.estimators.rows import two_layers
 from tests.profiling.models import write_mlp
 
 
@@ -44,12 +42,6 @@ def test_the_frame_has_a_row_for_each_batch_and_the_notebook_shows_it(mlp: Path)
         gpuprof.estimate([mlp], batches=(0,), device="a100-80")
 
 
-def test_an_empty_database_is_said_to_be_one(tmp_path: Path) -> None:
-    (tmp_path / "db").mkdir()
-    with pytest.raises(InputError, match="holds no models"):
-        gpuprof.estimate(db=tmp_path / "db")
-
-
 def test_a_named_database_in_which_nothing_stands_is_told_and_a_directory_of_others_refused(
     tmp_path: Path, mlp: Path
 ) -> None:
@@ -67,24 +59,6 @@ def test_a_named_database_in_which_nothing_stands_is_told_and_a_directory_of_oth
     (tmp_path / "db" / "notes.txt").touch()
     with pytest.raises(InputError, match=r"db is no kernel database: it holds notes\.txt and no run"):
         gpuprof.estimate([mlp], db=tmp_path / "db", device="l4")
-
-
-def test_of_a_file_that_is_not_there_its_sizes_are_not_blamed(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read model .*absent\.onnx: No such file"):
-        gpuprof.estimate([tmp_path / "absent.onnx"], device="l4", dims={"seq": [64]})
-
-
-def test_what_was_remarked_before_an_error_comes_with_it(
-    tmp_path: Path, mlp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(estimate: Estimate, device: Device) -> None:
-        if estimate.workload.model == str(mlp):
-            raise InputError("it does not fit")
-
-    monkeypatch.setattr("gpuprof.pipeline.estimate._check_memory", refuse)
-    with pytest.raises(InputError, match="it does not fit") as raised:
-        gpuprof.estimate([two_layers(tmp_path / "odd.onnx", middle="Odd"), mlp], device="v100")
-    assert [note for note in raised.value.__notes__ if "nothing is known of Odd" in note]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
-
-from gpuprof.errors import InputError
 from gpuprof.estimators.learned.evaluation import ROOFLINE, UNSEEN, Prediction
 from gpuprof.pipeline.evaluate import draw_predictions
-from gpuprof.reporting.picture import write_picture
 
 
 def test_a_plot_has_a_point_for_each_prediction_of_its_panel() -> None:
@@ -16,8 +11,3 @@ def test_a_plot_has_a_point_for_each_prediction_of_its_panel() -> None:
     (chart,) = draw_predictions([*shown, replace(shown[0], predictor=ROOFLINE)])
     assert [(points.x, points.y) for points in chart.points] == [((1.0 + i,), (2.0,)) for i in range(3)]
     assert "net<0> batch 1: measured 1, predicted 2 ms" in chart.points[0].tips[0]
-
-
-def test_a_plot_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot write"):
-        write_picture(draw_predictions([]), tmp_path / "nowhere" / "plot.svg")

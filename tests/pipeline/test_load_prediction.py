@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +14,11 @@ from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.domain.map_file import parse_map, write_map
 from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
-from gpuprof.load.client import Schedule, SentRequests
 from gpuprof.load.load import LoadSettings, RequestStream, send_times
-from gpuprof.load.report import summarize
 from gpuprof.pipeline.load_prediction import (
     LoadPrediction,
     PredictionSource,
-    beside_prediction,
     predict_load,
-    report_row,
 )
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, running
@@ -176,28 +170,3 @@ def test_the_members_of_a_merged_model_get_its_times_and_their_part_of_its_goodp
     assert together["m"].goodput_rps == pytest.approx(60.0, rel=0.05)
     assert together["n"].goodput_rps == pytest.approx(40.0, rel=0.05)
     assert together["m"].p99_ms == together["n"].p99_ms
-
-
-def test_measured_and_predicted_stand_side_by_side() -> None:
-    schedule = Schedule("h", 1, ((b"",),), [0.0, 0.5], [0, 0])
-    sent = SentRequests(array("d", [0.0, 0.5]), array("d", [0.02, 0.52]), array("h", [200, 200]))
-    got = summarize([schedule], [sent], 0, "m", 100.0, (0.0, 1.0))
-    planned = LoadPrediction(goodput_rps=1.5, p99_ms=30.0, by=PredictionSource.MAP)
-    row = report_row(got, LoadPrediction(goodput_rps=2.0, p50_ms=16.0, refused=0, by=PredictionSource.REPLAY), planned)
-    assert (row["predicted_by"], row["refused"], row["predicted_refused"]) == ("replay", 0, 0)
-    assert (row["planned_goodput_rps"], row["planned_p99_ms"]) == (1.5, 30.0)
-    assert row["goodput_rps_error"] == 0.0
-    assert row["p50_ms_error"] == pytest.approx(0.25)
-    assert row["p99_ms_error"] is None and not row["client_is_limit"]
-    unknown = report_row(got, None)
-    assert [unknown[key] for key in ("predicted_by", "predicted_p50_ms", "planned_p99_ms")] == [None] * 3
-    overloaded = report_row(got, LoadPrediction(goodput_rps=0.0, p99_ms=math.inf))
-    assert overloaded["p99_ms_error"] is None and overloaded["goodput_rps_error"] is None
-
-
-def test_the_time_of_the_model_stands_beside_the_predicted() -> None:
-    seen = {"model": "m", "infer_ms": 5.5, "batches": {1: 3}}
-    beside = beside_prediction(seen, LoadPrediction(infer_ms=5.0))
-    assert beside == {**seen, "predicted_infer_ms": 5.0, "infer_ms_error": pytest.approx(0.1)}
-    for unknown in (beside_prediction(seen, None), beside_prediction({"model": "m"}, LoadPrediction(infer_ms=5.0))):
-        assert unknown["infer_ms_error"] is None

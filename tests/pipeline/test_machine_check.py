@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.machine.cpu_share import own_cores
-from gpuprof.pipeline.machine_check import MachineCheck, is_local, worker_cores
+from gpuprof.pipeline.machine_check import MachineCheck, worker_cores
 from tests.simulator.maps import make_map, replica
 
 
@@ -23,13 +21,6 @@ def test_the_workers_cores_are_those_that_the_server_gives_them() -> None:
     assert worker_cores(one_cpu(100.0)) == set(cores)
     assert worker_cores(one_cpu(80.0, 80.0)) == frozenset()
     assert worker_cores(make_map([[replica("m", [10.0])]])) == frozenset()  # a GPU
-
-
-@pytest.mark.parametrize(
-    ("host", "local"), [("127.0.0.1", True), ("localhost", True), ("[::1]", True), ("192.0.2.7", False)]
-)
-def test_only_a_loopback_address_is_this_machine_s(host: str, local: bool) -> None:
-    assert is_local(host) is local
 
 
 def test_a_busy_machine_is_reported() -> None:

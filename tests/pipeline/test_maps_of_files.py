@@ -56,19 +56,6 @@ def test_it_is_planned_anew_while_it_is_served(map_file: Path) -> None:
     assert wanted.models["text"].dims == "seq=32"
 
 
-def test_without_its_file_and_a_database_it_is_said_what_is_missing(map_file: Path) -> None:
-    (map_file.parent.parent / "models/text.onnx").unlink()
-    with pytest.raises(InputError, match="kernel database"):
-        gpuprof.explain(map_file)
-
-
-def test_its_trace_has_the_names_of_the_map(map_file: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
-    slo = map_file.parent.parent / "slo.csv"
-    assert main(["trace", "make", "-o", str(trace), "--slo-file", str(slo), "--duration", "2s"]) == 0
-    assert set(gpuprof.show_trace(trace).trace.times) == {"text"}
-
-
 def test_another_network_behind_the_name_is_refused_unless_that_is_allowed(
     map_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

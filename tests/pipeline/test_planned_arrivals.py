@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpuprof.domain.arrival_process import (
-    ArrivalProcess,
     BatchPoissonArrivals,
-    GammaArrivals,
-    LognormalArrivals,
     RecordedArrivals,
 )
-from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
+from gpuprof.domain.model_queues import ShapedQueue, queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
@@ -41,20 +38,6 @@ def test_a_shape_by_name_is_planned_for() -> None:
     calm = BatchQueue().pool(Arrivals(300.0), (SERVER, SERVER)).whole.percentile(99.0)
     assert queueing.pool(Arrivals(300.0), (SERVER, SERVER)).whole.percentile(99.0) > 1.2 * calm
     assert queueing.sojourn(Arrivals(150.0), SERVER) == queueing.pool(Arrivals(150.0), (SERVER,)).whole
-
-
-@pytest.mark.parametrize(
-    ("text", "shape"),
-    [
-        ("gamma:0.5", GammaArrivals(1.0, 0.5)),
-        ("Lognormal:2.25", LognormalArrivals(1.0, 2.25)),
-        ("gamma:4", GammaArrivals(1.0, 4.0)),
-    ],
-)
-def test_a_fraction_in_a_shape_is_no_suffix_of_a_file(text: str, shape: ArrivalProcess) -> None:
-    queueing = make_queueing(text, ["a"])
-    assert isinstance(queueing, ShapedQueue)
-    assert queueing.shape == shape
 
 
 def test_a_trace_is_planned_for_at_the_rate_that_is_asked(tmp_path: Path) -> None:
@@ -94,12 +77,6 @@ def test_a_trace_says_of_each_model_how_its_requests_arrive(tmp_path: Path) -> N
     assert even is not None
     assert even.p99_ms == pytest.approx(even.p50_ms or 0.0, rel=0.05)
     assert check(deployment, replace(evidence(given), queueing=BatchQueue())), "b's times are those of its own law"
-
-
-def test_who_asks_of_no_model_in_particular_is_answered_for_poisson(tmp_path: Path) -> None:
-    queueing = make_queueing(str(write_two_models(tmp_path / "two.csv")), ["a", "b"])
-    assert isinstance(queueing, ModelQueues)
-    assert queueing.sojourn(Arrivals(60.0), SERVER) == BatchQueue().sojourn(Arrivals(60.0), SERVER)
 
 
 def test_a_trace_that_is_not_there_or_lacks_a_model_is_refused(tmp_path: Path) -> None:

@@ -21,9 +21,6 @@ from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
-from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.placement import Placement
-from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 
 DEMANDS = (Demand("a", 40.0, Slo(80.0)), Demand("b", 20.0, Slo(60.0)))
@@ -111,13 +108,6 @@ def test_a_policy_may_be_an_object_and_a_map_the_one_before() -> None:
     assert second.deployment.predicted.moves == 0
 
 
-def test_place_tells_each_of_its_steps() -> None:
-    told: list[gpuprof.Progress] = []
-    gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd", options=SMALL, progress=told.append)
-    assert [(step.done, step.total) for step in told] == [(0, 2), (1, 2), (2, 2)]
-    assert told[1].step == f"planning {len(DEMANDS)} demands"
-
-
 def test_what_cannot_be_met_is_noted_and_written_only_where_that_is_allowed(here: Path) -> None:
     many = (DEMANDS[0], replace(DEMANDS[1], rate_rps=5000.0))
     notes: list[str] = []
@@ -161,22 +151,6 @@ def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
         strict.raise_if_broken()
 
 
-@pytest.mark.parametrize(("name", "value"), [("precision", "fp3"), ("runtime", "abacus")])
-def test_check_refuses_a_map_in_a_precision_or_a_runtime_that_nobody_has(name: str, value: str) -> None:
-    deployment = gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment
-    settings = deployment.planned_with.model_copy(update={name: value})
-    with pytest.raises(InputError, match=f"unknown {name} '{value}'"):
-        gpuprof.check(deployment.model_copy(update={"planned_with": settings}))
-
-
-def test_check_says_of_a_policy_and_an_estimator_that_nobody_has_that_they_are_claims() -> None:
-    deployment = gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment
-    claimed = deployment.model_copy(update={"policy": "by hand"})
-    assert gpuprof.check(claimed).notes == ("the map names 'by hand' as its policy, which gpuprof does not have",)
-    own = deployment.model_copy(update={"policy": "my.module:Policy"})
-    assert gpuprof.check(own).notes == ()
-
-
 def test_without_a_database_the_maps_own_times_are_believed_and_that_is_noted(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,19 +180,6 @@ def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
         found.draw("maps.gif")
 
 
-def test_compare_limits_each_search_and_says_which_were_stopped(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search, limits = Optimal.place, []
-
-    def stop(self: Optimal, problem: Problem) -> Placement:
-        limits.append(problem.options.time_limit_s)
-        return replace(search(self, problem), stopped=True)
-
-    monkeypatch.setattr(Optimal, "place", stop)
-    (row,) = gpuprof.compare("slo.csv", fleet="v100:2", policies=["optimal"]).rows()
-    assert limits == [30.0]
-    assert "the time limit of 30 s ended the search early (--time-limit gives it longer)" in str(row["remark"])
-
-
 def test_explain_takes_the_only_model_of_a_map_unasked() -> None:
     one = gpuprof.place(DEMANDS[:1], fleet="v100:2", options=SMALL).deployment
     steps: list[gpuprof.Progress] = []
@@ -231,41 +192,6 @@ def test_explain_takes_the_only_model_of_a_map_unasked() -> None:
     two = gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment
     with pytest.raises(InputError, match=r"the map has several models \(name one: a, b\)"):
         gpuprof.explain(two)
-
-
-@pytest.mark.parametrize(
-    ("stopped_by", "asked_s", "limit_s"), [(None, None, None), ("time limit", None, 3.0), ("time limit", 9.0, 9.0)]
-)
-def test_explain_limits_new_plans_where_a_limit_ended_the_search_for_the_map(
-    monkeypatch: pytest.MonkeyPatch, stopped_by: str | None, asked_s: float | None, limit_s: float | None
-) -> None:
-    plan = gpuprof.place(DEMANDS[:1], fleet="v100:2", options=SMALL).deployment
-    ended = plan.planned_with.model_copy(update={"stopped_by": stopped_by})
-    search, limits = Optimal.place, []
-
-    def stop(self: Optimal, problem: Problem) -> Placement:
-        limits.append(problem.options.time_limit_s)
-        return replace(search(self, problem), stopped=limit_s is not None)
-
-    monkeypatch.setattr(Optimal, "place", stop)
-    why = gpuprof.explain(plan.model_copy(update={"planned_with": ended}), time_limit_s=asked_s)
-    assert limits == [limit_s] * 3
-    said = f"the time limit of {limit_s:g} s ended new plans early (--time-limit gives them longer)" if limit_s else ""
-    assert [note for note in why.notes if "time limit" in note] == ([said] if said else [])
-
-
-def test_explain_refuses_a_rate_that_no_service_gets() -> None:
-    plan = gpuprof.place(DEMANDS[:1], fleet="v100:2", options=SMALL).deployment
-    asked = {name: model.model_copy(update={"rate_rps": 1e300}) for name, model in plan.models.items()}
-    with pytest.raises(InputError, match=r"rate_rps of 'a' must be a number from 1e-09 to 1e\+07 but got 1e\+300"):
-        gpuprof.explain(plan.model_copy(update={"models": asked}))
-
-
-def test_export_writes_its_files_below_a_folder(here: Path) -> None:
-    found = gpuprof.export(gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment, "json")
-    assert [row["path"] for row in found.rows()] == list(found.files)
-    found.write(here / "out")
-    assert gpuprof.read_map(here / "out" / next(iter(found.files))).policy == "optimal"
 
 
 def test_export_refuses_the_file_of_another_model(here: Path) -> None:

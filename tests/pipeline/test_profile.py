@@ -48,13 +48,6 @@ def test_rows_are_told_once_they_are_on_the_disk_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_ops_are_rows_of_a_frame_and_sums_by_type(tmp_path: Path) -> None:
-    file = write_mlp(tmp_path / "mlp.onnx")
-    result = gpuprof.profile_ops([file], batches=(1,), shares=("100",), device="cpu", db=tmp_path / "db")
-    assert sorted(result.to_frame()["op_type"]) == ["Add", "MatMul", "Relu"]
-    assert sum(int(str(row["ops"])) for row in result.type_rows()) == len(result.rows())
-
-
 def a_result(failures: tuple[str, ...] = (), unstable: tuple[str, ...] = ()) -> ProfileResult:
     return ProfileResult(device="cpu", measured=(), cells=3, failures=failures, unstable=unstable, database=Path("db"))
 
@@ -102,20 +95,6 @@ def test_each_size_is_measured_once_and_what_was_assumed_is_noted(tmp_path: Path
     # On a busy machine rows are marked unstable.
     assert sources["seq=8"].removeprefix("unstable, ") == "measured"
     assert sources["seq=16"].removeprefix("unstable, ") == "interpolated"
-
-
-def test_a_dimension_that_no_model_has_is_refused(tmp_path: Path) -> None:
-    file = write_text_model(tmp_path / "text.onnx")
-    with pytest.raises(
-        InputError, match=r"no model has a free dimension 'sequence'.*they have, beside the batch, .*: seq"
-    ):
-        gpuprof.profile(
-            [file], device="cpu", db=tmp_path / "db", settings=gpuprof.ProfileSettings(dims={"sequence": (8,)})
-        )
-    with pytest.raises(
-        InputError, match=r"no model has a free dimension 'sequence'.*they have, beside the batch, .*: seq"
-    ):
-        gpuprof.estimate([file], device="a100-40", dims={"sequence": (8,)})
 
 
 def test_the_length_of_a_sound_is_asked_for_before_anything_is_measured(tmp_path: Path) -> None:

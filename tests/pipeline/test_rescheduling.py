@@ -12,7 +12,7 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import read_map, write_map
+from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline import place as planning
 from gpuprof.pipeline.rescheduling import make_scheduler, plan_timetable
@@ -52,26 +52,6 @@ def test_the_scheduler_sees_the_rates_of_each_period_but_the_last() -> None:
 def test_what_cannot_be_rescheduled_is_refused(options: SimulationOptions, period_s: float, message: str) -> None:
     with pytest.raises(InputError, match=message):
         plan_timetable(ONE, LOAD, options, period_s, lambda rates: None, MoveCosts())
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--policy", "ffd"], "--policy says how to reschedule (add --reschedule 60s)"),
-        (["--reschedule", "10s", "--sample", "4"], "--reschedule goes with neither --sample nor --interference"),
-        (["--reschedule", "10s", "--policy", "ffd,nothing"], "unknown policy 'nothing'"),
-        (["--reschedule", "10s", "--policy", "ffd,ffd"], "--policy names a policy twice: ffd,ffd"),
-        (["--reschedule", "10s", "--policy", ","], "--policy names no policy but is ','"),
-        (["--reschedule", "10s", "--db", "nowhere"], "nowhere does not exist"),
-        (["--reschedule", "10s", "--load-time", "soon"], "cannot read --load-time from 'soon'"),
-    ],
-)
-def test_the_command_line_says_what_is_wrong(
-    tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_map(ONE, tmp_path / "map.json")
-    assert main(["simulate", str(tmp_path / "map.json"), *words]) == 3
-    assert message in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.pipeline.load_traffic import LoadTraffic
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.serve_settings import ServeSettings
-from gpuprof.pipeline.simulation_settings import ServiceSettings, SimulatedTraffic
+from gpuprof.pipeline.simulation_settings import SimulatedTraffic
 from tests.estimators.rows import database, measured_row
 from tests.simulator.maps import make_map, replica
 
@@ -105,21 +105,6 @@ def test_a_trace_is_recorded_shown_and_simulated(tmp_path: Path) -> None:
         gpuprof.record_trace({"m": 1e-3}, duration_s=1.0)
 
 
-def test_a_trace_and_rates_exclude_each_other(tmp_path: Path) -> None:
-    for traffic in (SimulatedTraffic(trace="t.csv", rate_scale=2.0), SimulatedTraffic(trace="t.csv", total_rps=3.0)):
-        with pytest.raises(InputError, match="--rate and --rate-scale cannot change that"):
-            gpuprof.simulate(MAP, traffic)
-    with pytest.raises(InputError, match="--rate and --rate-scale cannot change that"):
-        gpuprof.load("http://127.0.0.1:1", MAP, traffic=LoadTraffic(trace="t.csv", rates_rps={"m": 1.0}))
-
-
-def test_what_is_given_stands_for_what_the_map_was_planned_with() -> None:
-    slow = gpuprof.simulate(MAP, SHORT, service=ServiceSettings(overhead_ms=7.0, router_ms=1.0))
-    stages = slow.outcome.models[0].stage_mean_ms
-    assert stages["network"] == pytest.approx(7.0)
-    assert (stages["router"] or 0.0) >= 1.0
-
-
 class TwiceAsLong(DatabaseEstimator):
     """An estimator of somebody else's."""
 
@@ -157,10 +142,3 @@ def test_another_estimator_says_how_long_batches_take_in_simulate_and_load(plann
         )
     predicted = seen.predictions.predicted["m"].infer_ms if seen.predictions is not None else None
     assert predicted == pytest.approx(10.0, rel=1e-2)
-
-
-def test_an_estimator_without_a_database_or_that_knows_nothing_is_refused(planned_folder: Path) -> None:
-    with pytest.raises(InputError, match="unknown estimator"):
-        gpuprof.simulate(planned_folder / "map.json", db=planned_folder / "db", estimator="nobody's")
-    with pytest.raises(InputError, match="holds no kernels of v100"):
-        gpuprof.simulate(planned_folder / "map.json", db=planned_folder / "db", estimator="gk")

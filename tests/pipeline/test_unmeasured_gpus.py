@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from onnx import helper
 
 import gpuprof
 from gpuprof.cli.main import main
@@ -22,7 +21,7 @@ from gpuprof.pipeline.estimate import require_sure
 from gpuprof.pipeline.place import limit_search
 from gpuprof.pipeline.planning_options import PlanningOptions
 from tests.domain.test_device_file import BOARD
-from tests.small_models import write_model, write_text_model
+from tests.small_models import write_text_model
 
 pytestmark = pytest.mark.slow
 
@@ -116,20 +115,6 @@ def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, caps
     assert main(["check"]) != 0
 
 
-def test_a_board_without_a_price_beside_others_is_noted(here: Path) -> None:
-    options = FAST.replace(device_file=here / "own.toml")
-    plan = gpuprof.place(demands(here), fleet="rtx-2080-ti,t4", policy="ffd", options=options)
-    assert any(note.startswith("without a price, counted as 1 $/h: rtx-2080-ti") for note in plan.notes)
-
-
-def test_ops_that_nothing_is_known_of_are_noted_and_refused_under_strict(here: Path) -> None:
-    node = helper.make_node("Det", ["x"], ["y"])
-    path = write_model(here / "odd.onnx", [node], {"x": ["N", 8, 8]}, {"y": ["N"]})
-    asked = [Demand(str(path), 10.0, Slo(50.0))]
-    with pytest.raises(InputError, match=r"odd: nothing is known of .* on t4"):
-        gpuprof.place(asked, fleet="t4", policy="ffd", options=FAST.replace(strict=True))
-
-
 def test_estimates_with_wide_intervals_are_refused_under_strict(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,20 +137,6 @@ def test_a_latency_is_wide_beyond_twice_its_value() -> None:
         require_sure(replace(narrow, latency_ms=Figure(1.0, "cross-gpu", 0.4, 2.5)))
     with pytest.raises(InputError, match="nothing is known of Det on t4"):
         require_sure(replace(narrow, unknown_ops=("Det",)))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--device", "t4", "--precision", "fp8"], "t4 has no float8 arithmetic"),
-        (["--device", "rtx-2080-ti"], "--device-file FILE"),
-    ],
-)
-def test_what_a_gpu_lacks_and_gpus_that_nobody_knows_are_refused(
-    here: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
-) -> None:
-    assert main(["estimate", "mlp.onnx", "--strict", *options]) == 3
-    assert said in capsys.readouterr().err
 
 
 def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
