@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.output import Column, Format, print_rows
-from gpuprof.pipeline.serve_settings import DEFAULT_PORT
+from gpuprof.pipeline.serve_settings import ServeSettings
 
 _COLUMNS = (Column("replica", "replica", right=False), Column("change", "change", right=False))
 
 
 def apply(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Map to serve from now on.")],
-    port: Annotated[int, typer.Option(help="HTTP port of the server.", min=1, max=65535)] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(help="HTTP port of the server.", min=1, max=65535)] = ServeSettings().port,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Move the server on this machine to MAP; only what changed is started and stopped, and no request is lost."""

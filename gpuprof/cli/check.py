@@ -16,8 +16,6 @@ _COLUMNS = (
     Column("where", "where", right=False),
     Column("message", "what is wrong", right=False),
 )
-#: Maximum places of a fault named in a table.
-_MOST_PLACES = 3
 
 
 def check(
@@ -46,17 +44,11 @@ def check(
 
 
 def group_equal(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Return a row for each rule and message, with the first places of the fault and their number."""
+    """Return a row for each rule and message, with the places of the fault and their number."""
     places: dict[tuple[object, object], list[str]] = {}
     for row in rows:
         places.setdefault((row["rule"], row["message"]), []).append(str(row["where"]))
     return [
-        {"rule": rule, "where": _name_places(where), "times": len(where), "message": message}
+        {"rule": rule, "where": ", ".join(dict.fromkeys(where)), "times": len(where), "message": message}
         for (rule, message), where in places.items()
     ]
-
-
-def _name_places(where: Sequence[str]) -> str:
-    named = list(dict.fromkeys(where))
-    more = len(named) - _MOST_PLACES
-    return ", ".join(named[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")

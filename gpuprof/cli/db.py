@@ -13,6 +13,7 @@ import typer
 from gpuprof.cli.options import DEFAULT_DB, DbOption, Verbs
 from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.plural import count_of
 
 app = Verbs(help="Look into the kernel database, check it, carry data in and out.")
 
@@ -123,7 +124,9 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
     """Merge many small runs into one segment, which is smaller and faster to query."""
     from gpuprof.pipeline.db import compact_database
 
-    say_note(*compact_database(db).notes)
+    done = compact_database(db)
+    before, after = (f"{size / 2**20:,.1f} MiB" for size in (done.bytes_before, done.bytes_after))
+    say_note(f"{count_of(done.segments_before, 'segment')} of {before} → {done.segments_after} of {after}")
 
 
 @app.command("import", short_help="Bring in measurements of others.")
@@ -155,7 +158,7 @@ def export(
     """Write the tables as CSV or Parquet, or the kernels as a timeline for Perfetto and chrome://tracing."""
     from gpuprof.pipeline.db import export_database
 
-    say_note(*export_database(output, form=format.value, db=db).notes)
+    say_note(*export_database(output, form=format.value, db=db))
 
 
 def _columns(

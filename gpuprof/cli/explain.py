@@ -70,7 +70,7 @@ def explain(
         float | None,
         duration_option(
             "--time-limit",
-            "Time for each of the three new plans; default: 3s where a limit ended the map's own search.",
+            "Time for each of the three new plans; default: 5s where a limit ended the map's own search.",
         ),
     ] = None,
     chosen: Format = Format.TABLE,

@@ -20,8 +20,6 @@ from gpuprof.pipeline.settings import Settings, option
 if TYPE_CHECKING:
     from gpuprof.pipeline.place import PlaceResult
 
-#: Nobody reads more in a terminal.
-_MOST_ROWS = 60
 _COLUMNS = (
     Column("node", "node", right=False, role=ColumnRole.KEY),
     Column("gpu", "gpu", role=ColumnRole.KEY),
@@ -145,10 +143,8 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
         )
         return
     if rows or chosen is Format.CSV:  # an empty table has no use for people
-        print_rows(rows[:_MOST_ROWS] if chosen is Format.TABLE else rows, _COLUMNS, chosen)
+        print_rows(rows, _COLUMNS, chosen)
     if chosen is Format.TABLE:
-        if len(rows) > _MOST_ROWS:
-            say_note(f"{count_of(len(rows) - _MOST_ROWS, 'replica')} more not shown (--json and --csv have everything)")
         print_text(summarize_map(deployment))
         if sources := describe_sources(deployment):
             print_text(f"Times: {sources}. {describe_certainty(deployment)}")

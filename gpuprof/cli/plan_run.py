@@ -16,8 +16,6 @@ from gpuprof.cli.output import say, say_note
 from gpuprof.cli.plan_file import PlannedModel, RunPlan, StepCommand
 from gpuprof.errors import GpuprofError, InputError, UnstableError, refuse_unwritable
 
-#: Files up to this size are compared by content, larger ones by size and modification time.
-_HASHED_BYTES = 64 << 20
 #: Learned data in a database's hidden folders, on which later steps depend; other hidden folders are copies.
 _LEARNT = frozenset({".trained", ".calibrated"})
 #: Columns of slo.csv, in this order; unused columns are omitted.
@@ -174,9 +172,7 @@ def _list_files(path: Path) -> Iterator[Path]:
 
 def _describe_file(file: Path) -> bytes:
     try:
-        known = file.stat()
-        if known.st_size > _HASHED_BYTES:
-            return f"{known.st_size} {known.st_mtime_ns}".encode()
-        return hashlib.sha256(file.read_bytes()).digest()
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").digest()
     except OSError:
         return b"gone"

@@ -11,7 +11,7 @@ from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
 from gpuprof.pipeline.place import add_interval_ends
-from gpuprof.pipeline.planning_options import PlanningOptions
+from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement import comparison
@@ -21,12 +21,8 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import Policy, make_policy, policy_names
 from gpuprof.placement.problem import Problem
 
-#: Maps in a row of a picture.
-_ABREAST = 3
 #: Figures of a map in its row, in addition to cost and goodput.
 _FIGURES = ("internal_slack", "external_fragmentation", "compute_utilization", "memory_utilization", "fairness")
-#: Default search time of a policy, in seconds: a table has many rows, so none of them may take minutes.
-_TIME_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +57,7 @@ class CompareResult(Result):
             map_figure(deployment, devices, title=f"{one.policy}: {_count_gpus(one)} devices", models=models)
             for one, deployment in drawn
         ]
-        write_picture(charts, target, columns=min(_ABREAST, max(1, len(charts))))
+        write_picture(charts, target)
         return target
 
 
@@ -80,7 +76,7 @@ def compare(
     Parameters
     ----------
     demands, fleet, db, options, note
-        As in `gpuprof.place`; ``time_limit_s`` limits the search of each policy, by default to 30 seconds.
+        As in `gpuprof.place`; ``time_limit_s`` limits the search of each policy, by default to 5 seconds.
     policies : sequence of str, optional
         Their names; by default all policies.
     progress : callable, optional
@@ -106,7 +102,7 @@ def compare(
     chosen = [(name, make_policy(name)) for name in (policy_names() if policies is None else policies)]
     if not chosen:
         raise InputError("no policy is named", f"known: {', '.join(policy_names())}")
-    options = options.replace(time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
+    options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []
     for done, policy in enumerate(chosen):

@@ -12,16 +12,13 @@ from gpuprof.domain.map_sources import describe_sources, is_observed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
 from gpuprof.pipeline.place import plan_at_end
-from gpuprof.pipeline.planning_options import PlanningOptions
+from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.policies import DEFAULT, make_policy
 from gpuprof.placement.problem import MEANS, Problem
-
-#: Default search time of one kind's map, in seconds: there are many kinds.
-_TIME_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ def compare_gpus(
     """
     notes = NoteList(note)
     make_policy(policy)  # reject an unknown policy as an input error
-    limited = options.replace(time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
+    limited = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
     outcomes: list[GpuOutcome] = []
     for done, entry in enumerate(problem.fleet.entries):
@@ -113,7 +110,7 @@ def _compare_kind(problem: Problem, entry: FleetEntry, policy: str) -> GpuOutcom
     if not known or problem.options.confidence is not None:
         (careful,) = comparison.compare(alone, [(policy, make_policy(policy))])
     if not known and deployment is not None:
-        lower = plan_at_end(alone, make_policy(policy), "lower", problem.options.time_limit_s or _TIME_LIMIT_S)
+        lower = plan_at_end(alone, make_policy(policy), "lower", problem.options.time_limit_s or DEFAULT_LIMIT_S)
     return GpuOutcome(
         entry.device.name,
         by_means,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,6 @@ class VerifyResult(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompactResult(Result):
-    """Number and size of segments before and after."""
-
-    compaction: Compaction
-
-    def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a single row."""
-        return [asdict(self.compaction)]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ImportResult(Result):
     """The imported rows, file by file."""
 
@@ -88,17 +77,6 @@ class ImportResult(Result):
             {"file": str(done.path), "form": done.form, "device": done.device, "rows": done.rows, "note": done.note}
             for done in self.files
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportResult(Result):
-    """The written files."""
-
-    paths: tuple[Path, ...]
-
-    def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a row for each file."""
-        return [{"file": str(path)} for path in self.paths]
 
 
 def list_measured_models(db: PathArgument | None = None) -> TableResult:
@@ -186,17 +164,12 @@ def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> 
     return VerifyResult(notes=notes, defects=defects, database=database.path)
 
 
-def compact_database(db: PathArgument | None = None) -> CompactResult:
+def compact_database(db: PathArgument | None = None) -> Compaction:
     """Merge many small runs into one segment, which is smaller and faster to query.
 
     Raises `InputError` when there is no database, or the database cannot be written.
     """
-    done = merge_segments(_open(db))
-    note = (
-        f"{count_of(done.segments_before, 'segment')} of {done.bytes_before / 2**20:,.1f} MiB → "
-        f"{done.segments_after} of {done.bytes_after / 2**20:,.1f} MiB"
-    )
-    return CompactResult(notes=(note,), compaction=done)
+    return merge_segments(_open(db))
 
 
 def import_measurements(
@@ -244,8 +217,8 @@ def import_measurements(
     return ImportResult(files=imported)
 
 
-def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument | None = None) -> ExportResult:
-    """Write the tables for other tools, or the kernels as a timeline for Perfetto and chrome://tracing.
+def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument | None = None) -> list[str]:
+    """Write the tables for other tools, or the kernels as a timeline for Perfetto; return a note on each file.
 
     Raises `InputError` when there is no database, nothing to write, or ``output`` cannot be written.
 
@@ -258,9 +231,8 @@ def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument
     """
     database, target = _open(db), Path(output)
     if form == "trace":
-        return ExportResult(notes=(f"{export_timeline(database, target):,} kernels → {target}",), paths=(target,))
-    paths = tuple(export_tables(database, target, form))
-    return ExportResult(notes=tuple(map(str, paths)), paths=paths)
+        return [f"{export_timeline(database, target):,} kernels → {target}"]
+    return list(map(str, export_tables(database, target, form)))
 
 
 def _open(db: PathArgument | None) -> KernelDb:

@@ -115,7 +115,7 @@ def evaluate(
     progress(Progress("architectures", 0, total))
     predictions = leave_one_architecture_out(data, names, count)
     predictions += predict_left_out_batches(data)
-    notes = () if chosen.plot is None else (_write_plot(chosen.plot, predictions),)
+    notes: tuple[str, ...] = () if chosen.plot is None else (_write_plot(chosen.plot, predictions),)
     return EvaluateResult(
         notes=notes,
         summaries=tuple(summarise_errors(predictions, chosen.by_architecture)),

@@ -12,6 +12,7 @@ from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import locate_files
+from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S
 from gpuprof.pipeline.recorded_problem import describe_layout_fault, restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement.explanation import (
@@ -28,10 +29,6 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import explain_unplaced
 
-#: The shares, and three plans: as it is, with more rate, with a tighter SLO.
-_STEPS = 4
-#: Default seconds for each plan, where a limit ended the search for the map itself.
-_LIMIT_S = 3.0
 _ALTERNATIVE = ("tail_ms", "replicas", "cost", "chosen", "source", "at_upper_end")
 
 
@@ -92,7 +89,7 @@ def explain(
     estimator : str, optional
         Name of an estimator to use instead of the map's own.
     time_limit_s : float, optional
-        Seconds for each of the three new plans; by default none, or 3 where a limit ended the search for the map.
+        Seconds for each of the three new plans; by default none, or 5 where a limit ended the search for the map.
     progress : callable, optional
         Called for each new plan, which takes most of the time.
     note : callable, optional
@@ -133,17 +130,16 @@ def explain(
     neighbours = list_neighbour_effects(problem, resolved, model)
     notes.add(*describe_joint_effects(neighbours))
     alternatives = tuple(find_alternatives(problem, resolved, model))
-    progress(Progress("looked at each share", 1, _STEPS))
     if not alternatives:
         demand = problem.demand(model)
         notes.add(f"{model}: under no share is its SLO known to be kept: {_find_reason(problem, demand)}")
     what_ifs: list[WhatIf] = []
     if time_limit_s is None and resolved.planned_with.stopped_by is not None:
-        time_limit_s = _LIMIT_S
+        time_limit_s = DEFAULT_LIMIT_S
     limited = replace(problem, options=replace(problem.options, time_limit_s=time_limit_s))
     for one in run_what_ifs(limited, restore_policy(resolved), model):
         what_ifs.append(one)
-        progress(Progress(f"planned {one.change}", 1 + len(what_ifs), _STEPS))
+        progress(Progress(f"planned {one.change}", len(what_ifs), 3))
     if any(one.stopped for one in what_ifs):
         notes.add(f"the time limit of {time_limit_s:g} s ended new plans early (--time-limit gives them longer)")
     return ExplainResult(

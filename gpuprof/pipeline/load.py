@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 
+from gpuprof.domain.demand import Slo
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import InputError, UnstableError, refuse_unwritable
 from gpuprof.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
@@ -31,12 +32,8 @@ from gpuprof.pipeline.verdicts import VERDICT_SUFFIXES, SloVerdict, keeps_object
 
 #: Default address of a server.
 DEFAULT_URL = "http://127.0.0.1:8000"
-#: A model that takes so much longer than predicted, of its time, makes the other predictions wrong, too.
-SLOWER = 0.05
 #: Relative error of the predicted p99 above which its cause is reported.
 FAR_OFF = 0.15
-#: Default percentage of requests that must be answered within the SLO, for models without a map.
-_PERCENTILE = 99.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +71,7 @@ class LoadResult(Result):
         )
 
     def _judge(self, result: ModelResult, row: Mapping[str, object], stages: Mapping[str, object]) -> SloVerdict:
-        percentile = self.percentiles.get(result.model, _PERCENTILE)
+        percentile = self.percentiles.get(result.model, Slo(result.slo_ms).percentile)
         kept = keeps_objective(result.in_slo, result.sent, result.slo_ms, percentile)
         if self.is_closed:
             kept = None
@@ -269,7 +266,7 @@ def explain_result(
         return ""
     if result.client_is_limit:
         return f"the client itself sent late (p99 {result.lag_p99_ms:.1f} ms)"
-    if isinstance(slower, float) and slower > SLOWER:
+    if isinstance(slower, float) and slower > FAR_OFF:
         return f"the model takes {100.0 * slower:.0f}% longer than predicted, and waiting grows with it"
     if result.slowest_ms is not None:
         parts_ms = {
@@ -327,7 +324,7 @@ def _warnings(outcome: LoadOutcome, known: LoadPredictions | None) -> Iterator[s
             yield f"{row['model']}: p99 is {100.0 * error:+.0f}% off the prediction"
     for row in _stage_rows(outcome, known):
         error = row["infer_ms_error"]
-        if isinstance(error, float) and error > SLOWER:
+        if isinstance(error, float) and error > FAR_OFF:
             why = "the machine is slower than when it was profiled, or not alone, and waiting grows with it"
             yield f"{row['model']}: the model takes {100.0 * error:.0f}% longer than predicted: {why}"
 
@@ -339,10 +336,6 @@ def _describe(streams: Sequence[RequestStream]) -> str:
         else f"{stream.model} {stream.rate_rps:.4g}/s"
         for stream in streams
     )
-
-
-#: Maximum reports per run, so that rendering them hardly disturbs the concurrent measurement.
-_MOST_REPORTS = 20
 
 
 @contextmanager
@@ -361,10 +354,9 @@ def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Ite
         yield
         return
     began, ended, total = time.monotonic(), Event(), max(1, round(total_s))
-    period_s = max(1.0, total_s / _MOST_REPORTS)
 
     def report() -> None:
-        while not ended.wait(period_s):
+        while not ended.wait(1.0):
             progress(Progress(step, min(total, round(time.monotonic() - began)), total))
 
     progress(Progress(step, 0, total))

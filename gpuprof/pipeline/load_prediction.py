@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.errors import InputError
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 #: Maximum number of replayed requests, the first of the load: some seconds of simulation.
 MOST_REPLAYED = 20_000_000
-_NS_PER_S = 1e9
 #: Relative difference up to which a rate equals the map's.
 _UNCHANGED = 1e-9
 
@@ -173,7 +173,7 @@ def _simulate(
     from gpuprof.simulator.engine import simulate
     from gpuprof.simulator.trace import Trace
 
-    times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
+    times = {model: np.rint(NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
     planned_with = deployment.planned_with
     legs = dict.fromkeys(deployment.models, (planned_with.overhead_ms, 0.0))
     host = host_work_of_plan(planned_with).at(sum(map(len, times.values())) / until_s)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
+from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.domain.named_values import collect_distinct
 from gpuprof.domain.validation import Count, NotNegative, Positive, Seed
 from gpuprof.errors import InputError, unknown_name
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from gpuprof.load.target import Target
     from gpuprof.simulator.trace import Trace
 
-_NS_PER_S = 1e9
 #: Extra time after a trace's last request, so that the trace includes this request.
 _AFTER_THE_LAST_S = 1e-6
 _DURATION_S = 20.0
@@ -291,7 +291,7 @@ def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Tr
                 f"the trace names {lost[0]!r}, which the map does not place", "use the map's names in the trace"
             )
     return [
-        replace(stream, rate_rps=len(own) / trace.duration_s, times_s=tuple((own / _NS_PER_S).tolist()))
+        replace(stream, rate_rps=len(own) / trace.duration_s, times_s=tuple((own / NS_PER_S).tolist()))
         for stream in asked
         if len(own := times[stream.model])
     ]

@@ -38,7 +38,7 @@ from gpuprof.pipeline.arguments import (
 )
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import relate_files
-from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
+from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement.deploy import to_map
@@ -53,10 +53,6 @@ from gpuprof.rules.host_work import host_work_of_plan
 if TYPE_CHECKING:
     from gpuprof.placement.policies import Policy
     from gpuprof.placement.problem import Problem
-
-
-#: Default seconds of a search among all GPUs with a price, which has no natural end.
-_ANY_LIMIT_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +215,7 @@ def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> Plann
     """Return the options, with a time limit for a fleet of every kind of GPU: such a search has no natural end."""
     named = fleet.lower().split(",") if isinstance(fleet, str) else []
     is_open = any(one.strip() == ANY for one in named) and options.time_limit_s is None
-    return options.replace(time_limit_s=_ANY_LIMIT_S) if is_open else options
+    return options.replace(time_limit_s=DEFAULT_LIMIT_S) if is_open else options
 
 
 def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
@@ -293,16 +289,7 @@ def _read_source_date() -> str | None:
         raise InputError(f"SOURCE_DATE_EPOCH must be seconds since 1970 but got {text!r}") from None
 
 
-#: Time for each end as a part of the planning time, and its minimum in seconds.
-_PART = 0.25
-_LEAST_S = 1.0
-#: Minimum seconds left for planning at the ends; with less time both are left out.
-_TOO_LATE_S = 0.3
-
-
-def add_interval_ends(
-    problem: Problem, policy: Policy, deployment: DeploymentMap, spent: Limit, least_s: float = _LEAST_S
-) -> DeploymentMap:
+def add_interval_ends(problem: Problem, policy: Policy, deployment: DeploymentMap, spent: Limit) -> DeploymentMap:
     """Return the map with the policy's plans at both ends of the estimates' intervals.
 
     A map with measured or interpolated times only is returned unchanged, so that it does not depend on the machine's
@@ -315,19 +302,15 @@ def add_interval_ends(
         The policy's map for the problem.
     spent : Limit
         The time limit of the plan, still running.
-    least_s : float
-        Seconds for each end, where the limit leaves them; more after a long planning time.
     """
     predictions = [replica.predicted for *_, replica in deployment.places()]
     if all(one.latency_ms_interval is None or _is_observed(one) for one in predictions):
         return deployment
     upper = _as_planned(deployment) if _is_planned_at_upper_ends(problem, deployment) else None
-    if spent.left_s is not None and spent.left_s < _TOO_LATE_S:
+    left_s = DEFAULT_LIMIT_S if spent.left_s is None else spent.left_s
+    if left_s <= 0.0:
         return _with_ends(deployment, None, upper)
-    seconds = max(least_s, _PART * spent.spent_s)
-    if spent.left_s is not None:
-        # Two ends share the remaining time.
-        seconds = min(seconds, spent.left_s / (2.0 if upper is None else 1.0))
+    seconds = min(DEFAULT_LIMIT_S, left_s) / (2.0 if upper is None else 1.0)  # two ends share the time
     lower = plan_at_end(problem, policy, "lower", seconds)
     upper = upper or plan_at_end(problem, policy, "upper", seconds)
     planned = deployment.predicted.gpus

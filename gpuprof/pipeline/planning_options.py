@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from gpuprof.estimators.cross_gpu.execution import Execution
     from gpuprof.placement.problem import Options
 
+#: Default seconds of a search without a natural end, or of one among many.
+DEFAULT_LIMIT_S = 5.0
 _SEARCH, _OUTPUT = "Search", "Output"
 
 
@@ -54,8 +56,8 @@ class PlanningOptions(Settings):
     )
     time_limit_s: Positive | None = option(
         None,
-        "Time of the search, after which the best map so far is taken; default: 3s for --gpus any, in compare 30s a "
-        "policy and 5s a GPU.",
+        "Time of the search, after which the best map so far is taken; default: 5s for --gpus any, and in compare for "
+        "each policy or GPU.",
         "--time-limit",
         unit="s",
         panel=_SEARCH,

@@ -5,19 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from gpuprof.domain.share import Share
-from gpuprof.domain.validation import Count
-from gpuprof.pipeline.settings import Batches, DataFiles, ManyDims, Settings, count_reader, option, split_names
+from gpuprof.domain.validation import Count, NotNegative, Positive
+from gpuprof.pipeline.settings import Batches, DataFiles, ManyDims, Settings, option, split_names
 
 if TYPE_CHECKING:
     from gpuprof.profiling.worker.job import TimingLimits
-
-#: Maximum processes measured at once in a share: MPS serves hardly more clients of a GPU.
-_MOST_PROCESSES = 64
-#: Seconds of a day.
-_DAY_S = 86400.0
 
 
 class ProfileWorkloads(Settings):
@@ -56,9 +51,7 @@ class ProfileSettings(Settings):
     title: ClassVar[str] = "Measurement"
 
     collector: str = option("auto", "Collector that measures; auto takes the first that works here.")
-    processes: Annotated[tuple[Count, ...], BeforeValidator(count_reader(_MOST_PROCESSES))] = option(
-        (1,), "Numbers of processes that share one share, separated by commas."
-    )
+    processes: Batches = option((1,), "Numbers of processes that share one share, separated by commas.")
     dims: ManyDims = option(
         {},
         "Sizes of a free dimension to measure at, in every combination; may be repeated.",
@@ -72,16 +65,12 @@ class ProfileSettings(Settings):
         metavar="[MODEL=]FILE",
         repeated=True,
     )
-    time_limit_s: Annotated[float, Field(ge=0.1, le=_DAY_S)] = option(
-        10.0, "Longest time to measure one row.", "--time-limit", unit="s"
-    )
-    profiler_limit_s: Annotated[float, Field(ge=1.0, le=_DAY_S)] = option(
+    time_limit_s: Positive = option(10.0, "Longest time to measure one row.", "--time-limit", unit="s")
+    profiler_limit_s: Positive = option(
         900.0, "Time after which a profiler counts as hung and is ended.", "--profiler-limit", unit="s"
     )
     repeat: Count = option(1, "Runs of each row, in processes of their own, one after all rows have had theirs.")
-    repeat_every_s: Annotated[float, Field(ge=0.0, le=_DAY_S)] = option(
-        0.0, "Least time from run to run with --repeat.", "--repeat-every", unit="s"
-    )
+    repeat_every_s: NotNegative = option(0.0, "Least time from run to run with --repeat.", "--repeat-every", unit="s")
     force: bool = option(False, "Measure again what is in the database already.")
     keep_unstable: bool = option(False, "Keep unstable rows as they are instead of measuring them again.")
 

@@ -28,7 +28,6 @@ from gpuprof.pipeline.serve_settings import ServeSettings
 
 #: Headers of the connection rather than of its content (RFC 9110, 7.6.1), and headers that the next hop sets itself.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "content-length"}
-_MAX_BODY_MB = 1024
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -99,7 +98,7 @@ class RayServeNode:
         nodes = tuple(one if simulate or one.name != node else assign_gpus(one, given) for one in found.nodes)
         node_map = locate_files(found.model_copy(update={"nodes": nodes}), path.absolute().parent)
         self._until_end = ExitStack()
-        settings = ServeSettings(port=0, node=node, simulate=simulate, max_body_mb=_MAX_BODY_MB)
+        settings = ServeSettings(port=0, node=node, simulate=simulate, max_body_mb=ServeSettings().buffer_mb)
         self._server: MapServer = self._until_end.enter_context(serve(node_map, settings))
         self._session: Any = None
 

@@ -147,10 +147,6 @@ def _write_pictures(sections: Sequence[Section], directory: Path, picture_format
     return tuple(written)
 
 
-#: Maximum number of models drawn separately, and of models whose sections are open at first.
-_MOST_MODELS, _UNFOLDED = 100, 6
-
-
 def _make_database_sections(database: KernelDb, name: str) -> list[Section]:
     """Return the sections of a database, called ``name`` in the report.
 
@@ -169,13 +165,11 @@ def _make_database_sections(database: KernelDb, name: str) -> list[Section]:
     collectors = sorted({run.collector for run in read_records(database, RunRow) if run.collector})
     text = f"{name}: {count_of(len(models), 'workload')} of {count_of(len(by_model), 'model')}"
     text += f", measured by {', '.join(collectors)}." if collectors else "."
-    if len(by_model) > _MOST_MODELS:
-        text += f" The first {_MOST_MODELS} are drawn one by one."
     sections = [Section("Profiles", text, tuple(batch_and_share_figures(models)), _make_index(by_model), "measured")]
-    for own in list(by_model.values())[:_MOST_MODELS]:
+    for own in by_model.values():
         section = _make_model_section(database, own, devices, is_only=len(by_model) == 1)
         if section is not None:
-            sections.append(replace(section, is_folded=len(by_model) > _UNFOLDED))
+            sections.append(replace(section, is_folded=len(by_model) > 1))
     return sections
 
 

@@ -21,17 +21,13 @@ from gpuprof.errors import GpuprofError, InfeasibleError, InputError, Unavailabl
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.result import NoteCallback, Result, say_nothing
-from gpuprof.pipeline.serve_settings import DEFAULT_PORT, ServeSettings
+from gpuprof.pipeline.serve_settings import ServeSettings
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.change.adapt import AdaptSettings
 from gpuprof.serving.control import send_apply
 from gpuprof.serving.plan.planner import MapSource
 from gpuprof.serving.server import EngineMaker, Ready
 
-#: Time for a server to end its workers, beyond the time for the last answers.
-_END_S = 20.0
-#: Maximum length of the line of JSON; a server that writes more is faulty.
-_MAX_MESSAGE_BYTES = 1 << 20
 #: Address for --public.
 _ANY_ADDRESS = "0.0.0.0"
 _ERRORS: dict[str, type[GpuprofError]] = {
@@ -219,7 +215,7 @@ def serve(
             yield server
         finally:
             os.close(answers)
-            _end(process, settings.drain_s + _END_S)
+            _end(process, settings.drain_s + settings.hang_s)
 
 
 def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[bytes], int]:
@@ -251,7 +247,7 @@ def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[by
 def _await_ready(process: subprocess.Popen[bytes], answers: int, deployment: DeploymentMap) -> MapServer:
     # A duplicate, since closing the file closes its descriptor, which the caller closes itself.
     with os.fdopen(os.dup(answers), "rb") as file:
-        line = file.readline(_MAX_MESSAGE_BYTES)
+        line = file.readline()
     if not line:
         raise UnavailableError(f"the server ended before it was ready, with exit code {process.wait()}")
     answer: dict[str, Any] = json.loads(line)
@@ -314,7 +310,7 @@ class ApplyResult(Result):
         return [{"replica": name, "change": change} for change, names in changes.items() for name in names]
 
 
-def apply(map_file: PathArgument, *, port: int = DEFAULT_PORT) -> ApplyResult:
+def apply(map_file: PathArgument, *, port: int = ServeSettings.model_fields["port"].default) -> ApplyResult:
     """Move the server on this machine to another map: only changed replicas start and stop, no request is lost.
 
     Parameters

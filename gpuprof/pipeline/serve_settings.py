@@ -12,9 +12,6 @@ from gpuprof.domain.validation import Count, Fraction, NotNegative, Port, Positi
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import Settings, option
 
-#: HTTP port of a server.
-DEFAULT_PORT = 8000
-
 _LISTENING, _WORKERS, _LIMITS = "Address and routing", "Workers", "Limits of memory and time"
 _ADAPTATION, _SECURITY, _TELEMETRY = "Adaptation to load", "Authentication, TLS and edge", "Traces and log"
 
@@ -26,7 +23,7 @@ class ServeSettings(Settings):
     """
 
     host: str = option("127.0.0.1", "Address to listen on.", panel=_LISTENING)
-    port: Port = option(DEFAULT_PORT, "HTTP port; 0 takes any free one.", panel=_LISTENING)
+    port: Port = option(8000, "HTTP port; 0 takes any free one.", panel=_LISTENING)
     grpc_port: Port | None = option(None, "gRPC port; 0 takes any free one; default: no gRPC.", panel=_LISTENING)
     routing: str = option(
         "fastest", "Rule that picks the replica of a request: fastest or round-robin.", panel=_LISTENING

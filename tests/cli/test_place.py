@@ -284,7 +284,6 @@ def test_equal_mistakes_are_one_line_with_their_number(
     assert len(rows) > 3 and len({row.split(",", 2)[2] for row in rows}) == 1
     assert main(["check", "--estimator", "gk"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert "node0 gpu 0, node0 gpu 1, node0 gpu 2 and" in "\n".join(lines)
     assert sum("no kernels of v100" in line for line in lines) == 1
     same = [{"rule": "slo", "where": place, "message": "m"} for place in ("a", "a", "b")]
     other = {"rule": "rate", "where": "a", "message": "m"}

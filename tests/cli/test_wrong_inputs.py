@@ -171,7 +171,7 @@ _WRONG: list[tuple[str, str]] = [
     ("run tab.yaml", "spaces"),
     ("place --config pipe", "named pipe"),
     ("load 'http://exa mple' --map map.json", "http://127.0.0.1:8000"),
-    ("profile net.onnx --device cpu --processes 999", "from 1 to 64"),
+    ("profile net.onnx --device cpu --processes 99999", "from 1 to 65,536"),
     (f"profile net.onnx --device cpu --batch {'9' * 5000}", "from 1 to 65,536"),
     ("run listed.yaml", "models: {NAME"),
     ("report slo.csv", "give a database"),

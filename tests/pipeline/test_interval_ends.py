@@ -26,7 +26,7 @@ def make_problem(time_limit_s: float | None = None) -> Problem:
 @pytest.mark.slow
 def test_a_plan_on_estimates_says_what_it_comes_to_at_both_of_their_ends() -> None:
     planned = plan_map(make_problem(), Optimal())
-    found = add_interval_ends(make_problem(), Optimal(), planned, Limit(), least_s=300.0).predicted
+    found = add_interval_ends(make_problem(), Optimal(), planned, Limit()).predicted
     assert found.gpus == 3  # 533 requests/s each at the upper end
     assert found.at_lower_ends is not None and found.at_upper_ends is not None
     assert (found.at_lower_ends.gpus, found.at_lower_ends.lower_bound_gpus) == (1, 1)
