@@ -214,7 +214,7 @@ def _compare_gpus(
     rules: ComparisonOptions,
     chosen: Format,
 ) -> None:
-    from gpuprof.pipeline.compare_gpus import compare_gpus
+    from gpuprof.pipeline.compare import compare_gpus
 
     with show_progress() as show:
         result = compare_gpus(

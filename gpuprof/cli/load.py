@@ -13,14 +13,16 @@ from gpuprof.cli.output import (
     Column,
     ColumnRole,
     Format,
+    NoFailOption,
+    VerboseOption,
     percent,
     print_json,
     print_rows,
     print_text,
     say_note,
     show_progress,
+    show_verdicts,
 )
-from gpuprof.cli.verdict_output import NoFailOption, VerboseOption, show_verdicts
 from gpuprof.domain.map_sources import PREDICTED_BY
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from gpuprof.domain.number_format import NumberFormat
+import typer
+
+from gpuprof.domain.number_format import NumberFormat, number_formatter
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from gpuprof.pipeline.result import Progress as Step
     from gpuprof.pipeline.result import ProgressCallback
+    from gpuprof.pipeline.verdicts import SloVerdict
+
 
 #: Space between two columns, as rich's padding makes it.
 _GAP = "   "
@@ -281,3 +285,26 @@ def _replace_non_finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_replace_non_finite(item) for item in value]
     return value
+
+
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print all tables and remarks.")]
+NoFailOption = Annotated[bool, typer.Option("--no-fail", help="End with exit code 0 when an SLO was missed, too.")]
+
+_VERDICTS = (
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("verdict", "SLO", right=False, role=ColumnRole.SUBJECT),
+    Column("in_time_pct", "in time %", number_formatter(4)),
+    Column("latency_ms", "p99 ms", number_formatter()),
+    Column("predicted_ms", "predicted", number_formatter(), joined=True),
+    Column("slo_ms", "SLO ms", number_formatter()),
+    Column("rate_rps", "sent/s", number_formatter(4)),
+    Column("goodput_rps", "goodput/s", number_formatter(4)),
+)
+
+
+def show_verdicts(verdicts: Sequence[SloVerdict]) -> None:
+    """Print the verdicts; predictions only where there are any."""
+    print_rows([verdict.record() for verdict in verdicts], _VERDICTS, Format.TABLE)
+    for verdict in verdicts:
+        if verdict.reason:
+            print_text(f"{verdict.model}: {verdict.reason}")

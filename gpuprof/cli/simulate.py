@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuprof.cli.options import MapFileArgument, OptionalDbOption, output_option
-from gpuprof.cli.output import Format, progress, say_note
-from gpuprof.cli.simulation_output import show_comparison, show_outcome
-from gpuprof.cli.verdict_output import NoFailOption, VerboseOption
+from gpuprof.cli.output import (
+    Column,
+    ColumnRole,
+    Format,
+    NoFailOption,
+    VerboseOption,
+    print_json,
+    print_rows,
+    progress,
+    say_note,
+    show_verdicts,
+)
+from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.pipeline.simulation_settings import Fidelity, Rescheduling, ServiceSettings, SimulatedTraffic
+
+if TYPE_CHECKING:
+    from gpuprof.pipeline.simulate import SimulateResult
+    from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
 
 def simulate(
@@ -59,3 +75,128 @@ def simulate(
         show_outcome(result, chosen, verbose)
         if not no_fail:
             result.require_kept()
+
+
+def _show_yes_no(value: object) -> str:
+    return "yes" if value else "no"
+
+
+def _pct(value: object) -> str:
+    return f"{100 * value:.1f}%" if isinstance(value, int | float) else "–"
+
+
+_MODELS = (
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("rate_rps", "requests/s", number_formatter(4)),
+    Column("goodput_rps", "goodput/s", number_formatter(4)),
+    Column("in_time_pct", "in time %", number_formatter(5)),
+    Column("slo_met", "SLO met", _show_yes_no),
+    Column("slo_ms", "SLO ms", number_formatter()),
+    Column("p50_ms", "p50 ms", number_formatter()),
+    Column("p95_ms", "p95 ms", number_formatter()),
+    Column("p99_ms", "p99 ms", number_formatter()),
+    Column("max_ms", "longest ms", number_formatter()),
+)
+_REPLICAS = (
+    Column("place", "replica", right=False, role=ColumnRole.SUBJECT),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("batch", "batch", role=ColumnRole.SUBJECT),
+    Column("processes", "processes", role=ColumnRole.KEY),
+    Column("throughput_rps", "answered/s", number_formatter(4)),
+    Column("goodput_rps", "goodput/s", number_formatter(4)),
+    Column("utilization", "busy", _pct),
+    Column("mean_batch", "mean batch", number_formatter()),
+    Column("p50_ms", "p50 ms", number_formatter()),
+    Column("p99_ms", "p99 ms", number_formatter()),
+)
+
+_EPOCHS = (
+    Column("begin_s", "from s", number_formatter(5), role=ColumnRole.SUBJECT),
+    Column("end_s", "to s", number_formatter(5), role=ColumnRole.KEY),
+    Column("gpus", "devices"),
+    Column("cost_per_hour", "$ per hour", number_formatter(4)),
+    Column("started", "replicas started"),
+)
+
+_POLICIES = (
+    Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
+    Column("maps", "maps"),
+    Column("started", "replicas started"),
+    Column("mean_gpus", "mean devices", number_formatter()),
+    Column("most_gpus", "most"),
+    Column("gpu_hours", "device hours", number_formatter(4)),
+    Column("held_gpu_hours", "with moving", number_formatter(4)),
+    Column("cost", "$", number_formatter(4)),
+    Column("goodput_rps", "goodput/s", number_formatter(4)),
+    Column("in_time_pct", "in time %", number_formatter(5)),
+    Column("wait_ms", "mean wait ms", number_formatter()),
+    Column("worst_p99_ms", "worst p99 ms", number_formatter()),
+)
+
+
+def show_outcome(result: SimulateResult, chosen: Format, verbose: bool = False) -> None:
+    """Print the verdicts and, if ``verbose``, tables of all figures; as JSON everything, as CSV the models."""
+    from dataclasses import asdict
+
+    if chosen is Format.JSON:
+        print_json(result.document())
+        return
+    outcome = result.outcome
+    rows = [asdict(model) for model in outcome.models]
+    if chosen is Format.CSV:
+        print_rows(rows, _MODELS, chosen)
+        return
+    show_verdicts(result.verdicts())
+    if verbose:
+        _show_tables(outcome)
+    how = "a sample of" if outcome.method == "sampled" else "all"
+    say_note(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
+
+
+def _show_tables(outcome: SimulationOutcome) -> None:
+    from dataclasses import asdict
+
+    typer.echo()
+    print_rows([asdict(model) for model in outcome.models], _MODELS, Format.TABLE)
+    typer.echo()
+    _show_stages(outcome.models)
+    _show_misses(outcome.models)
+    print_rows([asdict(replica) for replica in outcome.replicas], _REPLICAS, Format.TABLE, "Replicas")
+    if outcome.epochs:
+        typer.echo()
+        print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, Format.TABLE, "Maps")
+        hours = sum(epoch.gpus * (epoch.end_s - epoch.begin_s) for epoch in outcome.epochs) / 3600.0
+        say_note(f"{count_of(len(outcome.epochs), 'map')}, {hours:.4g} device hours")
+
+
+def show_comparison(result: SimulateResult, chosen: Format) -> None:
+    """Print each policy's result for the same load."""
+    print_rows(result.rows(), _POLICIES, chosen)
+
+
+def _show_stages(models: Sequence[ModelOutcome]) -> None:
+    rows = [
+        {"model": model.model, **{f"{stage}_mean": ms for stage, ms in model.stage_mean_ms.items()}}
+        | {f"{stage}_p99": ms for stage, ms in model.stage_p99_ms.items()}
+        for model in models
+    ]
+    names = tuple(models[0].stage_mean_ms) if models else ()
+    columns = [Column("model", "model", right=False)]
+    columns += [Column(f"{stage}_mean", stage, number_formatter()) for stage in names]
+    columns += [Column(f"{stage}_p99", f"{stage} p99", number_formatter()) for stage in names if stage != "network"]
+    print_rows(rows, columns, Format.TABLE, "Latency by stage, mean and p99 in ms")
+    typer.echo()
+
+
+def _show_misses(models: Sequence[ModelOutcome]) -> None:
+    causes = [cause for cause in (models[0].missed if models else ()) if any(m.missed[cause] for m in models)]
+    if not causes:
+        return
+    columns = [Column("model", "model", right=False), *(Column(cause, cause, _whole) for cause in causes)]
+    rows = [{"model": model.model, **model.missed} for model in models]
+    print_rows(rows, columns, Format.TABLE, "Requests outside their SLO, by cause")
+    typer.echo()
+
+
+def _whole(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuprof.domain.deployment import PlanAtEnds
-from gpuprof.domain.map_sources import describe_sources
+from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, share_of
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.map_sources import describe_sources, is_observed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
-from gpuprof.pipeline.place import add_interval_ends
+from gpuprof.pipeline.place import add_interval_ends, plan_at_end
 from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
@@ -18,8 +19,8 @@ from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.policies import Policy, make_policy, policy_names
-from gpuprof.placement.problem import Problem
+from gpuprof.placement.policies import DEFAULT, Policy, make_policy, policy_names
+from gpuprof.placement.problem import MEANS, Problem
 
 #: Figures of a map in its row, in addition to cost and goodput.
 _FIGURES = ("internal_slack", "external_fragmentation", "compute_utilization", "memory_utilization", "fairness")
@@ -160,3 +161,160 @@ def _gpus_at(end: PlanAtEnds | None) -> int | None:
 
 def _count_gpus(outcome: Outcome) -> int:
     return 0 if outcome.deployment is None else sum(len(node.gpus) for node in outcome.deployment.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOutcome:
+    """The plan of the demands on one kind of device."""
+
+    device: str
+    by_means: Outcome  #: Planned on the estimates' values.
+    #: Planned as `gpuprof.place` does with these options: by default on the upper ends of the intervals of all
+    #: unmeasured times. Equals ``by_means`` where every time was measured.
+    by_upper_ends: Outcome
+    #: The plan at the lower ends of the intervals; None where every time was measured or time ran out.
+    at_lower_ends: PlanAtEnds | None
+    #: Largest ratio of upper end to value among the replicas' times; None where an interval is unknown.
+    interval_factor: float | None
+    sources: str  #: Measured part of the map.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareGpusResult(Result):
+    """Plans of the same demands on each kind of device, the cheapest complete plan at the upper ends first."""
+
+    outcomes: tuple[GpuOutcome, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each kind: number, cost, utilisation, bound, and how sure they are."""
+        return [_row(one) for one in self.outcomes]
+
+
+def compare_gpus(
+    demands: DemandsArgument = Path("slo.csv"),
+    *,
+    fleet: FleetArgument | None = None,
+    db: PathArgument | None = None,
+    policy: str = DEFAULT,
+    options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
+    progress: ProgressCallback = say_nothing,
+    note: NoteCallback = say_nothing,
+) -> CompareGpusResult:
+    """Place the same demands on each kind of device alone.
+
+    Parameters
+    ----------
+    demands, fleet, db, note
+        As in `gpuprof.place`; ``"any"`` stands for every device with a price.
+    policy : str
+        Its name.
+    options : PlanningOptions
+        Each unmeasured kind is planned on the estimates' values and on both ends of their intervals. ``time_limit_s``
+        limits each plan, by default to 5 seconds.
+    progress : callable, optional
+        Called after each kind.
+
+    Raises
+    ------
+    InputError
+        For a file, device, model or policy that is wrong or unknown.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
+    >>> found = gpuprof.compare_gpus([demand], fleet="t4,a100-40")
+    >>> found.to_frame()[["device", "gpus", "cost_per_hour"]].to_dict("list")
+    {'device': ['t4', 'a100-40'], 'gpus': [1, 1], 'cost_per_hour': [0.526, 2.7447]}
+    """
+    notes = NoteList(note)
+    make_policy(policy)  # reject an unknown policy as an input error
+    limited = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
+    problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
+    outcomes: list[GpuOutcome] = []
+    for done, entry in enumerate(problem.fleet.entries):
+        progress(Progress(f"planning on {entry.device.name}", done, len(problem.fleet.entries)))
+        outcomes.append(_compare_kind(problem, entry, policy))
+    progress(Progress("planned", len(problem.fleet.entries), len(problem.fleet.entries)))
+    return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(outcomes, key=_order)))
+
+
+def _compare_kind(problem: Problem, entry: FleetEntry, policy: str) -> GpuOutcome:
+    alone = replace(problem, fleet=Fleet((entry,)))
+    means = replace(alone, options=replace(alone.options, confidence=MEANS))
+    (by_means,) = comparison.compare(means, [(policy, make_policy(policy))])
+    deployment = by_means.deployment
+    known = deployment is not None and is_observed(deployment)
+    careful, lower = by_means, None
+    if not known or problem.options.confidence is not None:
+        (careful,) = comparison.compare(alone, [(policy, make_policy(policy))])
+    if not known and deployment is not None:
+        lower = plan_at_end(alone, make_policy(policy), "lower", problem.options.time_limit_s or DEFAULT_LIMIT_S)
+    return GpuOutcome(
+        entry.device.name,
+        by_means,
+        careful,
+        lower,
+        None if deployment is None else _interval_factor(problem, entry, deployment),
+        "" if deployment is None else describe_sources(deployment),
+    )
+
+
+def _interval_factor(problem: Problem, entry: FleetEntry, deployment: DeploymentMap) -> float | None:
+    """Return the largest ratio of upper end to value among the replicas' times; None where a time has no interval."""
+    factors = []
+    for _, _, partition, replica in deployment.places():
+        share = share_of(partition, replica)
+        try:
+            figure = problem.estimator.estimate(
+                replica.model, entry.device, replica.batch, share, (), replica.processes
+            ).latency_ms
+        except InputError:
+            return None
+        if figure.high is None:
+            if not figure.is_observed:
+                return None
+            factors.append(1.0)
+        else:
+            factors.append(figure.high / figure.value)
+    return max(factors, default=None)
+
+
+def _order(outcome: GpuOutcome) -> tuple[bool, float, str]:
+    figures = outcome.by_upper_ends.objective
+    return not _is_met(outcome.by_upper_ends), figures.cost_per_hour if figures else float("inf"), outcome.device
+
+
+def _is_met(outcome: Outcome) -> bool:
+    return outcome.objective is not None and not outcome.violations and outcome.missing_rps == 0.0
+
+
+def _row(outcome: GpuOutcome) -> dict[str, object]:
+    means, figures = outcome.by_means, outcome.by_means.objective
+    careful = outcome.by_upper_ends.objective
+    deployment = means.deployment
+    remark = means.reason
+    if deployment is not None and deployment.unplaced:
+        remark = f"{deployment.unplaced[0].model}: {deployment.unplaced[0].reason}"
+    if not _is_met(outcome.by_upper_ends) and not remark:
+        remark = "not every demand is met at the upper ends of the intervals"
+    if means.violations:
+        remark = f"NOT SOUND, first broken rule: {means.violations[0]}"
+    return {
+        "device": outcome.device,
+        "gpus": None if figures is None else figures.gpus,
+        "cost_per_hour": None if figures is None else figures.cost_per_hour,
+        "gpus_at_lower_ends": None if outcome.at_lower_ends is None else outcome.at_lower_ends.gpus,
+        "gpus_at_upper_end": None if careful is None else careful.gpus,
+        "cost_per_hour_at_upper_end": None if careful is None else careful.cost_per_hour,
+        "utilization_pct": None if figures is None else 100.0 * figures.compute_utilization,
+        "missing_rps": None if figures is None else means.missing_rps,
+        "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
+        "interval_factor": outcome.interval_factor,
+        "sources": outcome.sources,
+        "seconds": means.seconds + (0.0 if outcome.by_upper_ends is means else outcome.by_upper_ends.seconds),
+        "remark": remark,
+    }

@@ -25,7 +25,7 @@ class EvaluateOptions(TrainOptions):
     estimator: str | None = option(
         None, "Estimator to judge instead of the regressors: a name, or package.module:Class."
     )
-    leave_out: str = option("models", "With --estimator, the units left out one at a time: models or devices.")
+    leave_out: str = option("models", "Units left out one at a time with --estimator: models or devices.")
     by_architecture: bool = option(False, "Show a line for each left-out unit instead of one for all.")
     plot: Path | None = option(None, "File to draw predicted against measured into: .svg or .png.", output=True)
 

@@ -307,10 +307,10 @@ def add_interval_ends(problem: Problem, policy: Policy, deployment: DeploymentMa
     if all(one.latency_ms_interval is None or _is_observed(one) for one in predictions):
         return deployment
     upper = _as_planned(deployment) if _is_planned_at_upper_ends(problem, deployment) else None
-    left_s = DEFAULT_LIMIT_S if spent.left_s is None else spent.left_s
-    if left_s <= 0.0:
+    if spent.is_over:
         return _with_ends(deployment, None, upper)
-    seconds = min(DEFAULT_LIMIT_S, left_s) / (2.0 if upper is None else 1.0)  # two ends share the time
+    left_s = DEFAULT_LIMIT_S if spent.left_s is None else min(DEFAULT_LIMIT_S, spent.left_s)
+    seconds = left_s if upper is not None else left_s / 2.0  # two ends share the time
     lower = plan_at_end(problem, policy, "lower", seconds)
     upper = upper or plan_at_end(problem, policy, "upper", seconds)
     planned = deployment.predicted.gpus

@@ -24,7 +24,7 @@ class ZooResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each network."""
-        return [asdict(one) for one in self.architectures]
+        return [{**asdict(network), "needs": network.needs} for network in self.architectures]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,20 +49,20 @@ def test_nothing_is_planned_again_where_everything_was_observed(source: str) -> 
 
 def test_with_the_time_used_up_a_plan_on_upper_ends_still_says_what_it_is_there() -> None:
     planned = plan_map(make_problem(), Optimal())
-    found = add_interval_ends(make_problem(), Optimal(), planned, Limit(1e-9)).predicted
+    found = add_interval_ends(make_problem(), Optimal(), planned, Limit(0.0)).predicted
     assert found.at_lower_ends is None
     assert found.at_upper_ends is not None
     assert (found.at_upper_ends.gpus, found.at_upper_ends.lower_bound_gpus) == (3, 3)
     assert found.at_upper_ends.served_rps == pytest.approx(1500.0)
     assert "at the lower ends of the estimates not computed, at the upper ends 3 devices" in describe_basis(
-        add_interval_ends(make_problem(), Optimal(), planned, Limit(1e-9))
+        add_interval_ends(make_problem(), Optimal(), planned, Limit(0.0))
     )
 
 
 def test_with_the_time_used_up_a_plan_on_means_knows_no_end() -> None:
     on_means = replace(make_problem(), options=Options(latency_budget=1.0, confidence=0.0))
     planned = plan_map(on_means, Optimal())
-    found = add_interval_ends(on_means, Optimal(), planned, Limit(1e-9)).predicted
+    found = add_interval_ends(on_means, Optimal(), planned, Limit(0.0)).predicted
     assert (found.at_lower_ends, found.at_upper_ends) == (None, None)
 
 

@@ -15,7 +15,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline import place as planning
-from gpuprof.pipeline.rescheduling import make_scheduler, plan_timetable
+from gpuprof.pipeline.simulate import make_scheduler, plan_timetable
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
 from gpuprof.simulator.cluster import SimulationOptions
