@@ -34,13 +34,14 @@ def calibrate(
     Of MODELs it first measures what is missing: on a GPU iGniter's eleven configurations and copies at once, on a
     CPU two to four models beside one another. On a GPU iGniter's coefficients are fitted and kept in the database; on
     any device the interference models are fitted to what was co-located, and judged by leaving out each victim.
+    --quick measures a few small networks alone instead, which scale the estimates for all other models.
     """
     from gpuprof.pipeline.calibrate import calibrate as fit
 
     with show_progress() as show:
         result = fit(models or (), options, progress=show)
     say_note(*result.notes)
-    if result.igniter:
+    if result.igniter or result.ratios:
         print_rows(result.rows(), _COLUMNS, chosen)
-    if result.igniter is None or (result.ranking and chosen is Format.TABLE):
+    if not (result.igniter or result.ratios) or (result.ranking and chosen is Format.TABLE):
         print_rows(result.ranking_rows(), _RANKED, chosen)

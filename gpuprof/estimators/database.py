@@ -163,6 +163,10 @@ class DatabaseEstimator:
             return None
         return self._latencies.board_work(known, device)
 
+    def list_ratios(self, device: Device) -> Mapping[str, Sequence[float]]:
+        """Return measured over predicted times by model, which scale the predictions for other models on a device."""
+        return self._latencies.list_ratios(device)
+
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
         known = self.known.find_model(model)

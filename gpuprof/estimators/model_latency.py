@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -185,6 +185,10 @@ class ModelLatencies:
         if self._learned(device):
             return None
         return self._calibration(device).scale_figure(self._cross_gpu.board_seconds(known, device).scale_by(1e3))
+
+    def list_ratios(self, device: Device) -> Mapping[str, Sequence[float]]:
+        """Return measured over predicted times of the models measured on a device, which scale its predictions."""
+        return self._calibration(device).ratios
 
     def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface:
         """Return the measurements of a model with ``processes`` processes; some points must have this number."""

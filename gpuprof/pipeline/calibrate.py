@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuprof.domain.share import Share
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from gpuprof.profiling.sweep.planning import NamedModel
 
 _MEASUREMENT = "Measurement"
+#: Networks of ``quick``: small, of several kinds, and enough of them for an interval of their own.
+_QUICK_NETWORKS = ("squeezenet", "shufflenet", "unet", "transformer_encoder")
+_QUICK_BATCHES = (1, 8)
+_RATIO = "measured / predicted"
+
 _HARDWARE_UNITS = {
     "max_power_w": "W",
     "max_clock_mhz": "MHz",
@@ -78,14 +84,19 @@ class CalibrateResult(Result):
     ranking : tuple of RankedModel
         Interference models, the best first, by the error with each victim left out; empty without co-located
         measurements.
+    ratios : tuple of (str, float)
+        Median of measured over predicted times of each network measured by ``quick``; empty without it.
     """
 
     device: str
     igniter: IgniterCoefficients | None = None
     ranking: tuple[RankedModel, ...] = ()
+    ratios: tuple[tuple[str, float], ...] = ()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a row for each of iGniter's coefficients, without them for each interference model."""
+        """Return a row for each ratio or of iGniter's coefficients, without them for each interference model."""
+        if self.ratios:
+            return [{"of": name, "coefficient": _RATIO, "value": ratio, "unit": ""} for name, ratio in self.ratios]
         return self.igniter.rows() if self.igniter else self.ranking_rows()
 
     def ranking_rows(self) -> list[dict[str, object]]:
@@ -102,6 +113,9 @@ class CalibrateOptions(Settings):
         None, "Device of the catalogue or the database; with MODELs one of this machine.", values="devices"
     )
     profile: Path | None = option(None, "Profile by iGniter's own tools (config.jsonl), in place of the database.")
+    quick: bool = option(
+        False, "Measure a few small networks here, two batches each, which scale the estimates for all others."
+    )
     output: Path | None = option(None, "File to write iGniter's coefficients to, too.", "-o", "--output", output=True)
     db: Path | None = option(None, "Kernel database; default: GPUPROF_DB, or gpuprof-db.")
     collector: str = option(
@@ -127,6 +141,8 @@ def calibrate(
     Missing measurements of ``models`` come first: on a GPU iGniter's eleven configurations and concurrent copies, on a
     CPU two to four co-located models. On a GPU iGniter's coefficients are fitted and stored in the database; on any
     device the interference models are fitted to the co-located measurements and judged by leaving out each victim.
+    With ``quick``, a few small networks are measured alone instead: they scale the estimates for other models on this
+    device, and narrow their intervals.
 
     Parameters
     ----------
@@ -159,6 +175,8 @@ def calibrate(
     if chosen.profile is not None:
         return _fit_file(chosen.profile, chosen.device, chosen.output, path)
     with NoteList() as notes:
+        if chosen.quick:
+            return _calibrate_quickly(models, chosen, notes, progress)
         target = _measure(models, chosen, notes, progress) if models else resolve_device(chosen.device, KernelDb(path))
         database = KernelDb(path)
         if target.kind != "gpu":
@@ -168,6 +186,29 @@ def calibrate(
         fitted = _fit_measured_igniter(database, target, chosen.output, notes, required=not colocated)
         ranking = _rank(database, target, progress) if colocated else ()
         return CalibrateResult(notes=notes.all(), device=target.name, igniter=fitted, ranking=ranking)
+
+
+def _calibrate_quickly(
+    models: Sequence[PathArgument], options: CalibrateOptions, notes: NoteList, progress: ProgressCallback
+) -> CalibrateResult:
+    """Measure small networks alone; return their ratios of measured over predicted times."""
+    from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.zoo.architecture import find_architecture
+    from gpuprof.zoo.build import build
+
+    if models:
+        raise InputError("--quick measures networks of its own and no MODEL", "leave out --quick, or the models")
+    folder = database_path(options.db) / COPIES
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{name}.onnx" for name in _QUICK_NETWORKS]
+    for name, file in zip(_QUICK_NETWORKS, files, strict=True):
+        if not file.is_file():
+            build(find_architecture(name), file)
+    target = _measure(files, options, notes, progress)
+    ratios = DatabaseEstimator(KernelDb(database_path(options.db))).list_ratios(target)
+    medians = tuple((name, median(ratios[name])) for name in _QUICK_NETWORKS if name in ratios)
+    notes.add(f"estimates of models without measurements on {target.name} are scaled by {len(ratios)} measured ones")
+    return CalibrateResult(notes=notes.all(), device=target.name, ratios=medians)
 
 
 def _fit_file(path: Path, device: str | None, output: PathArgument | None, db: Path) -> CalibrateResult:
@@ -222,11 +263,16 @@ def _measure(
     from gpuprof.profiling.collector import choose_collector
     from gpuprof.profiling.sweep import planning
     from gpuprof.profiling.sweep.campaign import Campaign
+    from gpuprof.profiling.sweep.cell import Cell
 
     settings = ProfileSettings(time_limit_s=options.time_limit_s)
     path, here = database_path(options.db), resolve_local_device(options.device, options.collector, notes.add)
     collector, why = choose_collector(options.collector, here.kind)
-    cells = _plan_cells(planning.parse_models([str(model) for model in models]), here.kind == "gpu", path / COPIES)
+    named = planning.parse_models([str(model) for model in models])
+    if options.quick:
+        cells = tuple(Cell(model.job(batch, Share())) for model in named for batch in _QUICK_BATCHES)
+    else:
+        cells = _plan_cells(named, here.kind == "gpu", path / COPIES)
     progress(Progress(f"{here.name}, collector {why}"))
     campaign = Campaign(
         KernelDb.create(path), here, collector, settings.force, settings.limits(), options.keep_unstable

@@ -10,6 +10,7 @@ from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import device
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, workload_label
 from gpuprof.kernel_db.store import KernelDb
+from gpuprof.pipeline import calibrate as fit
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.worker.job import Job, Request
 from tests.estimators.rows import CPU, database, measured_row, two_layers
@@ -182,3 +183,27 @@ def test_on_a_gpu_the_eleven_configurations_are_measured_and_fitted_once(
     assert found["v100", "alpha_sch"] > 0.0
     assert main(words) == 0
     assert "0 measured, 15 were there before" in capsys.readouterr().err
+
+
+def test_quick_networks_scale_the_estimates_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "_QUICK_NETWORKS", ("mlp", "transformer_encoder"))
+    db = str(tmp_path / "db")
+    assert main(["calibrate", "--quick", "--device", "cpu", "--db", db, "--time-limit", "0.2s", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["of"] for row in rows] == ["mlp", "transformer_encoder"]
+    assert all(row["coefficient"] == "measured / predicted" and row["value"] > 0.0 for row in rows)
+    path = two_layers(tmp_path / "other.onnx")
+    said = []
+    for words in ([], ["--db", db]):
+        assert main(["estimate", str(path), "--device", "cpu", "--json", *words]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        said.append(row["latency_high_ms"] / row["latency_low_ms"])
+    assert said[0] != said[1]
+
+
+def test_quick_takes_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = two_layers(tmp_path / "two.onnx")
+    assert main(["calibrate", str(path), "--quick", "--db", str(tmp_path / "db")]) == 3
+    assert "--quick measures networks of its own" in capsys.readouterr().err

@@ -109,12 +109,12 @@ def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficie
     percent = np.array([100.0 * one.share for one in configurations])
     speed = np.array([min(1.0, one.clock_mhz / hardware.max_clock_mhz) for one in configurations])
     time = np.array([one.gpu_ms for one in configurations]) * speed - profile.idle_ms
-    k, _ = curve_fit(_compute_active, (batch, percent), time)
+    k, _ = curve_fit(_compute_active, np.stack([batch, percent]), time)
     k1, k2, k3, k4, k5 = k.tolist()
     return _fit_rest(profile, hardware, (k1 / 100.0, k2 / 100.0, k3 / 100.0, k4 / 100.0, k5))
 
 
-def _compute_active(at: tuple[Array, Array], k1: float, k2: float, k3: float, k4: float, k5: float) -> Array:
+def _compute_active(at: Array, /, k1: float, k2: float, k3: float, k4: float, k5: float) -> Array:
     """Return the active time of batches under shares (equation 11)."""
     batch, share = at
     return np.asarray((k1 * batch**2 + k2 * batch + k3) / (share + k4) + k5)
@@ -187,7 +187,7 @@ def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float
     from scipy.optimize import least_squares  # half a second to import, not needed for unmeasured GPUs
 
     def residual(k: Array) -> Array:
-        return np.asarray(_compute_active((batch, share), *k) / active - 1.0)
+        return np.asarray(_compute_active(np.stack([batch, share]), *k) / active - 1.0)
 
     best = None
     for k4 in (0.0, 0.02, 0.1, 0.4):

@@ -38,7 +38,7 @@ class RankedModel:
     name: str
     model: InterferenceModel
     #: Held-out unit of the evaluation. ``"model"``: a model's co-locations, as victim and as neighbour; with fewer than
-    #: three co-located models ``"victim"``; ``"everything"``: no co-locations, the coefficients come from profiles of
+    #: three co-located models ``"victim"`` or ``"pair"``; ``"everything"``: the coefficients come from profiles of
     #: models alone.
     left_out: str
     rows: int
@@ -64,7 +64,8 @@ def rank_interference_models(
     ours for GPUs are left out.
     """
     makes = _candidates(coefficients)
-    left_out = next((name for name in ("model", "victim") if leave_out(NoInterference, measured, name)), None)
+    units = tuple(_UNITS) if len(measured) >= ENOUGH_ROWS else ()
+    left_out = next((unit for unit in units if leave_out(NoInterference, measured, unit)), None)
     if left_out is None:
         if coefficients is None:
             return ()
@@ -129,13 +130,14 @@ def leave_out(
 ) -> list[LeftOutRow]:
     """Hold every unit out in turn, and predict all rows that belong to it.
 
-    A unit is skipped where too few rows remain without it. ``unit``: ``"model"``, as victim and as neighbour,
-    ``"victim"`` or ``"pair"``.
+    A unit is skipped where no rows remain without it, or too few for a model in both roles. ``unit``: ``"model"``, as
+    victim and as neighbour, ``"victim"`` or ``"pair"``.
     """
     units_of, rows = _UNITS[unit], []
+    least = ENOUGH_ROWS if unit == "model" else 1
     for name in sorted({name for row in measured for name in units_of(row)}):
         training = [row for row in measured if name not in units_of(row)]
-        if len(training) < ENOUGH_ROWS:
+        if len(training) < least:
             continue
         model = make().fit(training)
         for row in measured:

@@ -45,7 +45,7 @@ class Calibration:
         others. With fewer models it is the spread of published measurements on two GPUs, and without any their range,
         which guarantees nothing on other kinds of devices.
         """
-        if not self._ratios:
+        if not self.ratios:
             return Figure(least_ms, source, least_ms * _PUBLISHED[0], least_ms * _PUBLISHED[1])
         return self._scale_by_models(least_ms, source, _PUBLISHED_SPREAD)
 
@@ -53,14 +53,14 @@ class Calibration:
         """Return a prediction learned on other devices, scaled like a roofline by the models measured
         on this device.
         """
-        if not self._ratios or figure.value <= 0.0:
+        if not self.ratios or figure.value <= 0.0:
             return figure
         return self._scale_by_models(figure.value, figure.source, figure.upper() / figure.value)
 
     def _scale_by_models(self, predicted_ms: float, source: str, spread: float) -> Figure:
-        value = predicted_ms * common_factor(self._ratios)
-        if len(self._ratios) >= _ENOUGH_MODELS:
-            spread = interval_factor(left_out_residuals(self._ratios)) or 1.0
+        value = predicted_ms * common_factor(self.ratios)
+        if len(self.ratios) >= _ENOUGH_MODELS:
+            spread = interval_factor(left_out_residuals(self.ratios)) or 1.0
         return Figure(value, source, value / spread, value * spread)
 
     @cached_property
@@ -78,8 +78,8 @@ class Calibration:
         return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BEYOND  # type: ignore[return-value]
 
     @cached_property
-    def _ratios(self) -> dict[str, list[float]]:
-        """Measured over roofline of each model's points, without models whose ops have nothing to count."""
+    def ratios(self) -> dict[str, list[float]]:
+        """Measured over predicted time of each model's points, without models whose ops have nothing to count."""
         shapes = {name: self._shape_of(name) for name in self._surfaces}
         ratios = {
             name: [
