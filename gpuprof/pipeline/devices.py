@@ -41,12 +41,13 @@ def resolve_device(
     own : mapping of str to Device, optional
         User-defined devices, which the catalogue lacks.
     note : callable, optional
-        Called with the chosen board where the name is ambiguous.
+        Called with the chosen board where the name is ambiguous, and where ONNX Runtime here has no code for it.
     """
     from gpuprof.domain.catalogue import devices
     from gpuprof.estimators.roofline.ceilings import profiled_devices, recorded_device, with_ceilings
     from gpuprof.machine.cpu import local_cpu
     from gpuprof.machine.gpu import local_gpus
+    from gpuprof.runtime.cuda_provider import describe_missing_code
 
     if name is not None and not name.strip():  # an empty shell variable gives such a name
         raise InputError("the name of the device is empty", "leave --device out for the default, or name one")
@@ -58,6 +59,8 @@ def resolve_device(
     known = {**devices(), **(own_devices or {})}
     # The catalogue before the database: a measured device has its measured rates all the same (`with_ceilings`).
     if wanted in known:
+        if (remark := describe_missing_code(known[wanted])) is not None:
+            note(remark)
         return with_ceilings(known[wanted], db)
     recorded = recorded_device(wanted, db) if db is not None else None
     if recorded is None:  # a GPU of this machine missing in the catalogue

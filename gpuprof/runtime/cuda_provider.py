@@ -11,6 +11,7 @@ the GPU until its end, and has already read its share.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gpuprof.domain.device import Device
 from gpuprof.errors import UnavailableError
 from gpuprof.runtime.module_command import module_command
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
@@ -59,6 +61,21 @@ def has_wheel_code(compute_capability: str) -> bool:
     major, minor = map(int, compute_capability.split("."))
     versions = [tuple(map(int, capability.split("."))) for capability in WHEEL_CAPABILITIES]
     return any(version[0] == major and version[1] <= minor for version in versions)
+
+
+def describe_missing_code(device: Device) -> str | None:
+    """Return a remark on a GPU that the installed ONNX Runtime has no machine code for; None for other devices."""
+    capability = device.compute_capability
+    if capability is None or has_wheel_code(capability):
+        return None
+    try:
+        version = importlib.metadata.version("onnxruntime-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return (
+        f"onnxruntime-gpu {version}, which is installed, has no code for {device.name} (compute capability "
+        f"{capability}): serving there needs a build of its own"
+    )
 
 
 @cache

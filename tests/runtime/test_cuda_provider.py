@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
+from gpuprof.domain.catalogue import device
 from gpuprof.errors import UnavailableError
 from gpuprof.profiling.gpu.collectors import gpu_unavailable_reason
 from gpuprof.runtime import cuda_provider, session
-from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, load_cuda_libraries, read_attempt
+from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, describe_missing_code, load_cuda_libraries, read_attempt
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.runtime.session import gpu_provider, open_session, runtime_version, session_settings
 from tests.profiling.models import write_mlp
@@ -94,3 +96,16 @@ def test_without_preloading_nothing_is_said_to_be_missing(monkeypatch: pytest.Mo
 
 def test_a_session_on_the_provider_that_was_asked_for_is_taken() -> None:
     cuda_provider.check_provider(SimpleNamespace(get_providers=lambda: [ORT_CUDA, ORT_CPU]), ORT_CUDA, "m.onnx")
+
+
+def test_boards_that_the_installed_wheel_has_no_code_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: {"onnxruntime-gpu": "1.31.0"}[name])
+    said = describe_missing_code(device("v100"))
+    assert said is not None and said.startswith("onnxruntime-gpu 1.31.0, which is installed, has no code for v100")
+    assert describe_missing_code(device("t4")) is None
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    assert describe_missing_code(device("v100")) is None  # nothing that would serve on a GPU is installed
