@@ -23,13 +23,12 @@ from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.element_types import dtype_name, elem_type
 from gpuprof.graph.nodes import graphs_of, label, sort_nodes
+from gpuprof.graph.values import MOST_ELEMENTS as MOST_VALUES
 
 #: Limit of a Protocol Buffers message; larger models keep their weights in external data.
 LARGEST_FILE_BYTES = 2**31 - 1
 #: Most elements of a tensor: larger than any device holds is an error or an attack, and products would overflow.
 MOST_ELEMENTS = 2**42
-#: Most elements of a constant that keeps its values, such as shapes, axes, slices and scales.
-_MOST_KEPT_ELEMENTS = 1024
 #: Ops of ONNX Runtime's optimizer in ONNX's own domain, unknown to ONNX's checker.
 _RUNTIMES_OWN, _RUNTIMES_DOMAIN = {"SimplifiedLayerNormalization"}, "com.microsoft"
 #: First IR version in which weights need not be inputs, too.
@@ -403,4 +402,4 @@ def _strip_weight_data(graph: onnx.GraphProto, weights: dict[str, Tensor], direc
 
 
 def _is_small(tensor: TensorProto) -> bool:
-    return bool(prod(tensor.dims) <= _MOST_KEPT_ELEMENTS)
+    return bool(prod(tensor.dims) <= MOST_VALUES)

@@ -31,9 +31,6 @@ from gpuprof.graph.file import read_onnx
 Array = npt.NDArray[Any]
 Sample = Mapping[str, Array]
 
-#: Largest file: the file is in memory as a whole, in addition to its arrays.
-_MOST_BYTES = 4 << 30
-
 
 @dataclass(frozen=True, slots=True)
 class InputShape:
@@ -96,9 +93,7 @@ def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
     or an array of another shape or type.
     """
     try:
-        if refuse_pipe(path).stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path} has more than {_MOST_BYTES >> 30} GiB", "take fewer samples")
-        content = path.read_bytes()
+        content = refuse_pipe(path).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "give an .npz or JSON file") from None
     # An .npz file is a zip archive with first bytes "PK", whatever its name.

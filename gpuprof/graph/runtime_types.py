@@ -6,7 +6,7 @@ ONNX has no inference for such ops. The runtime infers their types when loading 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache
 
 from onnx import NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto, helper
 
@@ -21,9 +21,8 @@ _ELEMENTS = {
         if name not in ("UNDEFINED", "FLOAT", "DOUBLE")
     },
 }
-_FATAL_ONLY = 4
-#: Cached results: a session takes milliseconds to open, and a quantised model has hundreds of such nodes.
-_MOST_NODES = 4096
+#: ONNX Runtime's log level: errors are raised as exceptions, and log lines would obscure the user's single-line message.
+FATAL_ONLY = 4
 
 
 def runtime_types(
@@ -57,7 +56,8 @@ def _name_tensor(value: TensorProto, name: str) -> TensorProto:
     return copy
 
 
-@lru_cache(maxsize=_MOST_NODES)
+# Cached: a session takes milliseconds to open, and a quantised model has hundreds of such nodes.
+@cache
 def _ask(model: bytes) -> dict[str, TypeProto]:
     try:
         import onnxruntime as ort
@@ -66,7 +66,7 @@ def _ask(model: bytes) -> dict[str, TypeProto]:
     options = ort.SessionOptions()
     # Types are inferred without optimisation, which could fold or drop the node.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = _FATAL_ONLY
+    options.log_severity_level = FATAL_ONLY
     options.intra_op_num_threads = 1
     try:
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

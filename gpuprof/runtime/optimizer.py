@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 #: Larger models are skipped: ONNX Runtime holds and writes all weights, even if only zeros.
 _MOST_WEIGHT_BYTES = 2**31
-_MOST_KNOWN = 256
 _ZEROS = "zeros"
 _known: dict[str, tuple[ExecutedNode, ...] | None] = {}
 
@@ -33,8 +32,6 @@ def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
 
     file = read_onnx(path)
     if file.sha256 not in _known:
-        while len(_known) >= _MOST_KNOWN:
-            _known.pop(next(iter(_known)))
         _known[file.sha256] = (
             None if _is_large(file) else _optimize_declared(file.model.SerializeToString(), file.weights.values())
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError, install_hint, runtime_errors
+from gpuprof.graph.runtime_types import FATAL_ONLY
 from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, check_provider, load_cuda_libraries, provider_unavailable_reason
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 #: Session options beyond the number of threads, as ONNX Runtime names them. Idle threads do not spin: a worker
 #: that spins burns the share of its neighbours, and a quota on its own.
 SESSION_CONFIG = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
-
-#: Log fatal errors only: errors are raised as exceptions, and log lines would obscure the user's single-line message.
-_FATAL_ONLY = 4
 
 
 def session_settings(threads: int, provider: str = ORT_CPU) -> dict[str, object]:
@@ -175,7 +173,7 @@ def session_options(threads: int, optimized_path: Path | None = None) -> onnxrun
     # Parallel execution would put nodes on threads beyond the share, and profile times of nodes would overlap.
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = _FATAL_ONLY
+    options.log_severity_level = FATAL_ONLY
     for key, value in SESSION_CONFIG.items():
         options.add_session_config_entry(key, value)
     if optimized_path is not None:

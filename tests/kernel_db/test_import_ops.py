@@ -13,13 +13,24 @@ from gpuprof.kernel_db.importing import import_files, split_form
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
 
-HEADER = "OPName,Latency,Device,Torch Version,CUDNN Version,Kernel Name,Grid x,Grid y,Grid z,Block x,Block y,Block z"
-LAUNCH = "Tesla V100-PCIE-32GB,p2.1.0,8902,volta_sgemm_128x32_nn,1,1,13,256,1,1"
-BMM = f"{HEADER},CUDA Version,Kernels,B,M,N,K\nbmm,0.041258,{LAUNCH},cu121,;volta_sgemm_128x32_nn,13,27,15,29\n"
-CONV = (
-    f"{HEADER},Kernels,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
-    f"conv,0.88,{LAUNCH},;first;second,38,893,326,3,5,1,1\n"
-)
+LAUNCH = {
+    "device": "v100-pcie-32", "torch": "2.1.0", "kernel": "volta_sgemm_128x32_nn", "grid_x": 1, "grid_y": 1,
+    "grid_z": 13, "block_x": 256, "block_y": 1, "block_z": 1,
+}  # fmt: skip
+BMM = {
+    "op": "bmm",
+    "latency_ms": 0.041258,
+    **LAUNCH,
+    "kernels": ";volta_sgemm_128x32_nn",
+    "b": 13,
+    "m": 27,
+    "n": 15,
+    "k": 29,
+}
+CONV = {
+    "op": "conv", "latency_ms": 0.88, **LAUNCH, "kernels": ";first;second", "b": 38, "in_channels": 893,
+    "out_channels": 326, "kernel_size": 3, "input_size": 5, "stride": 1, "padding": 1,
+}  # fmt: skip
 MODELS = (
     "device,model,sequence,batch,fused,latency_ms,neusight_ms\n"
     "t4,bert_large,512,8,False,694.46,\nt4,bert_large,512,8,True,600,1\n"
@@ -67,7 +78,7 @@ def _import(path: Path, name: str, content: str | dict[str, object]) -> KernelDb
 
 
 def test_a_product_of_neusight_has_its_shapes_time_and_launch(tmp_path: Path) -> None:
-    database = _import(tmp_path, "bmm.csv", BMM)
+    database = _import(tmp_path, "ops.parquet", BMM)
     (op,) = database.read_table("ops").to_pylist()
     assert (op["op_type"], op["shapes"], op["device"]) == ("MatMul", "13x27x29,13x29x15->13x27x15", "v100-pcie-32")
     assert (op["duration_mean_ns"], op["flops"]) == (41258, 2 * 13 * 27 * 15 * 29)
@@ -80,7 +91,7 @@ def test_a_product_of_neusight_has_its_shapes_time_and_launch(tmp_path: Path) ->
 
 
 def test_a_convolution_of_several_kernels_says_so(tmp_path: Path) -> None:
-    (op,) = _import(tmp_path, "conv.csv", CONV).read_table("ops").to_pylist()
+    (op,) = _import(tmp_path, "ops.parquet", CONV).read_table("ops").to_pylist()
     assert op["shapes"] == "38x893x5x5,326x893x3x3->38x326x5x5"
     assert op["note"] == "2 kernels: first; second"
 
@@ -96,13 +107,6 @@ def test_of_a_file_with_several_gpus_each_is_named_once(tmp_path: Path) -> None:
     (tmp_path / "models.csv").write_text(f"{MODELS}v100-pcie-32,bert_large,512,8,False,257.1,\n")
     (done,) = import_files(KernelDb.create(tmp_path / "db"), [tmp_path / "models.csv"])
     assert (done.device, done.rows) == ("t4, v100-pcie-32", 3)
-
-
-def test_a_label_of_neusight_lies_below_its_gpu(tmp_path: Path) -> None:
-    (tmp_path / "Tesla T4").mkdir()
-    label = '{"num_layer": 24, "e2e_latency": 694.5}'
-    (row,) = _import(tmp_path, "Tesla T4/bert_large-inf-512-8.json", label).read_table("models").to_pylist()
-    assert (row["model"], row["device"], row["batch"], row["latency_mean_ms"]) == ("bert_large@512", "t4", 8, 694.5)
 
 
 def test_products_of_aiconfigurator_have_their_precision_and_framework(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from gpuprof.graph.op_costs import cost_of
 from gpuprof.kernel_db.schema import PER_OP, OpRow, RunRow
 
 Sizes = Mapping[str, int]
-_NANOSECONDS_PER_MS = 1e6
 
 #: The ONNX op of each element-wise op that NeuSight measured; ``u`` at the end: with a number.
 _BINARY = MappingProxyType({"add": "Add", "mul": "Mul", "div": "Div", "pow": "Pow"})
@@ -38,7 +37,7 @@ def describe_op(kind: str, sizes: Sizes, dtype: str) -> Op:
 
 def op_row(run: RunRow, op: Op, batch: int, latency_ms: float, execution: str, note: str | None = None) -> OpRow:
     """Return the row of an op measured alone."""
-    nanoseconds = round(latency_ms * _NANOSECONDS_PER_MS)
+    nanoseconds = round(latency_ms * 1e6)
     return OpRow(
         run_id=run.run_id,
         model=PER_OP,

@@ -24,9 +24,6 @@ if TYPE_CHECKING:  # imported on use: this module's parsing also serves iGniter'
     import pyarrow.parquet as pq
 
 PARQUET = ".parquet"
-#: A file is held in memory as a whole, and its rows once more as Python objects.
-_MAX_FILE_BYTES = 256 * 2**20
-_MAX_ROWS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -41,12 +38,10 @@ class Source:
     def read_file(cls, path: Path) -> Source:
         """Read ``path``.
 
-        Raises `InputError` for a file that is unreadable, too large, or neither text nor Parquet.
+        Raises `InputError` for a file that is unreadable, or neither text nor Parquet.
         """
         try:
-            if refuse_pipe(path).stat().st_size > _MAX_FILE_BYTES:
-                raise InputError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB", "import it in parts")
-            content = path.read_bytes()
+            content = refuse_pipe(path).read_bytes()
         except OSError as error:
             raise InputError(
                 f"cannot read {path}: {error.strerror}", "name a file or a known table to import"
@@ -80,13 +75,8 @@ class Source:
             return tuple(file.schema_arrow.names)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows of a Parquet file.
-
-        Raises `InputError` when the file is damaged or has more than 4 million rows.
-        """
+        """Return the rows of a Parquet file. Raises `InputError` when the file is damaged."""
         with self._parquet() as file:
-            if file.metadata.num_rows > _MAX_ROWS:
-                raise InputError(f"{self.path} has more than {_MAX_ROWS:,} rows", "import it in parts")
             rows: list[dict[str, Any]] = file.read().to_pylist()
             return rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gpuprof.domain.catalogue import devices
 from gpuprof.kernel_db.importers.source import Source
 from gpuprof.kernel_db.schema import ModelRow
 from gpuprof.kernel_db.store import Run
@@ -19,7 +20,6 @@ HEADER = (
     "weighted_sm_utilization_pct",
 )
 DEVICE = "v100"
-_MEMORY_BYTES = 16 * 2**30
 _NOTES = (
     "latencies are as printed or batch over throughput, whichever has more digits; memory is published as a percentage "
     "of 16 GiB; empty fields are illegible in the published copy"
@@ -49,7 +49,9 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
                 batch=batch,
                 latency_mean_ms=source.finer_latency_ms(line, row, "latency_s", "throughput_rps", batch=batch),
                 throughput_rps=throughput_rps,
-                memory_peak_bytes=None if memory_pct is None else round(memory_pct / 100.0 * _MEMORY_BYTES),
+                memory_peak_bytes=None
+                if memory_pct is None
+                else round(memory_pct / 100.0 * devices()[DEVICE].dram_bytes),
                 max_occupancy_pct=source.number(line, row, "achieved_occupancy_pct"),
                 wavg_occupancy_pct=source.number(line, row, "weighted_achieved_occupancy_pct"),
                 wavg_sm_util_pct=source.number(line, row, "weighted_sm_utilization_pct"),
