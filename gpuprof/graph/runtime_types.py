@@ -21,7 +21,7 @@ _ELEMENTS = {
         if name not in ("UNDEFINED", "FLOAT", "DOUBLE")
     },
 }
-#: ONNX Runtime's log level: errors are raised as exceptions, and log lines would obscure the user's single-line message.
+#: ONNX Runtime's log level: errors are exceptions, and log lines would obscure the user's single-line message.
 FATAL_ONLY = 4
 
 
