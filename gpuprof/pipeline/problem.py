@@ -469,16 +469,14 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
         The planned models.
     """
     from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
-    from gpuprof.estimators.queueing.deferred_queue import DeferredQueue
+    from gpuprof.estimators.queueing.queueing import BatchQueue
 
     if arrivals is None or arrivals.strip().lower() == POISSON:
-        return DeferredQueue()
+        return BatchQueue()
     shapes = _read_shapes(arrivals)
     if len(shapes) == 1:
-        return ShapedQueue(DeferredQueue(), next(iter(shapes.values())))
-    queues = ModelQueues(
-        {model: ShapedQueue(DeferredQueue(), shape) for model, shape in shapes.items()}, DeferredQueue()
-    )
+        return ShapedQueue(BatchQueue(), next(iter(shapes.values())))
+    queues = ModelQueues({model: ShapedQueue(BatchQueue(), shape) for model, shape in shapes.items()}, BatchQueue())
     # Query each model now, so that a trace without a model is refused here and not in the middle of a search.
     for model in models:
         queue_of(queues, model)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,24 @@ Array = NDArray[Any]
 _CELLS = 192
 #: Cells per standard deviation of ``S / c - T``, or per batch time where shorter.
 _CELLS_PER_SCALE = 10
-_BEYOND = 3  # lattice lengths beyond the lattice, whose flow back is included
-_LONGEST_STEP = 20_000  # cells; wider laws are cut
-_TAIL_MASS = 1e-7
-_MAX_TAIL_CELLS = 200_000
+#: Lattice lengths beyond the lattice, whose flow back is included.
+_BEYOND = 3
+#: Probability beyond which the geometric tail is cut, and maximum number of cells of any law.
+_TAIL_MASS, _MOST_CELLS = 1e-9, 40_000
+#: Squared variation below which a time counts as constant: the gamma's transform loses its digits there.
 _SMALL = 1e-8
+
+
+def limit_threads() -> Any:
+    """Return a context in which linear algebra uses one thread: waking more costs more than such small matrices."""
+    return _blas_threads().limit(limits=1, user_api="blas")
+
+
+@cache
+def _blas_threads() -> Any:
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    return ThreadpoolController()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +76,16 @@ def backlog_law(rate: float, scv: float, batch: int, mean: float, cv: float) -> 
     kernel = toeplitz(np.maximum(change, 0.0), _CELLS - 1, _CELLS + beyond, len(arriving))
     inside = with_tail(kernel[:, 1:_CELLS].copy(), kernel[:, _CELLS:], ratio)
     positive = np.maximum(np.linalg.solve(np.eye(_CELLS - 1) - inside, kernel[:, 0]), 0.0)
-    tail = positive[-1] * ratio / (1.0 - ratio)
-    total = 1.0 + positive.sum() + tail
-    more = 0
-    if tail > _TAIL_MASS * total:
-        more = min(_MAX_TAIL_CELLS, math.ceil(math.log(_TAIL_MASS * total / tail) / math.log(ratio)))
-    mass = np.concatenate([[1.0], positive, positive[-1] * ratio ** np.arange(1, more + 1)])
+    mass = append_tail(np.append(1.0, positive), ratio)
     return Backlog(step, mass / mass.sum())
+
+
+def append_tail(mass: Array, ratio: float) -> Array:
+    """Return the probabilities of the cells followed by their geometric tail, cut where it is negligible."""
+    more = 0
+    if mass[-1] > _TAIL_MASS and ratio < 1.0:
+        more = min(_MOST_CELLS, math.ceil(math.log(_TAIL_MASS / mass[-1]) / math.log(ratio)))
+    return np.append(mass, mass[-1] * ratio ** np.arange(1, more + 1))
 
 
 def decay_rate(rate: float, scv: float, batch: int, mean: float, cv: float) -> float:
@@ -87,12 +104,12 @@ def decay_rate(rate: float, scv: float, batch: int, mean: float, cv: float) -> f
 def lattice_law(mean: float, scv: float, step: float) -> Array:
     """Return a gamma law on multiples of ``step`` with its mean kept: a constant is split over two cells."""
     if scv < _SMALL:
-        place = min(mean / step, float(_LONGEST_STEP))
+        place = min(mean / step, float(_MOST_CELLS))
         split = np.zeros(int(place) + 2)
         split[int(place)], split[int(place) + 1] = 1.0 - place % 1.0, place % 1.0
         return split
     shape = 1.0 / scv
-    last = min(int(max(1.0, gammaincinv(shape, 1.0 - 1e-9) / shape) * mean / step) + 2, _LONGEST_STEP)
+    last = min(int(max(1.0, gammaincinv(shape, 1.0 - 1e-9) / shape) * mean / step) + 2, _MOST_CELLS)
     points = np.arange(last + 1) * step / mean
     # Linear splitting of the mass: the second difference of the integrated distribution.
     integral = points * gammainc(shape, points * shape) - gammainc(shape + 1.0, points * shape)

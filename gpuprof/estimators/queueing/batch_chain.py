@@ -17,23 +17,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import gammaincc, gammaincinv, gammaln, xlogy
+from scipy.special import gammaincc, gammaincinv, gammaln, ndtr, xlogy
 
-from gpuprof.estimators.queueing.batch_backlog import decay_rate, lattice_law, toeplitz, with_tail
+from gpuprof.estimators.queueing.batch_backlog import Array, append_tail, decay_rate, lattice_law, toeplitz, with_tail
+from gpuprof.estimators.queueing.queueing import LATTICE_SERVICES
 
-Array = NDArray[Any]
-
-#: Cells of the lattice per full batch's time, and full batches' times per lattice; the tail is geometric.
+#: Cells of the lattice per full batch's time; the tail is geometric.
 _CELLS_PER_SERVICE = 32
-LATTICE_SERVICES = 4
-_TAIL_MASS = 1e-7
-_MAX_TAIL_CELLS = 40_000
-#: Edges, in probability, of the intervals of a service time.
-_SERVICE_EDGES = (0.0, 0.02, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +54,8 @@ def service_of(means: Array, cv: float, pause: float = 1.0) -> Service:
     if cv < 1e-3:
         return Service(means, np.ones(2), np.ones(1), np.ones(1), 0.0, fresh)
     shape = 1.0 / cv**2
-    probabilities = np.array(_SERVICE_EDGES)
+    # Intervals of 0.4 standard deviations of a normal variable, narrow in the tail.
+    probabilities = np.append(0.0, ndtr(np.arange(-2.0, 3.8, 0.4)))
     edges = np.append(gammaincinv(shape, probabilities) / shape, 0.0)
     edges[-1] = gammaincinv(shape, 1.0 - 1e-6) / shape
     weights = np.diff(np.append(probabilities, 1.0))
@@ -221,12 +214,7 @@ def _fixed_vector(matrix: Array) -> Array:
 
 
 def _normalise_backlog(fresh: Array, backlog: Array, ratio: float, step: float, on_lattice: Array) -> StationaryLaw:
-    backlog = np.maximum(backlog, 0.0)
-    more = 0
-    if backlog[-1] > _TAIL_MASS * 1e-2 and ratio < 1.0:
-        more = min(_MAX_TAIL_CELLS, math.ceil(math.log(_TAIL_MASS * 1e-2 / backlog[-1]) / math.log(ratio)))
-    backlog = np.append(backlog, backlog[-1] * ratio ** np.arange(1, more + 1))
-    landed = np.convolve(backlog, on_lattice)
+    landed = np.convolve(append_tail(np.maximum(backlog, 0.0), ratio), on_lattice)
     total = fresh.sum() + landed.sum()
     y = (np.arange(len(landed)) + 0.5) * step
     return StationaryLaw(fresh / total, y, landed / total)

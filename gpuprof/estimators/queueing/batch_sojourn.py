@@ -24,7 +24,6 @@ from gpuprof.estimators.queueing.batch_chain import (
 )
 
 _NEGLIGIBLE = 1e-9
-_SHORT = 700  # cells; below, Fourier transforms are slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ def _full_on_release(rate: float, service: Service, law: StationaryLaw, waits: A
     taken = _mean_taken(rate * centres, batch)
     # Requests that arrived more than w before the release are those among the first B of (0, y - w). From its middle on
     # the convolution is the sum over y of mass(y) taken(y - k step), for k from 0 on.
-    older = (np.convolve if len(mass) < _SHORT else convolve)(mass, taken[::-1])[len(mass) - 1 :]
+    older = convolve(mass, taken[::-1])[len(mass) - 1 :]
     within = float(mass @ taken) - np.append(older, 0.0)
     partial = mass * poisson_cdf(batch - 2, rate * centres) * rate
     weight, moment = np.append(0.0, np.cumsum(partial)), np.append(0.0, np.cumsum(partial * centres))

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainccinv, gammaincinv, ndtr, ndtri
 
-from gpuprof.domain.arrival_process import RecordedArrivals, scale_to_rate
+from gpuprof.domain.arrival_process import MmppArrivals, RecordedArrivals, scale_to_rate
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.estimators.queueing import pool_kernel
-from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
-from gpuprof.estimators.queueing.blas_threads import blas_threads
+from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law, limit_threads
+from gpuprof.estimators.queueing.queueing import pair_quantiles, scale_server, scale_sojourn
 
 Array = NDArray[Any]
 #: Kinds of replicas and their counts.
@@ -38,14 +38,15 @@ _MOST_REPLICAS = 96
 #: Least number of requests with gamma gaps, and of full batches.
 _REQUESTS, _GROUPS = 1 << 17, 1 << 13
 #: Number of requests of other arrival processes, whose law is not known.
-_UNWEIGHTED = 1 << 21
+_UNWEIGHTED = 16 * _REQUESTS
 #: Reduction of the number of requests for a coarse answer.
 _COARSER = 10
 #: Number of longest full batches left out of the statistics, and seen at least. Many replicas of large batches that all
 #: begin idle stay synchronised for this time, and the router's counts of arrivals must fill.
-_SETTLING, _SETTLED = 40.0, 160.0
+_SETTLING = 40.0
+_SETTLED = 4.0 * _SETTLING
 #: Number of random numbers, drawn once: a power of two.
-_SCORES = 1 << 19
+_SCORES = 4 * _REQUESTS
 #: Bins of the histogram of the times, equal in logarithm.
 _BINS = 1 << 13
 #: Least number of groups observed in a stratum.
@@ -79,30 +80,6 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
             for one, server in zip(scaled, servers, strict=True)
         ),
     )
-
-
-def scale_server(server: BatchServer, unit_ms: float) -> BatchServer:
-    """Return a replica with times in ``unit_ms``, rounded to five digits for more cache hits, and no overhead."""
-    wait = _round(server.max_wait_ms / unit_ms)
-    return BatchServer(
-        tuple(_round(latency / unit_ms) for latency in server.latency_ms[: server.batch]),
-        server.batch,
-        wait if wait > 1e-9 else 0.0,
-        server.processes,
-        round(server.latency_cv, 4),
-        _round(server.pause_factor),
-        round(server.latency_cv if server.pause_cv is None else server.pause_cv, 4),
-    )
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.5g}")
-
-
-def scale_sojourn(law: Sojourn, unit_ms: float, overhead_ms: float) -> Sojourn:
-    """Return a law in milliseconds, later by the overhead."""
-    times = tuple((p, ms * unit_ms + overhead_ms) for p, ms in law.quantiles_ms)
-    return Sojourn(law.utilization, law.mean_batch, law.mean_ms * unit_ms + overhead_ms, times)
 
 
 def _capacity_rps(kinds: Kinds) -> float:
@@ -150,7 +127,7 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
 
 @lru_cache(maxsize=4_000)
 def _scaled_backlog(rate: float, scv: float, group: int, cv: float) -> Backlog | None:
-    with blas_threads().limit(limits=1, user_api="blas"):  # waking threads costs more than such small matrices
+    with limit_threads():
         return backlog_law(rate, scv, group, 1.0, cv)
 
 
@@ -166,7 +143,9 @@ def _draw_arrivals(arrivals: Arrivals, requests: int) -> Array:
     process = arrivals.process
     if isinstance(process, RecordedArrivals):
         return _pick_pieces(process.times * 1e-6, requests)
-    if process is not None:
+    if isinstance(process, MmppArrivals):
+        times = _draw_bursts(process, requests)
+    elif process is not None:
         times = process.stream(np.random.default_rng(_SEED)).take(requests) * 1e-6
     else:
         times = _unit_arrivals(arrivals.scv, 1 << (requests - 1).bit_length())[:requests]
@@ -178,6 +157,19 @@ def _unit_arrivals(scv: float, requests: int) -> Array:
     """Return the arrivals for gamma gaps with a mean of 1."""
     scores = np.random.default_rng(_SEED).standard_normal(min(requests, _SCORES))
     return np.cumsum(np.resize(_value_at(_quantiles(scv), scores), requests))
+
+
+def _draw_bursts(process: MmppArrivals, requests: int) -> Array:
+    """Return arrivals in bursts and calm whose lengths are spread evenly over their law: few fit into a simulation."""
+    random = np.random.default_rng(_SEED)
+    burst_ms, calm_ms = 1000.0 * process.burst_s, 1000.0 * process.calm_s
+    calm_rate = process.rate_rps / 1000.0 * (burst_ms + calm_ms) / (process.ratio * burst_ms + calm_ms)
+    count = max(1, round(1000.0 * requests / process.rate_rps / (burst_ms + calm_ms)))
+    lengths = -np.log1p(-(np.arange(count) + 0.5) / count)
+    stays = np.array([mean * random.permutation(lengths) for mean in (calm_ms, burst_ms)]).T.ravel()
+    expected = np.cumsum(stays * np.tile([calm_rate, process.ratio * calm_rate], count))
+    events = np.cumsum(random.standard_exponential(requests))
+    return np.interp(events * (expected[-1] / events[-1]), np.append(0.0, expected), np.append(0.0, np.cumsum(stays)))
 
 
 def _pick_pieces(times: Array, requests: int) -> Array:
@@ -305,15 +297,6 @@ def _quantiles_of(times: _Times, below: Array, law: Backlog | None) -> Array:
     last = np.array([1.0 - min(3.0 * times.unseen, 0.5)])
     further = float(np.interp(last, below, times.edges)[0]) + law.quantile(_PROBABILITIES) - law.quantile(last)
     return np.where(last < _PROBABILITIES, np.maximum(quantiles, further), quantiles)
-
-
-def pair_quantiles(probabilities: Array, times: Array) -> tuple[tuple[float, float], ...]:
-    """Return the table of quantiles from probability 0 to 1."""
-    last = int(np.searchsorted(probabilities, 0.99999)) + 1
-    table = list(zip(probabilities[:last].tolist(), times[:last].tolist(), strict=True))
-    if table[0][0] > 0.0:
-        table.insert(0, (0.0, table[0][1]))
-    return (*table[:-1], (max(table[-1][0], 0.99999), table[-1][1]))
 
 
 @cache
