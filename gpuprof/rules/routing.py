@@ -88,11 +88,8 @@ def decay_count(count: float, elapsed_ms: float, full_batch_ms: float) -> float:
     return count * math.exp(-elapsed_ms / (_COUNTED_BATCHES * full_batch_ms)) if full_batch_ms > 0.0 else 0.0
 
 
-#: Fractions of refused arrivals at a replica: at the first, batches wait for ``_FEW_WAIT`` full-batch times, at the
-#: second for the longest admissible time. With few refusals, longer waits cost more than fuller batches save.
-_FEW_REFUSED, _FEW_WAIT, _MANY_REFUSED = 0.005, 0.5, 0.04
-#: Fraction of the oldest request's slack in use: the rest is a margin for rounding.
-_LATEST_PART = 0.999
+#: Fraction of refused arrivals at a replica from which batches wait for the longest admissible time.
+_MANY_REFUSED = 0.04
 
 
 def extend_wait_ms(
@@ -102,7 +99,7 @@ def extend_wait_ms(
 
     An idle process takes the waiting requests at once, which minimises latency at low load. Near the capacity this
     costs goodput, because a batch of a single request takes nearly as long as a full batch. So with more refusals, the
-    oldest request waits longer: up to half a full-batch time at first, finally as long as its deadline allows.
+    oldest request waits longer, finally as long as its deadline allows.
 
     ``max_wait_ms``: wait without refusals; ``refused``, ``arrivals``: decayed counts (`decay_count`) of refused and of
     all requests at the replica; ``allowed_ms``: time limit for admission, infinite without admission control;
@@ -116,9 +113,8 @@ def extend_wait_ms(
     for batch_ms in latency_ms:
         if batch_ms > longest_batch_ms:  # runs for every request: `max` takes three times as long
             longest_batch_ms = batch_ms
-    part, longest_ms = refused / arrivals, _LATEST_PART * max(0.0, allowed_ms - longest_batch_ms)
-    soon_ms = min(1.0, part / _FEW_REFUSED) * min(longest_ms, _FEW_WAIT * latency_ms[len(latency_ms) - 1])
-    return max(max_wait_ms, soon_ms, min(1.0, part / _MANY_REFUSED) * longest_ms)
+    longest_ms = max(0.0, 0.999 * allowed_ms - longest_batch_ms)  # the rest is a margin for rounding
+    return max(max_wait_ms, min(1.0, refused / arrivals / _MANY_REFUSED) * longest_ms)
 
 
 def update_mean_left_ms(mean_ms: float, left_ms: float, count: float) -> float:
@@ -271,8 +267,8 @@ RESERVE, LEAST_RESERVE, LARGEST_RESERVE = 0.05, 0.001, 0.3
 _RESERVE_STEP = 0.02
 #: Least expected time, as a fraction of the deadline, of requests informative about requests near the limit.
 _NEAR_LIMIT = 0.5
-#: Half-life of the return of a raised reserve to its usual value, and time constant of the mean that is usual.
-_RESERVE_HALF_LIFE_MS, _USUAL_RESERVE_MS = 2_000.0, 60_000.0
+#: Time constant of the return of a raised reserve to its initial value.
+_RELAXING_MS = 10_000.0
 
 
 def is_refused(waiting: int, idle: int, finish_ms: float, waited_ms: float, deadline_ms: float, reserve: float) -> bool:
@@ -341,23 +337,14 @@ def adapt_reserve(
     return min(LARGEST_RESERVE, max(LEAST_RESERVE, reserve + _RESERVE_STEP * (late - late_part) / together))
 
 
-def relax_reserve(reserve: float, usual: float, elapsed_ms: float) -> float:
-    """Return the reserve ``elapsed_ms`` after the value ``reserve``, decaying to `usual_reserve`.
+def relax_reserve(reserve: float, elapsed_ms: float) -> float:
+    """Return the reserve ``elapsed_ms`` after the value ``reserve``, decaying to `RESERVE`.
 
     A reserve raised by an overload or a pause refuses the requests that could lower it; hence the decay.
     """
-    if reserve <= usual:
+    if reserve <= RESERVE:
         return reserve
-    return usual + (reserve - usual) * math.exp(-math.log(2.0) * elapsed_ms / _RESERVE_HALF_LIFE_MS)
-
-
-def usual_reserve(usual: float, reserve: float, elapsed_ms: float) -> float:
-    """Return the running mean of the reserve, previously ``usual``, after ``elapsed_ms`` at the value ``reserve``.
-
-    An overload of some seconds hardly changes the mean; under persistent errors of expected times, the mean is the
-    necessary reserve.
-    """
-    return reserve + (usual - reserve) * math.exp(-elapsed_ms / _USUAL_RESERVE_MS)
+    return RESERVE + (reserve - RESERVE) * math.exp(-elapsed_ms / _RELAXING_MS)
 
 
 #: Most attempts of a request: a request that kills its workers must not do so for ever.

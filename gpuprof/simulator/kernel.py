@@ -19,7 +19,6 @@ from gpuprof.rules.routing import (
     must_be_alone,
     relax_reserve,
     update_mean_left_ms,
-    usual_reserve,
 )
 from gpuprof.simulator.choice import (
     choose_harmless,
@@ -222,7 +221,7 @@ def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float
 def _reserve_now(state: State, model: int, now: int) -> float:
     """Return the part of the SLO held in reserve."""
     elapsed_ms = (now - state.reserve_at[model]) * _MS
-    reserve: float = relax_reserve(state.reserve[model], state.usual_reserve[model], elapsed_ms)
+    reserve: float = relax_reserve(state.reserve[model], elapsed_ms)
     return reserve
 
 
@@ -236,8 +235,6 @@ def _learn_reserve(cluster: ClusterArrays, state: State, process: int, place: in
     expected_ms = correct_expected_ms(state.expected_ms[place], state.expected_rows[place], together, latency)
     after = adapt_reserve(before, expected_ms, took_ms, slo_ms, cluster.late_part[model], together)
     if after != before:
-        elapsed_ms = (now - state.reserve_at[model]) * _MS
-        state.usual_reserve[model] = usual_reserve(state.usual_reserve[model], before, elapsed_ms)
         state.reserve[model], state.reserve_at[model] = after, now
 
 

@@ -95,10 +95,8 @@ class State(NamedTuple):
     #: ``living``, ``turn``: Shape (M,). Number of live replicas; turn among equally good replicas.
     living: Ints
     turn: Ints
-    #: ``reserve``, ``usual_reserve``, ``reserve_at``: Shape (M,). Part of the SLO held in reserve at ``reserve_at``,
-    #: and the value to which the reserve relaxes.
+    #: ``reserve``, ``reserve_at``: Shape (M,). Part of the SLO held in reserve at ``reserve_at``.
     reserve: Floats
-    usual_reserve: Floats
     reserve_at: Ints
     #: ``store``, ``store_position``, ``store_size``: Shape (M, A), (M,), (M,). Arrivals drawn ahead, position of the
     #: next, and their number.
@@ -221,7 +219,6 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         wait_ms=cluster.max_wait_ms.copy(),
         left_ms=np.zeros(replicas),
         reserve=np.full(models, RESERVE),
-        usual_reserve=np.full(models, RESERVE),
         losses=np.zeros(places, np.int8),
         slowdown=no_slowdown(replicas),
         free_processes=np.diff(cluster.first_process),

@@ -110,11 +110,10 @@ def test_who_joins_must_leave_the_oldest_of_its_batch_in_time() -> None:
 
 
 def test_the_more_is_refused_the_longer_a_batch_waits_to_be_filled_but_never_beyond_its_slo() -> None:
-    # of 1000 arrivals none, 2, 5, 20, and at least 40 were refused; a full batch of 30 ms must be answered within 50
+    # of 1000 arrivals none, 2, 10, 20, and at least 40 were refused; a full batch of 30 ms must be answered within 50
     times = [20.0, 30.0]
-    waits = [extend_wait_ms(1.0, refused, 1000.0, 50.0, times) for refused in (0.0, 2.0, 5.0, 20.0, 40.0, 900.0)]
-    assert waits == pytest.approx([1.0, 6.0, 15.0, 15.0, 20.0, 20.0], rel=2e-3)
-    assert extend_wait_ms(1.0, 5.0, 1000.0, 40.0, times) == pytest.approx(10.0, rel=2e-3)
+    waits = [extend_wait_ms(1.0, refused, 1000.0, 50.0, times) for refused in (0.0, 2.0, 10.0, 20.0, 40.0, 900.0)]
+    assert waits == pytest.approx([1.0, 1.0, 5.0, 10.0, 20.0, 20.0], rel=5e-3)
     assert extend_wait_ms(7.0, 1.0, 1000.0, 50.0, times) == 7.0  # what the plan says holds in any case
     assert extend_wait_ms(1.0, 500.0, 1000.0, 25.0, times) == 1.0  # no full batch is in time
 
@@ -122,7 +121,7 @@ def test_the_more_is_refused_the_longer_a_batch_waits_to_be_filled_but_never_bey
 def test_a_batch_that_waits_to_be_filled_refuses_nobody_because_a_smaller_one_takes_longer() -> None:
     times = [20.0, 33.0, 30.0]
     wait_ms = extend_wait_ms(0.0, 500.0, 1000.0, 50.0, times)
-    assert wait_ms == pytest.approx(17.0, rel=2e-3)
+    assert wait_ms == pytest.approx(17.0, rel=5e-3)
     assert not makes_oldest_late(1, 1.0, [0.0], times, wait_ms, 50.0)
     assert not makes_oldest_late(2, 1.0, [0.0], times, wait_ms, 50.0)
 

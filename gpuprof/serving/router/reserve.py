@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprof.rules.routing import RESERVE, adapt_reserve, relax_reserve, usual_reserve
+from gpuprof.rules.routing import RESERVE, adapt_reserve, relax_reserve
 
 
 class Reserve:
@@ -13,14 +13,12 @@ class Reserve:
 
     def __init__(self, percentile: float, now: float = 0.0) -> None:
         self.percentile = percentile  # may change with the next map
-        self._part = self._usual = RESERVE
+        self._part = RESERVE
         self._changed = now
 
     def at(self, now: float) -> float:
         """Return the part of a deadline to keep in hand; ``now`` is in seconds."""
-        if self._part <= self._usual:  # as nearly always
-            return self._part
-        return relax_reserve(self._part, self._usual, 1000.0 * (now - self._changed))
+        return relax_reserve(self._part, 1000.0 * (now - self._changed))
 
     def observe(self, expected_ms: float, took_ms: float, deadline_ms: float, now: float, together: int = 1) -> None:
         """Record the expected and the actual time of a request whose batch held ``together`` requests."""
@@ -28,5 +26,4 @@ class Reserve:
         late_part = 1.0 - self.percentile / 100.0
         after = adapt_reserve(before, expected_ms, took_ms, deadline_ms, late_part, together)
         if after != before:
-            self._usual = usual_reserve(self._usual, before, 1000.0 * (now - self._changed))
             self._part, self._changed = after, now

@@ -41,12 +41,12 @@ def test_requests_that_were_far_from_their_deadline_say_nothing() -> None:
     assert reserve.at(1.0) == RESERVE
 
 
-def test_what_a_pause_has_raised_comes_back_by_itself_within_ten_seconds() -> None:
+def test_what_a_pause_has_raised_comes_back_by_itself_within_half_a_minute() -> None:
     reserve = Reserve(99.0)
     for number in range(200):
         reserve.observe(450.0, 5000.0, 500.0, number / 100.0)
     assert reserve.at(2.1) == pytest.approx(LARGEST_RESERVE, rel=0.1)
-    assert reserve.at(12.0) < RESERVE + 0.02
+    assert reserve.at(30.0) < RESERVE + 0.02
 
 
 def test_what_is_always_needed_is_kept() -> None:
@@ -55,7 +55,7 @@ def test_what_is_always_needed_is_kept() -> None:
         now = number / 20.0
         took_ms = 500.0 if number % 20 == 0 else 300.0
         reserve.observe(500.0 * (1.0 - reserve.at(now)), took_ms * (1.0 - reserve.at(now)) * 1.33, 500.0, now)
-    assert reserve.at(300.0) > 0.2
+    assert reserve.at(300.0) > 0.18
 
 
 def test_the_next_map_may_ask_for_another_percentile() -> None:
