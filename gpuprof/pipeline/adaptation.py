@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from gpuprof.serving.change.adapt import Load
 
 
-#: Fractions of a load, tried in this order until a map serves the fraction.
-_FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6)
-
-
 @dataclass(frozen=True, slots=True)
 class MapReplanner:
     """Planner of maps for a measured load, with the policy and the settings of the present map."""
@@ -40,10 +36,10 @@ class MapReplanner:
     estimator: str | None = None  #: Name of another estimator than the map was planned with.
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
-        """Return a map for the load, or for the largest fraction that the devices can serve.
+        """Return a map for the load, or for the part of it that the devices can serve.
 
-        None when no fraction exceeds the rates of the present map. Raises `GpuprofError` when the database lacks a
-        model or a device.
+        None when this part does not exceed the rates of the present map. Raises `GpuprofError` when the database lacks
+        a model or a device.
         """
         from gpuprof.pipeline.place import plan_map
         from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
@@ -63,7 +59,8 @@ class MapReplanner:
             previous=deployment,
         )
         policy = restore_policy(deployment)
-        for fraction in _FRACTIONS:
+        fraction = 1.0
+        for _ in ("the whole load", "the part that was served of it"):
             rates = {name: fraction * rate for name, rate in load.rates_rps.items()}
             # A part of the load within the present map's planned rates is not worth a change.
             if fraction < 1.0 and not load.slowdowns and not load.beside and not _exceeds_plan(deployment, rates, load):
@@ -72,9 +69,12 @@ class MapReplanner:
             try:
                 wanted = plan_map(replace(problem, demands=demands), policy)
             except InfeasibleError:
-                continue
+                return None
             if not wanted.unplaced:
                 return _move_to_known_gpus(wanted, deployment, self.first)
+            fraction = min(1.0 - one.rate_rps / rates[one.model] for one in wanted.unplaced)
+            if fraction <= 0.0:
+                return None
         return None
 
 

@@ -22,29 +22,23 @@ if TYPE_CHECKING:
     from gpuprof.simulator.trace import Trace
 
 #: Extra time after a trace's last request, so that the trace includes this request.
-_AFTER_THE_LAST_S = 1e-6
-_DURATION_S = 20.0
+AFTER_THE_LAST_S = 1e-6
+#: A rate below the capability of no machine.
+_Rate = Annotated[float, Field(gt=0.0, lt=1e7)]
 #: Each concurrent request needs a connection, and systems often allow a process 1024 open files.
-_MOST_CONCURRENT = 800
-#: Highest rate, above the capability of any machine, and shortest measured time.
-_MOST_RPS, _LEAST_S = 1e7, 0.1
+_Concurrency = Annotated[int, Field(ge=1, le=800)]
+_Duration = Annotated[float, Field(ge=0.1)]
 
 
 def _read_rates(given: object) -> object:
-    return collect_distinct("the rate", map(_parse_rate, given)) if isinstance(given, list) else given
+    from gpuprof.simulator.load import parse_rates
 
-
-def _parse_rate(text: str) -> tuple[str, float]:
-    model, _, value = text.rpartition("=")
-    try:
-        rate = float(value)
-    except ValueError:
-        rate = -1.0
-    if model and rate >= _MOST_RPS:
-        raise InputError(f"a rate must be below {_MOST_RPS:,.0f} requests/s but got {text!r}", "no machine sends more")
-    if not model or not 0.0 < rate < _MOST_RPS:
-        raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
-    return model, rate
+    if not isinstance(given, list):
+        return given
+    rates, alone = parse_rates(given)
+    if alone is not None:
+        raise InputError(f"cannot read the rate {alone:g}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
+    return rates
 
 
 def _read_concurrency(given: object) -> object:
@@ -66,7 +60,7 @@ class LoadTraffic(Settings):
 
     title: ClassVar[str] = "Traffic"
 
-    duration_s: Annotated[float, Field(ge=_LEAST_S)] | None = option(
+    duration_s: _Duration | None = option(
         None, "Measured time, such as 60s or 5m; default: 20s, or the length of the trace.", "--duration", unit="s"
     )
     dims: Dims = option(
@@ -78,14 +72,14 @@ class LoadTraffic(Settings):
         metavar="[MODEL=]FILE",
         repeated=True,
     )
-    rates_rps: Annotated[Mapping[str, NotNegative], BeforeValidator(_read_rates)] = option(
+    rates_rps: Annotated[Mapping[str, _Rate], BeforeValidator(_read_rates)] = option(
         {}, "Rate as MODEL=REQUESTS_PER_S in place of the map's; may be repeated.", "--rate", repeated=True
     )
     rate_scale: Positive = option(1.0, "Factor on all rates.")
     trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
     arrivals: str = option("poisson", "Arrival process: poisson, gamma or constant.")
     scv: Positive = option(4.0, "Squared coefficient of variation of gamma arrivals; Poisson has 1.")
-    concurrency: Annotated[Mapping[str, int], BeforeValidator(_read_concurrency)] = option(
+    concurrency: Annotated[Mapping[str, _Concurrency], BeforeValidator(_read_concurrency)] = option(
         {},
         "Closed loop: requests on their way at any time, of each model; in place of rates. May be repeated.",
         metavar="[MODEL=]REQUESTS",
@@ -97,9 +91,7 @@ class LoadTraffic(Settings):
         "--stability",
         metavar="PERCENT",
     )
-    window_s: Annotated[float, Field(ge=_LEAST_S)] = option(
-        5.0, "Length of a window of --stability.", "--window", unit="s"
-    )
+    window_s: _Duration = option(5.0, "Length of a window of --stability.", "--window", unit="s")
     max_windows: Count = option(10, "Windows after which --stability gives up.")
     warmup_s: NotNegative = option(2.0, "Time before the measured time.", "--warmup", unit="s")
     clients: Count | None = option(None, "Client processes; default: as many as needed.")
@@ -130,7 +122,7 @@ class LoadTraffic(Settings):
         if self.stability_pct is not None:
             raise InputError("--trace says how long requests come: --stability cannot change that", "leave one out")
         recorded = read_trace(Path(self.trace))
-        whole_s = recorded.duration_s + _AFTER_THE_LAST_S
+        whole_s = recorded.duration_s + AFTER_THE_LAST_S
         streams = make_trace_streams(deployment, folder, recorded)
         return self._fill(streams), self._make_settings(min(self.duration_s or whole_s, whole_s))
 
@@ -142,8 +134,6 @@ class LoadTraffic(Settings):
             raise InputError(
                 "--concurrency sends as answers come: --rate, --rate-scale and --trace cannot be kept", "leave one out"
             )
-        if wrong := [count for count in self.concurrency.values() if not 1 <= count <= _MOST_CONCURRENT]:
-            raise InputError(f"a concurrency must be from 1 to {_MOST_CONCURRENT} but is {wrong[0]}")
         if deployment is None:
             streams = [RequestStream(model, 0.0, float("inf")) for model in self.concurrency if model]
             if not streams:
@@ -176,7 +166,7 @@ class LoadTraffic(Settings):
         from gpuprof.load.windows import WindowRule
 
         settings = LoadSettings(
-            duration_s or _DURATION_S, self.warmup_s, self.seed, self.arrivals, self.scv, self.clients
+            duration_s or LoadSettings().duration_s, self.warmup_s, self.seed, self.arrivals, self.scv, self.clients
         )
         if self.stability_pct is None:
             return settings

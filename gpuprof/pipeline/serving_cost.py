@@ -133,10 +133,10 @@ def _find_last_measured(database: KernelDb, device: str) -> DeviceRow | None:
     return max(measured, key=lambda row: row.run_id, default=None)
 
 
-_SMALL_BYTES, _LARGE_BYTES = 4, 1_000_000
-_WARMUP_S, _DURATION_S = 0.3, 1.0
+_SMALL_BYTES = 4
+_DURATION_S = 1.0
 _REPEATS = 3
-_MIB = float(1 << 20)
+_MIB = 1 << 20
 _WORKER = b"gpuprof.serving.worker.worker"
 _PROC = Path("/proc")
 
@@ -174,7 +174,7 @@ def measure_overhead(device: str) -> RequestOverhead:
     ``device``: name of this machine's CPU, on which the null models are served. Raises `UnavailableError` when the
     server does not start here.
     """
-    small, large = _measure_size(device, _SMALL_BYTES), _measure_size(device, _LARGE_BYTES)
+    small, large = _measure_size(device, _SMALL_BYTES), _measure_size(device, _MIB)
     busy = _measure_size(device, _SMALL_BYTES, BUSY_RPS)
     return RequestOverhead(
         small.median_ms,
@@ -188,7 +188,7 @@ def measure_overhead(device: str) -> RequestOverhead:
 
 def _per_mib(small: float, large: float) -> float:
     """Return the cost of another MiB, halved: the null model returns its input, whereas networks have small outputs."""
-    return max(0.0, large - small) / (_LARGE_BYTES - _SMALL_BYTES) / 2.0 * _MIB
+    return max(0.0, large - small) / (_MIB - _SMALL_BYTES) / 2.0 * _MIB
 
 
 def _measure_size(device: str, size: int, rate_rps: float = CALM_RPS) -> OverheadSample:
@@ -219,14 +219,14 @@ def _send_requests(url: str, pid: int, rate_rps: float) -> OverheadSample:
     from gpuprof.load.load import LoadSettings, RequestStream, run_load
     from gpuprof.load.target import Target
 
-    settings = LoadSettings(_DURATION_S, _WARMUP_S, arrivals="constant", clients=1)
+    settings = LoadSettings(_DURATION_S, 0.0, arrivals="constant", clients=1)
     before = _read_cpu_ms(pid)
     outcome = run_load(Target.parse(url), [RequestStream("null", rate_rps, 1000.0)], settings)
     worker_ms, others_ms = (after - then for after, then in zip(_read_cpu_ms(pid), before, strict=True))
     (result,) = outcome.results
     if result.p50_ms is None:
         raise UnavailableError("the server that measures the overhead of serving did not answer")
-    requests = rate_rps * (_WARMUP_S + _DURATION_S)
+    requests = rate_rps * _DURATION_S
     # 0 without CPU times from the system: the client's time alone would be too little.
     host_ms = others_ms and others_ms + 1000.0 * outcome.client_cpu_s
     return OverheadSample(result.p50_ms, worker_ms / requests, host_ms / requests)

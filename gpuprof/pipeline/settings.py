@@ -87,7 +87,7 @@ class Settings(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """Return the settings with some of them changed."""
-        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
 
 def _read_dims(given: object) -> object:

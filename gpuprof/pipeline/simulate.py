@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 #: Above this a simulation of every request takes minutes, and a sample is taken instead.
 WHOLE_REQUESTS = 3e8
-_SAMPLED_REPLICAS = 16
 #: The causes of `ModelOutcome.missed` in words.
 _CAUSES = {
     "router": "by time in the router",
@@ -282,7 +281,7 @@ class _Run:
             raise InputError("interference cannot be sampled", "simulate a shorter time with --sample 0")
         if not sample:
             self._notes.add(f"{expected:.3g} requests: taking a sample (--sample 0 simulates all of them)")
-        sampling = Sampling(replicas=sample or _SAMPLED_REPLICAS)
+        sampling = Sampling(replicas=sample) if sample else Sampling()
         return simulate_sampled(deployment, self._processes, options, sampling, self._tell)
 
     def _tell(self, fraction: float) -> None:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from gpuprof.domain.duration import parse_duration
 from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import InputError
+from gpuprof.pipeline.load_traffic import AFTER_THE_LAST_S
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.simulator.cluster import SimulationOptions
     from gpuprof.simulator.network import NetworkDelay
-
-#: A trace ends with its last request, which is to be simulated too.
-_AFTER_THE_LAST_S = 1e-6
-_DURATION_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,9 @@ class SimulatedTraffic(Settings):
     arrivals: str = option(
         "poisson", "Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
     )
-    duration_s: Positive | None = option(None, "Time in which requests arrive: 60s, 5m, 1d.", "--duration", unit="s")
+    duration_s: Positive = option(
+        60.0, "Time in which requests arrive: 60s, 5m, 1d; default with a trace: its own.", "--duration", unit="s"
+    )
     warmup_s: NotNegative = option(0.0, "Time before requests count.", "--warmup", unit="s")
     seed: Seed = option(0, "Seed of the simulation.")
 
@@ -102,7 +101,7 @@ class SimulatedTraffic(Settings):
         if gap > max(60.0, 0.1 * trace.duration_s):
             note(f"the trace has a gap of {gap:.3g} s without any request")
         processes = arrivals_of_trace(deployment, trace)
-        return SimulatedArrivals(processes, trace.duration_s + _AFTER_THE_LAST_S)
+        return SimulatedArrivals(processes, trace.duration_s + AFTER_THE_LAST_S)
 
     def resolve_duration_s(self, trace_s: float | None) -> float:
         """Return how long requests arrive, in seconds.
@@ -112,7 +111,7 @@ class SimulatedTraffic(Settings):
         InputError
             When nothing would be left to count.
         """
-        seconds = self.duration_s or trace_s or _DURATION_S
+        seconds = self.duration_s if trace_s is None or "duration_s" in self.model_fields_set else trace_s
         if self.warmup_s >= seconds:
             raise InputError(f"--warmup must be shorter than the duration of {seconds:g} s but got {self.warmup_s:g} s")
         return seconds

@@ -15,15 +15,13 @@ from gpuprof.pipeline.result import Result
 from gpuprof.simulator.azure import read_azure
 from gpuprof.simulator.trace import Trace, read_trace, record_arrivals, write_trace
 
-_BINS = 60
-
 
 @dataclass(frozen=True, kw_only=True)
 class TraceResult(Result):
     """A trace, and the number of equal intervals for counting its requests."""
 
     trace: Trace
-    bins: int = _BINS
+    bins: int = 60
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
         """Return a record for each model: requests, rate, peak, burstiness, longest gap, requests in each part."""
@@ -122,7 +120,7 @@ def read_azure_trace(
     return _check_trace(Trace(dict(zip(names, trace.times.values(), strict=True)), trace.duration_s))
 
 
-def show_trace(path: PathArgument, *, bins: Count = _BINS) -> TraceResult:
+def show_trace(path: PathArgument, *, bins: Count = TraceResult.bins) -> TraceResult:
     """Return a trace from a file, for its statistics.
 
     Raises

@@ -74,13 +74,6 @@ def test_a_wrong_value_is_reported_under_the_name_of_its_option() -> None:
         Colours(back="red")  # type: ignore[call-arg]
 
 
-def test_settings_are_frozen_and_replaced() -> None:
-    colours = Colours(front="blue")
-    with pytest.raises(ValueError, match="frozen"):
-        colours.front = "red"  # type: ignore[misc]
-    assert colours.replace(behind=2) == Colours(front="blue", behind=2)
-
-
 def test_every_field_is_documented_by_its_help() -> None:
     assert "behind\n    Colour behind." in (Colours.__doc__ or "")
     assert "max_batch\n    Largest batch size." in (gpuprof.PlanningOptions.__doc__ or "")

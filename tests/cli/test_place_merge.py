@@ -145,21 +145,6 @@ def test_models_whose_requests_were_recorded_apart_are_planned_each_for_its_own_
     assert "nothing is known of how requests of b arrive" in capsys.readouterr().err
 
 
-def test_a_profile_of_the_merged_file_is_believed_rather_than_the_sum(here: Path) -> None:
-    write_profiles(here, ALIKE)
-    slo(here, a=(20, 200), b=(10, 300))
-    assert run_place() == 0
-    guessed = read_map(here / "map.json")
-    (merge,) = guessed.models.values()
-    assert merge.path is not None
-    write_profiles(here, {"both": (5.0, 2.5)}, {"both": merge.path}, run="r2")
-    assert run_place() == 0
-    (replica,) = [replica for *_, replica in read_map(here / "map.json").places()]
-    assert replica.predicted.source == "measured"
-    rows = -(-replica.batch // 2)
-    assert replica.predicted.latency_ms == pytest.approx((5.0 + 2.5 * rows) * 100.0 / replica.sm_share_pct)
-
-
 def test_two_services_of_one_model_become_one_replica_under_their_own_names(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import pytest
@@ -70,13 +69,3 @@ def test_who_ignores_a_word_or_took_it_for_himself_keeps_it() -> None:
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_handlers_are_put_back_and_other_threads_are_left_alone() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with termination_as_interrupt():
-        assert signal.getsignal(signal.SIGTERM) is not before
-        thread = threading.Thread(target=lambda: termination_as_interrupt().__enter__())
-        thread.start()
-        thread.join()
-    assert signal.getsignal(signal.SIGTERM) is before

@@ -116,19 +116,6 @@ def test_what_a_loaded_server_refuses_was_predicted(
     assert row["predicted_goodput_rps"] == pytest.approx(80.0, rel=0.1)
 
 
-def test_requests_of_the_warm_up_fill_the_queues_but_do_not_count() -> None:
-    recorded = replace(streams(m=30.0)[0], times_s=(0.0, 0.1, 0.2, 2.5))
-    settings = LoadSettings(duration_s=3.0, warmup_s=2.0, seed=1)
-    alone, behind = (
-        predict_model(MAP, [replace(recorded, rate_rps=rate_rps)], settings) for rate_rps in (1e-3, 2000.0)
-    )
-    assert alone.goodput_rps == pytest.approx(4 / 3)
-    assert (alone.p99_ms or 0.0) < 80.0
-    # The warm-up leaves full queues: of the four, those that come at once are refused or wait for long.
-    assert (behind.refused or 0.0) + float((behind.p99_ms or 0.0) > 150.0) >= 1.0
-    assert (behind.refused or 0.0) <= 4
-
-
 def test_of_too_many_requests_the_first_speak_for_all() -> None:
     notes: list[str] = []
     asked, settings = streams(m=160.0), replace(SETTINGS, duration_s=200.0)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,32 +61,6 @@ def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
     assert all(one.nodes == maps[0].nodes and one.predicted == maps[0].predicted for one in maps)
     assert all(one.planned_with.fleet == (PlannedDevices(device="v100", count=2),) for one in maps)
     assert [one.planned_with.slo_sha256 is None for one in maps] == [True] * 4 + [False] * 4
-
-
-def test_demands_from_a_pipe_are_read_once_and_have_the_hash_of_what_was_read(here: Path) -> None:
-    reading, writing = os.pipe()
-    os.write(writing, (here / "slo.csv").read_bytes())
-    os.close(writing)
-    try:
-        plan = gpuprof.place(f"/dev/fd/{reading}", fleet="v100:2", policy="ffd", options=SMALL).deployment
-    finally:
-        os.close(reading)
-    assert set(plan.models) == {"a", "b"}
-    assert plan.planned_with.slo_sha256 == hashlib.sha256((here / "slo.csv").read_bytes()).hexdigest()
-
-
-def test_several_processes_of_a_replica_are_planned_only_where_something_was_measured(here: Path) -> None:
-    path = gpuprof.build_model("random_mlp", here / "net.onnx")
-    unmeasured = [Demand("net", 10.0, Slo(100.0), file=str(path))]
-    measured = [*unmeasured, *DEMANDS]
-    for demands, options, expected in (
-        (unmeasured, SMALL, 1),
-        (unmeasured, SMALL.replace(max_processes=2), 2),
-        (measured, SMALL, None),
-    ):
-        planned = gpuprof.place(demands, fleet="v100:4", policy="ffd", options=options)
-        assert planned.problem.options.max_processes == expected
-        assert planned.deployment.planned_with.max_processes == expected
 
 
 def test_place_gives_what_the_command_prints_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,15 +35,6 @@ class Given(Result):
         return self.given
 
 
-def test_a_notebook_shows_four_digits_and_no_column_that_says_nothing() -> None:
-    record = {"rate_rps": 24955.016321, "latency_ms": 0.247508, "busy": 0.0, "batch": 100_000, "dims": None}
-    html = Given(given=(record, {**record, "latency_ms": math.inf}))._repr_html_()
-    assert "<td>24,955</td>" in html and "<td>0.2475</td>" in html and "<td>0</td>" in html
-    assert "<td>100000</td>" in html and "<td>inf</td>" in html
-    assert "dims" not in html
-    assert Given(notes=("sound",))._repr_html_() == "<p>no rows</p><p>sound</p>"
-
-
 def test_an_error_takes_the_notes_along_and_each_is_told_at_once() -> None:
     told: list[str] = []
     with pytest.raises(ValueError, match="no more") as raised, NoteList(told.append) as notes:
@@ -52,10 +42,3 @@ def test_an_error_takes_the_notes_along_and_each_is_told_at_once() -> None:
         assert told == ["one", "two"]
         raise ValueError("no more")
     assert raised.value.__notes__ == ["one", "two"]
-
-
-def test_notes_of_work_that_ends_well_are_all_in_the_list() -> None:
-    with NoteList() as notes:
-        notes.add("one")
-        notes.add()
-    assert notes.all() == ("one",)

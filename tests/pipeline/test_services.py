@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import gpuprof
-from gpuprof.domain.demand import read_demands
 from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.errors import InputError
 from gpuprof.load.load import make_requests
-from gpuprof.load.target import Target, describe_assumed, requests_for
+from gpuprof.load.target import Target, requests_for
 from gpuprof.serving.transport.metadata import TensorSpec
 from tests.small_models import write_text_model
 
@@ -47,16 +46,6 @@ def test_services_of_one_model_are_placed_checked_and_served_by_their_own_names(
     assert sorted(seen["model"]) == ["mail", "mlp", "search"]
     assert bool((seen["answered"] + seen["refused"] == seen["sent"]).all())  # a slow machine may refuse some
     assert bool((seen["answered"] > 0).all())
-
-
-def test_two_services_of_one_name_are_one_line(tmp_path: Path, model: Path) -> None:
-    path = slo_file(tmp_path, f"search,{model},200,20,1", f"search,{model},50,40,0")
-    with pytest.raises(InputError, match=r"slo.csv:3: 'search' was already asked for in line 2"):
-        read_demands(path)
-    path = slo_file(tmp_path, f"{model},200,20", f"{model},50,40", header="model,rate_rps,slo_ms")
-    with pytest.raises(InputError, match="was already asked for in line 2") as caught:
-        read_demands(path)
-    assert "column service" in (caught.value.fix or "")
 
 
 def test_a_model_that_is_given_two_files_is_one_line(tmp_path: Path, model: Path) -> None:
@@ -116,16 +105,6 @@ class FakeTarget(Target):
 
     def model_inputs(self, model: str) -> list[TensorSpec]:
         return [TensorSpec("ids", "INT64", (-1, -1))]
-
-
-def test_without_the_file_sizes_are_given_by_input_and_axis_or_noted() -> None:
-    target = FakeTarget()
-    said = describe_assumed(target, "text", None, None)
-    assert said == "text: ids:1=1 assumed; another size: --dim ids:1=SIZE"
-    short, long = (len(requests_for(target, "text", None, 0, dims)[0]) for dims in (None, "ids:1=100"))
-    assert long - short >= 99 * 8
-    with pytest.raises(InputError, match=r"which dimension 'seq' is.*it leaves open: ids:1"):
-        requests_for(target, "text", None, 0, "seq=8")
 
 
 @pytest.mark.slow

@@ -82,23 +82,6 @@ def test_the_host_works_for_the_mean_request_where_it_is_the_only_machine(tmp_pa
     assert serving_work(None, cpu, {"m": 1.0}, alone=True) == NO_HOST_WORK
 
 
-def test_what_is_less_at_many_requests_is_known_to_plans(tmp_path: Path) -> None:
-    db = KernelDb.create(tmp_path)
-    cpu = replace(local_cpu(), name="cpu-a", compute_units=2)
-    _append(db, "cpu-a", 0.5, 4 * MIB, handover_ms=0.2, host_ms=0.6, host_ms_busy=0.4)
-    found = serving_work(db, cpu, {"m": 1.0}, alone=True)
-    assert found.host_ms == pytest.approx(1.1)
-    assert found.host_ms_busy == pytest.approx(0.9)
-
-
-def test_a_database_that_knows_less_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overhead, "measure_overhead", lambda device: RequestOverhead(0.4, 1.0, 0.1, 0.5, 0.2))
-    db, device = KernelDb.create(tmp_path), local_cpu()
-    _append(db, device.name, 0.5)
-    measure_serving(db, device)
-    assert serving_work(db, device, {}, alone=True) == HostWork(0.1, 0.5, device.compute_units)
-
-
 def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import gpuprof
-from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb
 from tests.small_models import write_classifier
 
@@ -61,15 +60,6 @@ def test_what_was_measured_is_an_estimate_by_name_and_by_file(measured_database:
     for model in ("classes", str(folder / "classes.onnx")):
         result = gpuprof.estimate([model], batches=(1, 2, 4), share="1core", device="cpu", db=measured_database)
         assert [row["latency_source"] for row in result.rows()] == ["measured", "interpolated", "measured"]
-
-
-def test_elsewhere_the_true_reason_is_given_and_not_that_the_file_is_gone(
-    measured_database: Path, folder: Path
-) -> None:
-    for model in ("classes", str(folder / "classes.onnx")):
-        with pytest.raises(InputError, match=REASON) as refused:
-            gpuprof.estimate([model], device="a100-80", db=measured_database)
-        assert refused.value.fix == "measure it on the device: gpuprof profile MODEL"
 
 
 def test_place_plans_what_was_measured_and_says_why_it_cannot_plan_the_rest(
