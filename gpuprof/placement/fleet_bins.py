@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuprof.domain.estimate import Workload
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
@@ -22,7 +24,8 @@ class FleetBins:
     def first_fit(self, device: str, replica: PlacedReplica) -> bool:
         """Put ``replica`` on the first device of this kind that takes it, opening a device if available."""
         # A device that refused a replica keeps refusing it, since devices only fill up.
-        key = (device, replica.workload, replica.rate_rps)
+        alike = replace(replica.workload, model=self._segments.first_alike(replica.model))
+        key = (device, alike, replica.rate_rps)
         for index in range(self._full.get(key, 0), len(self.bins)):
             self._full[key] = index
             if self.bins[index].device.name == device and self.bins[index].add(replica, self._segments):

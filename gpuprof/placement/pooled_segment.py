@@ -26,7 +26,7 @@ from gpuprof.placement.segment import Segments
 #: First guess of a replica's rate in a pool, as a part of its maximum rate.
 _LIKELY = 0.85
 #: Relative difference by which a replica that does not serve the whole rate serves less.
-LESS = 1.0 - 1e-6
+_LESS = 1.0 - 1e-6
 #: Iterations that adapt the number of replicas and the rate of each to one another.
 _ROUNDS = 3
 
@@ -34,42 +34,6 @@ _ROUNDS = 3
 def _count(rate_rps: float, each_rps: float) -> int:
     """Return the number of replicas for a rate a single replica does not serve."""
     return max(2, math.ceil(rate_rps / each_rps * (1.0 - 1e-9)))
-
-
-class BoundingSegments(Segments):
-    """Segments with upper bounds of a replica's rate in any map with this router, for lower bounds on maps.
-
-    A demand that a single replica can serve needs no more; any other demand needs at least two replicas, each bounded
-    by `most_within_rps`.
-    """
-
-    bounds_any_map = True
-
-    def _capacity_rps(
-        self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload], least_rps: float
-    ) -> float:
-        server = self.undisturbed_server(device, workload, beside)
-        most = most_within_rps(server, demand.slo.latency_ms, demand.slo.percentile)
-        if most < demand.rate_rps:
-            return most
-        return demand.rate_rps * (1.0 if self.serves_alone(demand, server) else LESS)
-
-    def serves_alone(self, demand: Demand, server: BatchServer) -> bool:
-        """Return whether a single replica serves all requests of a demand within its SLO."""
-        if demand.rate_rps >= server.capacity_rps:
-            return False
-        self.problem.limits.check_time()
-        alone = queue_of(self.problem.queueing, demand.model).pool(Arrivals(demand.rate_rps), (server,)).whole
-        return alone.percentile(demand.slo.percentile) <= demand.slo.latency_ms
-
-    def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
-        return self._capacity_rps(demand, device, workload, beside, 0.0) >= demand.rate_rps
-
-    def tail_ms(
-        self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
-    ) -> float:
-        """Return the SLO: bounds have no tail."""
-        return demand.slo.latency_ms
 
 
 @dataclass(slots=True)
@@ -136,7 +100,7 @@ class PooledSegments(Segments):
         parts = parts_in_time(server, demand.slo.latency_ms)
         if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - SLACK:
             return 0.0  # equal replicas cannot compensate for each other's lateness
-        each = min(least_rps or _LIKELY * ceiling, rate * LESS)
+        each = min(least_rps or _LIKELY * ceiling, rate * _LESS)
         if least_rps and not self._groups.can_bear(server, demand, _count(rate, each), each / capacity):
             return 0.0  # less is not used (see `make`), and more need not be searched
         count, best = 0, 0.0
@@ -147,7 +111,7 @@ class PooledSegments(Segments):
             count = needed
             guess = min(each, _LIKELY * ceiling) / capacity
             load = self._groups.load(server, demand, count, guess)
-            each = min(load * capacity, rate * LESS)
+            each = min(load * capacity, rate * _LESS)
             if each <= NEARLY_IDLE * ceiling:
                 return 0.0
             best = each
@@ -160,8 +124,7 @@ class PooledSegments(Segments):
         load = rate_rps / server.capacity_rps
         if load >= 1.0:
             return False
-        limit = self._groups.load(server, demand, count, load)
-        return load <= limit * (1.0 + RATE_PRECISION)
+        return self._groups.can_bear(server, demand, count, load / (1.0 + RATE_PRECISION))
 
     def tail_ms(
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()

@@ -11,13 +11,21 @@ SLACK = 1e-5
 def most_within_rps(server: BatchServer, limit_ms: float, percent: float) -> float:
     """Return an upper bound of a replica's rate, with any neighbours, when ``percent`` of the requests are in time.
 
-    A batch of n whose time S is at most the limit answers n requests in time; by the renewal-reward theorem a process
-    answers at most n P(S <= limit) / E[S] of them. All replicas together answer ``percent`` of the requests in time, so
-    each stands for at most its rate in time divided by that part; and none serves more than its full batches.
+    All replicas together answer ``percent`` of the requests in time, so each stands for at most its rate in time
+    divided by that part; and none serves more than its full batches.
     """
-    throughputs = [1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1)]
-    in_time = max(all_ * part for all_, part in zip(throughputs, parts_in_time(server, limit_ms), strict=True))
-    return min(max(throughputs), in_time / (percent / 100.0 - SLACK))
+    throughput = max(1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1))
+    return min(throughput, most_in_time_rps(server, limit_ms) / (percent / 100.0 - SLACK))
+
+
+def most_in_time_rps(server: BatchServer, limit_ms: float) -> float:
+    """Return an upper bound of the requests a second that a replica answers in time.
+
+    A batch of n whose time S is at most the limit answers n requests in time; by the renewal-reward theorem a process
+    answers at most n P(S <= limit) / E[S] of them.
+    """
+    throughputs = (1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1))
+    return max(rate * part for rate, part in zip(throughputs, parts_in_time(server, limit_ms), strict=True))
 
 
 def parts_in_time(server: BatchServer, limit_ms: float) -> list[float]:

@@ -16,9 +16,7 @@ from gpuprof.placement.optimal.pattern import PartitionKind
 from gpuprof.placement.optimal.restricted_master import RestrictedMaster
 from gpuprof.placement.program import Solution
 
-_MOST_ROUNDS = 200
-#: Maximum number of patterns fixed one after another; in larger fleets, rounding the rest is good enough.
-_MOST_FIXED = 12
+#: Relative worth beyond its partition's cost at which a pattern is added.
 _EPSILON = 1e-7
 
 
@@ -41,9 +39,9 @@ def solve_relaxation(
         patterns.
     """
     best, solution = 0.0, None
-    for rounds in range(_MOST_ROUNDS):
+    while True:
         # The first solve is not stopped: without it there is no bound at all, and it is short beside the others.
-        left = limit.left_s if rounds else None
+        left = None if solution is None else limit.left_s
         next_solution = master.program.solve(relaxed=True, time_limit_s=left, seed=seed)
         if next_solution is None or not next_solution.is_proven:
             return solution, best
@@ -52,40 +50,18 @@ def solve_relaxation(
         # The bound of a round is not monotone: an earlier bound may be higher, and all of them hold.
         best = max(best, farley_bound(master, prices, next_solution, values))
         if limit.is_over or not _add_columns(master, next_solution, values):
-            break
-    return solution, best
+            return solution, best
 
 
 def generate_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> None:
     """Add the patterns of the program's relaxation under its present objective, until the time is up."""
-    for _ in range(_MOST_ROUNDS if master.generated else 0):
+    while master.generated:
         solution = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
         if solution is None or not solution.is_proven or limit.is_over:
             return
         values = {kind: _pattern_value(master, kind, solution) for kind in master.kind_rows}
         if not _add_columns(master, solution, values):
             return
-
-
-def dive_for_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> None:
-    """Add patterns that fit together: fix one after another to whole numbers, and price patterns for the remainder.
-
-    The relaxation's patterns are each the best beside fractions of others, and may be bad in whole numbers. All fixed
-    patterns are released at the end.
-    """
-    rows: list[int] = []
-    generate_patterns(master, limit, seed)
-    for _ in range(_MOST_FIXED if master.generated else 0):
-        found = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
-        counts = {} if found is None else master.fractional_patterns(found.values)
-        if not counts or limit.is_over:
-            break
-        column = max(counts, key=lambda one: counts[one] % 1.0)
-        rows.append(master.program.row(low=math.ceil(counts[column])))
-        master.program.add(column, rows[-1], 1.0)
-        generate_patterns(master, limit, seed)
-    for row in rows:
-        master.program.bound_row(row)
 
 
 def farley_bound(

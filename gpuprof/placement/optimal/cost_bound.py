@@ -1,99 +1,83 @@
-"""A lower bound on the cost without queueing: the devices the demands take at full utilisation."""
+"""The lower bound on the cost of every map: the program over the highest capacities of all shares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
-from gpuprof.domain.demand import Demand
-from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
-from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
-from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.alone_bound import bound_queues_alone
-from gpuprof.placement.placement import Placement
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.bound_table import BoundTable
+from gpuprof.placement.optimal.column_generation import solve_relaxation
+from gpuprof.placement.optimal.restricted_master import DemandClass, RestrictedMaster, group_demands
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.search_space import PARTS
-from gpuprof.placement.segment import Segments
-
-#: Seconds available to a bound in any case.
-_LEAST_S = 0.5
-#: Maximum number of demands for which each part of an instance is evaluated.
-_MOST_DEMANDS = 40
+from gpuprof.placement.program import EXACT
 
 
-def with_cost_bound(problem: Problem, segments: Segments, placement: Placement, limit: Limit) -> Placement:
-    """Return the placement with bounds over every map serving as much of the demands.
+def bound_by_classes(
+    problem: Problem, entries: Sequence[FleetEntry], classes: Sequence[DemandClass], most_cost: float, limit: Limit
+) -> tuple[float, Mapping[str, set[int]]]:
+    """Return a lower bound on the cost of serving the classes, at most ``most_cost``, and the segments it rests on.
 
-    Under a queueing model with tables, the bound is `bound_queues_alone`. Otherwise a request costs at least its part
-    of a full batch under the share with the most requests per price. With many demands, parts of instances are assumed
-    to do as much as the whole, which is quick and loose. The bound takes the time left by the limit, at least half a
-    second: demands not evaluated by then add nothing to it.
+    The relaxation comes first; where it stays below ``most_cost``, the integer program over whole devices, whose shares
+    are only summed where their patterns are too many to list.
+
+    Parameters
+    ----------
+    problem : Problem
+    entries : sequence of FleetEntry
+    classes : sequence of DemandClass
+        With the highest capacities and the least memory of each share.
+    most_cost : float
+        Of a map; infinite without one.
+    limit : Limit
     """
-    bound_limit = limit if limit.left_s is None else Limit(max(limit.left_s, _LEAST_S))
-    rates, cost = placement.rates_rps(), 0.0
-    if problem.options.latency_budget is None and not placement.unplaced:
-        cost = bound_queues_alone(problem, segments, bound_limit)
-    if cost <= 0.0:
-        cost = _bound_full_batches(problem, segments, rates, bound_limit)
-    prices = [entry.price_per_hour for entry in problem.fleet.entries]
-    serves_any = any(rate > 0.0 for rate in rates.values())
-    # The most expensive kind gives the fewest devices for the cost: a bound for every mix of kinds.
-    gpus = max(math.ceil(cost / max(prices) - 1e-6), int(serves_any))
-    least = gpus * min(prices) if len(set(prices)) == 1 else max(cost, min(prices) if serves_any else 0.0)
-    return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=least)
+    prices, seed = list_prices(entries), problem.options.seed
+    master = RestrictedMaster(entries, classes, relaxed=True)
+    solution, bound = solve_relaxation(master, prices, limit, seed)
+    if solution is None:
+        return min(bound, most_cost), {}
+    bound = round_up_to_step(bound, prices)
+    if bound >= most_cost * (1.0 - EXACT) or limit.is_over:
+        return min(bound, most_cost), master.find_used_segments(solution)
+    if master.generated:
+        master = RestrictedMaster(entries, classes, summed=True, relaxed=True)
+    whole = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
+    if whole is None:
+        return bound, {}
+    return min(round_up_to_step(max(bound, whole.bound), prices), most_cost), master.find_used_segments(whole)
 
 
-def _bound_full_batches(problem: Problem, segments: Segments, rates: Mapping[str, float], limit: Limit) -> float:
-    """Return the minimum cost of rates in full batches, over the models evaluated in time."""
-    per_rps: dict[str, float] = {}
-    with problem.limits.until(limit), suppress(TimeUpError):
-        for model in rates:
-            first = segments.first_alike(model)
-            if first not in per_rps:
-                per_rps[first] = min(_costs_per_rps(problem, segments, problem.demand(first)), default=0.0)
-    return math.fsum(rate * per_rps.get(segments.first_alike(model), 0.0) for model, rate in rates.items())
+def bound_by_table(problem: Problem, table: BoundTable, most_cost: float, limit: Limit) -> float:
+    """Return a lower bound on the cost of every map under the queueing model, at most ``most_cost``.
+
+    The queues of the replicas that it rests on are solved as long as time allows.
+    """
+    bound = 0.0
+    while True:
+        choices = table.list_choices()
+        if not all(choices.values()):
+            return bound  # nothing is known about some demand
+        classes = group_demands(problem.demands, choices)
+        least, used = bound_by_classes(problem, table.entries, classes, most_cost, limit)
+        bound = max(bound, least)
+        segments = {model: [choices[model][index] for index in sorted(indices)] for model, indices in used.items()}
+        if bound >= most_cost * (1.0 - EXACT) or limit.is_over or not table.settle(segments):
+            return bound
 
 
-def with_least_bound(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement with its own bound or, if higher, the cheapest device's price where it serves anything."""
-    serves_any = any(rate > 0.0 for rate in placement.rates_rps().values())
-    least = min(entry.price_per_hour for entry in problem.fleet.entries) if serves_any else 0.0
-    return replace(
-        placement,
-        lower_bound_gpus=max(placement.lower_bound_gpus or 0, int(serves_any)),
-        lower_bound_cost_per_hour=max(placement.lower_bound_cost_per_hour or 0.0, least),
-    )
+def list_prices(entries: Sequence[FleetEntry]) -> dict[str, float]:
+    """Return the price per hour of each kind of device."""
+    return {entry.device.name: entry.price_per_hour for entry in entries}
 
 
-def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iterator[float]:
-    """Yield the minimum cost of a request per second under each share of each kind of device."""
-    few = len(problem.demands) <= _MOST_DEMANDS
-    for entry in problem.fleet.entries:
-        device = entry.device
-        listed = problem.estimator.shares(demand.model, device)
-        migs = dict.fromkeys((None, *(share.mig for share in listed))) if few else (None,)
-        between = (Share(pct, mig) for mig in migs for pct in segments.search_space.steps(demand.model, device, mig))
-        for share in (*listed, *between):
-            most = max(_throughput_bounds(segments, demand, entry, share), default=0.0)
-            if most > 0.0:
-                # Assumes that the smallest part of an instance does as much as the whole: unattainable, and so a bound.
-                part = 1.0 if few or share.mig is None else PARTS[0] / 100.0
-                yield entry.price_per_hour * device.fraction(share) * part / most
+def find_step(prices: Mapping[str, float]) -> float:
+    """Return the unit of which costs are multiples, 0.0 where devices have different prices."""
+    return min(prices.values()) if len(set(prices.values())) == 1 else 0.0
 
 
-def _throughput_bounds(segments: Segments, demand: Demand, entry: FleetEntry, share: Share) -> Iterator[float]:
-    """Yield upper bounds of the rate of replicas under ``share``, for each batch up to the next listed batch."""
-    listed = segments.search_space.listed_batches(demand.model, entry.device, share)
-    dense = segments.search_space.is_dense(demand.model, entry.device, share)
-    sizes = sorted({1, *listed}) if dense else listed
-    for batch, larger in zip(sizes, (*sizes[1:], 0), strict=False):
-        for processes in segments.search_space.processes(share):
-            try:
-                most = segments.throughput_rps(entry.device, Workload(demand.model, batch, share, processes))
-            except InputError:
-                continue
-            yield most * (max(1.0, (larger - 1) / batch) if dense else 1.0)
+def round_up_to_step(bound: float, prices: Mapping[str, float]) -> float:
+    """Return the bound, at a single price as a whole number of devices."""
+    step = find_step(prices)
+    # Costs are whole multiples of the single price; below a rounding error of the solver nothing is rounded up.
+    return step * math.ceil(bound / step - 1e-6) if step else bound

@@ -3,82 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.column_generation import dive_for_patterns, generate_patterns
-from gpuprof.placement.optimal.compact_program import CompactProgram, is_compact
+from gpuprof.placement.optimal.column_generation import generate_patterns
 from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, RestrictedMaster
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.program import Program, Solution
+from gpuprof.placement.program import Solution
 
 #: Part of the rates a later goal may take away from an earlier goal.
 _GIVE = 1e-6
 #: Part of its rate by which a demand must exceed the worst-served demand to be treated as better served.
 _BETTER = 1e-3
-#: Levels of fairness that are maximised one by one; the rest is maximised together.
-_MOST_LEVELS = 8
-
-#: Weight of a request relative to the next lower priority while patterns are generated.
-_PER_LEVEL = 4
-
 _Served = Sequence[tuple[Demand, int]]
 
 
-class PartialProgram(Protocol):
-    """A program that may serve demands in part: `RestrictedMaster`, or `PatternProgram`."""
-
-    @property
-    def program(self) -> Program:
-        """Return the underlying program."""
-
-    def served_columns(self) -> Sequence[tuple[Demand, int]]:
-        """Return the columns of the served rates by demand."""
-
-    def device_costs(self, prices: Mapping[str, float]) -> Mapping[int, float]:
-        """Return the price of every column taking a device."""
-
-
 def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Limit, *, fair: bool) -> Choice | None:
-    """Return the choice serving most, higher priorities first, and at the least cost.
+    """Return the choice serving most, higher priorities first, and at the least cost; None if none is found in time.
 
     With ``fair`` the served fractions are maximised from the smallest up, before the sum and over all priorities.
     """
     master = RestrictedMaster(problem.fleet.entries, classes, partial=True)
-    if master.generated:
-        master.program.recost(
-            {column: -float(_PER_LEVEL**demand.priority) for demand, column in master.served_columns()}
-        )
-        generate_patterns(master, limit, problem.options.seed)
-    solution = solve_for_goodput(
-        problem, master, limit, fair=fair, price=lambda: dive_for_patterns(master, limit, problem.options.seed)
-    )
-    if master.generated and not fair and is_compact(problem.fleet.entries, classes) and not limit.is_over:
-        compact = CompactProgram(problem.fleet.entries, classes)
-        other = solve_for_goodput(problem, compact, limit, fair=False)
-        if other is not None and (solution is None or _sum_served(compact, other) > _sum_served(master, solution)):
-            return compact.read_solution(other)
+    solution = _solve_by_priority(problem, master, limit, fair=fair)
     return None if solution is None else master.read_solution(solution)
 
 
-def _sum_served(program: PartialProgram, solution: Solution) -> tuple[float, ...]:
-    """Return the served rates of a solution, by falling priority, to a millionth of the rates."""
-    served: dict[int, list[float]] = {}
-    for demand, column in program.served_columns():
-        served.setdefault(demand.priority, []).append(solution.values[column])
-    total = math.fsum(demand.rate_rps for demand, _ in program.served_columns())
-    return tuple(round(math.fsum(served[level]) / total, 6) for level in sorted(served, reverse=True))
+def _solve_by_priority(problem: Problem, master: RestrictedMaster, limit: Limit, *, fair: bool) -> Solution | None:
+    """Return the solution serving most of the highest priority, then of the next with that, and so on.
 
-
-def solve_for_goodput(
-    problem: Problem, master: PartialProgram, limit: Limit, *, fair: bool, price: Callable[[], None] = lambda: None
-) -> Solution | None:
-    """Return the solution serving most, in the order of `maximise_goodput`; None if none is found in time.
-
-    ``price`` adds the columns of the relaxation under the objective of each priority, once the higher priorities are
-    held at their optimum: the columns for all priorities together are seldom the best for the lower ones.
+    Patterns are generated for the objective of each priority, once the higher priorities are held at their optimum.
     """
     served = master.served_columns()
     if fair:
@@ -90,7 +44,7 @@ def solve_for_goodput(
         for _, column in of_level:
             master.program.add(column, row, 1.0)
         master.program.recost({column: -1.0 for _, column in of_level})
-        price()
+        generate_patterns(master, limit, problem.options.seed)
         next_solution = _solve_program(problem, master, limit)
         if next_solution is None:
             break
@@ -130,19 +84,19 @@ def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence
     return min(total, -least * (1.0 + 1e-9))
 
 
-def _maximise_minima(problem: Problem, master: PartialProgram, served: _Served, limit: Limit) -> None:
+def _maximise_minima(problem: Problem, master: RestrictedMaster, served: _Served, limit: Limit) -> None:
     """Maximise the smallest served fraction, then the next, and keep each from then on (leximin)."""
     rising: _Served = list(served)
-    for _ in range(_MOST_LEVELS):
+    while rising:
         least = _serve_the_least(problem, master, rising, limit)
         if least is None or least >= 1.0 - _BETTER:
             return
         rising = _raise_served(problem, master, rising, least, limit)
-        if not rising or limit.is_over:
+        if limit.is_over:
             return
 
 
-def _serve_the_least(problem: Problem, master: PartialProgram, served: _Served, limit: Limit) -> float | None:
+def _serve_the_least(problem: Problem, master: RestrictedMaster, served: _Served, limit: Limit) -> float | None:
     """Maximise the fraction t with served >= t · rate for these demands, keep it, and return it."""
     program = master.program
     least = program.column(0.0, {}, 1.0, integer=False)
@@ -151,6 +105,7 @@ def _serve_the_least(problem: Problem, master: PartialProgram, served: _Served, 
         program.add(column, row, 1.0)
         program.add(least, row, -demand.rate_rps)
     program.recost({least: -1.0})
+    generate_patterns(master, limit, problem.options.seed)
     solution = _solve_program(problem, master, limit)
     if solution is None:
         return None
@@ -159,7 +114,7 @@ def _serve_the_least(problem: Problem, master: PartialProgram, served: _Served, 
     return -solution.objective
 
 
-def _raise_served(problem: Problem, master: PartialProgram, served: _Served, least: float, limit: Limit) -> _Served:
+def _raise_served(problem: Problem, master: RestrictedMaster, served: _Served, least: float, limit: Limit) -> _Served:
     """Return the largest set of these demands that can all be served better than the worst, and keep them so."""
     program = master.program
     flags = []
@@ -180,5 +135,5 @@ def _raise_served(problem: Problem, master: PartialProgram, served: _Served, lea
     return better
 
 
-def _solve_program(problem: Problem, master: PartialProgram, limit: Limit) -> Solution | None:
+def _solve_program(problem: Problem, master: RestrictedMaster, limit: Limit) -> Solution | None:
     return master.program.solve(time_limit_s=limit.left_s, seed=problem.options.seed)

@@ -29,13 +29,6 @@ def unfairness(problem: Problem, placement: Placement) -> tuple[tuple[float, ...
     return tuple(falling), round(sum_prices(problem, placement.gpus), 9)
 
 
-def update_incumbent(problem: Problem, best: Placement, candidate: Placement, name: str) -> Placement:
-    """Return the candidate with the bounds of the incumbent if it is better, else the incumbent."""
-    if objective_value(problem, candidate) >= objective_value(problem, best):
-        return best
-    return replace(best, gpus=candidate.gpus, unplaced=candidate.unplaced, found_by=name)
-
-
 def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
     """Return whether no placement is better than this one, up to a negligible gap in large fleets."""
     if placement.unplaced:
@@ -105,13 +98,3 @@ def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float
 def sum_prices(problem: Problem, gpus: Sequence[PlacedGpu]) -> float:
     """Return the cost of devices per hour."""
     return sum(problem.entry(gpu.device).price_per_hour for gpu in gpus)
-
-
-def choose_better(problem: Problem, improved: Placement, first: Placement) -> Placement:
-    """Return the better of the search's map and the quick plan, with the higher bound on the cost."""
-    best = update_incumbent(problem, improved, first, str(first.found_by))
-    if best.unplaced or first.unplaced or first.lower_bound_cost_per_hour is None:
-        return best
-    cost = max(best.lower_bound_cost_per_hour or 0.0, first.lower_bound_cost_per_hour)
-    gpus = max(best.lower_bound_gpus or 0, first.lower_bound_gpus or 0)
-    return clip_bounds(problem, replace(best, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost))

@@ -3,14 +3,14 @@
 The integer program ignores interference. Local search over whole partitions (`PartitionPlanner`) finds feasible
 co-locations: a device is dropped when the partitions of the others can take over all its tasks, with larger shares
 where necessary; a device is exchanged for a cheaper kind that can do the same; and unserved demand goes to devices with
-spare capacity.
+spare capacity. Under pooled queues every step is judged by the queues of all replicas.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
@@ -20,16 +20,11 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner, Task
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import Segments
 
-#: Maximum number of estimator queries, with a latency budget and where every answer needs a solved queue.
-_MOST_ASKED = (40_000, 6_000)
-#: Maximum number of parts of a task that fits nowhere whole.
-_MOST_PARTS = 4
-#: Maximum number of devices: larger maps are left as they are.
-_MOST_DEVICES = 200
-#: Part of a demand that is not worth a replica.
-_LITTLE = 0.02
+#: Maximum number of queries of a search: a count, not a time, so that a problem has the same map on every machine.
+_MOST_ASKED = 20_000
+#: Maximum number of halvings of a task that fits nowhere whole.
+_MOST_HALVINGS = 4
 
 _Gpus = tuple[PlacedGpu, ...]
 
@@ -39,34 +34,36 @@ class LocalSearch:
     """Improves the maps of a problem."""
 
     problem: Problem
-    segments: Segments
+    planner: PartitionPlanner  #: Of the same problem.
+    #: Returns the devices with the rates that they serve, None where these are less than the demands or before.
+    judge: Callable[[_Gpus], _Gpus | None]
     limit: Limit  #: When to stop.
-    planner: PartitionPlanner = field(init=False)
     _most: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.planner = PartitionPlanner(self.problem, self.segments)
-        self._most = _MOST_ASKED[self.problem.options.latency_budget is None]
+        self._most = self.planner.asked + _MOST_ASKED
 
     @property
     def is_over(self) -> bool:
         """Return whether the time or the number of queries is used up."""
         return self.limit.is_over or self.planner.asked >= self._most
 
-    def improve(self, gpus: _Gpus) -> _Gpus:
-        """Return devices serving at least as much and costing no more."""
-        if len(gpus) > _MOST_DEVICES:
-            return gpus
-        gpus = self._serve_more(gpus)
+    def improve(self, gpus: _Gpus) -> Iterator[_Gpus]:
+        """Yield better and better maps, each serving at least as much as the one before and costing no more."""
+        more = self.judge(self._serve_more(gpus))
+        if more is not None:
+            gpus = more
+            yield gpus
         # First improvement: the devices are ranked again after each, since full devices may have been emptied.
         better = True
         while better and not self.is_over:
             better = False
-            for found in self._cheaper_maps(gpus):
-                if found is not None:
-                    gpus, better = found, True
+            for cheaper in self._cheaper_maps(gpus):
+                judged = None if cheaper is None else self.judge(cheaper)
+                if judged is not None:
+                    gpus, better = judged, True
+                    yield gpus
                     break
-        return gpus
 
     def _cheaper_maps(self, gpus: _Gpus) -> Iterator[_Gpus | None]:
         """Yield the maps without a device, the least filled first, or with a device exchanged for a cheaper kind."""
@@ -100,8 +97,8 @@ class LocalSearch:
     def _take_task(self, gpus: _Gpus, task: Task) -> tuple[_Gpus, float]:
         """Return the devices with as much of a task as they can take, and the remaining rate."""
         model, missing_rps = task
-        for parts in range(1, _MOST_PARTS + 1):
-            size = task[1] / parts
+        for halvings in range(_MOST_HALVINGS + 1):
+            size = task[1] / 2**halvings
             while missing_rps > task[1] * 1e-9 and not self.is_over:
                 rate = min(size, missing_rps)
                 with_task = self._add_task(gpus, (model, rate))
@@ -194,8 +191,8 @@ class LocalSearch:
     def _take_more(self, gpus: _Gpus, demand: Demand, missing_rps: float) -> tuple[_Gpus, float]:
         """Return the devices with as much of a rate as fits in halved steps, and the added rate."""
         size, more = missing_rps, 0.0
-        least = demand.rate_rps * _LITTLE
-        while missing_rps - more > least and size > least and not self.is_over:
+        least = demand.rate_rps / 2**_MOST_HALVINGS
+        while missing_rps - more > demand.rate_rps * 1e-9 and size >= least and not self.is_over:
             size = min(size, missing_rps - more)
             with_task = self._add_task(gpus, (demand.model, size)) or self._on_new(gpus, (demand.model, size))
             if with_task is None:

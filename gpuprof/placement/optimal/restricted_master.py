@@ -35,9 +35,6 @@ from gpuprof.placement.segment import Segment
 #: Value below which a column is not taken.
 _LITTLE = 1e-7
 
-#: Distance to the nearest whole number above which a count is a fraction.
-_FRACTION = 1e-5
-
 #: Maximum number of columns of covers of a program; further classes are given by their segments.
 _MOST_COVERS = 40_000
 
@@ -208,11 +205,6 @@ class RestrictedMaster:
         entries[self.kind_rows[pattern.kind]] = -1.0
         self._patterns[pattern] = self.program.column(0.0, entries)
         return True
-
-    def fractional_patterns(self, values: Sequence[float]) -> dict[int, float]:
-        """Return the columns of patterns with a fractional count in a relaxed solution, and these counts."""
-        taken = {column: values[column] for column in self._patterns.values()}
-        return {column: count for column, count in taken.items() if abs(count - round(count)) > _FRACTION}
 
     def slot_values(self, kind: PartitionKind, duals: Sequence[float]) -> dict[PartitionSlot, float]:
         """Return the worth of a slot of each size of a partition by the duals."""

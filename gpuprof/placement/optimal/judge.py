@@ -1,0 +1,126 @@
+"""Judges maps: the rates that their replicas serve, and the better of two maps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuprof.errors import InputError
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.incumbent import objective_value, unfairness
+from gpuprof.placement.placement import PlacedGpu, Placement
+from gpuprof.placement.pool import Gpus, Pools, drop_idle_replicas
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+from gpuprof.placement.unplaced_reasons import with_unplaced
+
+_EPSILON = 1e-9
+
+
+@dataclass(slots=True)
+class Judge:
+    """Judges the maps of a problem by pooled queues, or by streams of their own."""
+
+    problem: Problem
+    segments: Segments  #: Of the same problem, for replicas with streams of their own.
+    is_pooled: bool  #: Whether the replicas of a model have one queue.
+    fair: bool  #: As in `gpuprof.placement.optimal.optimal.Optimal`.
+    limit: Limit
+    _pools: Pools = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pools = Pools(self.problem, self.segments)
+
+    def settle(self, gpus: Gpus, method: str) -> Placement:
+        """Return the map with the rates that its replicas serve, up to the demanded ones, without idle devices."""
+        if self.is_pooled:
+            rated = drop_idle_replicas(self._pools.rerate(gpus, self._pools.served_rps(gpus)))
+            gpus = self._pools.drop_spare(rated, self.limit)
+        return with_unplaced(self.problem, self.segments, Placement("optimal", gpus, found_by=method))
+
+    def raise_rates(self, placement: Placement) -> Placement:
+        """Return the map with the replicas of unmet demands at their full capacity."""
+        if self.is_pooled or not placement.unplaced:
+            return placement
+        missing = {one.model: one.rate_rps for one in placement.unplaced}
+        gpus = []
+        for gpu in placement.gpus:
+            device, partitions = self.problem.device(gpu.device), []
+            for partition in gpu.partitions:
+                replicas = []
+                for one in partition.replicas:
+                    more = 0.0
+                    if missing.get(one.model, 0.0) > 0.0:
+                        demand = self.problem.demand(one.model)
+                        able = self.segments.make(demand, device, one.workload, partition.beside(one))
+                        spare = 0.0 if able is None else able.capacity_rps - one.rate_rps
+                        more = max(0.0, min(missing[one.model], spare))
+                        missing[one.model] -= more
+                    replicas.append(replace(one, rate_rps=one.rate_rps + more))
+                partitions.append(replace(partition, replicas=tuple(replicas)))
+            gpus.append(PlacedGpu(gpu.device, tuple(partitions)))
+        return with_unplaced(self.problem, self.segments, replace(placement, gpus=tuple(gpus), unplaced=()))
+
+    def share_out(self, gpus: Sequence[PlacedGpu]) -> Gpus:
+        """Return the devices with each demand's rate divided by the capacities of its replicas.
+
+        Raises `InputError` where a replica has no estimate beside its neighbours.
+        """
+        capacity = {id(part): self._list_capacities(gpu, i) for gpu in gpus for i, part in enumerate(gpu.partitions)}
+        total: defaultdict[str, float] = defaultdict(float)
+        for gpu in gpus:
+            for part in gpu.partitions:
+                for replica, rps in zip(part.replicas, capacity[id(part)], strict=True):
+                    total[replica.model] += rps
+        shared = []
+        for gpu in gpus:
+            partitions = []
+            for part in gpu.partitions:
+                replicas = []
+                for replica, rps in zip(part.replicas, capacity[id(part)], strict=True):
+                    model_rps = self.problem.demand(replica.model).rate_rps
+                    factor = min(1.0, model_rps / total[replica.model]) if total[replica.model] else 0.0
+                    replicas.append(replace(replica, rate_rps=rps * factor))
+                partitions.append(replace(part, replicas=tuple(replicas)))
+            shared.append(replace(gpu, partitions=tuple(partitions)))
+        return drop_idle_replicas(tuple(shared))
+
+    def _list_capacities(self, gpu: PlacedGpu, position: int) -> list[float]:
+        device, partition = self.problem.device(gpu.device), gpu.partitions[position]
+        capacities = []
+        for replica in partition.replicas:
+            beside = partition.beside(replica)
+            if self.is_pooled:
+                capacities.append(self.segments.server(device, replica.workload, beside).capacity_rps)
+            else:
+                made = self.segments.make(self.problem.demand(replica.model), device, replica.workload, beside)
+                capacities.append(0.0 if made is None else made.capacity_rps)
+        return capacities
+
+    def accept(self, gpus: Gpus) -> Gpus | None:
+        """Return the devices with the rates that their pools serve; None where these are less than planned."""
+        if not self.is_pooled:
+            return gpus
+        planned = Placement("", gpus).rates_rps()
+        try:
+            served = self._pools.served_rps(gpus)
+        except InputError:
+            return None
+        if any(served.get(model, 0.0) < rate * (1.0 - _EPSILON) for model, rate in planned.items()):
+            return None
+        return self._pools.drop_spare(self._pools.rerate(gpus, served), self.limit)
+
+    def is_sound(self, placement: Placement) -> bool:
+        """Return whether every replica with a stream of its own keeps its SLO; the rates of pools are sound."""
+        return self.is_pooled or all(
+            self.segments.holds(self.problem.device(gpu.device), partition)
+            for gpu in placement.gpus
+            for partition in gpu.partitions
+        )
+
+    def rank(self, placement: Placement) -> tuple[object, ...]:
+        """Return the key by which maps are compared: less is better."""
+        if self.fair and placement.unplaced:
+            return True, *unfairness(self.problem, placement)
+        return bool(placement.unplaced) and self.fair, *objective_value(self.problem, placement)

@@ -1,0 +1,184 @@
+"""Maps that keep the running replicas of a previous map."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.deployment import DeploymentMap, Partition, share_of
+from gpuprof.domain.device import Device
+from gpuprof.domain.fleet import Fleet
+from gpuprof.domain.mig import is_legal, make_placement
+from gpuprof.errors import InputError
+from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.device_assignment import assign_devices
+from gpuprof.placement.optimal.judge import Judge
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Problem
+
+_EPSILON = 1e-9
+
+#: Plans a problem anew.
+Planner = Callable[[Problem], Placement]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMap:
+    """Keeps as much of a running map as costs nothing."""
+
+    problem: Problem
+    judge: Judge
+    previous: DeploymentMap
+
+    def choose(self, planned: Placement, plan: Planner) -> Placement:
+        """Return the map of fewest moved replicas among those as good as ``planned``."""
+        return min([planned, *self._list_maps(planned, plan)], key=self._rank)
+
+    def _rank(self, placement: Placement) -> tuple[object, ...]:
+        devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
+        moves = assign_devices(placement.gpus, self.previous, devices).moves
+        return *self.judge.rank(placement), moves
+
+    def _list_maps(self, planned: Placement, plan: Planner) -> Iterator[Placement]:
+        """Yield the running map with its remainder placed, replanning as many devices as make it cost no more.
+
+        The remainder may need a further device it does not fill, while others have capacity that does not fit it.
+        The number of replanned devices is doubled until it suffices, and then bisected.
+        """
+        standing = self._list_standing()
+        too_few, enough, freed = -1, None, 0
+        while standing and freed != too_few and not self.judge.limit.is_over:
+            try:
+                kept = self._place(standing[freed:], plan)
+            except InputError:
+                return
+            if kept is None:
+                return
+            kept = replace(
+                kept,
+                lower_bound_gpus=planned.lower_bound_gpus,
+                lower_bound_cost_per_hour=planned.lower_bound_cost_per_hour,
+                upper_bound_goodput_rps=planned.upper_bound_goodput_rps,
+            )
+            yield kept
+            if freed >= len(standing) or self.judge.rank(kept) <= self.judge.rank(planned):
+                enough = freed
+            else:
+                too_few = freed
+            freed = (2 * freed or 1) if enough is None else (too_few + enough) // 2
+
+    def _place(self, standing: Sequence[PlacedGpu], plan: Planner) -> Placement | None:
+        """Return the standing devices with the rest of the demands placed; None where an SLO would break."""
+        settled = self.judge.settle(self.judge.share_out(standing), "what runs already")
+        if not self.judge.is_sound(settled):
+            return None
+        rest = self._find_rest(settled)
+        if rest is None:
+            return settled
+        added = plan(rest).gpus
+        return self.judge.settle((*settled.gpus, *added), "what runs already") if added else settled
+
+    def _list_standing(self) -> list[PlacedGpu]:
+        """Return the legal devices of the previous map within the fleet, the least filled first."""
+        free = {
+            entry.device.name: math.inf if entry.count is None else entry.count for entry in self.problem.fleet.entries
+        }
+        allowed = {demand.model: demand.max_replicas or math.inf for demand in self.problem.demands}
+        standing = []
+        for gpu in self._list_previous(allowed):
+            counts = Counter(replica.model for replica in gpu.replicas())
+            if free[gpu.device] > 0 and all(allowed[model] >= count for model, count in counts.items()):
+                standing.append(gpu)
+                free[gpu.device] -= 1
+                for model, count in counts.items():
+                    allowed[model] -= count
+        return sorted(standing, key=self._fill_price)
+
+    def _fill_price(self, gpu: PlacedGpu) -> float:
+        device = self.problem.device(gpu.device)
+        filled = math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
+        return filled * self.problem.entry(gpu.device).price_per_hour
+
+    def _list_previous(self, models: dict[str, float]) -> Iterator[PlacedGpu]:
+        kinds = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
+        for node in self.previous.nodes:
+            for gpu in node.gpus:
+                if gpu.device not in kinds:
+                    continue
+                try:
+                    parts = tuple(self._read_partition(kinds[gpu.device], part, models) for part in gpu.partitions)
+                except InputError:
+                    continue
+                standing = PlacedGpu(gpu.device, tuple(part for part in parts if part.replicas))
+                if standing.partitions and self._is_legal(kinds[gpu.device], standing):
+                    yield standing
+
+    def _read_partition(self, device: Device, partition: Partition, models: dict[str, float]) -> PlacedPartition:
+        replicas = []
+        for one in partition.replicas:
+            if one.model in models and not one.max_wait_ms:  # replicas waiting for full batches are no longer planned
+                replica = PlacedReplica(one.model, one.batch, one.processes, share_of(partition, one), 0.0)
+                memory = self.judge.segments.memory_bytes(self.judge.segments.estimate(device, replica.workload))
+                replicas.append(replace(replica, memory_bytes=memory))
+        mig = partition.mig
+        return PlacedPartition(
+            tuple(replicas), None if mig is None else mig.profile, None if mig is None else mig.start
+        )
+
+    def _is_legal(self, device: Device, gpu: PlacedGpu) -> bool:
+        """Return whether a device's configuration and contents are legal, and its replicas within the options."""
+        options, search_space = self.problem.options, self.judge.segments.search_space
+        instances = [part for part in gpu.partitions if part.mig is not None]
+        planned = all(
+            one.batch <= options.max_batch and one.processes <= search_space.processes(one.share)[-1]
+            for one in gpu.replicas()
+        )
+        whole = len(instances) == len(gpu.partitions) or len(gpu.partitions) == 1
+        legal = is_legal(device, [make_placement(device, str(part.mig), part.start or 0) for part in instances])
+        return planned and whole and legal and all(_fits(device, part) for part in gpu.partitions)
+
+    def _find_rest(self, placement: Placement) -> Problem | None:
+        """Return the problem of the remaining demands, None when nothing remains."""
+        served = placement.rates_rps()
+        replicas = Counter(one.model for gpu in placement.gpus for one in gpu.replicas())
+        remaining = [
+            _find_remainder(one, served.get(one.model, 0.0), replicas[one.model]) for one in self.problem.demands
+        ]
+        demands = tuple(one for one in remaining if one is not None)
+        used = Counter(gpu.device for gpu in placement.gpus)
+        entries = tuple(
+            replace(entry, count=None if entry.count is None else entry.count - used[entry.device.name])
+            for entry in self.problem.fleet.entries
+        )
+        fleet = Fleet(tuple(entry for entry in entries if entry.count != 0))
+        if not demands or not fleet.entries:
+            return None
+        return replace(self.problem, demands=demands, fleet=fleet, previous=None, alike={})
+
+
+def _fits(device: Device, partition: PlacedPartition) -> bool:
+    capacity = device.memory_bytes(partition.replicas[0].share)
+    return (
+        math.fsum(one.share.sm_pct for one in partition.replicas) <= 100.0 + _EPSILON
+        and sum(one.processes for one in partition.replicas) <= MPS_CLIENTS
+        and sum(one.memory_bytes or 0 for one in partition.replicas) <= capacity
+    )
+
+
+def _find_remainder(demand: Demand, served_rps: float, replicas: int) -> Demand | None:
+    """Return the remainder of a demand, None when nothing remains or no more replicas are allowed."""
+    if served_rps >= demand.rate_rps * (1.0 - _EPSILON):
+        return None
+    allowed = None if demand.max_replicas is None else demand.max_replicas - replicas
+    if allowed == 0:
+        return None
+    floor = demand.min_goodput_rps
+    return replace(
+        demand,
+        rate_rps=demand.rate_rps - served_rps,
+        max_replicas=allowed,
+        min_goodput_rps=None if floor is None else max(0.0, floor - served_rps),
+    )

@@ -1,0 +1,241 @@
+"""The search of the optimal policy: a first map, better maps, and a bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.optimal.bound_table import BoundTable
+from gpuprof.placement.optimal.candidates import CandidateSegments, Choices, with_least_memory
+from gpuprof.placement.optimal.cost_bound import bound_by_classes, bound_by_table, list_prices
+from gpuprof.placement.optimal.cutting_stock import CuttingStock
+from gpuprof.placement.optimal.first_fit import can_serve, list_single_kinds, place_first_fit, rank_kinds
+from gpuprof.placement.optimal.goodput import bound_goodput
+from gpuprof.placement.optimal.incumbent import clip_bounds, is_proven_optimal, raise_bounds, raise_by_work, sum_prices
+from gpuprof.placement.optimal.judge import Judge
+from gpuprof.placement.optimal.kept_map import KeptMap
+from gpuprof.placement.optimal.local_search import LocalSearch
+from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.program_plan import plan_by_program
+from gpuprof.placement.optimal.restricted_master import group_demands
+from gpuprof.placement.optimal.spare_capacity import SpareCapacity
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.pool import Gpus
+from gpuprof.placement.pooled_segment import PooledSegments
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.program import EXACT
+from gpuprof.placement.rate_limit import RATE_PRECISION
+from gpuprof.placement.segment import Segments
+from gpuprof.placement.unplaced_reasons import with_unplaced
+
+#: Maximum number of programs for demands whose replicas are together too slow.
+_MOST_REPAIRS = 4
+
+
+@dataclass(slots=True)
+class Search:
+    """Searches the map of a problem."""
+
+    problem: Problem
+    limit: Limit
+    is_pooled: bool  #: Whether the replicas of a model have one queue.
+    fair: bool  #: As in `gpuprof.placement.optimal.optimal.Optimal`.
+    _judge: Judge = field(init=False)
+    _best: Placement = field(init=False)
+
+    def find_map(self) -> Placement:
+        """Return the best map found in time, with its bounds."""
+        asked, segments = self.problem, self._make_segments(self.problem)
+        able = [one for one in asked.demands if can_serve(asked, segments, one)]
+        if not able:
+            return with_unplaced(asked, segments, Placement("optimal", (), (), 0, 0.0))
+        if len(able) < len(asked.demands):
+            self.problem = replace(asked, demands=tuple(able), alike={})
+        self._judge = Judge(self.problem, Segments(self.problem), self.is_pooled, self.fair, self.limit)
+        self._best = self._place_first()
+        with self.problem.limits.until(self.limit), suppress(TimeUpError):
+            self._search()
+        with self.problem.limits.until(self.limit), suppress(TimeUpError):
+            self._finish()
+        found = clip_bounds(self.problem, raise_by_work(self.problem, self._best))
+        stopped = self.limit.is_over and not is_proven_optimal(self.problem, found)
+        if found.unplaced:
+            found = replace(found, lower_bound_gpus=None, lower_bound_cost_per_hour=None)
+        elif self._is_counted:
+            found = replace(found, upper_bound_goodput_rps=math.fsum(one.rate_rps for one in able))
+        return with_unplaced(asked, self._judge.segments, replace(found, stopped=stopped))
+
+    def _make_segments(self, problem: Problem) -> Segments:
+        return PooledSegments(problem) if self.is_pooled else Segments(problem)
+
+    def _place_first(self) -> Placement:
+        """Return the cheapest first fit on a single kind of device, or on a counted fleet on all kinds."""
+        best: Placement | None = None
+        for cost, problem in list_single_kinds(self.problem, self._make_segments(self.problem)):
+            if best is not None and not best.unplaced and cost >= sum_prices(self.problem, best.gpus):
+                continue
+            segments = self._make_segments(problem)
+            for placement in self._repair(problem, "first fit", partial(place_first_fit, problem, segments)):
+                if best is None or self._judge.rank(placement) < self._judge.rank(best):
+                    best = placement
+        assert best is not None
+        return replace(best, lower_bound_gpus=1, lower_bound_cost_per_hour=min(list_prices(self._entries).values()))
+
+    @property
+    def _entries(self) -> Sequence[FleetEntry]:
+        return self.problem.fleet.entries
+
+    @property
+    def _is_done(self) -> bool:
+        return is_proven_optimal(self.problem, raise_by_work(self.problem, self._best))
+
+    def _search(self) -> None:
+        """Raise the bound and improve the map until both meet."""
+        by_queues, is_placed = self.problem.options.latency_budget is None, not self._best.unplaced
+        if by_queues and not self._is_done:
+            self._bound_queues(self.limit.keeping(0.5 * (self.limit.left_s or 0.0)))
+        if self._is_done:
+            return
+        problem = self._narrow()
+        segments = self._make_segments(problem)
+        offers = CandidateSegments(problem, segments)
+        starts = [self._best]
+        for placement in self._list_maps(offers, planner := PartitionPlanner(problem, segments)):
+            self._keep(placement)
+            starts.append(placement)
+            if self._is_done:
+                return
+        if by_queues and not is_placed and not self._best.unplaced:
+            self._bound_queues(self.limit)
+        local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
+        for start in sorted(starts, key=self._judge.rank):
+            for gpus in local_search.improve(start.gpus):
+                self._keep(self._judge.settle(gpus, "local search"))
+                if self._is_done:
+                    return
+
+    def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
+        """Yield the maps of patterns with neighbours, and of the program without."""
+        choices = offers.list_choices()
+        stock = CuttingStock(offers.problem, planner, choices, self.limit).place()
+        if stock is not None:
+            yield self._judge.settle(stock, "patterns of replicas")
+        yield from self._run_programs(offers)
+
+    def _keep(self, placement: Placement) -> None:
+        """Make a map the incumbent if it is better."""
+        if self._judge.rank(placement) < self._judge.rank(self._best):
+            best = self._best
+            self._best = replace(best, gpus=placement.gpus, unplaced=placement.unplaced, found_by=placement.found_by)
+
+    def _narrow(self) -> Problem:
+        """Return the problem on the kinds of devices that may make a cheaper map.
+
+        A map with a device that costs as much as the incumbent is no cheaper. Under the queueing model, kinds whose
+        guessed cost for all demands is not less are left out too.
+        """
+        if self._best.unplaced:
+            return self.problem
+        cost = sum_prices(self.problem, self._best.gpus)
+        kept = self._list_cheaper()
+        if self.problem.options.latency_budget is None and len(kept) > 1:
+            ranked = rank_kinds(self.problem, self._judge.segments)
+            likely = {entry.device.name for guessed, entry in ranked if guessed < cost}
+            kept = [entry for entry in kept if entry.count is not None or entry.device.name in likely]
+        if len(kept) in (0, len(self._entries)):
+            return self.problem
+        return replace(self.problem, fleet=Fleet(tuple(kept)), alike={})
+
+    def _list_cheaper(self) -> list[FleetEntry]:
+        """Return the kinds with a device cheaper than the whole incumbent."""
+        cost = sum_prices(self.problem, self._best.gpus)
+        return [entry for entry in self._entries if entry.price_per_hour < cost * (1.0 - EXACT)]
+
+    def _bound_queues(self, limit: Limit) -> None:
+        """Bound the cost of every map under the queueing model, or on a small fleet the goodput."""
+        if self._best.unplaced and self._is_counted:
+            self._bound_goodput(BoundTable(self.problem, self._entries).list_choices())
+            return
+        cost, entries = math.inf, self._entries
+        if not self._best.unplaced:
+            cost, entries = sum_prices(self.problem, self._best.gpus), self._list_cheaper()
+        table = BoundTable(self.problem, entries)
+        self._raise_cost_bound(bound_by_table(self.problem, table, cost, limit))
+
+    @property
+    def _is_counted(self) -> bool:
+        return all(entry.count is not None for entry in self._entries)
+
+    def _raise_cost_bound(self, bound: float) -> None:
+        self._best = raise_bounds(self.problem, self._best, bound)
+
+    def _bound_goodput(self, choices: Choices) -> None:
+        able = [demand for demand in self.problem.demands if choices[demand.model]]
+        most = bound_goodput(self.problem, able, group_demands(able, choices), self.limit)
+        self._best = replace(self._best, upper_bound_goodput_rps=most)
+
+    def _run_programs(self, offers: CandidateSegments) -> Iterator[Placement]:
+        """Yield the maps of the program; with a latency budget it also gives the bound."""
+        problem, segments, choices, bounds = offers.problem, offers.segments, offers.list_choices(), list[float]()
+
+        def place(demands: Sequence[Demand]) -> Gpus:
+            plan = plan_by_program(problem, segments, choices, demands, self.limit, fair=self.fair)
+            bounds.append(plan.bound)
+            return plan.gpus
+
+        for placement in self._repair(problem, "integer program", place):
+            self._keep(placement)
+            if problem.options.latency_budget is not None:
+                self._bound_budget(offers, bounds[0])
+            yield placement
+
+    def _repair(self, problem: Problem, method: str, place: Callable[[Sequence[Demand]], Gpus]) -> Iterator[Placement]:
+        """Yield the maps of a method, its demands raised where the replicas of a pool are together too slow."""
+        rates = {demand.model: demand.rate_rps for demand in problem.demands}
+        for _ in range(_MOST_REPAIRS):
+            gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
+            placement = self._judge.settle(gpus, method)
+            yield placement
+            if not self.is_pooled or not placement.unplaced or self._is_counted or self.limit.is_over:
+                return
+            for unplaced in placement.unplaced:
+                rate_rps = problem.demand(unplaced.model).rate_rps
+                served_rps = max(rate_rps - unplaced.rate_rps, rate_rps / 2.0)
+                rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION)
+
+    def _bound_budget(self, offers: CandidateSegments, plan_bound: float) -> None:
+        """Bound the cost of every map with a latency budget, or on a small fleet the goodput."""
+        problem, segments, choices = offers.problem, offers.segments, offers.list_choices()
+        if offers.has_claims:
+            choices, plan_bound = CandidateSegments(problem, segments, with_claims=True).list_choices(), 0.0
+        bounding = with_least_memory(problem, segments, choices)
+        if self._best.unplaced:
+            if self._is_counted:
+                self._bound_goodput(bounding)
+            return
+        cost = sum_prices(self.problem, self._best.gpus)
+        if plan_bound < cost * (1.0 - EXACT) and not self.limit.is_over:
+            classes = group_demands(problem.demands, bounding)
+            plan_bound = bound_by_classes(problem, problem.fleet.entries, classes, cost, self.limit)[0]
+        self._raise_cost_bound(plan_bound)
+
+    def _finish(self) -> None:
+        """Keep what runs already where that costs nothing, and give spare capacity to uncertain estimates."""
+        if self.problem.previous is not None:
+            self._best = KeptMap(self.problem, self._judge, self.problem.previous).choose(self._best, self._plan_rest)
+        elif not self._best.unplaced:
+            spare = SpareCapacity(self.problem, self._make_segments(self.problem), self.limit)
+            spread = self._judge.settle(self._judge.share_out(spare.distribute(self._best.gpus)), "")
+            if self._judge.rank(spread) <= self._judge.rank(self._best) and self._judge.is_sound(spread):
+                self._best = replace(self._best, gpus=spread.gpus)
+        if self._best.unplaced:
+            self._best = self._judge.raise_rates(self._best)
+
+    def _plan_rest(self, problem: Problem) -> Placement:
+        return Search(problem, self.limit, is_pooled=self.is_pooled, fair=self.fair).find_map()
