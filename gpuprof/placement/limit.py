@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 #: Maximum seconds for each granted second of processor time; waiting uses no processor time.
@@ -33,7 +32,6 @@ class Limit:
     #: would end a search before its start.
     least_cpu_s: float = 0.0
     _least_started: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
-    _interrupts: Callable[[], bool] | None = field(default=None, compare=False)
 
     @property
     def left_s(self) -> float | None:
@@ -44,15 +42,8 @@ class Limit:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the time is up or the limit is interrupted."""
-        if self.is_interrupted:
-            return True
+        """Return whether the time is up."""
         return self.seconds is not None and _now() - self._started >= self.seconds and self._least_left_s <= 0.0
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Return whether the result of the work within the limit is no longer needed."""
-        return self._interrupts is not None and self._interrupts()
 
     @property
     def spent_s(self) -> float:
@@ -70,10 +61,9 @@ class Limit:
         """Return the limit, extended until the process has used ``cpu_s`` of processor time from now on."""
         return self if self.seconds is None else replace(self, least_cpu_s=cpu_s, _least_started=(_now(), _cpu_now()))
 
-    def unless(self, interrupts: Callable[[], bool]) -> Limit:
-        """Return the limit that also ends as soon as ``interrupts`` returns True."""
-        return replace(self, _interrupts=interrupts)
-
     def keeping(self, seconds: float) -> Limit:
-        """Return the limit that ends ``seconds`` earlier, for later work."""
-        return self if self.seconds is None else replace(self, seconds=self.seconds - seconds)
+        """Return the limit that ends ``seconds`` earlier, for later work, with a part of the processor time."""
+        if not self.seconds:
+            return self
+        left = self.seconds - seconds
+        return replace(self, seconds=left, least_cpu_s=max(0.0, self.least_cpu_s * left / self.seconds))

@@ -10,11 +10,13 @@ from statistics import NormalDist
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Figure, Workload, batch_times
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload, batch_times, classify_source
 from gpuprof.domain.model_queues import queue_of
+from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
 from gpuprof.placement.alike import find_alike
+from gpuprof.placement.evidence import is_rounded_to
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.rules.host_work import disturb_at_worst
@@ -159,6 +161,19 @@ class PlannedWorkloads:
             named = workload.model, device, missing, workload.share, workload.processes
             kept += [planned_ms(one, confidence) for one in batch_times(self.problem.estimator, *named)]
         return tuple(kept[: workload.batch])
+
+    def is_claimed(self, device: Device, workload: Workload) -> bool:
+        """Return whether an estimator claims, by a measured requirement, that an unmeasured share slows no batch down.
+
+        Several such replicas would be given more work than their device does, so a map of claimed shares needs care.
+        """
+        if workload.share.sm_pct == 100.0:
+            return False
+        held = self.estimate(device, workload)
+        if classify_source(held.latency_ms.source) == MEASURED or not any(f.is_observed for _, f in held.creq_pct):
+            return False
+        whole = self.estimate(device, replace(workload, share=Share(mig=workload.share.mig)))
+        return is_rounded_to(held.latency_ms.value, whole.latency_ms.value)
 
     def memory_bytes(self, estimate: Estimate) -> int | None:
         """Return the planned memory of all processes of a workload, by the rule of `planned_ms`."""

@@ -15,9 +15,8 @@ from gpuprof.domain.share import Share
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
-from gpuprof.placement.optimal.replica_options import list_options
+from gpuprof.placement.optimal.bound_table import BoundTable
 from gpuprof.placement.policies import make_policy
-from gpuprof.placement.pooled_segment import BoundingSegments
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.retime import retime_map
 from gpuprof.placement.segment import Segments
@@ -87,9 +86,9 @@ def test_no_segment_exceeds_what_bounds_allow(source: str) -> None:
     (entry,) = given.fleet.entries
     for asked in given.demands:
         segments = Segments(given, capped=False).every(asked, entry.device)
-        options = list_options(BoundingSegments(given), asked, entry)
+        bounds = BoundTable(given, [entry]).list_choices()[asked.model]
         for segment in segments:
-            most = max(one.rate_rps for one in options if one.part <= segment.fraction + 1e-9)
+            most = max(one.capacity_rps for one in bounds if one.fraction <= segment.fraction + 1e-9)
             assert min(segment.capacity_rps, asked.rate_rps) <= most * (1.0 + 1e-9)
 
 

@@ -24,11 +24,11 @@ from gpuprof.placement.contract import LinearEstimator, evidence, plain_device, 
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.bound_table import BoundTable
 from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.optimal.pooled_planner import PooledPlanner
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.pool import Pools
-from gpuprof.placement.pooled_segment import BoundingSegments, PooledSegments
+from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_bound import most_within_rps
 from gpuprof.placement.segment import Segments
@@ -118,17 +118,19 @@ def test_a_bound_counts_batches_that_are_in_time_only() -> None:
 def test_a_replica_among_others_is_offered_for_more_than_alone_and_less_than_the_bound() -> None:
     given = make_problem(4000.0, 14.0)
     demand, device = given.demands[0], given.fleet.entries[0].device
-    alone, among, bound = (
-        max(one.capacity_rps for one in kind(given).best(demand, device))
-        for kind in (Segments, PooledSegments, BoundingSegments)
+    alone, among = (
+        max(one.capacity_rps for one in kind(given).best(demand, device)) for kind in (Segments, PooledSegments)
     )
+    bound = max(one.capacity_rps for one in BoundTable(given, given.fleet.entries).list_choices()["m"])
     assert 1.1 * alone < among <= bound * 1.01
 
 
 def test_one_that_serves_everything_alone_is_offered_for_just_that() -> None:
     given = make_problem(50.0, 30.0)
     demand, device = given.demands[0], given.fleet.entries[0].device
-    for kind in (Segments, PooledSegments, BoundingSegments):
+    bounds = BoundTable(given, given.fleet.entries).list_choices()["m"]
+    assert max(one.capacity_rps for one in bounds) == 50.0
+    for kind in (Segments, PooledSegments):
         assert max(one.capacity_rps for one in kind(given).best(demand, device)) == 50.0
 
 
@@ -202,33 +204,6 @@ def test_by_a_latency_budget_nothing_is_pooled() -> None:
 
     given = problem([Demand("m", 500.0, Slo(50.0))], options=Options(latency_budget=0.5))
     assert Optimal().place(given) == Optimal(pooled=False).place(given)
-
-
-def test_no_pool_is_asked_for_once_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Ticking()
-    demands = tuple(Demand(name, 900.0, Slo(30.0)) for name in ("m", "n"))
-    wanted = replace(make_problem(900.0, 30.0), demands=demands, queueing=queue)
-    split = Optimal(pooled=False).place(wanted)
-    queue.asked_s.clear()
-    start = queue.now_s
-    monkeypatch.setattr("gpuprof.placement.limit._now", lambda: queue.now_s)
-    planner = PooledPlanner(wanted, Segments(wanted), Limit(1.0, start))
-    found = planner.plan(split, lambda known, rates: split.gpus)
-    assert queue.asked_s and max(queue.asked_s) < start + 1.0
-    assert found.stopped and not found.unplaced and found.gpus
-    assert found.lower_bound_gpus is not None and found.lower_bound_gpus <= len(found.gpus)
-
-
-class Ticking(BatchQueue):
-    """A clock goes on by every pool that is solved."""
-
-    def __init__(self) -> None:
-        self.now_s, self.asked_s = 0.0, list[float]()
-
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        self.asked_s.append(self.now_s)
-        self.now_s += 1.2
-        return super().pool(arrivals, servers, coarse=coarse)
 
 
 def test_a_problem_without_devices_is_refused() -> None:

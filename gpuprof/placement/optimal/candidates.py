@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import MEASURED, Workload, classify_source
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.optimal.memory_grid import is_binding
 from gpuprof.placement.optimal.pattern import SPACE, PartitionKind, share_units
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.search_space import SHARE_STEP
 from gpuprof.placement.segment import Segment, Segments
 
 Choices = Mapping[str, tuple[Segment, ...]]
@@ -37,10 +37,8 @@ class CandidateSegments:
 
     problem: Problem
     segments: Segments
-    #: Whether shares are offered that an estimator claims, by a measured requirement, to slow no batch down: a bound
-    #: counts them, but devices whose replicas all have the speed of the whole device would be given too much work.
-    with_claims: bool = False
-    #: Whether such shares were left out.
+    with_claims: bool = False  #: Whether claimed shares (`Segments.is_claimed`) are offered, as for a bound.
+    #: Whether some shares are claimed.
     has_claims: bool = field(default=False, init=False)
     _listed: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
 
@@ -56,21 +54,7 @@ class CandidateSegments:
     def _list_segments(self, demand: Demand) -> Iterator[Segment]:
         for entry in self.problem.fleet.entries:
             for mig, (listed, steps) in list_percents(self.segments, demand.model, entry.device).items():
-                if not self.with_claims and self._are_claimed(demand.model, entry.device, mig, steps[0]):
-                    self.has_claims, steps = True, listed
                 yield from self._list_in_partition(demand, entry.device, mig, listed, steps)
-
-    def _are_claimed(self, model: str, device: Device, mig: str | None, percent: float) -> bool:
-        """Return whether an unmeasured small share has the time of the whole partition by a measured requirement."""
-        batch = self.segments.search_space.listed_batches(model, device, Share(mig=mig))[:1]
-        for workload in (Workload(model, size, Share(percent, mig)) for size in batch):
-            with suppress(InputError):
-                held = self.segments.estimate(device, workload)
-                whole = self.segments.estimate(device, replace(workload, share=Share(mig=mig)))
-                is_required = any(figure.is_observed for _, figure in held.creq_pct)
-                is_measured = classify_source(held.latency_ms.source) == MEASURED
-                return is_required and not is_measured and held.latency_ms.value == whole.latency_ms.value
-        return False
 
     def _list_in_partition(
         self, demand: Demand, device: Device, mig: str | None, listed: Sequence[float], steps: Sequence[float]
@@ -79,7 +63,7 @@ class CandidateSegments:
 
         def capacity_rps(percent: float) -> float:
             if percent not in met:
-                met[percent] = self.segments.best_of(demand, device, Share(percent, mig))
+                met[percent] = self._find_best(demand, device, Share(percent, mig))
             segment = met[percent]
             return 0.0 if segment is None else segment.capacity_rps
 
@@ -93,6 +77,24 @@ class CandidateSegments:
                 rest = demand.rate_rps - each * math.floor(demand.rate_rps / each * (1.0 - 1e-9))
                 bisect_left(steps, True, key=lambda percent: capacity_rps(percent) >= rest)
         yield from (segment for percent in sorted(met) if (segment := met[percent]) is not None)
+
+    def _find_best(self, demand: Demand, device: Device, share: Share) -> Segment | None:
+        best = self.segments.best_of(demand, device, share)
+        if best is None or not self.segments.is_claimed(device, best.workload):
+            return best
+        self.has_claims = True
+        return self._limit_claim(device, best) if self.with_claims else None
+
+    def _limit_claim(self, device: Device, segment: Segment) -> Segment:
+        """Return a claimed segment at the rate of the device's time that it may take.
+
+        A replica needs its part of the device's time for each batch (`gpuprof.placement.feasibility`). One that needs
+        more than the share is counted under the next share.
+        """
+        utilization = self.segments.estimate(device, segment.workload).creq("wavg_sm_util")
+        needed_pct = 100.0 if utilization is None or not utilization.is_observed else min(100.0, utilization.value)
+        part = min(1.0, (segment.share.sm_pct + SHARE_STEP) / needed_pct)
+        return replace(segment, capacity_rps=segment.capacity_rps * part)
 
     def _offer_leaner(self, offered: Mapping[str, list[Segment]]) -> None:
         """Add segments with less memory in partitions whose memory may not suffice."""

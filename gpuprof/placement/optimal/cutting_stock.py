@@ -75,6 +75,11 @@ class CuttingStock:
         if {part.model for part in parts} != self._classes.keys():
             return None
         until = self.limit.keeping((self.limit.left_s or 0.0) / 2.0)
+        for entry in self.problem.fleet.entries:
+            device = entry.device
+            least = {part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part))) for part in parts}
+            shares = {part: percent / 100.0 for part, percent in least.items() if math.isfinite(percent)}
+            self._fill_devices(device.name, 0.0, shares, until)
         known = 0
         while len(self._patterns) > known and not until.is_over:
             known = len(self._patterns)

@@ -44,8 +44,11 @@ def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placem
     cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
     if cost is None or bound <= cost:
         return placement
-    if len(prices) > 1 or gpus is None:
+    if gpus is None:
         return replace(placement, lower_bound_cost_per_hour=bound)
+    if len(prices) > 1:
+        fewest = max(gpus, math.ceil(bound / max(prices) - 1e-6))
+        return replace(placement, lower_bound_cost_per_hour=bound, lower_bound_gpus=fewest)
     # A bound of 3.2 devices means four; the subtraction allows for the solver's rounding.
     count = math.ceil(bound / min(prices) - 1e-6)
     return replace(placement, lower_bound_cost_per_hour=count * min(prices), lower_bound_gpus=count)

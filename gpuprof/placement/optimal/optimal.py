@@ -40,6 +40,7 @@ class Optimal:
         Maps of measured figures alone come first: extrapolated shares are only used where they make a cheaper map.
         """
         limit, found = Limit(problem.options.time_limit_s), None
+        limit = limit.with_least((limit.seconds or 0.0) / 2.0)  # where other programs occupy the processors
         quiet = replace(problem, options=replace(problem.options, explains=False))
         measured = None if problem.previous is not None else restrict_to_measured(quiet)
         if measured is not None:

@@ -169,13 +169,15 @@ class PartitionPlanner:
             self.asked += 1
             try:
                 held = self.segments.memory_bytes(self.segments.estimate(device, workload)) or 0
-                fits = held <= device.memory_bytes(share)
+                fits = held <= device.memory_bytes(share) and not self.segments.is_claimed(device, workload)
                 return fits and self.segments.meets(demand, device, workload, task[1], beside)
             except InputError:
                 return False  # no estimate of this batch or number of processes
 
         if now is not None and does(now):
             return now
+        if now is not None and self._is_late(device, now, beside):
+            return None
         for processes in self.segments.search_space.processes(share):
             sizes = self.segments.search_space.sizes(task[0], device, share)
             able = self._list_sufficient(
@@ -185,6 +187,19 @@ class PartitionPlanner:
             if found is not None:
                 return found
         return None
+
+    def _is_late(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
+        """Return whether a batch, the smallest that serves its rate alone, is late beside neighbours.
+
+        Only with a latency budget: larger batches take longer, and smaller ones serve too little.
+        """
+        if self.problem.options.latency_budget is None:
+            return False
+        try:
+            estimate = self.segments.estimate(device, workload, beside)
+        except InputError:
+            return False
+        return not self.segments.is_within_budget(self.problem.demand(workload.model), estimate, 0.0)
 
     def _list_sufficient(
         self, device: Device, workloads: Sequence[Workload], rate_rps: float, beside: Sequence[Workload]

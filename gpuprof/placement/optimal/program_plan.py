@@ -23,22 +23,29 @@ from gpuprof.placement.segment import Segment, Segments
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
-    """The program's devices, and a lower bound on the cost of all maps of the same segments."""
+    """The program's choice of segments, and a lower bound on the cost of all maps of the same segments."""
 
-    gpus: tuple[PlacedGpu, ...]
-    bound: float  #: Per hour; 0.0 where not everything can be served, or memory was rounded up.
+    demands: tuple[Demand, ...]  #: Those with a segment, at rates that their replicas reach.
+    choices: Choices
+    choice: Choice | None
+    bound: float  #: Per hour; 0.0 where nothing is known, or memory was rounded up.
+
+    def pack(self, problem: Problem, segments: Segments) -> tuple[PlacedGpu, ...]:
+        """Return the devices of the chosen segments, whose neighbours are only evaluated here."""
+        bins = FleetBins(problem, segments)
+        if self.choice is not None:
+            pack_replicas(_make_covers(self.demands, self.choices, self.choice), self.choice, segments, bins)
+        return merge_replicas(problem, segments, self.choices, bins.to_gpus())
 
 
 def plan_by_program(
-    problem: Problem, segments: Segments, choices: Choices, demands: Sequence[Demand], limit: Limit, *, fair: bool
+    problem: Problem, choices: Choices, demands: Sequence[Demand], limit: Limit, *, fair: bool
 ) -> ProgramPlan:
-    """Return the cheapest map of the choices that serves all demands, else the map that serves most.
+    """Return the cheapest choice that serves all demands, else the choice that serves most.
 
     Parameters
     ----------
     problem : Problem
-    segments : Segments
-        Of the same problem.
     choices : mapping of str to tuple of Segment
     demands : sequence of Demand
         Demands of models of the problem, at any rates.
@@ -46,17 +53,14 @@ def plan_by_program(
     fair : bool
         As `gpuprof.placement.optimal.optimal.Optimal`.
     """
-    able = [_lower_to_reach(demand, choices[demand.model]) for demand in demands if choices[demand.model]]
+    able = tuple(_lower_to_reach(demand, choices[demand.model]) for demand in demands if choices[demand.model])
     if not able:
-        return ProgramPlan((), 0.0)
+        return ProgramPlan((), choices, None, 0.0)
     classes = group_demands(able, choices)
     choice, bound = minimise_cost(problem, classes, limit)
     if choice is None and not limit.is_over:
         choice = maximise_goodput(problem, classes, limit, fair=fair)
-    bins = FleetBins(problem, segments)
-    if choice is not None:
-        pack_replicas(_make_covers(able, choices, choice), choice, segments, bins)
-    return ProgramPlan(merge_replicas(problem, segments, choices, bins.to_gpus()), bound)
+    return ProgramPlan(able, choices, choice, bound)
 
 
 def minimise_cost(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> tuple[Choice | None, float]:
@@ -64,11 +68,11 @@ def minimise_cost(problem: Problem, classes: Sequence[DemandClass], limit: Limit
     entries, seed = problem.fleet.entries, problem.options.seed
     master, prices = RestrictedMaster(entries, classes), list_prices(entries)
     relaxed, bound = solve_relaxation(master, prices, limit, seed)
-    solution = None
-    if relaxed is not None:
-        solution = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
-    if solution is None:
+    if relaxed is None:
         return None, 0.0
+    solution = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
+    if solution is None:
+        return None, round_up_to_step(bound, prices) if master.is_exact else 0.0
     # The integer program's bound covers only its own patterns where patterns are generated.
     if not master.generated:
         bound = max(bound, solution.bound)

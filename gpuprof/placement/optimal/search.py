@@ -52,7 +52,9 @@ class Search:
     def find_map(self) -> Placement:
         """Return the best map found in time, with its bounds."""
         asked, segments = self.problem, self._make_segments(self.problem)
-        able = [one for one in asked.demands if can_serve(asked, segments, one)]
+        firsts = {segments.first_alike(one.model) for one in asked.demands}
+        served = {model for model in firsts if can_serve(asked, segments, asked.demand(model))}
+        able = [one for one in asked.demands if segments.first_alike(one.model) in served]
         if not able:
             return with_unplaced(asked, segments, Placement("optimal", (), (), 0, 0.0))
         if len(able) < len(asked.demands):
@@ -99,7 +101,7 @@ class Search:
         """Raise the bound and improve the map until both meet."""
         by_queues, is_placed = self.problem.options.latency_budget is None, not self._best.unplaced
         if by_queues and not self._is_done:
-            self._bound_queues(self.limit.keeping(0.5 * (self.limit.left_s or 0.0)))
+            self._bound_queues(self._halve_limit())
         if self._is_done:
             return
         problem = self._narrow()
@@ -122,11 +124,14 @@ class Search:
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
         """Yield the maps of patterns with neighbours, and of the program without."""
-        choices = offers.list_choices()
-        stock = CuttingStock(offers.problem, planner, choices, self.limit).place()
+        stock = CuttingStock(offers.problem, planner, offers.list_choices(), self._halve_limit()).place()
         if stock is not None:
             yield self._judge.settle(stock, "patterns of replicas")
         yield from self._run_programs(offers)
+
+    def _halve_limit(self) -> Limit:
+        """Return a limit at half of the time left."""
+        return self.limit.keeping((self.limit.left_s or 0.0) / 2.0)
 
     def _keep(self, placement: Placement) -> None:
         """Make a map the incumbent if it is better."""
@@ -182,18 +187,15 @@ class Search:
 
     def _run_programs(self, offers: CandidateSegments) -> Iterator[Placement]:
         """Yield the maps of the program; with a latency budget it also gives the bound."""
-        problem, segments, choices, bounds = offers.problem, offers.segments, offers.list_choices(), list[float]()
+        problem, limit = offers.problem, self._halve_limit()
 
         def place(demands: Sequence[Demand]) -> Gpus:
-            plan = plan_by_program(problem, segments, choices, demands, self.limit, fair=self.fair)
-            bounds.append(plan.bound)
-            return plan.gpus
-
-        for placement in self._repair(problem, "integer program", place):
-            self._keep(placement)
+            plan = plan_by_program(problem, offers.list_choices(), demands, limit, fair=self.fair)
             if problem.options.latency_budget is not None:
-                self._bound_budget(offers, bounds[0])
-            yield placement
+                self._bound_budget(offers, plan.bound)
+            return plan.pack(problem, offers.segments)
+
+        yield from self._repair(problem, "integer program", place)
 
     def _repair(self, problem: Problem, method: str, place: Callable[[Sequence[Demand]], Gpus]) -> Iterator[Placement]:
         """Yield the maps of a method, its demands raised where the replicas of a pool are together too slow."""
@@ -215,11 +217,11 @@ class Search:
         if offers.has_claims:
             choices, plan_bound = CandidateSegments(problem, segments, with_claims=True).list_choices(), 0.0
         bounding = with_least_memory(problem, segments, choices)
-        if self._best.unplaced:
-            if self._is_counted:
-                self._bound_goodput(bounding)
+        if self._best.unplaced and self._is_counted:
+            self._bound_goodput(bounding)
+        cost = math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
+        if not all(bounding.values()):
             return
-        cost = sum_prices(self.problem, self._best.gpus)
         if plan_bound < cost * (1.0 - EXACT) and not self.limit.is_over:
             classes = group_demands(problem.demands, bounding)
             plan_bound = bound_by_classes(problem, problem.fleet.entries, classes, cost, self.limit)[0]

@@ -20,9 +20,10 @@ from gpuprof.placement.contract import (
     sliced_device,
     solve_and_check,
 )
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.judge import Judge
 from gpuprof.placement.optimal.measured_first import MeasuredOnly, restrict_to_measured
 from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.optimal.spare_capacity import raise_rates
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
 from gpuprof.placement.segment import Segments
@@ -77,10 +78,10 @@ def test_only_a_problem_of_which_some_figures_were_measured_is_restricted() -> N
 
 def test_replicas_of_a_demand_that_is_not_met_are_raised_to_what_they_serve_and_no_further() -> None:
     given = problem([demand("m", 500.0), demand("n", 40.0)], [(plain_device(), 1)], options=BUDGET)
-    segments, half = Segments(given), Share(50.0)
+    judge, half = Judge(given, Segments(given), False, False, Limit()), Share(50.0)
     replicas = tuple(PlacedReplica(model, 8, 1, half, 30.0) for model in ("m", "n"))
     missing = tuple(Unplaced(model=model, rate_rps=rate, reason="full") for model, rate in (("m", 470.0), ("n", 10.0)))
     before = Placement("optimal", (PlacedGpu("plain", (PlacedPartition(replicas),)),), missing)
-    (gpu,) = raise_rates(given, segments, before)
+    (gpu,) = judge.raise_rates(before).gpus
     rates = {one.model: one.rate_rps for one in gpu.replicas()}
     assert rates == {"m": pytest.approx(400.0), "n": pytest.approx(40.0)}  # 8 requests in 20 ms

@@ -12,7 +12,6 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.device_assignment import assign_devices
-from gpuprof.placement.optimal.incumbent import choose_better
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
@@ -212,10 +211,12 @@ def test_more_is_never_served_than_the_map_says_any_could() -> None:
 
 
 def test_fairness_goes_on_above_the_worst_served() -> None:
-    # one device: 25% does 200/s. The large demand cannot get beyond a quarter of its rate unless the others get less;
-    # what is left must not all go to one of them
+    # one device: only 25% is known, does 200/s, and four fit. The large demand cannot get beyond a quarter of its rate
+    # unless the others get less; what is left must not all go to one of them
     asked = [Demand("large", 1600.0, Slo(100.0)), Demand("a", 400.0, Slo(100.0)), Demand("b", 400.0, Slo(100.0))]
-    fair, _ = solve_and_check(Optimal(fair=True), problem(asked, [(plain_device(), 1)], options=BUDGET))
+    quarters = TabledEstimator({Workload(one.model, 1, Share(25.0), 1): 200.0 for one in asked})
+    given = replace(problem(asked, [(plain_device(), 1)], options=BUDGET), estimator=quarters)
+    fair, _ = solve_and_check(Optimal(fair=True), given)
     got = sorted(fair.rate_rps(one.model) / one.rate_rps for one in asked)
     assert got == pytest.approx([0.25, 0.5, 0.5], abs=2e-3)
 
@@ -309,16 +310,3 @@ def test_with_confidence_it_plans_as_if_the_upper_ends_were_the_means(budget: fl
         [segment.capacity_rps for segment in Segments(one).best(asked[0], plain_device())] for one in (careful, slower)
     ]
     assert capacities[0] == pytest.approx(capacities[1], rel=1e-6)
-
-
-def test_of_two_maps_the_higher_bound_holds_for_the_better() -> None:
-    given = problem([demand("m", 250.0, 30.0)], options=BUDGET)
-    small = FirstFitDecreasing().place(given)
-    large = replace(small, gpus=small.gpus * 2)
-    for improved, first in ((small, large), (large, small)):
-        low = replace(improved, lower_bound_gpus=0, lower_bound_cost_per_hour=0.1)
-        high = replace(first, lower_bound_gpus=len(small.gpus), lower_bound_cost_per_hour=0.5)
-        for one, other in ((low, high), (replace(low, lower_bound_cost_per_hour=None, lower_bound_gpus=None), high)):
-            best = choose_better(given, one, other)
-            assert best.gpus == small.gpus
-            assert (best.lower_bound_gpus, best.lower_bound_cost_per_hour) == (len(small.gpus), 0.5)

@@ -16,8 +16,10 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import plain_device
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal import alone_bound
-from gpuprof.placement.optimal.alone_bound import bound_queues_alone
+from gpuprof.placement.optimal import bound_table
+from gpuprof.placement.optimal.bound_table import BoundTable
+from gpuprof.placement.optimal.column_generation import solve_relaxation
+from gpuprof.placement.optimal.restricted_master import RestrictedMaster, group_demands
 from gpuprof.placement.optimal.waiting_bound import least_rate_within, refused_part
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
@@ -79,19 +81,24 @@ def _draw_problem(seed: int) -> Problem:
     return Problem(demands, Fleet((FleetEntry(plain_device()),)), estimator, BatchQueue(), Options())
 
 
+def _bound_devices(given: Problem, *, settles: bool) -> float:
+    """The relaxation over the bounds of all replicas, the queues of single ones solved or not."""
+    table = BoundTable(given, given.fleet.entries)
+    while settles and table.settle(table.list_choices()):
+        pass
+    master = RestrictedMaster(given.fleet.entries, group_demands(given.demands, table.list_choices()), relaxed=True)
+    return solve_relaxation(master, {"plain": 1.0}, Limit())[1]
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_no_replicas_that_keep_the_slo_together_cost_less_than_the_bound_by_queues(seed: int) -> None:
+def test_no_replicas_that_keep_the_slo_together_cost_less_than_the_bound(seed: int) -> None:
     given = _draw_problem(seed)
-    assert 0.0 < bound_queues_alone(given, Segments(given), Limit()) <= _least_devices(given) + 1e-9
+    assert 0.0 < _bound_devices(given, settles=True) <= _least_devices(given) + 1e-6
 
 
-def test_the_bound_by_queues_counts_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bound(seed: int) -> float:
-        given = _draw_problem(seed)
-        return bound_queues_alone(given, Segments(given), Limit())
-
-    waiting = [bound(seed) for seed in range(6)]
-    monkeypatch.setattr(alone_bound, "least_rate_within", lambda rate, limit, late: rate * (1.0 - late))
-    busy = [bound(seed) for seed in range(6)]
-    assert all(one >= other for one, other in zip(waiting, busy, strict=True))
-    assert math.fsum(waiting) > 1.1 * math.fsum(busy)
+def test_the_bound_counts_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = [_bound_devices(_draw_problem(seed), settles=False) for seed in range(6)]
+    monkeypatch.setattr(bound_table, "find_least_rps", lambda given, demand: 0.0)
+    busy = [_bound_devices(_draw_problem(seed), settles=False) for seed in range(6)]
+    assert all(one >= other - 1e-6 for one, other in zip(waiting, busy, strict=True))
+    assert math.fsum(waiting) > 1.02 * math.fsum(busy)
