@@ -11,7 +11,7 @@
 #
 # Steps go from the most to the least useful, each has its time, and none needs another to have gone well, so that a
 # run that is cut short leaves what was done. What a step printed stands in OUT/NN-step.log, its exit code and seconds
-# in OUT/steps.csv; OUT/packed has it all in files of at most 15 MiB, OUT/page the tables and plots. With COMMIT=1 each
+# in OUT/steps.csv; OUT/packed has it all in files of at most 15 MiB, OUT/page what `gpuprof report` draws of it. With COMMIT=1 each
 # step's output is committed. Saving takes up to 100 s after LIMIT_S, as a rule ten.
 #
 # The time: all models are built first, side by side. A model under a share is one process that goes through all its
@@ -321,7 +321,8 @@ step 06-check 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
 # How far off estimates are on what was measured, each architecture left out. Where there is no time, it can be made of
 # what is kept: gpuprof evaluate --db gpuprof-db --json >06-evaluate.log, and the page again.
 gpuprof 06-evaluate 30 evaluate --regressors lasso,kernel_ridge,gradient_boosting --json
-step 06-page 60 "$python" -m bench.gpu.page . page
+mkdir -p "$out/page"
+gpuprof 06-page 60 report $(cd "$out" && ls -d gpuprof-db map.json load.json 2>/dev/null) -o page/report.html --figures page
 rm -rf "$out/packed" && mkdir "$out/packed"
 tar -C "$out" --exclude=./models --exclude=./site --exclude=./packed -cf - . | gzip -9 |
   split -b 15M - "$out/packed/gpu-run.tar.gz."
