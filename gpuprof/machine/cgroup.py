@@ -1,7 +1,8 @@
-"""A quota on CPU time through Linux control groups, version 1 and 2."""
+"""Linux control groups, version 1 and 2: the limits on this process, and a quota on CPU time of its own."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -11,14 +12,38 @@ from pathlib import Path
 
 from gpuprof.errors import UnavailableError
 
-_ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "gpuprof-"
 # A short period keeps batches even: with half a core and the kernel's period of 100 ms, a batch of 5 ms would run at
-# full speed ten times and then pause for 50 ms.
-_PERIOD_US = 10_000
-# Limits of the kernel (kernel/sched/core.c): a quota of at least 1 ms, a period of at most 1 s.
-_MIN_QUOTA_US = 1_000
-_MAX_PERIOD_US = 1_000_000
+# full speed ten times and then pause for 50 ms. The kernel (kernel/sched/core.c) wants a quota of at least 1 ms.
+_PERIOD_US, _MIN_QUOTA_US = 10_000, 1_000
+
+
+def cgroup_version(root: Path = Path("/")) -> int | None:
+    """Return the version (2 or 1) of the control groups for CPU time here, or None without control groups.
+
+    ``root``: root of the file system.
+    """
+    mount = root / "sys/fs/cgroup"
+    if (mount / "cgroup.controllers").exists():
+        return 2
+    return 1 if any((path / "cgroup.procs").exists() for path in (mount / "cpu", mount / "cpu,cpuacct")) else None
+
+
+def cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """Return the CPU quota of this process in cores, or None without one."""
+    quotas = [quota for group, _ in _list_groups(root, "cpu") if (quota := _read_quota(group)) is not None]
+    return min(quotas, default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Return the memory limit of this process's control groups, or None without one."""
+    limits = [limit for group, _ in _list_groups(root, "memory") if (limit := _read_memory(group)) is not None]
+    return min(limits, default=None)
+
+
+def usable_cores(processors: int, quota_cores: float | None) -> int:
+    """Return the number of processors a process on ``processors`` can keep busy under this quota."""
+    return processors if quota_cores is None else max(1, min(processors, math.ceil(quota_cores)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +81,7 @@ class CpuQuota:
             group._remove()
 
     def _limit(self, cores: float) -> None:
-        period = min(_MAX_PERIOD_US, max(_PERIOD_US, round(_MIN_QUOTA_US / cores)))
+        period = max(_PERIOD_US, round(_MIN_QUOTA_US / cores))
         quota = max(_MIN_QUOTA_US, round(cores * period))
         if self.version == 2:
             (self.path / "cpu.max").write_text(f"{quota} {period}")
@@ -77,12 +102,12 @@ def remove_group(name: str) -> None:
         (quota_parent()[0] / _directory(name)).rmdir()
 
 
-def quota_parent(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> tuple[Path, int]:
+def quota_parent(root: Path = Path("/")) -> tuple[Path, int]:
     """Return the parent control group for quotas, and the cgroup version.
 
     Raises `UnavailableError` when no control group is writable by this process.
     """
-    candidates = [(path, version) for path, version in _cpu_groups(root, membership) if path.is_dir()]
+    candidates = [(path, version) for path, version in _list_groups(root, "cpu") if path.is_dir()]
     for path, version in candidates:
         if os.access(path, os.W_OK) and (version == 1 or _delegates_cpu(path)):
             return path, version
@@ -103,25 +128,50 @@ def _directory(name: str) -> str:
     return _PREFIX + re.sub(r"[^A-Za-z0-9_.-]", "_", name)
 
 
-def _cpu_groups(root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+def _list_groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """Yield this process's group of the controller and all its ancestors, whose limits apply too, and the version.
+
+    A container sees its host's path but has its own mount, often with only the mount's root inside. A version 2 group
+    that contains processes cannot delegate a controller; its parent often can.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         # ``hierarchy:controllers:path``; version 2 is the line without controllers (cgroups(7)).
-        _, controllers, path = line.split(":", 2)
-        if "cpu" in controllers.split(","):
-            # systemd mounts both controllers together and links the short name to the mount; containers often have only
-            # the link or only the mount.
-            for mount in ("cpu", "cpu,cpuacct", controllers):
-                if (root / mount / "cpu.cfs_quota_us").exists() or (root / mount / "cgroup.procs").exists():
-                    yield root / mount / path.lstrip("/"), 1
-                    yield root / mount, 1
-        elif not controllers and (root / "cgroup.controllers").exists():
-            group = root / path.lstrip("/")
-            # A version 2 group that contains processes cannot delegate the controller; its parent often can.
-            yield from ((place, 2) for place in (group, *group.parents) if place == root or root in place.parents)
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        base, version = mount, 2
+        if controller in controllers.split(","):
+            # systemd mounts controllers together and links the short name to the mount; containers often have only the
+            # link or only the mount.
+            names = (controller, "cpu,cpuacct" if controller == "cpu" else controller, controllers)
+            base = next((mount / name for name in names if (mount / name / "cgroup.procs").exists()), Path())
+            version = 1
+        elif controllers or not (mount / "cgroup.controllers").exists():
+            continue
+        group = base / path.lstrip("/")
+        yield from ((place, version) for place in (group, *group.parents) if place == base or base in place.parents)
+
+
+def _read_quota(group: Path) -> float | None:
+    words = read_text(group / "cpu.max").split()
+    if len(words) != 2:  # version 1 has a file for each of the two
+        words = [read_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    quota, period = words
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+
+
+def _read_memory(group: Path) -> int | None:
+    text = read_text(group / "memory.max").strip() or read_text(group / "memory.limit_in_bytes").strip()
+    # Version 1 expresses "no limit" by the largest multiple of the page size that fits into 63 bits.
+    return int(text) if text.isdigit() and int(text) < 1 << 62 else None
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a kernel file; empty if the file is missing or unreadable."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _delegates_cpu(path: Path) -> bool:

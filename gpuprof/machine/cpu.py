@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.machine.cgroup_limits import cpu_quota_cores, memory_limit_bytes, read_text, usable_cores
+from gpuprof.machine.cgroup import cpu_quota_cores, memory_limit_bytes, read_text, usable_cores
 from gpuprof.machine.core_sharing import allowed_cores
 
 #: Bandwidth assumed without a measurement: easily reached by a core of a server, and by four channels of DDR4.

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpuprof.errors import UnavailableError
-from gpuprof.machine.cgroup import CpuQuota
-from gpuprof.machine.cgroup_limits import cpu_quota_cores, usable_cores
+from gpuprof.machine.cgroup import CpuQuota, cpu_quota_cores, usable_cores
 from gpuprof.machine.core_sharing import allowed_cores
 from gpuprof.rules.cpu_slices import CpuSlice
 

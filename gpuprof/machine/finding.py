@@ -16,7 +16,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-_TIMEOUT_S = 120.0  # a first start of CUDA on a cold disk takes tens of seconds
+#: Time for an answer of a tool or the driver: a first start of CUDA on a cold disk takes tens of seconds.
+ANSWER_S = 120.0
 
 
 class Status(StrEnum):
@@ -63,7 +64,7 @@ def _execute_command(command: Sequence[str]) -> str | None:
     """Return the output of the command, or None when the command cannot be started, fails or hangs."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
         return None

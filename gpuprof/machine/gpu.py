@@ -19,7 +19,6 @@ from gpuprof.domain.device import Device, MigProfile
 from gpuprof.domain.gpu_description import GpuDescription, describe_device, device_slug
 from gpuprof.machine.nvml import ask_nvml, decode_nvml, load_nvml
 
-_MIB = 2**20
 _POSSIBLE_PLACEMENTS = "nvmlDeviceGetGpuInstancePossiblePlacements"
 
 
@@ -117,7 +116,7 @@ def _read_mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
         profiles[name] = MigProfile(
             name=name,
             sms=int(info.multiprocessorCount),
-            memory_bytes=int(info.memorySizeMB) * _MIB,
+            memory_bytes=int(info.memorySizeMB) * 2**20,
             memory_slices=places[0][1],
             compute_slices=int(info.sliceCount),
             start_slots=tuple(sorted(start for start, _ in places)),

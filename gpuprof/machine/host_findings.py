@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpuprof.errors import DISTRIBUTION, GpuprofError, install_hint
-from gpuprof.machine.cgroup import CpuQuota
-from gpuprof.machine.cgroup_limits import cgroup_version, cpu_quota_cores, memory_limit_bytes
+from gpuprof.machine.cgroup import CpuQuota, cgroup_version, cpu_quota_cores, memory_limit_bytes
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.machine.finding import Finding, MachineView, Status
 from gpuprof.runtime.cuda_provider import LIBRARIES_FIX, read_attempt

@@ -17,13 +17,14 @@ from gpuprof.domain.deployment import Gpu, Node
 from gpuprof.domain.device import Device
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import UnavailableError
+from gpuprof.machine.finding import ANSWER_S
 from gpuprof.machine.gpu import local_gpus
 from gpuprof.machine.mig_layout import MigLayout, read_layout
 from gpuprof.machine.mps import DEFAULT_PIPE, PERCENTAGE
 from gpuprof.runtime.providers import MPS_PIPE
 
 _CLIENT = "from gpuprof.machine.visible_sms import visible_sms; print(visible_sms() or '')"
-_ANSWER_S = 60.0
+
 #: SMs are granted in pairs (TPCs): a client may get one pair more than its percentage.
 _PAIR = 2
 
@@ -33,7 +34,7 @@ def _ask_client(gpu: int, percentage: float) -> int | None:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu), PERCENTAGE: f"{percentage:g}"}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _CLIENT], env=environment, capture_output=True, text=True, timeout=_ANSWER_S
+            [sys.executable, "-c", _CLIENT], env=environment, capture_output=True, text=True, timeout=ANSWER_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-#: Columns after the name in the line of all cores (proc(5)); later columns (guest time) are contained in the first two.
-_STOLEN, _USED = 7, 8
 _NAP_S = 0.002
 
 
@@ -46,8 +44,9 @@ def measure_lateness(seconds: float) -> float:
 def _read_ticks(stat: Path) -> tuple[int, int] | None:
     """Return stolen and all ticks of all cores together."""
     try:
+        # Columns of proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guest time is contained in them.
         name, *fields = stat.read_text(encoding="ascii").splitlines()[0].split()
-        ticks = [int(field) for field in fields[:_USED]]
+        *others, stolen = [int(field) for field in fields[:8]]
     except (OSError, ValueError, IndexError):
         return None
-    return (ticks[_STOLEN], sum(ticks)) if name == "cpu" and len(ticks) == _USED else None
+    return (stolen, stolen + sum(others)) if name == "cpu" and len(others) == 7 else None

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuprof.errors import UnavailableError
+from gpuprof.machine.finding import ANSWER_S
 
 NVIDIA_SMI = "nvidia-smi"
-_ANSWER_S = 120.0
 #: A line of ``nvidia-smi mig -lgi``: GPU, name, profile id, instance id, placement (start:size).
 _INSTANCE = re.compile(r"\|\s*(\d+)\s+MIG (\S+)\s+\d+\s+\d+\s+(\d+):\d+\s*\|")
 _NO_INSTANCES = "No GPU instances found"
@@ -99,7 +99,7 @@ def _run_smi(tool: str, gpu: int, *arguments: str, mig: bool = False, calm: str 
     command = [tool, *(["mig"] if mig else []), "-i", str(gpu), *arguments]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=False
         )
     except FileNotFoundError:
         raise UnavailableError(f"{tool} is not installed", "it comes with NVIDIA's driver") from None

@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.machine.finding import ANSWER_S
 from gpuprof.runtime.providers import MPS_PIPE
 
 CONTROL = "nvidia-cuda-mps-control"
 LOG = "CUDA_MPS_LOG_DIRECTORY"
 PERCENTAGE, MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 DEFAULT_PIPE = "/tmp/nvidia-mps"
-#: Seconds: for an answer of the control program, for a daemon that was started to answer, between two attempts.
-_ANSWER_S = 30.0
+#: Seconds: for a daemon that was started to answer, between two attempts.
 _START_S, _PAUSE_S = 5.0, 0.1
-_MIB = 2**20
 _LOG_TAIL = 300
 
 
@@ -52,10 +51,10 @@ class MpsDaemon:
         if self.log_directory is not None:
             variables[LOG] = self.log_directory
         if memory_limit_bytes is not None:
-            if memory_limit_bytes < _MIB:
+            if memory_limit_bytes < 2**20:
                 raise InputError(f"an MPS memory limit must be at least 1 MiB but got {memory_limit_bytes} bytes")
             # "0" is the ordinal among the client's visible GPUs, of which there is only one.
-            variables[MEMORY] = f"0={memory_limit_bytes // _MIB}M"
+            variables[MEMORY] = f"0={memory_limit_bytes // 2**20}M"
         return variables
 
 
@@ -146,7 +145,7 @@ def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
-                timeout=_ANSWER_S,
+                timeout=ANSWER_S,
                 check=False,
             )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -190,7 +189,7 @@ def _send_command(control: str, environment: Mapping[str, str], command: str) ->
             env=_merge_environment(environment),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_ANSWER_S,
+            timeout=ANSWER_S,
             check=False,
         ).returncode
     except (OSError, subprocess.TimeoutExpired):

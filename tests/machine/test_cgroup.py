@@ -7,46 +7,50 @@ import pytest
 from gpuprof.errors import UnavailableError
 from gpuprof.machine.cgroup import CpuQuota, quota_parent
 
+GROUPS = "sys/fs/cgroup"
 
-def _v1(root: Path) -> None:
+
+def _v1(machine: Path) -> None:
+    root = machine / "sys/fs/cgroup"
     (root / "cpu").mkdir(parents=True)
     for name in ("cgroup.procs", "cpu.cfs_quota_us"):
         (root / "cpu" / name).touch()
 
 
 def _v2(root: Path, controllers: str, handed_on: str) -> None:
-    root.mkdir(exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
     (root / "cgroup.controllers").write_text(controllers)
     (root / "cgroup.subtree_control").write_text(handed_on)
 
 
-def _own(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
+def _own(machine: Path, text: str) -> Path:
+    (machine / "proc/self").mkdir(parents=True)
+    (machine / "proc/self/cgroup").write_text(text)
+    return machine
 
 
 def test_version_1_is_found_where_the_cpu_controller_is_mounted(tmp_path: Path) -> None:
-    _v1(tmp_path / "fs")
-    found = quota_parent(tmp_path / "fs", _own(tmp_path / "own", "3:cpuset:/\n1:cpu:/\n0::/\n"))
-    assert found == (tmp_path / "fs" / "cpu", 1)
+    _v1(tmp_path)
+    found = quota_parent(_own(tmp_path, "3:cpuset:/\n1:cpu:/\n0::/\n"))
+    assert found == (tmp_path / GROUPS / "cpu", 1)
 
 
 def test_version_2_takes_the_own_group_when_it_hands_the_controller_on(tmp_path: Path) -> None:
-    _v2(tmp_path / "fs", "cpu memory", "")
-    _v2(tmp_path / "fs" / "app", "cpu memory", "cpu")
-    found = quota_parent(tmp_path / "fs", _own(tmp_path / "own", "0::/app\n"))
-    assert found == (tmp_path / "fs" / "app", 2)
+    _v2(tmp_path / GROUPS, "cpu memory", "")
+    _v2(tmp_path / GROUPS / "app", "cpu memory", "cpu")
+    found = quota_parent(_own(tmp_path, "0::/app\n"))
+    assert found == (tmp_path / GROUPS / "app", 2)
 
 
 def test_version_2_goes_up_to_the_group_that_can(tmp_path: Path) -> None:
-    _v2(tmp_path / "fs", "cpu memory", "cpu")
-    _v2(tmp_path / "fs" / "app", "memory", "")
-    assert quota_parent(tmp_path / "fs", _own(tmp_path / "own", "0::/app\n")) == (tmp_path / "fs", 2)
+    _v2(tmp_path / GROUPS, "cpu memory", "cpu")
+    _v2(tmp_path / GROUPS / "app", "memory", "")
+    assert quota_parent(_own(tmp_path, "0::/app\n")) == (tmp_path / GROUPS, 2)
 
 
 def test_where_there_is_none_the_fix_is_said(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="whole cores"):
-        quota_parent(tmp_path, _own(tmp_path / "own", "0::/\n"))
+        quota_parent(_own(tmp_path, "0::/\n"))
 
 
 @pytest.mark.parametrize(("cores", "limit"), [(0.5, "5000 10000"), (1.5, "15000 10000"), (0.05, "1000 20000")])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.machine.cgroup_limits import cgroup_version, cpu_quota_cores, memory_limit_bytes, usable_cores
+from gpuprof.machine.cgroup import cgroup_version, cpu_quota_cores, memory_limit_bytes, usable_cores
 from gpuprof.machine.cpu import flops_per_cycle, local_cpu, read_cpuinfo
 
 XEON = "fma avx avx2 avx512f avx512_vnni"
