@@ -278,24 +278,15 @@ def _at(curve: Mapping[int, float], rows: int) -> float | None:
 
 
 def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: GainContext) -> MergeGain:
-    group, n = plan.group(step), len(step.models)
-    array = plan.sources[step.models[0]].array(group.operators[step.models[0]].weight)
-    entries = shared.inputs * shared.outputs * max(1, array[0, 0].size)
-    gain = MergeGain(saved_bytes=(n - 1) * entries * array.dtype.itemsize, saved_launches=n - 1)
+    group, others = plan.group(step), len(step.models) - 1
+    gain = MergeGain(saved_bytes=others * shared.shared_bytes, saved_launches=others)
     for m in step.models:
-        node, source, batch = group.operators[m].node, plan.sources[m], setting.batches[m]
-        taken, written = (source.values[name].bytes_at(batch) for name in (node.input[0], node.output[0]))
-        product = written * shared.outputs / shared.totals[m][1]
-        copied, launches = [product], 1  # the model's part of the product
-        if not shared.takes_all(m):  # cut, rest, sum
-            copied += [taken, taken * (1.0 - shared.inputs / shared.totals[m][0]), product]
-            launches += 5
+        written = plan.sources[m].values[group.operators[m].node.output[0]].bytes_at(setting.batches[m])
+        copied = [written * shared.outputs / shared.totals[m]]  # the model's part of the product
         if not shared.is_complete(m):  # the other outputs, joined to the product
-            copied.append(written)
-            launches += 2
+            copied += [written, 0.0]
         if bias_of(group, m) is not None:
             copied.append(written)
-            launches += 1
         added = sum(map(setting.rates.copied_bytes, copied))
-        gain += MergeGain(added_bytes=added, added_launches=launches)
+        gain += MergeGain(added_bytes=added, added_launches=len(copied))
     return gain

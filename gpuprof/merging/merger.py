@@ -17,7 +17,7 @@ from gpuprof.graph.merged_model import MergedMember, MergedModel, MergedValue, w
 from gpuprof.graph.nodes import graphs_of
 from gpuprof.merging.plan import MergePlan, Step
 from gpuprof.merging.source import Array, Size, SourceModel
-from gpuprof.merging.super_operator import SuperOperator, WeightView, bias_of, view_weight
+from gpuprof.merging.super_operator import SuperOperator, bias_of, weight_part
 
 _TO_THE_END = np.iinfo(np.int64).max
 
@@ -203,96 +203,38 @@ class _Builder:
                         info.name = info.name if info.name in inner_names else self.value(model, info.name)
 
     def _add_super_operator(self, step: Step, shared: SuperOperator) -> None:
-        group = self.plan.group(step)
-        views = {m: view_weight(self.plan.sources[m], group, m) for m in step.models}
         names = [self._source_node(step, m).input[0] for m in step.models]
-        first = step.models[0]
-        product = self._apply(
-            step, self._inputs(step, shared, names), self._block(shared, views[first], first), "shared"
-        )
+        first, end = step.models[0], shared.begins[step.models[0]] + shared.outputs
+        product = self._multiply(step, first, self.concat_values(step.models, names), shared.begins[first], end)
         for m in step.models:
-            node = self._source_node(step, m)
-            hint = f"{self.plan.sources[m].name}/{node.output[0]}/shared"
-            own = self.part(product, step.models, names, m, hint)
-            result = self._add_own_weights(step, shared, views[m], m, own)
-            bias = bias_of(group, m)
+            node, operators = self._source_node(step, m), self.plan.group(step).operators
+            source, begin, end = self.plan.sources[m], shared.begins[m], shared.begins[m] + shared.outputs
+            hint = f"{source.name}/{node.output[0]}"
+            own = self.value(m, names[step.models.index(m)])
+            pieces = [self.part(product, step.models, names, m, f"{hint}/shared")]
+            if begin > 0:
+                pieces.insert(0, self._multiply(step, m, own, 0, begin))
+            if end < shared.totals[m]:
+                pieces.append(self._multiply(step, m, own, end, shared.totals[m]))
+            is_conv, rank = operators[m].kind == "conv", len(source.values[node.output[0]].dims)
+            axis = 1 if is_conv else rank - 1
+            result = pieces[0] if len(pieces) == 1 else self.add("Concat", pieces, f"{hint}/placed", axis=axis)
+            bias = bias_of(self.plan.group(step), m)
             if bias is not None:
-                result = self.add(
-                    "Add",
-                    [result, self._bias(m, bias, views[m])],
-                    f"{self.plan.sources[m].name}/{node.output[0]}/biased",
-                )
+                added = source.array(bias)
+                added = added.reshape(1, -1, *(1 for _ in range(rank - 2))) if is_conv else added
+                result = self.add("Add", [result, self.constant(added, f"{source.name}/{bias}")], f"{hint}/biased")
             self._names[m, node.output[0]] = result
 
-    def _block(self, shared: SuperOperator, view: WeightView, model: int) -> Array:
-        begin, out = shared.places[model]
-        return view.part(np.arange(begin, begin + shared.inputs), np.arange(out, out + shared.outputs))
-
-    def _inputs(self, step: Step, shared: SuperOperator, names: Sequence[str]) -> str:
-        same = (
-            len({shared.places[m][0] for m in step.models}) == 1
-            and len({shared.totals[m][0] for m in step.models}) == 1
-        )
-        if same:
-            whole = self.concat_values(step.models, names)
-            first = step.models[0]
-            return (
-                whole
-                if shared.takes_all(first)
-                else self._slice_features(step, whole, shared.places[first][0], shared.inputs)
-            )
-        parts = [
-            self._slice_features(step, self.value(m, n), shared.places[m][0], shared.inputs)
-            for m, n in zip(step.models, names, strict=True)
-        ]
-        return self.add("Concat", parts, f"shared/{names[0]}/cut", axis=0)
-
-    def _slice_features(self, step: Step, value: str, begin: int, count: int) -> str:
-        return self.add(
-            "Slice",
-            [value, self.numbers(begin), self.numbers(begin + count), self.numbers(self._features(step))],
-            f"{value}/cut",
-        )
-
-    def _features(self, step: Step) -> int:
-        node = self._source_node(step, step.models[0])
-        return 1 if node.op_type == "Conv" else len(self.plan.sources[step.models[0]].values[node.input[0]].dims) - 1
-
-    def _apply(self, step: Step, data: str, weight: Array, hint: str) -> str:
-        node = self._source_node(step, step.models[0])
-        name = self.constant(weight, f"{hint}/{node.name or node.output[0]}/weight")
-        if node.op_type != "Conv":
-            return self.add("MatMul", [data, name], f"{hint}/{node.output[0]}/product")
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        return self.add("Conv", [data, name], f"{hint}/{node.output[0]}/product", **attributes)
-
-    def _add_own_weights(self, step: Step, shared: SuperOperator, view: WeightView, model: int, result: str) -> str:
-        """Add the contribution of a model's weights outside the shared block."""
-        hint = self.plan.sources[model].name
-        whole = self.value(model, self._source_node(step, model).input[0])
-        (begin, out), (inputs, outputs) = shared.places[model], shared.totals[model]
-        here = np.arange(out, out + shared.outputs)
-        if not shared.takes_all(model):
-            sides = [(0, begin), (begin + shared.inputs, inputs)]
-            cut = [self._slice_features(step, whole, a, b - a) for a, b in sides if b > a]
-            data = cut[0] if len(cut) == 1 else self.add("Concat", cut, f"{hint}/rest", axis=self._features(step))
-            other = np.concatenate([np.arange(a, b) for a, b in sides])
-            rest = self._apply(step, data, view.part(other, here), hint)
-            result = self.add("Add", [result, rest], f"{hint}/sum")
-        everything = np.arange(inputs)
-        before, after = np.arange(out), np.arange(out + shared.outputs, outputs)
-        pieces = [self._apply(step, whole, view.part(everything, before), hint)] if len(before) else []
-        pieces.append(result)
-        if len(after):
-            pieces.append(self._apply(step, whole, view.part(everything, after), hint))
-        return result if len(pieces) == 1 else self.add("Concat", pieces, f"{hint}/placed", axis=self._features(step))
-
-    def _bias(self, model: int, bias: str, view: WeightView) -> str:
-        source = self.plan.sources[model]
-        value = source.array(bias)
-        if view.is_conv:
-            value = value.reshape(1, -1, *(1 for _ in view.data.shape[2:]))
-        return self.constant(value, f"{source.name}/{bias}")
+    def _multiply(self, step: Step, model: int, data: str, begin: int, end: int) -> str:
+        """Return the name of the product of ``data`` with the weights of some of a model's output features."""
+        source, operator = self.plan.sources[model], self.plan.group(step).operators[model]
+        hint = f"{source.name}/{operator.name}"
+        weight = self.constant(weight_part(source, operator, begin, end), f"{hint}/weight")
+        if operator.kind != "conv":
+            return self.add("MatMul", [data, weight], f"{hint}/product")
+        attributes = {a.name: helper.get_attribute_value(a) for a in operator.node.attribute}
+        return self.add("Conv", [data, weight], f"{hint}/product", **attributes)
 
     # names, inputs, outputs and metadata of the graph
 

@@ -14,7 +14,6 @@ from gpuprof.merging.groups import NodeGroup
 from gpuprof.merging.plan import MergePlan, Step
 from gpuprof.merging.proof import Proof
 from gpuprof.merging.source import SourceModel
-from gpuprof.merging.super_operator import SuperOperator
 
 MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
 
@@ -104,7 +103,7 @@ def _row(plan: MergePlan, step: Step, group: NodeGroup, omega: float) -> Operato
     if step.once:
         saved, how = sum(sizes) - max(sizes), MERGED
     elif step.super_operator is not None:
-        saved, how = _shared_bytes(plan, step, step.super_operator), DIVIDED
+        saved, how = (len(step.models) - 1) * step.super_operator.shared_bytes, DIVIDED
     elif step.shares_weight:
         saved, how = sum(sizes) - max(sizes), SHARED
     alone = len(step.models) == 1
@@ -118,13 +117,6 @@ def _row(plan: MergePlan, step: Step, group: NodeGroup, omega: float) -> Operato
         saved,
         _why_alone(plan, step, omega) if alone else step.reason,
     )
-
-
-def _shared_bytes(plan: MergePlan, step: Step, shared: SuperOperator) -> int:
-    first = step.models[0]
-    array = plan.sources[first].array(plan.group(step).operators[first].weight)
-    per = array[0, 0].size * array.dtype.itemsize
-    return (len(step.models) - 1) * shared.inputs * shared.outputs * int(per)
 
 
 def _why_alone(plan: MergePlan, step: Step, omega: float) -> str:

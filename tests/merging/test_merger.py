@@ -249,3 +249,27 @@ def test_only_standard_operators_are_added(tmp_path: Path) -> None:
     paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate([base, finetune_model(base, 0.6)])]
     merged = merge_sources(read_sources(paths), MergeOptions(force=True))
     assert {node.domain for node in merged.model.graph.node} == {""}
+
+
+@pytest.mark.parametrize("op_type", ["MatMul", "Gemm", "Conv"])
+def test_common_output_features_are_multiplied_once_wherever_each_model_has_them(op_type: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    common = random.standard_normal((12, 6, 3, 3) if op_type == "Conv" else (12, 6)).astype(np.float32)
+    paths = []
+    for number, (before, after) in enumerate(((0, 3), (2, 0), (1, 2))):
+        b = Builder(seed=number + 1)
+        sides = [random.standard_normal((count, *common.shape[1:])).astype(np.float32) for count in (before, after)]
+        weight = np.concatenate([sides[0], common, sides[1]])
+        bias = [b.weight(len(weight))] if op_type != "MatMul" else []
+        attributes = {"transB": 1} if op_type == "Gemm" else {}
+        b.add(op_type, "x", b.constant(weight.T.copy() if op_type == "MatMul" else weight), *bias, **attributes)
+        b.nodes[-1].output[0] = "y"
+        shape: list[int | str] = ["batch", 6, 5, 5] if op_type == "Conv" else ["batch", 6]
+        given = [*shape[:1], len(weight), *([3, 3] if op_type == "Conv" else [])]
+        paths.append(save(b.model({"x": (1, shape)}, {"y": (1, given)}), tmp_path, f"m{number}"))
+    options = MergeOptions(force=True)
+    report = write_merged(merge_sources(read_sources(paths), options), tmp_path / "merged.onnx", options)
+    (row,) = report.operators
+    assert row.how == "super-operator"
+    assert row.saved_bytes == 2 * common.nbytes
+    assert report.proof is not None and report.proof.worst is not None and report.proof.worst.is_within
