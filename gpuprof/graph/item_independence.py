@@ -21,20 +21,28 @@ _ELEMENTWISE = frozenset(
         "Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "Identity", "Elu", "Selu", "HardSigmoid", "HardSwish",
         "Softplus", "Erf", "Gelu", "Sqrt", "Exp", "Log", "Neg", "Abs", "Reciprocal", "Cast", "Add", "Sub", "Mul",
         "Div", "Sum", "Max", "Min", "Pow", "PRelu", "Where", "And", "Or", "Xor", "Not", "Equal", "Less", "LessOrEqual",
-        "Greater", "GreaterOrEqual", "IsNaN",
+        "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "Mod", "Mean", "BitShift", "BitwiseAnd", "BitwiseNot",
+        "BitwiseOr", "BitwiseXor", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Sin", "Sinh",
+        "Tan", "Ceil", "Floor", "Round", "Sign", "Celu", "Mish", "Shrink", "Softsign", "Swish", "ThresholdedRelu",
     }
 )  # fmt: skip
 #: Image ops with the items in the first dimension of the first input; other inputs are weights.
 _BY_ITEM = frozenset(
     {
         "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LRN",
-        "BatchNormalization", "InstanceNormalization", "Dropout",
+        "BatchNormalization", "InstanceNormalization", "Dropout", "ConvInteger", "QLinearConv", "LpPool",
+        "GlobalLpPool", "GroupNormalization", "DepthToSpace", "SpaceToDepth", "Tile",
     }
 )  # fmt: skip
 #: Ops that keep the order of elements, so that items stay apart if the first dimension is kept.
 _RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear"})
-_REDUCING = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"})
+_REDUCING = frozenset(
+    {
+        "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
+        "ReduceLogSumExp", "ReduceSumSquare",
+    }
+)  # fmt: skip
 #: Deterministic ops: outputs computed from the file's constants alone are the same for every request.
 _REPEATABLE = KNOWN_OPS | _ELEMENTWISE | _QUANTISING | {"GatherElements", "Sin", "Cos", "MatMul", "Trilu"}
 
@@ -49,7 +57,9 @@ class BoundGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class _KnownTensors:
+class KnownTensors:
+    """Classes of a graph's tensors at a batch above 1, by their names."""
+
     batch: int
     values: Mapping[str, Array]
     values_of_one: Mapping[str, Array]  #: Values at batch 1.
@@ -79,7 +89,7 @@ def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable
     shapes = {one.name: one.shape for op in alone.graph.ops for one in op.outputs}
     shapes |= {one.name: one.shape for one in alone.graph.inputs}
     graph = whole.graph
-    seen = _KnownTensors(graph.batch, whole.values, alone.values, shapes, set(batched))
+    seen = KnownTensors(graph.batch, whole.values, alone.values, shapes, set(batched))
     if any(one.name not in seen.items or one.shape[:1] != (seen.batch,) for one in graph.inputs):
         return False
     for op in graph.ops:
@@ -89,12 +99,12 @@ def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable
     return all(one.name in seen.items and one.shape[:1] == (seen.batch,) for one in graph.outputs)
 
 
-def _note_outputs(op: Op, seen: _KnownTensors) -> bool:
+def _note_outputs(op: Op, seen: KnownTensors) -> bool:
     """Record the classes of an op's outputs; return whether any class applies."""
     constants = {one.name for one in op.weights}
     free = [one.name for one in op.inputs if one.name not in constants]
     names = {one.name for one in op.outputs}
-    is_apart = _repeats_fixed(op, seen) or _keeps_items_apart(op, seen)
+    is_apart = _repeats_fixed(op, seen) or keeps_items_apart(op, seen)
     is_size = op.op_type == "Shape" or (op.op_type in KNOWN_OPS and seen.sizes.issuperset(free))
     is_fixed = op.op_type in _REPEATABLE and seen.fixed.issuperset(free)
     if is_fixed or (is_size and all(map(seen.is_same_for_one, names))):
@@ -106,11 +116,11 @@ def _note_outputs(op: Op, seen: _KnownTensors) -> bool:
     return is_apart or is_size or is_fixed
 
 
-def _is_fixed(tensor: Tensor, op: Op, seen: _KnownTensors) -> bool:
+def _is_fixed(tensor: Tensor, op: Op, seen: KnownTensors) -> bool:
     return tensor.name in seen.fixed or any(tensor.name == one.name for one in op.weights)
 
 
-def _repeats_fixed(op: Op, seen: _KnownTensors) -> bool:
+def _repeats_fixed(op: Op, seen: KnownTensors) -> bool:
     """Return whether an op repeats the same constants for every item, as in the expansion of position ids."""
     if op.op_type != "Expand" or not _is_fixed(op.inputs[0], op, seen):
         return False
@@ -118,7 +128,7 @@ def _repeats_fixed(op: Op, seen: _KnownTensors) -> bool:
     return others and seen.has_rows_of_items(output) and _is_alike_for_all(op.inputs[0], len(output.shape))
 
 
-def _gathers_own_item(op: Op, seen: _KnownTensors) -> bool:
+def _gathers_own_item(op: Op, seen: KnownTensors) -> bool:
     """Return whether GatherND takes each row from the item of the row's index, as for attention masks."""
     data, index = op.inputs
     value = seen.values.get(index.name)
@@ -130,7 +140,7 @@ def _gathers_own_item(op: Op, seen: _KnownTensors) -> bool:
     return value.shape[0] == seen.batch and bool(np.all(value[..., 0] == rows))
 
 
-def _gathers_own_rows(op: Op, seen: _KnownTensors) -> bool:
+def _gathers_own_rows(op: Op, seen: KnownTensors) -> bool:
     """Return whether Gather takes the same of its own rows for each item, as for flattened attention masks."""
     data, index = op.inputs
     value, of_one = seen.values.get(index.name), seen.values_of_one.get(index.name)
@@ -142,8 +152,8 @@ def _gathers_own_rows(op: Op, seen: _KnownTensors) -> bool:
     return np.array_equal(value, np.concatenate([numbers + each * place for place in range(seen.batch)]))
 
 
-def _keeps_items_apart(op: Op, seen: _KnownTensors) -> bool:
-    """Return whether an op keeps the items of its inputs apart in its outputs."""
+def keeps_items_apart(op: Op, seen: KnownTensors) -> bool:
+    """Return whether an op keeps the items of its inputs apart in its outputs, as rows in the items' order."""
     items, sizes = seen.items, seen.sizes
     if op.op_type == "GatherND":
         return _gathers_own_item(op, seen)
@@ -166,6 +176,11 @@ def _keeps_items_apart(op: Op, seen: _KnownTensors) -> bool:
         return of_items == [first]
     if op.op_type in _QUANTISING:  # several scales may be a scale for each item
         return of_items == [first] and all(prod(one.shape) == 1 for one in others)
+    if op.op_type == "Resize":
+        return of_items == [first] and op.attributes.get("coordinate_transformation_mode") != "tf_crop_and_resize"
+    if op.op_type in ("MatMulInteger", "QLinearMatMul"):  # several scales of the first factor may be one for each item
+        factors = [one for one in others if prod(one.shape) > 1]
+        return of_items == [first] and rank >= 2 and len(factors) == 1 and len(factors[0].shape) == 2
     if op.op_type in ("MatMul", "Gemm"):
         return _multiplies_items_apart(op, of_items, others)
     if op.op_type in ("Concat", "Split"):
@@ -175,7 +190,7 @@ def _keeps_items_apart(op: Op, seen: _KnownTensors) -> bool:
     return _works_on_other_axes(op, of_items, rank)
 
 
-def _leaves_rows(op: Op, seen: _KnownTensors) -> bool:
+def _leaves_rows(op: Op, seen: KnownTensors) -> bool:
     """Return whether an op that repeats, pads or slices leaves the rows unchanged."""
     first, output = op.inputs[0], op.outputs[0]
     if first.shape[0] != output.shape[0] or len(first.shape) != len(output.shape):
@@ -195,7 +210,7 @@ def _leaves_rows(op: Op, seen: _KnownTensors) -> bool:
     return last is not None and min(last) >= 0
 
 
-def _read_list(op: Op, position: int, name: str, seen: _KnownTensors) -> list[int] | None:
+def _read_list(op: Op, position: int, name: str, seen: KnownTensors) -> list[int] | None:
     """Return a list given as an input or, in older opsets, as an attribute; None where unknown."""
     if len(op.inputs) > position:
         value = seen.values.get(op.inputs[position].name)
@@ -216,7 +231,9 @@ def _multiplies_items_apart(op: Op, of_items: Sequence[Tensor], others: Sequence
 
 def _works_on_other_axes(op: Op, of_items: Sequence[Tensor], rank: int) -> bool:
     """Return whether an op along one or several axes leaves the first axis unchanged."""
-    if op.op_type in ("Softmax", "LogSoftmax", "LayerNormalization"):
+    if op.op_type in ("ArgMax", "ArgMin"):
+        return of_items == [op.inputs[0]] and _axis(op, 0, rank) > 0
+    if op.op_type in ("Softmax", "LogSoftmax", "Hardmax", "LayerNormalization", "RMSNormalization", "TopK"):
         return of_items == [op.inputs[0]] and rank >= 2 and _axis(op, -1, rank) > 0
     if op.op_type in _REDUCING:  # a reduction of the first dimension would fail the check of rows
         return of_items == [op.inputs[0]]

@@ -44,9 +44,8 @@ class MergedMember:
     sha256: str
     inputs: tuple[MergedValue, ...]
     outputs: tuple[MergedValue, ...]
-    fixed_batch: int | None = None  #: Fixed batch of the model; None for any batch.
     #: Rows of the model in a call without its requests: 0, or 1 row of zeros where an op does not support an empty
-    #: batch. Models with a fixed batch get zeros of that batch.
+    #: batch.
     absent_rows: int = 0
 
     def nothing(self) -> dict[str, Array]:
@@ -56,10 +55,9 @@ class MergedMember:
 
         from gpuprof.graph.element_types import elem_type
 
-        rows = self.absent_rows if self.fixed_batch is None else self.fixed_batch
         return {
             value.merged: np.zeros(
-                tuple(rows if dim is None else dim for dim in value.shape),
+                tuple(self.absent_rows if dim is None else dim for dim in value.shape),
                 tensor_dtype_to_np_dtype(elem_type(value.dtype)),
             )
             for value in self.inputs
@@ -155,14 +153,12 @@ def read_merged(path: Path) -> MergedModel | None:
 
 def _member(entry: Mapping[str, Any]) -> MergedMember:
     inputs, outputs = (tuple(_value(item) for item in entry[key]) for key in ("inputs", "outputs"))
-    fixed = entry["fixed_batch"]
     return MergedMember(
         str(entry["name"]),
         str(entry["path"]),
         str(entry["sha256"]),
         inputs,
         outputs,
-        None if fixed is None else int(fixed),
         int(entry["absent_rows"]),
     )
 

@@ -138,7 +138,7 @@ class _Builder:
 
     def _size(self, model: int, factor: int) -> str:
         source = self.plan.sources[model]
-        assert source.batch_input is not None  # only a free batch makes a size depend on the batch
+        assert source.batch_input is not None
         name, axis = source.batch_input
         shape = self.add("Shape", [self._names[model, name]], f"batch/{source.name}/shape")
         batch = self.add("Slice", [shape, self.numbers(axis), self.numbers(axis + 1)], f"batch/{source.name}")
@@ -297,8 +297,7 @@ class _Builder:
                 )
                 for names, merged in ((source.inputs, self._names), (source.outputs, self._outputs))
             ]
-            fixed = None if source.batch_input else source.fixed_batch
-            members.append(MergedMember(source.name, str(source.path), source.sha256, values[0], values[1], fixed))
+            members.append(MergedMember(source.name, str(source.path), source.sha256, values[0], values[1]))
         return MergedModel(tuple(members))
 
 

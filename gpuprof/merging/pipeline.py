@@ -124,8 +124,7 @@ def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> Merg
 
 
 def _setting(sources: Sequence[SourceModel], options: MergeOptions) -> GainContext:
-    batches = [options.batches.get(source.name, 1) if source.batch_input else source.fixed_batch for source in sources]
-    return GainContext(batches, options.rates, options.measured)
+    return GainContext([options.batches.get(source.name, 1) for source in sources], options.rates, options.measured)
 
 
 def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -> MergedInMemory:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.merging.batch_rules import OpInput, UnmergeableError, concatenates
+from onnx import NodeProto, helper
+
+from gpuprof.domain.model import Op, Tensor
+from gpuprof.graph.element_types import dtype_name
+from gpuprof.graph.item_independence import KnownTensors, keeps_items_apart
 from gpuprof.merging.groups import Grouping, NodeGroup
 from gpuprof.merging.shareable_constants import shareable_constants
 from gpuprof.merging.source import Size, SourceModel
-from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
+from gpuprof.merging.super_operator import SuperOperator, UnmergeableError, plan_super_operator
+
+_BATCH = 2  # at which the rules for the items of a batch compare shapes with those of one item
 
 
 @dataclass(slots=True)
@@ -83,22 +89,25 @@ def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict
 
 def _decide_step(plan: MergePlan, group: NodeGroup, step: Step) -> None:
     nodes = [plan.sources[m].nodes[p] for m, p in sorted(group.nodes.items())]
+    pairs = list(zip(step.models, nodes, strict=True))
     if group.operators and not _has_same_constants(plan, step):
         step.super_operator = plan_super_operator(plan.sources, group)
-        step.concatenated_inputs = (_read_input(plan, step, 0).is_concatenated,)
+        step.concatenated_inputs = (_can_concatenate(plan, step, 0),)
         _check_super(plan, step)
         return
-    inputs = [_read_input(plan, step, i) if name else None for i, name in enumerate(nodes[0].input)]
-    if nodes[0].op_type == "Reshape":
-        inputs = inputs[:1]
-    step.is_concatenated = concatenates(nodes[0], inputs, plan.sources[step.models[0]].opset)
-    step.concatenated_inputs = tuple(one is not None and one.is_concatenated for one in inputs)
-    for i, name in enumerate(nodes[0].output):
+    node = nodes[0]
+    if not any(node.input) or node.op_type.startswith("Random") or node.op_type in {"Bernoulli", "Multinomial"}:
+        raise UnmergeableError(f"{node.op_type} has nothing to concatenate")
+    taken = node.input[:1] if node.op_type == "Reshape" else node.input
+    step.concatenated_inputs = tuple(bool(name) and _can_concatenate(plan, step, i) for i, name in enumerate(taken))
+    step.is_concatenated = any(step.concatenated_inputs)
+    for i, name in enumerate(node.output):
         if name:
-            values = [plan.sources[m].values[node.output[i]] for m, node in zip(step.models, nodes, strict=True)]
-            _check_dims([value.dims for value in values], step.is_concatenated)
-            if nodes[0].op_type == "Reshape" and any(dim.fixed == 0 for dim in values[0].dims[1:]):
-                raise UnmergeableError("Reshape has an empty dimension")
+            _check_dims([plan.sources[m].values[n.output[i]].dims for m, n in pairs], step.is_concatenated)
+    if step.is_concatenated and not all(
+        _keeps_batch_apart(plan.sources[m], n, step.concatenated_inputs) for m, n in pairs
+    ):
+        raise UnmergeableError(f"{node.op_type} is not known to keep the parts of a batch apart")
     step.once = True
 
 
@@ -108,6 +117,39 @@ def _check_super(plan: MergePlan, step: Step) -> None:
         raise UnmergeableError("its models share the input but not the weights")
     if len(plan.sources[step.models[0]].values[node.input[0]].dims) < 2:
         raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
+
+
+def _keeps_batch_apart(source: SourceModel, node: NodeProto, concatenated: Sequence[bool]) -> bool:
+    """Return whether a node's outputs have a row, or equally many, for each item of its concatenated inputs."""
+    given = [name for name, _ in zip(node.input, concatenated, strict=False) if name]
+    given += node.input[len(concatenated) :] if node.op_type != "Reshape" else []
+    names = (*given, *(name for name in node.output if name))
+    tensors = {name: _tensor_at(source, name, _BATCH) for name in names}
+    lists = {name: source.array(name) for name in given if name in source.weights and len(tensors[name].shape) <= 1}
+    items = {name for name, is_item in zip(node.input, concatenated, strict=False) if is_item}
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    op = Op(
+        name=node.name,
+        op_type=node.op_type,
+        domain=node.domain,
+        inputs=tuple(tensors[name] for name in given),
+        outputs=tuple(tensors[name] for name in node.output if name),
+        weights=tuple(tensors[name] for name in given if name not in items),
+        attributes={name: tuple(value) if isinstance(value, list) else value for name, value in attributes.items()},
+        flops=None,
+        bytes_read=0,
+        bytes_written=0,
+    )
+    of_one = {name: _tensor_at(source, name, 1).shape for name in names}
+    return not node.domain and keeps_items_apart(op, KnownTensors(_BATCH, lists, lists, of_one, items))
+
+
+def _tensor_at(source: SourceModel, name: str, batch: int) -> Tensor:
+    if name in source.weights:
+        tensor = source.weights[name]
+        return Tensor(name, dtype_name(tensor.data_type), tuple(tensor.dims))
+    value = source.values[name]
+    return Tensor(name, value.dtype, tuple(dim.at(batch) for dim in value.dims))
 
 
 def _has_same_constants(plan: MergePlan, step: Step) -> bool:
@@ -151,36 +193,25 @@ def _held_weights_by_model(plan: MergePlan, step: Step) -> dict[int, tuple[str, 
     return held if all(held.values()) else {}
 
 
-def _read_input(plan: MergePlan, step: Step, position: int) -> OpInput:
-    """Return an input of a group: shared, already concatenated, or to be concatenated."""
+def _can_concatenate(plan: MergePlan, step: Step, position: int) -> bool:
+    """Return whether an input of a group is concatenated already, or can be; False where the models share a value."""
     names = [plan.sources[m].nodes[step.node_positions[m]].input[position] for m in step.models]
     pairs = list(zip([plan.sources[m] for m in step.models], names, strict=True))
     constant = [name in source.weights for source, name in pairs]
     if all(constant):
-        dims = [tuple(source.weights[name].dims) for source, name in pairs]
-        # The rules read dimensions, and small lists of numbers: large constants are not loaded.
-        value = pairs[0][0].array(names[0]) if len(dims[0]) <= 1 else None
-        return OpInput(False, tuple(tuple(map(Size, shape)) for shape in dims), value)
+        return False
     if any(constant):
         raise UnmergeableError("one model has a constant where another computes")
     values = [source.values[name] for source, name in pairs]
     if len({value.dtype for value in values}) > 1 or len({len(value.dims) for value in values}) > 1:
         raise UnmergeableError("its inputs have different types or ranks")
-    is_concatenated = _can_concatenate(plan, step.models, names)
-    _check_dims([value.dims for value in values], is_concatenated)
-    return OpInput(is_concatenated, tuple(value.dims for value in values))
-
-
-def _can_concatenate(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> bool:
-    """Return whether values are concatenated already, or can be; False where the models share a value."""
-    placed = {plan.produced_once.get((m, name)) for m, name in zip(models, names, strict=True)}
-    if len(placed) == 1 and (only := placed.pop()) is not None:
-        return plan.steps[only[0]].is_concatenated
-    dims = [plan.sources[m].values[name].dims for m, name in zip(models, names, strict=True)]
-    has_fixed_batch = all(plan.sources[m].batch_input is None for m in models)
-    if not dims[0] or not (has_fixed_batch or any(dim[0].per_batch for dim in dims)):
+    placed = {plan.produced_once.get((m, name)) for m, name in zip(step.models, names, strict=True)}
+    place = placed.pop() if len(placed) == 1 else None
+    is_shared = place is not None and not plan.steps[place[0]].is_concatenated
+    if not is_shared and not all(value.dims and value.dims[0].per_batch for value in values):
         raise UnmergeableError("its inputs have no batch along which they could be concatenated")
-    return True
+    _check_dims([value.dims for value in values], not is_shared)
+    return not is_shared
 
 
 def _check_dims(shapes: Sequence[tuple[Size, ...]], is_concatenated: bool) -> None:
@@ -188,10 +219,8 @@ def _check_dims(shapes: Sequence[tuple[Size, ...]], is_concatenated: bool) -> No
     if len({dims[1:] if is_concatenated else dims for dims in shapes}) > 1:
         shown = " and ".join(str([dim.fixed or "batch" for dim in dims]) for dims in dict.fromkeys(shapes))
         raise UnmergeableError(f"shapes {shown} cannot be concatenated")
-    if is_concatenated and any(dims[0].fixed and dims[0].per_batch for dims in shapes):
-        raise UnmergeableError("a batch with something added to it cannot be taken apart again")
-    if is_concatenated and any(dim.per_batch for dims in shapes for dim in dims[1:]):
-        raise UnmergeableError("the batch shows in more than one axis")
+    if is_concatenated and any(dims[0].fixed or any(dim.per_batch for dim in dims[1:]) for dims in shapes):
+        raise UnmergeableError("its first dimension is not a number of rows for each part of the batch")
 
 
 def _record_outputs(plan: MergePlan, step: Step) -> None:

@@ -52,7 +52,7 @@ class Proof:
 
     differences: tuple[Difference, ...]  #: Largest difference of each output.
     calls: tuple[str, ...]  #: Models and batches of each call.
-    #: Number of rows (0 or 1) that stand for an absent model, by model with a free batch.
+    #: Number of rows (0 or 1) that stand for an absent model, by model.
     absent_rows: dict[str, int]
 
     @property
@@ -92,18 +92,12 @@ def prove_same(
     prover = _Prover(sources, merged, described, tolerance)
     # Batches differ between models, because equal batches would hide an exchange of two models' rows.
     for seed in range(len(_SCALES)):
-        prover.compare([_batch(source, 1 + (i + seed) % 3) for i, source in enumerate(sources)], seed)
+        prover.compare([1 + (i + seed) % 3 for i in range(len(sources))], seed)
     absent = {}
     for i, source in enumerate(sources):
-        if source.batch_input is not None and len(sources) > 1:
-            batches: list[int | None] = [_batch(other, 2) for other in sources]
-            batches[i] = None
-            absent[source.name] = prover.compare_without(batches)
+        batches = [None if other == i else 2 for other in range(len(sources))]
+        absent[source.name] = prover.compare_without(batches) if len(sources) > 1 else 0
     return Proof(tuple(prover.worst.values()), tuple(prover.calls), absent)
-
-
-def _batch(source: SourceModel, wanted: int) -> int:
-    return wanted if source.batch_input is not None else source.fixed_batch
 
 
 class _Prover:

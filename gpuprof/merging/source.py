@@ -69,9 +69,8 @@ class SourceModel:
     outputs: tuple[str, ...]
     values: dict[str, Value]
     known: dict[str, Array]  #: Small values that depend on shapes and constants only and are equal at every batch.
-    #: (input, axis) whose size is the batch at run time; None if the batch is fixed.
+    #: (input, axis) whose size is the batch at run time; None if the batch is fixed, in a model read for its weights.
     batch_input: tuple[str, int] | None
-    fixed_batch: int  #: The fixed batch; 1 if the batch is free.
     external: bool  #: Whether weights are in files of their own.
     dims: Mapping[str, int]  #: Sizes of the free dimensions other than the batch.
     _digests: dict[str, str] = field(default_factory=dict)
@@ -136,10 +135,11 @@ def read_source(
 ) -> SourceModel:
     """Read a model for merging.
 
-    Raises `InputError` if the file is no valid model, has a free dimension other than its batch not bound by ``dims``,
-    keeps sparse weights, or cannot be converted. ``dims``: sizes of free dimensions other than the batch, by name;
-    unknown names are ignored; ``opset``: version of ONNX's operators to convert the model to; ``any_length``: bind
-    remaining free dimensions to their usual sizes, which suffices for reading weights, not for merging.
+    Raises `InputError` if the file is no valid model, has a fixed batch, or a free dimension other than its batch not
+    bound by ``dims``, keeps sparse weights, or cannot be converted. ``dims``: sizes of free dimensions other than the
+    batch, by name; unknown names are ignored; ``opset``: version of ONNX's operators to convert the model to;
+    ``any_length``: bind remaining free dimensions to their usual sizes and accept a fixed batch, which suffices for
+    reading weights, not for merging.
     """
     file = read_onnx(path)
     model = _convert_opset(file, opset)
@@ -148,6 +148,11 @@ def read_source(
     infos = [info for info in graph.input if info.name not in file.weights]
     declared = {info.name: declared_dims(info) or () for info in infos}
     axes = batch_axes(declared)
+    if not axes and not any_length:
+        raise InputError(
+            f"{path} has a fixed batch, so its requests cannot share a call with others",
+            f"gpuprof zoo rebatch {path} -o FILE frees it",
+        )
     bound = {} if any_length else _bind_dims(declared, axes, dict(dims or {}), path)
     fixed = 1 if axes else next((int(shape[0]) for shape in declared.values() if shape and shape[0]), 1)
     batches = _BATCHES if axes else (fixed,)
@@ -165,7 +170,6 @@ def read_source(
         values=_solve_sizes(traced),
         known=_find_constant_values(traced),
         batch_input=next(iter(axes.items())) if axes else None,
-        fixed_batch=fixed,
         external=bool(file.external),
         dims=bound,
     )

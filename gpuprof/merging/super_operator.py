@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuprof.merging.batch_rules import UnmergeableError
 from gpuprof.merging.groups import NodeGroup
 from gpuprof.merging.normalisation import attribute, whole
 from gpuprof.merging.operators import WEIGHT_INPUT, WeightedOperator, weight_matrix
 from gpuprof.merging.source import Array, SourceModel
+
+
+class UnmergeableError(Exception):
+    """Raised when an op cannot run once for several models; the message, the reason, is part of the report."""
 
 
 @dataclass(frozen=True, slots=True)

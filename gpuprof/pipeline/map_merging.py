@@ -19,7 +19,7 @@ from gpuprof.rules.merged_estimate import estimate_merged
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.merging.proposal import MergeProposal, Proposals
+    from gpuprof.merging.proposal import MergeProposal
     from gpuprof.placement.policies import Policy
 
 _LONGEST_NAME = 80
@@ -180,16 +180,15 @@ def _find_proposals(
         try:
             proposals = propose_merges(list(readable.values()), options, list(readable))
         except InputError:
-            wrong = list(_find_unreadable(readable))
-            if not wrong:
+            unreadable = list(_find_unreadable(readable))
+            if not unreadable:
                 raise
         else:
-            wrong = list(_find_fixed_batches(proposals))
-            if not wrong:
-                refused += [_Refusal(name, reason) for name, reason in proposals.left_out]
-                return proposals.merges, tuple(refused)
-        refused += wrong
-        readable = {model: path for model, path in readable.items() if model not in {one.model for one in wrong}}
+            refused += [_Refusal(name, reason) for name, reason in proposals.left_out]
+            return proposals.merges, tuple(refused)
+        refused += unreadable
+        for one in unreadable:
+            del readable[one.model]
     alone = (_Refusal(model, "no other model here can be merged with it") for model in readable)
     return (), (*refused, *alone)
 
@@ -202,15 +201,6 @@ def _find_unreadable(files: Mapping[str, Path]) -> Iterator[_Refusal]:
             read_sources([path])
         except InputError as error:
             yield _Refusal(model, error.message)
-
-
-def _find_fixed_batches(proposals: Proposals) -> Iterator[_Refusal]:
-    """Yield the models with a fixed batch: a queue cannot promise calls with requests of all merged models."""
-    for proposal in proposals.merges:
-        for member in proposal.merged.described.members:
-            if member.fixed_batch is not None:
-                why = f"its batch is fixed at {member.fixed_batch}, and requests could not share a call"
-                yield _Refusal(member.name, why)
 
 
 def _choose_name(members: Sequence[str], deployment: DeploymentMap) -> str:

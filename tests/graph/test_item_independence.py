@@ -62,6 +62,9 @@ def test_networks_of_images_show_it_and_are_not_run(name: str, tmp_path: Path, m
         [("Concat", ["x", "x"], ["h"], {"axis": 1}), ("Slice", ["h", "fourth", "far", "along", "forward"], ["y"], {})],
         [("Slice", ["x", "first", "far", "rows_axis", "forward"], ["y"], {})],
         [("Expand", ["x", "each"], ["y"], {})],
+        [("Tile", ["x", "each"], ["h"], {}), ("Gather", ["h", "rows"], ["y"], {"axis": 1})],
+        [("TopK", ["x", "fourth"], ["y", "z"], {"axis": 1})],
+        [("ReduceL2", ["x"], ["m"], {"axes": [1]}), ("Sub", ["x", "m"], ["y"], {})],
         [
             ("Reshape", ["x", "pairs"], ["p"], {}),
             ("Softmax", ["p"], ["q"], {"axis": 1}),
@@ -70,7 +73,8 @@ def test_networks_of_images_show_it_and_are_not_run(name: str, tmp_path: Path, m
     ],
     ids=[
         *["gemm", "product and bias", "softmax", "mean", "concat and split", "gather"],
-        *["mean without its axis", "padding", "some columns", "all rows", "expanded", "several rows an item"],
+        *["mean without its axis", "padding", "some columns", "all rows", "expanded", "tiled", "sorted"],
+        *["norm", "several rows an item"],
     ],
 )
 def test_ops_along_other_dimensions_keep_items_apart(tmp_path: Path, nodes: list[Described]) -> None:
@@ -85,6 +89,7 @@ def test_ops_along_other_dimensions_keep_items_apart(tmp_path: Path, nodes: list
         [("ReduceMean", ["x"], ["m"], {"axes": [0]}), ("Sub", ["x", "m"], ["y"], {})],
         [("Transpose", ["x"], ["t"], {"perm": [1, 0]}), ("MatMul", ["x", "t"], ["h"], {}), ("Relu", ["h"], ["y"], {})],
         [("Gather", ["x", "rows"], ["y"], {"axis": 0})],
+        [("TopK", ["x", "forward"], ["t", "z"], {"axis": 0}), ("Add", ["x", "t"], ["y"], {})],
         [("Add", ["x", "two"], ["y"], {})],
         [("Gemm", ["x", "two"], ["y"], {"transA": 1})],
         [("CumSum", ["x", "rows"], ["y"], {})],
@@ -104,7 +109,18 @@ def test_ops_along_other_dimensions_keep_items_apart(tmp_path: Path, nodes: list
         ],
     ],
     ids=[
-        *["softmax", "negative axis", "mean", "transposed", "other rows", "by row", "transA", "unknown op", "constant"],
+        *[
+            "softmax",
+            "negative axis",
+            "mean",
+            "transposed",
+            "other rows",
+            "largest",
+            "by row",
+            "transA",
+            "unknown op",
+            "constant",
+        ],
         *["mean of rows", "rows moved", "rows reversed", "rows of a fixed number", "how many there are"],
     ],
 )

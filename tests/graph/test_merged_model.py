@@ -24,10 +24,9 @@ def _make_description() -> MergedModel:
             "0" * 64,
             (MergedValue("x", f"{name}/x", "float32", (None, 3)), MergedValue("ids", f"{name}/ids", "int64", (None,))),
             (MergedValue("y", f"{name}/y", "float32", (None, 2)),),
-            fixed,
             rows,
         )
-        for name, fixed, rows in (("a", None, 0), ("b", 4, 0), ("c", None, 1))
+        for name, rows in (("a", 0), ("b", 0), ("c", 1))
     )
     return MergedModel(members)
 
@@ -51,7 +50,7 @@ def test_absent_models_are_fed_as_they_can_take_it() -> None:
     assert fed["a/x"] is x
     assert {name: value.shape for name, value in fed.items() if name.endswith("/x")} == {
         "a/x": (2, 3),
-        "b/x": (4, 3),
+        "b/x": (0, 3),
         "c/x": (1, 3),
     }
     assert fed["c/ids"].dtype == np.int64

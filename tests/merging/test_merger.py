@@ -81,7 +81,7 @@ _IMAGE_LAYERS: dict[str, Callable[[Builder, str, int], str]] = {
 }  # fmt: skip
 
 
-def _image_model(names: list[str], width: int, batch: int | str, seed: int) -> ModelProto:
+def _image_model(names: list[str], width: int, seed: int) -> ModelProto:
     b = Builder(seed)
     x = "x"
     for name in names:
@@ -89,45 +89,41 @@ def _image_model(names: list[str], width: int, batch: int | str, seed: int) -> M
     flat = b.add("Flatten", x)
     b.add("Gemm", flat, b.weight(5, width * _LENGTH * _LENGTH), b.weight(5), transB=1)
     b.nodes[-1].output[0] = "y"
-    shape: list[int | str] = [batch, width, _LENGTH, _LENGTH]
-    return b.model({"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, [batch, 5])})
+    shape: list[int | str] = ["batch", width, _LENGTH, _LENGTH]
+    return b.model({"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, ["batch", 5])})
 
 
 @st.composite
-def _images(draw: st.DrawFn) -> tuple[list[ModelProto], list[int | str]]:
+def _images(draw: st.DrawFn) -> list[ModelProto]:
     width = draw(st.sampled_from([2, 4]))
     names = draw(st.lists(st.sampled_from(sorted(_IMAGE_LAYERS)), min_size=1, max_size=4))
-    batches: list[int | str] = [draw(st.one_of(st.just("batch"), st.integers(1, 2))) for _ in range(2)]
     seed = draw(st.integers(0, 1000))
-    return [
-        _change_weights(_image_model(names, width, batch, seed), draw, m) for m, batch in enumerate(batches)
-    ], batches
+    return [_change_weights(_image_model(names, width, seed), draw, m) for m in range(2)]
 
 
 @st.composite
-def _graphs(draw: st.DrawFn) -> tuple[list[ModelProto], list[int | str]]:
-    """Models with the same or nearly the same layers, and the batch of each: free or fixed."""
+def _graphs(draw: st.DrawFn) -> list[ModelProto]:
+    """Return models with the same or nearly the same layers."""
     width = draw(st.sampled_from([2, 3, 6]))
     names = draw(st.lists(st.sampled_from(sorted(_LAYERS)), min_size=1, max_size=5))
     count = draw(st.sampled_from([2, 2, 3]))
-    batches: list[int | str] = [draw(st.one_of(st.just("batch"), st.integers(1, 2))) for _ in range(count)]
     seed = draw(st.integers(0, 1000))
     models = []
-    for m, batch in enumerate(batches):
+    for m in range(count):
         mine = list(names)
         if m and draw(st.booleans()):
             mine.append(draw(st.sampled_from(sorted(_LAYERS))))
-        models.append(_change_weights(_build(mine, width, batch, seed), draw, m))
-    return models, batches
+        models.append(_change_weights(_build(mine, width, seed), draw, m))
+    return models
 
 
-def _build(names: list[str], width: int, batch: int | str, seed: int) -> ModelProto:
+def _build(names: list[str], width: int, seed: int) -> ModelProto:
     b = Builder(seed)
     x = "x"
     for name in names:
         x = _LAYERS[name](b, x, width)
     b.nodes[-1].output[0] = "y"
-    shape: list[int | str] = [batch, _LENGTH, width]
+    shape: list[int | str] = ["batch", _LENGTH, width]
     return b.model({"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, shape)})
 
 
@@ -153,8 +149,7 @@ def _call(path: Path, fed: dict[str, Array]) -> dict[str, Array]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.one_of(_graphs(), _images()))
-def test_a_merged_random_graph_gives_what_the_originals_give(drawn: tuple[list[ModelProto], list[int | str]]) -> None:
-    models, batches = drawn
+def test_a_merged_random_graph_gives_what_the_originals_give(models: list[ModelProto]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         paths = [save(model, Path(directory), f"m{i}") for i, model in enumerate(models)]
         output = Path(directory) / "merged.onnx"
@@ -165,11 +160,9 @@ def test_a_merged_random_graph_gives_what_the_originals_give(drawn: tuple[list[M
         random = np.random.default_rng(0)
         inner = [dim.dim_value for dim in models[0].graph.input[0].type.tensor_type.shape.dim[1:]]
         fed: dict[str, dict[str, Array]] = {}
-        for i, batch in enumerate(batches):
-            rows = batch if isinstance(batch, int) else 2 + i
-            fed[f"m{i}"] = {"x": random.standard_normal((rows, *inner)).astype(np.float32)}
-        absent = next((f"m{i}" for i, batch in enumerate(batches) if batch == "batch"), None)
-        for missing in {None, absent}:
+        for i in range(len(models)):
+            fed[f"m{i}"] = {"x": random.standard_normal((2 + i, *inner)).astype(np.float32)}
+        for missing in (None, "m0"):
             present = {name: given for name, given in fed.items() if name != missing}
             results = _call(output, described.feeds(present))
             for i, path in enumerate(paths):

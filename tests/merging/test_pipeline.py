@@ -118,6 +118,12 @@ def test_a_free_length_is_refused_by_name_and_merged_once_it_is_fixed(tmp_path: 
         read_sources(paths, {"words": 5})
 
 
+def test_a_fixed_batch_is_refused_with_the_command_that_frees_it(tmp_path: Path) -> None:
+    paths = [save(residual(batch=batch), tmp_path, name) for name, batch in (("a", "batch"), ("b", 2))]
+    with pytest.raises(InputError, match=r"b\.onnx has a fixed batch.*gpuprof zoo rebatch"):
+        read_sources(paths)
+
+
 def test_different_fixed_lengths_stay_apart_and_say_why(tmp_path: Path) -> None:
     paths = [save(_dense(length=4), tmp_path, "a"), save(_dense(length=5), tmp_path, "b")]
     report = merge_sources(read_sources(paths), FORCE).report
