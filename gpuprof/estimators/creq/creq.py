@@ -55,19 +55,8 @@ class UnprofiledRequirements:
     def predict(self, known: UnmeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
         """Return the requirement of ``batch`` by each metric, in percent of the whole of ``device``.
 
-        Between two batches of the latency's grid the requirement is interpolated linearly. Raises `InputError` when the
-        device lacks the precision, or the model does not take the batch.
+        Raises `InputError` when the device lacks the precision, or the model does not take the batch.
         """
-        grid = self._latencies.kernels_of(known, device).grid(batch)
-        ends = [self._at(known, device, one) for one in grid]
-        if len(grid) == 1 or not all(ends):
-            return ends[0]
-        (low, high), weight = grid, (batch - grid[0]) / (grid[1] - grid[0])
-        assert low < batch < high
-        pairs = zip(*ends, strict=True)
-        return tuple((metric, _between(one, two, weight)) for (metric, one), (_, two) in pairs)
-
-    def _at(self, known: UnmeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
         key = (known.name, device.name, batch)
         if key not in self._known:
             by_batch, model = self._latencies.kernels_of(known, device), shipped_creq()
@@ -81,15 +70,3 @@ class UnprofiledRequirements:
                 figures = tuple((metric, model.figure(metric, value, said)) for metric, value in pairs)
             self._known[key] = figures
         return self._known[key]
-
-
-def _between(first: Figure, second: Figure, weight: float) -> Figure:
-    def mean(low: float, high: float) -> float:
-        return low + weight * (high - low)
-
-    return Figure(
-        mean(first.value, second.value),
-        first.source,
-        mean(first.low or 0.0, second.low or 0.0),
-        mean(first.upper(), second.upper()),
-    )

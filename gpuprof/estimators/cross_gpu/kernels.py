@@ -216,16 +216,7 @@ class _Walk:
     def _projection(self, op: Op) -> _Row:
         """Return the product of ONNX Runtime's own Attention that projects its input to queries, keys and values."""
         taken, weight = op.inputs[0], op.inputs[1]
-        rows, depth, columns = float(prod(taken.shape[:-1])), float(weight.shape[0]), float(weight.shape[1])
-        row = {
-            **{"b": 1.0, "m": rows, "n": columns, "k": depth, "width": self._width_of_products},
-            "flops": 2.0 * rows * columns * depth,
-            "read_bytes": self._operand * (rows * depth + depth * columns),
-            "written_bytes": self._width * rows * columns,
-            "elements": rows * columns,
-            "extra": 0.0,
-        }
-        return "matmul", row
+        return self._plain_product(float(prod(taken.shape[:-1])), float(weight.shape[1]), float(weight.shape[0]))
 
     def _projected_attention(self, op: Op) -> _Row:
         """Return the self-attention of ONNX Runtime's own Attention."""

@@ -6,7 +6,7 @@ work per cycle, or in the number of SMs, is known less well by that factor: time
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -48,9 +48,13 @@ def measure_distance(device: Device, precision: str) -> Distance | None:
     """Return the trait by which a GPU is furthest outside the training data; None inside.
     ``precision``: of products.
     """
-    own = dict(_traits(device, precision))
-    found = [one for name, value in own.items() if (one := _compare(name, value, precision)) is not None]
-    return max(found, key=lambda one: one.factor, default=None)
+    ranges, outside = _list_ranges(precision), []
+    for trait, value in _list_traits(device, precision).items():
+        if trait in ranges:
+            low, high, usual = ranges[trait]
+            outside.append(Distance(trait, value, low, high, _exceed(value, value, low, high) / usual))
+    furthest = max(outside, key=lambda distance: distance.factor, default=None)
+    return furthest if furthest is not None and furthest.factor > 1.0 else None
 
 
 def describe_distance(device: Device, precision: str) -> str | None:
@@ -61,50 +65,49 @@ def describe_distance(device: Device, precision: str) -> str | None:
     return f"{device.name} is unlike the GPUs learned from ({most}): intervals reach {most.factor:.3g} times as far"
 
 
-def _compare(trait: str, value: float, precision: str) -> Distance | None:
-    known = _whole_range(trait, precision)
-    if known is None:
-        return None
-    low, high, usual = known
-    factor = max(low / value, value / high) / usual
-    return Distance(trait, value, low, high, factor) if factor > 1.0 else None
+def _exceed(least: float, most: float, low: float, high: float) -> float:
+    """Return the factor by which a range reaches beyond ``low`` or ``high``; at most 1 inside."""
+    return max(low / least, most / high)
+
+
+def _span(values: Iterable[Sequence[float]]) -> tuple[float, float]:
+    joined = [value for own in values for value in own]
+    return min(joined), max(joined)
 
 
 @cache
-def _whole_range(trait: str, precision: str) -> tuple[float, float, float] | None:
-    """Return the least and the largest over all chips, and the largest factor by which a chip is beyond the others."""
-    ranges = _ranges(precision).get(trait, {})
-    if len(ranges) < 2:  # a single chip gives no distance between GPUs
-        return None
-    low, high = min(one for one, _ in ranges.values()), max(one for _, one in ranges.values())
-    usual = 1.0
-    for chip, (least, most) in ranges.items():
-        others = [pair for name, pair in ranges.items() if name != chip]
-        usual = max(usual, min(one for one, _ in others) / least, most / max(one for _, one in others))
-    return low, high, usual
-
-
-@cache
-def _ranges(precision: str) -> Mapping[str, Mapping[str, tuple[float, float]]]:
-    """Return for each trait and chip the least and the largest of the chip's boards."""
-    ranges_by_kind: dict[str, dict[str, tuple[float, float]]] = {}
+def _list_ranges(precision: str) -> Mapping[str, tuple[float, float, float]]:
+    """Return for each trait its range over all chips, and the largest factor by which a chip is beyond the others."""
+    values: dict[str, dict[str, list[float]]] = {}
     for chip, boards in LEARNED_FROM.items():
         for board in boards:
-            for trait, value in _traits(devices()[board], precision):
-                low, high = ranges_by_kind.setdefault(trait, {}).get(chip, (value, value))
-                ranges_by_kind[trait][chip] = (min(low, value), max(high, value))
-    return ranges_by_kind
+            for trait, value in _list_traits(devices()[board], precision).items():
+                values.setdefault(trait, {}).setdefault(chip, []).append(value)
+    ranges = {}
+    for trait, chips in values.items():
+        if len(chips) > 1:  # a single chip gives no distance between GPUs
+            factors = (
+                _exceed(min(own), max(own), *_span(other for name, other in chips.items() if name != chip))
+                for chip, own in chips.items()
+            )
+            ranges[trait] = (*_span(chips.values()), max(1.0, *factors))
+    return ranges
 
 
-def _traits(device: Device, precision: str) -> Iterator[tuple[str, float]]:
-    yield "SMs", float(device.compute_units)
-    yield "of the peak in float32 left by the power limit", sustained_part(device, "float32")
+def _list_traits(device: Device, precision: str) -> dict[str, float]:
+    traits = {
+        "SMs": float(device.compute_units),
+        "of the peak in float32 left by the power limit": sustained_part(device, "float32"),
+    }
     if not device.clock_mhz:
-        return
+        return traits
     cycles = device.compute_units * device.clock_mhz * 1e6
-    yield "MHz", float(device.clock_mhz)
-    yield "float32 operations a cycle and SM", device.flops_per_s["float32"] / cycles
-    yield "bytes of memory a cycle and SM", device.dram_bytes_per_s / cycles
-    yield "KiB of L2 cache an SM", device.l2_bytes / device.compute_units / 1024
+    traits |= {
+        "MHz": float(device.clock_mhz),
+        "float32 operations a cycle and SM": device.flops_per_s["float32"] / cycles,
+        "bytes of memory a cycle and SM": device.dram_bytes_per_s / cycles,
+        "KiB of L2 cache an SM": device.l2_bytes / device.compute_units / 1024,
+    }
     if precision in TENSOR_TYPES and precision in device.flops_per_s:
-        yield f"{precision} operations a cycle and SM", device.flops_per_s[precision] / cycles
+        traits[f"{precision} operations a cycle and SM"] = device.flops_per_s[precision] / cycles
+    return traits

@@ -116,12 +116,11 @@ def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
         if row.op_signature is not None and row.duration_ns is not None:
             execution = (row.run_id, row.repeat, row.op_name)
             seen.setdefault(row.op_signature, {}).setdefault(execution, []).append(row)
-    utilizations = _Utilizations(device)
-    typical = {signature: _typical(list(found.values()), utilizations) for signature, found in seen.items()}
+    typical = {signature: _typical(list(found.values()), device) for signature, found in seen.items()}
     return KernelTable(device, typical, facts)
 
 
-def _typical(executions: Sequence[Sequence[KernelTime]], utilizations: _Utilizations) -> tuple[Kernel, ...]:
+def _typical(executions: Sequence[Sequence[KernelTime]], device: Device) -> tuple[Kernel, ...]:
     """Return the kernels of executions with the typical number of launches, as medians over them."""
     ordered = [sorted(rows, key=lambda row: row.position) for rows in executions]
     count = int(median(len(rows) for rows in ordered))
@@ -133,37 +132,25 @@ def _typical(executions: Sequence[Sequence[KernelTime]], utilizations: _Utilizat
             _median([row.achieved_occupancy_pct for row in place])
             or _median([row.launch_occupancy_pct for row in place])
             or _median([row.theoretical_occupancy_pct for row in place]),
-            _median([utilizations.of_kernel(row) for row in place]),
+            _median([_compute_utilization(device, row) for row in place]),
         )
         for place in zip(*same, strict=True)
     )
 
 
-class _Utilizations:
-    """SMs needed by launches, in percent; computed once for each kind of launch."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._known: dict[KernelLaunch, float | None] = {}
-
-    def of_kernel(self, row: KernelTime) -> float | None:
-        """Return the SM utilisation in percent; None where the launch or the device's rules are unknown."""
-        grid, block = (row.grid_x, row.grid_y, row.grid_z), (row.block_x, row.block_y, row.block_z)
-        sizes = [size for size in (*grid, *block) if size is not None and size >= 1]
-        if self._device.sm is None or len(sizes) < len(grid) + len(block) or row.registers_per_thread is None:
-            return None
-        shared = row.static_shared_bytes or 0, row.dynamic_shared_bytes or 0
-        launch = KernelLaunch(prod(sizes[:3]), prod(sizes[3:]), row.registers_per_thread, *shared)
-        if launch not in self._known:
-            self._known[launch] = self._work_out(launch)
-        return self._known[launch]
-
-    def _work_out(self, launch: KernelLaunch) -> float | None:
-        try:
-            sm_utilization_pct = occupancy(self._device, launch).sm_utilization_pct
-        except InputError:
-            return None
-        return None if isnan(sm_utilization_pct) else sm_utilization_pct
+def _compute_utilization(device: Device, row: KernelTime) -> float | None:
+    """Return the SMs needed by a launch, in percent; None where the launch or the device's rules are unknown."""
+    grid, block = (row.grid_x, row.grid_y, row.grid_z), (row.block_x, row.block_y, row.block_z)
+    sizes = [size for size in (*grid, *block) if size is not None and size >= 1]
+    if device.sm is None or len(sizes) < len(grid) + len(block) or row.registers_per_thread is None:
+        return None
+    shared = row.static_shared_bytes or 0, row.dynamic_shared_bytes or 0
+    launch = KernelLaunch(prod(sizes[:3]), prod(sizes[3:]), row.registers_per_thread, *shared)
+    try:
+        sm_utilization_pct = occupancy(device, launch).sm_utilization_pct
+    except InputError:
+        return None
+    return None if isnan(sm_utilization_pct) else sm_utilization_pct
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -90,11 +90,6 @@ def test_every_requirement_has_a_source_and_an_interval_within_a_hundred(network
         assert 0.0 <= figure.low <= figure.value <= figure.high <= 100.0
 
 
-def test_a_batch_between_two_of_the_grid_lies_between_them(network: Path) -> None:
-    low, middle, high = (_creq(network, batch)["wavg_occupancy"] for batch in (16, 20, 24))
-    assert middle == pytest.approx((low + high) / 2)
-
-
 def test_what_was_profiled_is_never_mixed_with_predictions(tmp_path: Path) -> None:
     rows: list[ModelRow] = [measured_row("net", 4, 5.0, device="v100")]
     estimator = DatabaseEstimator(database(tmp_path / "db", rows), {})
