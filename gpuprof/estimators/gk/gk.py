@@ -9,8 +9,8 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.occupancy import cap_occupancy
 from gpuprof.estimators.gk.kernel_table import Kernel, KernelTable
 from gpuprof.estimators.learned.op_facts import facts_of_op
+from gpuprof.estimators.memory.allocation import workspace_bytes
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
-from gpuprof.estimators.memory.memory_features import workspace_bytes
 
 #: τ of the paper, 0.001 ms.
 TAU_NS = 1000.0

@@ -17,7 +17,7 @@ from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, 
 from gpuprof.estimators.learned.regressors import STACKED
 from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, graph_facts, leave_out_architecture
 from gpuprof.estimators.measured.curve import BatchCurve
-from gpuprof.estimators.memory.memory_features import memory_features
+from gpuprof.estimators.memory.liveness import peak_activation_bytes
 from gpuprof.machine.cpu_share import own_cores
 
 ROOFLINE = "roofline"
@@ -192,14 +192,12 @@ def _of_case(case: ModelCase, model: LearnedModel) -> list[Prediction]:
     for name in model.times:
         predicted = model.latency_ms(case.graph, case.share, name)
         predictions.append(_prediction(UNSEEN, "latency", name, case, case.latency_ms, predicted))
-    for name in model.memory if case.memory_bytes else ():
-        predicted = model.memory_bytes(case.graph, name)
-        predictions.append(_prediction(UNSEEN, "memory", name, case, case.memory_bytes or 0.0, predicted))
     least_ms = float(roofline_ns(graph_facts(case.graph), model.device, case.share).sum()) / 1e6
     predictions.append(_prediction(UNSEEN, "latency", ROOFLINE, case, case.latency_ms, least_ms))
-    if case.memory_bytes:
-        least = math.expm1(memory_features(case.graph)[0])
-        predictions.append(_prediction(UNSEEN, "memory", ROOFLINE, case, case.memory_bytes, least))
+    if case.memory_bytes and model.memory is not None:
+        least = float(case.graph.weight_bytes + peak_activation_bytes(case.graph))
+        for name, predicted in ((ALLOCATION, model.memory.peak_bytes(case.graph)), (ROOFLINE, least)):
+            predictions.append(_prediction(UNSEEN, "memory", name, case, case.memory_bytes, predicted))
     return predictions
 
 

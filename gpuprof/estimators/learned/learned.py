@@ -14,6 +14,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
 from gpuprof.estimators.conformal import interval_factor
 from gpuprof.estimators.learned.execution import group_facts, optimized_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, expected_features, expected_ns, fit_element_ns
@@ -25,10 +26,8 @@ from gpuprof.estimators.learned.training_set import (
     TrainingSet,
     graph_facts,
     leave_out_architecture,
-    memory_matrix,
 )
 from gpuprof.estimators.memory.allocation import AllocationModel
-from gpuprof.estimators.memory.memory_features import memory_features
 
 Array = NDArray[Any]
 STACK = "stack"
@@ -48,16 +47,16 @@ class Residuals:
 class LearnedModel:
     """Regressors of op times and of memory of one device.
 
-    ``times``, ``memory``: by name, with ``"stack"`` and for memory ``"allocation"``; they predict logarithms over the
-    expected time and over the least memory; ``element_ns``: op type → time per element beyond the device's rates;
-    ``residuals``: None: no intervals.
+    ``times``: by name, with ``"stack"``; they predict logarithms over the expected time; ``memory``: None where no
+    memory was measured; ``element_ns``: op type → time per element beyond the device's rates; ``residuals``: None: no
+    intervals.
     """
 
     def __init__(
         self,
         device: Device,
         times: Mapping[str, Any],
-        memory: Mapping[str, Any],
+        memory: AllocationModel | None,
         element_ns: Mapping[str, float],
         residuals: Residuals | None = None,
     ) -> None:
@@ -102,12 +101,11 @@ class LearnedModel:
             times_by_graph.append(times)
         return times_by_graph
 
-    def memory_bytes(self, graph: ModelGraph, regressor: str = ALLOCATION) -> float:
-        """Return the peak memory, by default by `AllocationModel`: trees do not extrapolate."""
-        features = memory_features(graph)
-        log_ratio = float(self.memory[regressor].predict(np.array([features]))[0])
-        # The first feature is log1p of the least memory; clipped as in `predicted_ns`.
-        return math.expm1(features[0]) * math.exp(min(max(log_ratio, -2.0), 5.0))
+    def memory_bytes(self, graph: ModelGraph) -> float:
+        """Return the peak memory. Raises `InputError` where no memory was measured."""
+        if self.memory is None:
+            raise InputError(f"no memory was measured on {self.device.name}", "gpuprof profile, then gpuprof train")
+        return self.memory.peak_bytes(graph)
 
     def latency(self, graph: ModelGraph, share: Share) -> Figure:
         """Return the latency and its 90% interval."""
@@ -126,13 +124,8 @@ def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     element_ns = fit_element_ns(ops.costs, ops.times_ns, ops.groups)
     seen = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
     times = fit_regressors(seen, np.log(ops.times_ns / expected_ns(ops.costs, element_ns)), ops.groups, names)
-    features, target, _, groups = memory_matrix(data.cases)
-    memory: dict[str, Any] = {}
-    if len(target):
-        memory = {
-            **fit_regressors(features, target, groups, names),
-            ALLOCATION: AllocationModel().fit(features, target),
-        }
+    known = [(case.graph, case.memory_bytes) for case in data.cases if case.memory_bytes]
+    memory = AllocationModel.fit(*zip(*known, strict=True)) if known else None
     return LearnedModel(data.device, times, memory, element_ns)
 
 

@@ -12,8 +12,8 @@ from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
 from gpuprof.estimators.learned.expected_time import EXPECTED_FEATURES
 from gpuprof.estimators.learned.features import FEATURES
-from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, Residuals
-from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES
+from gpuprof.estimators.learned.learned import STACK, LearnedModel, Residuals
+from gpuprof.estimators.memory.allocation import AllocationModel
 
 SCHEMA = "gpuprof.learned/3"
 _FOLDER = ".trained"  # hidden, so that the database does not read it as a run
@@ -22,7 +22,6 @@ _MAX_BYTES = 512 * 2**20
 #: Types that a file may construct besides scikit-learn's own classes and arrays.
 _TRUSTED = frozenset(
     {
-        "gpuprof.estimators.memory.allocation.AllocationModel",
         "gpuprof.estimators.learned.regressors.SampledKernelRidge",
         "xgboost.core.Booster",
         "xgboost.sklearn.XGBRegressor",
@@ -46,21 +45,18 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
 
     Raises `UnavailableError` when skops is not installed; `InputError` when the database cannot be written to.
     """
-    asked = {"times": {STACK: model.times[STACK]}, "memory": {}}
-    if ALLOCATION in model.memory:
-        asked["memory"] = {ALLOCATION: model.memory[ALLOCATION]}
-    content = _skops().dumps(asked)
+    content = _skops().dumps({STACK: model.times[STACK]})
     residuals = model.residuals or Residuals({}, {})
     manifest = {
         "schema": SCHEMA,
         "device": model.device.name,
         "features": [*FEATURES, *EXPECTED_FEATURES],
-        "memory_features": list(MEMORY_FEATURES),
         "data_hash": data_hash,
         "architectures": list(architectures),
         "regressors_sha256": hashlib.sha256(content).hexdigest(),
         "rates": _rates(model.device),
         "element_ns": dict(model.element_ns),
+        "allocation": None if model.memory is None else list(model.memory.coefficients),
         "residuals": {"latency": dict(residuals.latency), "memory": dict(residuals.memory)},
     }
     folder = folder_of(database, model.device.name)
@@ -83,7 +79,6 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
         "schema": SCHEMA,
         "device": device.name,
         "features": [*FEATURES, *EXPECTED_FEATURES],
-        "memory_features": list(MEMORY_FEATURES),
         "rates": _rates(device),
         **({} if data_hash is None else {"data_hash": data_hash}),
     }
@@ -101,8 +96,10 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
             for kind in ("latency", "memory")
         )
     )
+    coefficients = manifest["allocation"]
+    memory = None if coefficients is None else AllocationModel(tuple(map(float, coefficients)))
     element_ns = {op_type: float(value) for op_type, value in manifest["element_ns"].items()}
-    return LearnedModel(device, fitted["times"], fitted["memory"], element_ns, residuals)
+    return LearnedModel(device, fitted, memory, element_ns, residuals)
 
 
 def _regressors(content: bytes, folder: Path) -> dict[str, Any]:
@@ -124,7 +121,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         content = json.loads(_read_bytes(path))
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}", "gpuprof train again") from None
-    if not isinstance(content, dict) or not {"element_ns", "residuals"} <= set(content):
+    if not isinstance(content, dict) or not {"allocation", "element_ns", "residuals"} <= set(content):
         raise InputError(f"{path} is no manifest of regressors", "gpuprof train again")
     return content
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,6 @@ from gpuprof.estimators.learned.execution import group_facts, measured_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, merged_costs
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix, roofline_ns
 from gpuprof.estimators.learned.op_facts import OpCostRow, OpFacts, facts_of_op, facts_of_row
-from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES, memory_features
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ModelRow, model_at_dims
 from gpuprof.kernel_db.store import KernelDb
@@ -148,15 +146,6 @@ def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
     )
     cases = tuple(case for case in data.cases if case.architecture != architecture)
     return TrainingSet(data.device, ops, cases, data.data_hash)
-
-
-def memory_matrix(cases: Sequence[ModelCase]) -> tuple[Array, Array, Array, tuple[str, ...]]:
-    """Return features, target log(peak / least), least and groups of the cases with measured memory."""
-    known = [case for case in cases if case.memory_bytes]
-    features = np.array([memory_features(case.graph) for case in known]).reshape(len(known), len(MEMORY_FEATURES))
-    least = np.array([math.expm1(memory_features(case.graph)[0]) for case in known])
-    target = np.log(np.array([case.memory_bytes or 1.0 for case in known]) / least)
-    return features, target, least, tuple(case.architecture for case in known)
 
 
 def graph_facts(graph: ModelGraph) -> list[OpFacts]:

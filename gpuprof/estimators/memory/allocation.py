@@ -2,51 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import nnls
-from sklearn.base import BaseEstimator, RegressorMixin
 
-from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES
-
-Array = NDArray[Any]
+from gpuprof.domain.model import ModelGraph, Op
+from gpuprof.estimators.memory.arena import arena_footprint
 
 
-class AllocationModel(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(frozen=True, slots=True)
+class AllocationModel:
     """Copies of the weights, the arena for activations, inputs and outputs, and a constant per model.
 
     Runtimes keep weights once as read and once in the layout of their kernels, those of convolutions in blocks; arenas
-    exceed the live tensors. The non-negative factors of these parts are fitted to relative errors. Unlike trees, the
-    model extrapolates beyond the sizes of its training data. Fits and predicts logarithms over the least memory, as the
-    other regressors do.
+    exceed the live tensors. Unlike trees, the model extrapolates beyond the sizes of its training data.
     """
 
-    def fit(self, X: Array, y: Array) -> Self:  # noqa: N803 - scikit-learn's name
-        """Fit to features of `memory_features`, shape (N, F), and log(peak / least), shape (N,)."""
-        peak = np.exp(y) * np.expm1(X[:, 0])
-        self.coefficients_, _ = nnls(_parts(X) / peak[:, None], np.ones(len(peak)))
-        return self
+    coefficients: tuple[float, ...]  #: Factors of `list_parts`, at least 0.
 
-    def predict(self, X: Array) -> Array:  # noqa: N803 - scikit-learn's name
-        """Return log(peak / least), shape (N,)."""
-        return np.asarray(np.log(np.maximum(_parts(X) @ self.coefficients_, 1.0) / np.expm1(X[:, 0])))
+    @classmethod
+    def fit(cls, graphs: Iterable[ModelGraph], peak_bytes: Sequence[float]) -> Self:
+        """Return the model with the least relative errors on measured peaks."""
+        from scipy.optimize import nnls  # half a second to import, not needed without training
+
+        peak = np.array(peak_bytes)
+        parts = np.array([list_parts(graph) for graph in graphs])
+        coefficients, _ = nnls(parts / peak[:, None], np.ones(len(peak)))
+        return cls(tuple(coefficients.tolist()))
+
+    def peak_bytes(self, graph: ModelGraph) -> float:
+        """Return the peak memory of a model."""
+        return max(1.0, float(np.dot(list_parts(graph), self.coefficients)))
 
 
-def _parts(features: Array) -> Array:
-    """Return bytes of weights by their kind, of the arena, of inputs and outputs, the number of ops, and 1."""
-    column = {name: np.expm1(features[:, i]) for i, name in enumerate(MEMORY_FEATURES) if name.startswith("log_")}
-    products, convolutions = column["log_matrix_weights"], column["log_convolution_weights"]
-    return np.column_stack(
-        [
-            products,
-            convolutions,
-            np.maximum(column["log_weights"] - products - convolutions, 0.0),
-            column["log_arena_peak"],
-            column["log_arena_reserved"],
-            column["log_inputs_outputs"],
-            1e5 * column["log_ops"],  # scaled so that all coefficients are of similar size
-            np.full(len(features), 1e7),
-        ]
-    )
+def list_parts(graph: ModelGraph) -> list[float]:
+    """Return bytes of weights by their kind, of the arena, of inputs and outputs, the number of ops, and a constant,
+    scaled so that all coefficients are of similar size.
+    """
+    products = _count_weights(op for op in graph.ops if op.op_type in ("Gemm", "MatMul"))
+    convolutions = _count_weights(op for op in graph.ops if "Conv" in op.op_type)
+    arena = arena_footprint(graph)
+    return [
+        float(products),
+        float(convolutions),
+        float(max(0, graph.weight_bytes - products - convolutions)),
+        float(arena.peak),
+        float(arena.reserved),
+        float(sum(tensor.bytes for tensor in (*graph.inputs, *graph.outputs))),
+        1e5 * len(graph.ops),
+        1e7,
+    ]
+
+
+def _count_weights(ops: Iterable[Op]) -> int:
+    """Return the bytes of the ops' weights, with weights shared by several ops counted once."""
+    return sum({weight.name: weight.bytes for op in ops for weight in op.weights}.values())
+
+
+def workspace_bytes(op: Op) -> int:
+    """Return the bytes of the unfolded input of a convolution (im2col) for one image; 0 for other ops."""
+    if op.op_type != "Conv" or len(op.inputs) < 2 or not op.outputs or len(op.outputs[0].shape) < 3:
+        return 0
+    window = prod(op.inputs[1].shape[1:])
+    item = op.inputs[0].bytes // max(1, op.inputs[0].elements)
+    return 0 if prod(op.inputs[1].shape[2:]) == 1 else window * prod(op.outputs[0].shape[2:]) * item

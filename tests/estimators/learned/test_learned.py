@@ -215,7 +215,7 @@ def test_what_is_kept_predicts_the_same(model: LearnedModel, world: tuple[Path, 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("schema", "gpuprof.learned/9"), ("features", ["log_flops"]), ("device", "other"), ("memory_features", [])],
+    [("schema", "gpuprof.learned/9"), ("features", ["log_flops"]), ("device", "other")],
 )
 def test_another_schema_or_feature_list_is_refused(
     model: LearnedModel, tmp_path: Path, key: str, value: object
@@ -243,7 +243,7 @@ def test_a_file_that_would_make_foreign_objects_is_refused(model: LearnedModel, 
     import skops.io
 
     folder = save_model(model, tmp_path, "hash", ())
-    content = skops.io.dumps({"times": Foreign(), "memory": {}})
+    content = skops.io.dumps({"stack": Foreign()})
     (folder / "regressors.skops").write_bytes(content)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["regressors_sha256"] = hashlib.sha256(content).hexdigest()
