@@ -23,6 +23,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
         "metrics": list_metrics,
         "glossary": read_glossary,
         "reference": list_public_names,
+        "commands": list_commands,
     }
     for name, write in writers.items():
         if (marker := f"<!-- {name} -->") in markdown:
@@ -71,6 +72,31 @@ def list_public_names() -> str:
     functions = [name for name, one in public.items() if inspect.isfunction(one)]
     rest = [name for name in public if name not in functions]
     return "\n\n".join(f"::: {public[name].__module__}.{public[name].__qualname__}" for name in [*functions, *rest])
+
+
+def list_commands() -> str:
+    """Return a section for each command: its text, and a table of its arguments and options."""
+    import typer
+
+    from gpuprof.cli.main import build_app
+
+    group: Any = typer.main.get_command(build_app())
+    return "\n".join(line for name in group.commands for line in _describe_command(group.commands[name], name))
+
+
+def _describe_command(command: Any, name: str) -> list[str]:
+    lines = [f"## gpuprof {name}" if " " not in name else f"### gpuprof {name}", "", command.help or "", ""]
+    for inner, subcommand in getattr(command, "commands", {}).items():
+        lines += _describe_command(subcommand, f"{name} {inner}")
+    parameters = [parameter for parameter in command.params if parameter.name != "help"]
+    if not parameters or hasattr(command, "commands"):
+        return lines
+    lines += ["| option | meaning | default |", "|---|---|---|"]
+    for parameter in parameters:
+        shown = ", ".join(f"`{word}`" for word in [*parameter.opts, *parameter.secondary_opts])
+        default = "" if parameter.default in (None, False) or callable(parameter.default) else f"`{parameter.default}`"
+        lines.append(f"| {shown} | {(parameter.help or '').replace('|', chr(92) + '|')} | {default} |")
+    return [*lines, ""]
 
 
 def _first_sentence(kind: type) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import gpuprof
 from gpuprof import errors
-from gpuprof.cli.main import INTERRUPTED_EXIT_CODE
+from gpuprof.cli.main import INTERRUPTED_EXIT_CODE, VERBS
 from gpuprof.domain import demand
 from gpuprof.placement.policies import BUILTIN
 
@@ -56,6 +56,8 @@ def test_the_site_builds_without_a_warning_and_has_what_is_filled_in(tmp_path: P
     guide = (tmp_path / "site/guide/index.html").read_text(encoding="utf-8")
     assert all(f"<code>{name}</code>" in guide for name in BUILTIN)
     assert "gpuprof_latency_seconds" in guide and "internal slack" in guide and "&lt;!--" not in guide
+    commands = (tmp_path / "site/commands/index.html").read_text(encoding="utf-8")
+    assert all(f"gpuprof {verb}" in commands for verb in VERBS)
     reference = (tmp_path / "site/reference/index.html").read_text(encoding="utf-8")
     public = [getattr(gpuprof, name) for name in gpuprof.__all__ if name != "__version__"]
     missing = [one.__qualname__ for one in public if f'id="{one.__module__}.{one.__qualname__}"' not in reference]
