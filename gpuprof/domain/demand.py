@@ -136,7 +136,7 @@ def join_demands(name: str, demands: Sequence[Demand]) -> Demand:
 def require_possible(demand: Demand) -> None:
     """Raise `InputError` for values out of range; `read_demands` also names the line of slo.csv."""
     limits = (
-        # Beyond a request in thirty years, and beyond millions of devices, which is a typing error.
+        # A lower rate is a request in thirty years; a higher rate, millions of devices, is a typing error.
         ("rate_rps", demand.rate_rps, 1e-9, 1e7),
         ("latency_ms of the SLO", demand.slo.latency_ms, math.ulp(0.0), sys.float_info.max),
         ("percentile of the SLO", demand.slo.percentile, 1.0, 99.999),

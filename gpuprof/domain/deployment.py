@@ -77,7 +77,7 @@ class RequiredMemory(_MapElement):
 
 
 class ReplicaPrediction(_MapElement):
-    """What is predicted of one replica at its rate; intervals are 90%, null where nothing is known of the error.
+    """Prediction of one replica at its rate; intervals are 90%, null where the error is unknown.
 
     ``memory_bytes`` is of all processes together; ``creq`` and ``mreq`` are there where the policy planned by them.
     ``throughput_rps`` is that of full batches, of whose time ``overlapped_ms`` can pass while the one before runs.
@@ -194,7 +194,7 @@ class Node(_MapElement):
 
 
 class ModelPrediction(_MapElement):
-    """What is predicted of a model over all its replicas."""
+    """Prediction of a model over all its replicas."""
 
     goodput_rps: NonNegative
     p50_ms: NonNegative | None = None
@@ -203,7 +203,7 @@ class ModelPrediction(_MapElement):
 
 
 class RequestedModel(_MapElement):
-    """A model by the name that clients ask for, and what was asked for it.
+    """Request for a model, by the name that clients use.
 
     ``source_model`` is its name in the kernel database, where it is another: several services may run one model.
     ``dims`` are the sizes of its free dimensions in what is sent, or their distribution, as in slo.csv.
@@ -244,7 +244,7 @@ class DeployedModel(RequestedModel):
 
 
 class PlanAtEnds(_MapElement):
-    """What a plan comes to at one end of the estimates' intervals: devices, their least number, and what they serve.
+    """Plan at one end of the estimates' intervals: devices, their least number, and the requests/s that they serve.
 
     ``gpus`` is null where the search for them was not over in time.
     """
@@ -255,7 +255,7 @@ class PlanAtEnds(_MapElement):
 
 
 class MapPrediction(_MapElement):
-    """What is predicted of the whole map. Slack and fragmentation: ParvaGPU (SC'24) equations 3 and 4.
+    """Prediction of the whole map. Slack and fragmentation: ParvaGPU (SC'24) equations 3 and 4.
 
     Bounds hold for every map of the same demands on the same fleet; ``moves`` counts the replicas that must be
     started where the map that it was planned from is running. ``at_lower_ends`` and ``at_upper_ends`` tell what the
@@ -313,7 +313,7 @@ class DeploymentMap(_MapElement):
 
     @property
     def requested(self) -> dict[str, RequestedModel]:
-        """What was asked for each model by its name for clients: the members in place of a merged model."""
+        """Request for each model by its name for clients: the members in place of a merged model."""
         return {
             client: asked
             for name, model in self.models.items()
