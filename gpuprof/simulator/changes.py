@@ -1,4 +1,10 @@
-"""Changes of the simulated cluster: replicas fail, recover, start and stop."""
+"""Changes of the simulated cluster: replicas fail, recover, start and stop.
+
+Requests of failed replicas are rerouted like in the server (`gpuprof.serving.router.served_model`). Running and queued
+requests go to live replicas of the model, chosen by the routing rule, ahead of the requests already queued there and in
+order of acceptance. Without a live replica they wait until a replica starts; new requests are turned away meanwhile. A
+request lost too often runs in a batch of its own, and is finally given up (`gpuprof.rules.routing`).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuprof.domain.arrival_process import NS_PER_S
-from gpuprof.simulator import failover
-from gpuprof.simulator.choice import set_alive
+from gpuprof.rules.routing import is_retry_limit_reached, must_be_alone
+from gpuprof.simulator.choice import choose_replica, set_alive
 from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
+from gpuprof.simulator.departure import FAILED, give_up
 from gpuprof.simulator.heap import COMPLETION, Calendar, ident_of, priority_of, push
-from gpuprof.simulator.state import ClusterArrays, State, Tally
+from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +62,13 @@ def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Ta
     if change.fails:
         _forget_completions(state.calendar, cluster, frozenset(change.replicas))
         for replica in change.replicas:
-            count = failover.take_all_requests(cluster, state, tally, replica, displaced)
+            count = _take_all_requests(cluster, state, tally, replica, displaced)
             model = int(cluster.replica_model[replica])
-            failover.reroute_requests(cluster, state, model, displaced[:count], change.time)
+            _reroute_requests(cluster, state, model, displaced[:count], change.time)
     elif change.alive:
         for model in sorted({int(cluster.replica_model[replica]) for replica in change.replicas}):
-            count = failover.take_orphans(state, model, displaced)
-            failover.reroute_requests(cluster, state, model, displaced[:count], change.time)
+            count = _take_orphans(state, model, displaced)
+            _reroute_requests(cluster, state, model, displaced[:count], change.time)
     took = [int(replica) for replica in np.flatnonzero(state.behind >= 0)]
     state.behind[took] = -1
     return took
@@ -71,7 +78,8 @@ def fail_all_orphans(state: State, tally: Tally) -> None:
     """Count requests still waiting for a live replica at the end as failed."""
     displaced = np.empty(len(state.next), np.int64)
     for model in range(len(state.orphans)):
-        failover.fail_orphans(state, tally, model, displaced)
+        for place in displaced[: _take_orphans(state, model, displaced)]:
+            give_up(state, tally, model, place, FAILED)
 
 
 def _forget_completions(calendar: Calendar, cluster: ClusterArrays, replicas: frozenset[int]) -> None:
@@ -82,3 +90,91 @@ def _forget_completions(calendar: Calendar, cluster: ClusterArrays, replicas: fr
         ends = priority_of(code) == COMPLETION and int(cluster.process_replica[ident_of(code)]) in replicas
         if not ends:
             push(calendar, time, code)
+
+
+def _take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, replica: int, displaced: Ints) -> int:
+    """Move the requests of a failed replica into ``displaced`` and return their number.
+
+    Running requests come first, process by process, then queued requests.
+    """
+    moved, model = 0, cluster.replica_model[replica]
+    for process in range(cluster.first_process[replica], cluster.first_process[replica + 1]):
+        place = state.flight[process]
+        while place >= 0:
+            following = state.next[place]
+            state.losses[place] += 1
+            if is_retry_limit_reached(state.losses[place]):
+                give_up(state, tally, model, place, FAILED)
+            else:
+                displaced[moved] = place
+                moved += 1
+            place = following
+        state.flight[process], state.done_at[process], state.expected_at[process] = -1, -1, 0
+    place = state.queue_head[replica] if state.waiting[replica] > 0 else -1
+    while place >= 0:
+        displaced[moved] = place
+        moved += 1
+        place = state.next[place]
+    state.queue_head[replica] = -1
+    state.waiting[replica] = state.solo_requests[replica] = 0
+    count = cluster.first_process[replica + 1] - cluster.first_process[replica]
+    if state.free_processes[replica] < count:
+        state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
+    state.free_processes[replica] = count
+    return moved
+
+
+def _reroute_requests(cluster: ClusterArrays, state: State, model: int, displaced: Ints, now: int) -> None:
+    """Queue requests of a model at its live replicas, or as orphans without a live replica; start no batch."""
+    last = -1
+    for place in displaced:
+        replica, _ = choose_replica(cluster, state, model, now)
+        if replica >= 0:
+            _take_over(state, replica, place)
+            continue
+        state.next[place] = -1
+        if last >= 0:
+            state.next[last] = place
+        else:
+            _append_orphan(state, model, place)
+        last = place
+
+
+def _take_over(state: State, replica: int, place: int) -> None:
+    """Put a request at the head of a replica's queue, behind requests taken over at the same instant."""
+    before = state.behind[replica]
+    following = state.queue_head[replica] if before < 0 else state.next[before]
+    if state.waiting[replica] == 0:
+        following = -1
+    state.next[place] = following
+    if before < 0:
+        state.queue_head[replica] = place
+    else:
+        state.next[before] = place
+    if following < 0:
+        state.queue_tail[replica] = place
+    state.behind[replica] = place
+    state.waiting[replica] += 1
+    if must_be_alone(state.losses[place]):
+        state.solo_requests[replica] += 1
+
+
+def _append_orphan(state: State, model: int, place: int) -> None:
+    last = state.orphans[model]
+    if last < 0:
+        state.orphans[model] = place
+        return
+    while state.next[last] >= 0:
+        last = state.next[last]
+    state.next[last] = place
+
+
+def _take_orphans(state: State, model: int, displaced: Ints) -> int:
+    """Move the orphans of a model into ``displaced``, and return their number."""
+    count, place = 0, state.orphans[model]
+    while place >= 0:
+        displaced[count] = place
+        count += 1
+        place = state.next[place]
+    state.orphans[model] = -1
+    return count

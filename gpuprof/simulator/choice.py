@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from gpuprof.rules.routing import argmin_in_turn, expect_rows, finish_ms, makes_oldest_late, next_live_replica
-from gpuprof.simulator.state import ClusterArrays, State
-
-_MS = 1e-6  # milliseconds in a nanosecond
+from gpuprof.simulator.state import MS, ClusterArrays, State
 
 
 def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
@@ -42,9 +40,9 @@ def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> f
     first = cluster.first_process[replica]
     count = (cluster.first_process[replica + 1] - first) * state.alive[replica]  # a dead replica never answers
     for i in range(count):
-        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
+        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * MS
     waiting = state.waiting[replica]
-    waited = (now - state.joined[state.queue_head[replica]]) * _MS if waiting > 0 else 0.0
+    waited = (now - state.joined[state.queue_head[replica]]) * MS if waiting > 0 else 0.0
     latency = cluster.latency_ms[replica][: cluster.batch[replica]]
     rows = expected_batch_of(cluster, state, replica)
     return finish_ms(waiting, waited, state.busy_ms[:count], rows, latency, state.wait_ms[replica])
@@ -64,9 +62,9 @@ def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now
     first = cluster.first_process[replica]
     count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
     for i in range(count):
-        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
+        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * MS
     # The SLO counts from sending; the batching delay in `finish_of` counts from joining the queue.
-    waited = (now - state.arrived[state.queue_head[replica]]) * _MS
+    waited = (now - state.arrived[state.queue_head[replica]]) * MS
     latency = cluster.latency_ms[replica][: cluster.batch[replica]]
     wait_ms = state.wait_ms[replica]
     return makes_oldest_late(waiting, waited, state.busy_ms[:count], latency, wait_ms, allowed_ms)

@@ -16,9 +16,8 @@ from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 from gpuprof.rules.routing import RULES
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.host import core_arrays
-from gpuprof.simulator.state import ClusterArrays
+from gpuprof.simulator.state import NS_PER_MS, ClusterArrays
 
-_NS_PER_MS = 1e6
 #: Least coefficient of variation; smaller values are treated as 0, because the gamma shape 1 / cv² would overflow.
 _LEAST_VARIATION = 1e-6
 
@@ -148,7 +147,7 @@ def build_cluster(
         pause_cv=_drop_least(np.array([_pause_cv(replica) for replica in replicas])),
         first_process=np.concatenate([[0], np.cumsum(processes)]).astype(np.int64),
         process_replica=np.repeat(np.arange(len(replicas)), processes).astype(np.int64),
-        router_ns=round(options.router_ms * _NS_PER_MS),
+        router_ns=round(options.router_ms * NS_PER_MS),
         round_robin=options.routing == "round-robin",
         refuse_hopeless=options.refuse_hopeless,
         host_event=np.array([event], np.int64),
@@ -200,4 +199,4 @@ def _max_wait_ms(deployment: DeploymentMap, replica: Replica, latency_ms: Sequen
 
 
 def _ns(milliseconds: Sequence[float] | NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.rint(np.asarray(milliseconds, np.float64) * _NS_PER_MS).astype(np.int64)
+    return np.rint(np.asarray(milliseconds, np.float64) * NS_PER_MS).astype(np.int64)

@@ -19,9 +19,8 @@ from gpuprof.runtime.module_command import module_command
 from gpuprof.simulator import kernel
 from gpuprof.simulator.state import ClusterArrays, State, Tally
 
-#: Time after which a run switches to machine code, and target time of a slice in plain Python.
-_PLAIN_S, _LOOK_S = 1.0, 0.1
-_FIRST_STEP_NS = 1 << 20
+#: Time in plain Python after which a run looks for machine code, again and again.
+_PLAIN_S = 1.0
 
 _compiled: Any = None
 _child: int | None = None  # process id
@@ -32,22 +31,21 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._next_look = time.monotonic() + _PLAIN_S
-        self._reached, self._step = 0, _FIRST_STEP_NS
+        self._reached, self._step = 0, 1
 
     def run(self, cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
         """Process all events before ``until``; return the reason for stopping, like `kernel.run`."""
         while _compiled is None and not self._finds_machine_code():
-            stop, looked = min(until, self._reached + self._step), time.monotonic()
+            stop, began = min(until, self._reached + self._step), time.monotonic()
             status = kernel.run(view(cluster), view(state), view(tally), stop)
-            took = time.monotonic() - looked
-            self._step = self._step * 2 if took < _LOOK_S else max(1, self._step // 2)
+            is_short = time.monotonic() - began < _PLAIN_S / 10
+            self._step = self._step * 2 if is_short else max(1, self._step // 2)
             if status != kernel.TIME_UP:
                 return status
             self._reached = stop
             if stop == until:
                 return status
-        status = _compiled(cluster, state, tally, until)
-        return int(status)
+        return int(_compiled(cluster, state, tally, until))
 
     def _finds_machine_code(self) -> bool:
         """Return whether machine code is available, checked about once a second."""

@@ -17,18 +17,16 @@ from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions, build_c
 from gpuprof.simulator.compilation import EventLoop
 from gpuprof.simulator.heap import ARRIVAL, code_of, push
 from gpuprof.simulator.interference import Interference, NeighbourSlowdowns
+from gpuprof.simulator.load import arrival_streams
 from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
-from gpuprof.simulator.state import ClusterArrays, State, Tally, link_free_places, new_state, new_tally
-from gpuprof.simulator.streams import arrival_streams
+from gpuprof.simulator.state import ClusterArrays, State, Tally, new_state, new_tally
 
-#: Initial capacity for requests in the system; `_SimulationRun._enlarge_store` doubles it.
-_FIRST_PLACES = 2**14
 #: Number of arrivals drawn ahead for all models together, and of service times for all replicas together.
 _STORED = 2**20
 #: Number of parts of the duration after each of which progress is reported.
 _SLICES = 200
 #: A time in nanoseconds after every event.
-_FOREVER = 2**62
+_FOREVER = int(np.iinfo(np.int64).max)
 
 
 def simulate(
@@ -81,7 +79,7 @@ class _SimulationRun:
         self.cluster: ClusterArrays = build_cluster(deployment, places, options)
         self.tally: Tally = new_tally(models, replicas, begin, self.end)
         store, factors = _share(_STORED, models), _share(_STORED, replicas)
-        self.state: State = new_state(self.cluster, min(_FIRST_PLACES, options.max_in_system), store, factors)
+        self.state: State = new_state(self.cluster, options.max_in_system, store, factors)
         self._neighbours = neighbours
         if neighbours is not None:
             self.state = self.state._replace(slowdown=neighbours.table())
@@ -92,7 +90,6 @@ class _SimulationRun:
             set_alive(self.cluster, self.state, replica, 1)
         self._factors = [np.random.Generator(np.random.PCG64(seed)) for seed in for_factors.spawn(replicas)]
         self._changes = changes_of(options, places)
-        self._most_places = options.max_in_system
         self._loop = EventLoop()
         self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # initial turn of `gpuprof.rules.routing`
         # All factors are marked as used, so that the next line draws the first.
@@ -115,13 +112,11 @@ class _SimulationRun:
         changes.fail_all_orphans(self.state, self.tally)
 
     def _run_until(self, time: int) -> None:
-        while (status := self._loop.run(self.cluster, self.state, self.tally, time)) not in (
+        while self._loop.run(self.cluster, self.state, self.tally, time) not in (
             kernel.TIME_UP,
             kernel.EMPTY,
         ):
             # An event may exhaust several stores, and the status names a single store, so all are checked.
-            if status == kernel.NEEDS_PLACES:
-                self._enlarge_store()
             self._refill_factors()
             for model in np.flatnonzero(self.state.store_position >= self.state.store_size):
                 self._refill_arrivals(int(model))
@@ -167,26 +162,6 @@ class _SimulationRun:
                 if state.rested is state.factors:
                     break
             state.factor_position[replica] = 0
-
-    def _enlarge_store(self) -> None:
-        """Double the capacity for requests; at the limit, let the kernel drop excess requests."""
-        state = self.state
-        had = len(state.next)
-        have = min(2 * had, self._most_places)
-        if have == had:
-            self.state.places_capped[0] = 1
-            return
-        more = np.zeros(have - had, np.int64)
-        self.state = state._replace(
-            next=np.concatenate([state.next, link_free_places(had, have)]),
-            arrived=np.concatenate([state.arrived, more]),
-            joined=np.concatenate([state.joined, more]),
-            expected_ms=np.concatenate([state.expected_ms, more.astype(np.float64)]),
-            expected_rows=np.concatenate([state.expected_rows, more + 1]),
-            losses=np.concatenate([state.losses, more.astype(np.int8)]),
-        )
-        # The kernel asks only when the chain of free places is empty, so a new chain can begin.
-        self.state.free[0] = had
 
 
 def _has_variable_times(cluster: ClusterArrays) -> NDArray[np.bool_]:

@@ -16,10 +16,7 @@ _ID_BITS = 40
 
 #: Priorities. At the same instant processes become free before requests need them, and requests join before the
 #: batching delay ends. Changes of the cluster (see `engine`) come before all events.
-COMPLETION = 1
-ARRIVAL = 2
-JOIN = 3
-TIMER = 4
+COMPLETION, ARRIVAL, JOIN, TIMER = range(1, 5)
 
 
 class Calendar(NamedTuple):

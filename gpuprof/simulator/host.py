@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gpuprof.domain.deployment import Replica
     from gpuprof.simulator.state import ClusterArrays, Ints, State
 
-_NS_PER_MS = 1e6
 # Linear congruential generator (Park and Miller's multiplier) of cores, reproducible and equal in compiled code.
 _MULTIPLIER, _MODULUS = 48271, 2**31 - 1
 _STAYS = int(STAYS * _MODULUS)
@@ -40,7 +39,7 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
         for core in range(host.host_cores)
     ]
     start = np.concatenate([[0], np.cumsum([len(own) for own in on])]).astype(np.int64)
-    return round(host.event_ms * _NS_PER_MS), start, np.array([process for own in on for process in own], np.int64)
+    return round(host.event_ms * 1e6), start, np.array([process for own in on for process in own], np.int64)
 
 
 def run_host_work(cluster: ClusterArrays, state: State, requests: int) -> None:

@@ -40,15 +40,12 @@ from gpuprof.simulator.heap import (
     replace_first,
 )
 from gpuprof.simulator.host import run_host_work
-from gpuprof.simulator.replica_queue import take_batch
 from gpuprof.simulator.slowdown import factor_now
-from gpuprof.simulator.state import ClusterArrays, State, Tally
+from gpuprof.simulator.state import MS, NS_PER_MS, ClusterArrays, State, Tally
 
-#: Reasons for `run` to return: time is up, the calendar is empty, arrivals or service times must be drawn, no place is
-#: free, the table of slowdowns lacks an entry.
-TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_PLACES, NEEDS_SLOWDOWN = 0, 1, 2, 3, 4, 5
-
-_MS = 1e-6  # milliseconds in a nanosecond
+#: Reasons for `run` to return: time is up, the calendar is empty, arrivals or service times must be drawn, the table of
+#: slowdowns lacks an entry.
+TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_SLOWDOWN = range(5)
 
 
 def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
@@ -64,8 +61,6 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
         if priority == COMPLETION:
             replica = _complete_batch(cluster, state, tally, ident, now)
         elif priority == ARRIVAL:
-            if state.free[0] < 0 and state.places_capped[0] == 0:
-                return NEEDS_PLACES
             place = _handle_arrival(cluster, state, tally, ident, now)
         elif priority == JOIN:
             place = _end_router_delay(state, ident)
@@ -81,7 +76,7 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
         if state.host[0] > 0:
             run_host_work(cluster, state, state.host[0])
             state.host[0] = 0
-        # Random numbers are drawn and arrays grown between events, because half an event cannot be resumed.
+        # Random numbers are drawn and slowdowns found between events, because half an event cannot be resumed.
         if replica >= 0:
             if state.factor_position[replica] >= last:
                 return NEEDS_FACTORS
@@ -153,9 +148,9 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
         return -1
-    refused, waited = False, (now - state.arrived[place]) * _MS
+    refused, waited = False, (now - state.arrived[place]) * MS
     if cluster.refuse_hopeless:
-        slo, reserve = cluster.slo[model] * _MS, _reserve_now(state, model, now)
+        slo, reserve = cluster.slo[model] * MS, _reserve_now(state, model, now)
         allowed = (1.0 - reserve) * slo
         spoils = makes_oldest_late_at(cluster, state, replica, now, allowed)
         if spoils:
@@ -186,13 +181,13 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
 def _count_arrival(cluster: ClusterArrays, state: State, replica: int, now: int, refused: bool) -> None:
     """Count a request sent to a replica, admitted or refused."""
     full_ms = cluster.latency_ms[replica][cluster.batch[replica] - 1]
-    elapsed_ms = (now - state.counted_at[replica]) * _MS
+    elapsed_ms = (now - state.counted_at[replica]) * MS
     state.arrival_count[replica] = 1.0 + decay_count(state.arrival_count[replica], elapsed_ms, full_ms)
     state.refused_count[replica] = decay_count(state.refused_count[replica], elapsed_ms, full_ms) + refused
     state.counted_at[replica] = now
     if state.refused_count[replica] > 0.0:
         model, usual_ms = cluster.replica_model[replica], cluster.max_wait_ms[replica]
-        allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * _MS
+        allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * MS
         counts = state.refused_count[replica], state.arrival_count[replica]
         latency = cluster.latency_ms[replica][: cluster.batch[replica]]
         state.wait_ms[replica] = extend_wait_ms(usual_ms, counts[0], counts[1], allowed, latency)
@@ -202,7 +197,7 @@ def _count_arrival(cluster: ClusterArrays, state: State, replica: int, now: int,
         for process in range(first, cluster.first_process[replica + 1]):
             soonest = min(soonest, state.expected_at[process])
         count, before = state.arrival_count[replica], state.left_ms[replica]
-        state.left_ms[replica] = update_mean_left_ms(before, max(0, soonest - now) * _MS, count)
+        state.left_ms[replica] = update_mean_left_ms(before, max(0, soonest - now) * MS, count)
 
 
 def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float, now: int) -> None:
@@ -210,17 +205,17 @@ def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float
     batch = cluster.batch[replica]
     latency = cluster.latency_ms[replica][:batch]
     processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
-    count = decay_count(state.arrival_count[replica], (now - state.counted_at[replica]) * _MS, latency[batch - 1])
+    count = decay_count(state.arrival_count[replica], (now - state.counted_at[replica]) * MS, latency[batch - 1])
     allowed = np.inf
     if cluster.refuse_hopeless:
         model = cluster.replica_model[replica]
-        allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * _MS
+        allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * MS
     state.joining[replica] = forecast_joining(count, mean_ms, latency, processes, state.left_ms[replica], allowed)
 
 
 def _reserve_now(state: State, model: int, now: int) -> float:
     """Return the part of the SLO held in reserve."""
-    elapsed_ms = (now - state.reserve_at[model]) * _MS
+    elapsed_ms = (now - state.reserve_at[model]) * MS
     reserve: float = relax_reserve(state.reserve[model], elapsed_ms)
     return reserve
 
@@ -229,7 +224,7 @@ def _learn_reserve(cluster: ClusterArrays, state: State, process: int, place: in
     """Adapt the reserved part of the SLO to an answer."""
     replica = cluster.process_replica[process]
     model, latency = cluster.replica_model[replica], cluster.latency_ms[replica][: cluster.batch[replica]]
-    slo_ms, took_ms = cluster.slo[model] * _MS, (now - state.arrived[place]) * _MS
+    slo_ms, took_ms = cluster.slo[model] * MS, (now - state.arrived[place]) * MS
     before = _reserve_now(state, model, now)
     together = state.batch_size[process]
     expected_ms = correct_expected_ms(state.expected_ms[place], state.expected_rows[place], together, latency)
@@ -257,9 +252,9 @@ def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int,
     if state.solo_requests[replica] > 0 and must_be_alone(state.losses[head]):
         return 1
     oldest = state.joined[head]
-    waited = (now - oldest) * _MS
+    waited = (now - oldest) * MS
     limit_ms = state.wait_ms[replica]
-    limit = int(limit_ms * 1e6 + 0.5)
+    limit = int(limit_ms * NS_PER_MS + 0.5)
     if now - oldest >= limit:
         waited = max(waited, limit_ms)  # `limit` is `limit_ms` rounded
     size = batch_size_now(state.waiting[replica], cluster.batch[replica], waited, limit_ms)
@@ -277,14 +272,18 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
     process = cluster.first_process[replica]
     while state.done_at[process] >= 0:
         process += 1
-    size = take_batch(state, replica, process, size)
+    size = _take_batch(state, replica, process, size)
     if state.held[replica] > 0:
         _forget_holding(state, process, size, cluster.latency_ms[replica][size - 1], now)
         state.held[replica] = 0
-    expected = cluster.latency_ms[replica][size - 1] * 1e6
+    expected = cluster.latency_ms[replica][size - 1] * NS_PER_MS
     _forecast(cluster, state, replica, cluster.latency_ms[replica][size - 1], now)
     factor = slowdown * _draw_time_factor(cluster, state, replica, now > state.freed_at[process])
-    takes, turns, begins = int(cluster.turn_ms[replica, size - 1] * 1e6 * factor + 0.5), cluster.turns[replica], now
+    takes, turns, begins = (
+        int(cluster.turn_ms[replica, size - 1] * NS_PER_MS * factor + 0.5),
+        cluster.turns[replica],
+        now,
+    )
     if turns >= 0:  # after all batches sent earlier
         begins = max(now, state.turn_until[turns])
         state.turn_until[turns] = begins + takes
@@ -300,11 +299,58 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
     push(state.calendar, done, code_of(COMPLETION, process))
 
 
+def _take_batch(state: State, replica: int, process: int, size: int) -> int:
+    """Move a batch from the queue to its process, and return its size: smaller if some requests must run alone."""
+    place = state.queue_head[replica]
+    state.flight[process] = place
+    if state.solo_requests[replica] > 0:
+        return _take_shareable(state, replica, size)
+    for _ in range(size - 1):
+        place = state.next[place]
+    state.queue_head[replica] = state.next[place]
+    state.next[place] = -1
+    state.waiting[replica] -= size
+    return size
+
+
+def _take_shareable(state: State, replica: int, size: int) -> int:
+    """Take the head of the queue and, unless it must run alone, other shareable requests; return their number."""
+    last = state.queue_head[replica]
+    place, kept, taken = state.next[last], -1, 1
+    if must_be_alone(state.losses[last]):
+        state.solo_requests[replica] -= 1
+        size = 1
+    while taken < size and place >= 0:
+        following = state.next[place]
+        if must_be_alone(state.losses[place]):
+            kept = _link_in_queue(state, replica, kept, place)
+        else:
+            state.next[last] = place
+            last = place
+            taken += 1
+        place = following
+    state.next[last] = -1
+    _link_in_queue(state, replica, kept, place)
+    if place < 0:
+        state.queue_tail[replica] = kept
+    state.waiting[replica] -= taken
+    return taken
+
+
+def _link_in_queue(state: State, replica: int, before: int, place: int) -> int:
+    """Link a request behind ``before`` in the queue, or as the head; return the request."""
+    if before < 0:
+        state.queue_head[replica] = place
+    else:
+        state.next[before] = place
+    return place
+
+
 def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: int) -> None:
     """Restart the expected times of a held batch's requests at its start."""
     place = state.flight[process]
     while place >= 0:
-        waited = (now - state.arrived[place]) * _MS
+        waited = (now - state.arrived[place]) * MS
         state.expected_ms[place] = waited + mean_ms
         state.expected_rows[place] = size
         place = state.next[place]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuprof.domain.arrival_process import ArrivalProcess
+import numpy as np
+
+from gpuprof.domain.arrival_process import ArrivalProcess, ArrivalStream
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.named_values import collect_distinct
@@ -76,3 +78,15 @@ def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
     by_model = collect_distinct("the rate", rates)
     total = by_model.pop("", None)
     return by_model, total
+
+
+def arrival_streams(
+    deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], seed: int
+) -> list[ArrivalStream | None]:
+    """Return a stream for each model of the map, in its order; None for a model without arrivals."""
+    # The second child draws the service times (`gpuprof.simulator.engine`).
+    first, _ = np.random.SeedSequence(seed).spawn(2)
+    return [
+        arrivals[model].stream(np.random.Generator(np.random.PCG64(child))) if model in arrivals else None
+        for model, child in zip(deployment.models, first.spawn(len(deployment.models)), strict=True)
+    ]

@@ -17,12 +17,12 @@ import numpy as np
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.simulator.cluster import SimulationOptions, Switch
+from gpuprof.simulator.load import arrival_streams
 from gpuprof.simulator.outcome import EpochOutcome
-from gpuprof.simulator.streams import arrival_streams
+from gpuprof.simulator.trace import PIECE
 
 #: Rates by model → map for these rates; None: keep the current map.
 Scheduler = Callable[[Mapping[str, float]], DeploymentMap | None]
-_PIECE = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def observed_rates(
     end = round(periods * period_s * NS_PER_S)
     counts = np.zeros((periods, len(deployment.models)), np.int64)
     for i, stream in enumerate(arrival_streams(deployment, arrivals, options.seed)):
-        while stream is not None and len(times := stream.take(_PIECE)):
+        while stream is not None and len(times := stream.take(PIECE)):
             inside = times[times < end]
             counts[:, i] += np.bincount((inside / (period_s * NS_PER_S)).astype(np.int64), minlength=periods)[:periods]
             if len(inside) < len(times):

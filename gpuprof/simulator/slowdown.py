@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_SPREAD = 2654435761  # 2**32 over the golden ratio: spreads neighbouring keys
-_LOW = 2**31 - 1  # the product with _SPREAD fits into 64 bits
 _FIRST_SLOTS = 1024  # a power of two, since slots are found by masking
 
 
@@ -81,7 +79,7 @@ def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
 def slot_of(keys: Ints, key: int) -> int:
     """Return the slot of a key, or the empty slot for inserting it."""
     mask = len(keys) - 1
-    slot = (((key & _LOW) * _SPREAD >> 16) ^ (key >> 31)) & mask
+    slot = key & mask
     while keys[slot] != key and keys[slot] >= 0:
         slot = (slot + 1) & mask
     return slot

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.rules.routing import RESERVE
 from gpuprof.simulator.heap import Calendar
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bins
@@ -18,6 +19,9 @@ from gpuprof.simulator.slowdown import Slowdown, no_slowdown
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+#: Milliseconds in a nanosecond, and nanoseconds in a millisecond.
+MS, NS_PER_MS = 1e3 / NS_PER_S, NS_PER_S / 1e3
 
 STAGES = ("router", "network", "batching", "queue", "service")
 #: Causes of missing the SLO: the stage that delayed the request, or the reason for having no answer.
@@ -77,7 +81,6 @@ class State(NamedTuple):
     calendar: Calendar  #: Future events.
     # The pool of requests.
     free: Ints  #: Shape (1,). Head of the chain of empty places.
-    places_capped: Ints  #: Shape (1,). 1 if the pool cannot grow further.
     #: ``next``, ``arrived``, ``joined``: Shape (N,). Next place in the chain; times at which the request was sent and
     #: reaches the replicas.
     next: NDArray[np.int32]
@@ -200,7 +203,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         (models, "reserve_at living turn store_position store_size"),
         (processes, "expected_at started_at idle_before batch_size"),
         (places, "arrived joined"),
-        (1, "free places_capped router_until"),
+        (1, "free router_until"),
     )
     absent = (
         (replicas, "queue_head queue_tail behind"),
@@ -211,9 +214,9 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         **{name: np.zeros(size, np.int64) for size, names in zeros for name in names.split()},
         **{name: np.full(size, -1) for size, names in absent for name in names.split()},
         calendar=Calendar(np.zeros(events, np.int64), np.zeros(events, np.int64), np.zeros(1, np.int64)),
-        next=link_free_places(0, places),
+        next=np.append(np.arange(1, places, dtype=np.int32), np.int32(-1)),
         expected_ms=np.zeros(places),
-        expected_rows=np.ones(places, np.int64),
+        expected_rows=np.zeros(places, np.int64),
         arrival_count=np.zeros(replicas),
         refused_count=np.zeros(replicas),
         wait_ms=cluster.max_wait_ms.copy(),
@@ -230,13 +233,6 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         busy_ms=np.zeros(max(1, int(np.diff(cluster.first_process).max(initial=1)))),
         finish_ms=np.zeros(max(1, replicas)),
     )
-
-
-def link_free_places(first: int, last: int) -> NDArray[np.int32]:
-    """Return the links of a chain of empty places from ``first`` to before ``last``."""
-    links = np.arange(first + 1, last + 1, dtype=np.int32)
-    links[-1] = -1
-    return links
 
 
 def new_tally(models: int, replicas: int, begin: int, end: int) -> Tally:

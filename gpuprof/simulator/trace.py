@@ -22,7 +22,8 @@ from gpuprof.errors import InputError, refuse_unwritable
 
 MAX_FILE_BYTES = 16 * 2**30
 MAX_REQUESTS = 1_000_000_000
-_PIECE = 65_536
+#: Number of requests drawn together.
+PIECE = 65_536
 _COLUMNS = ("time_s", "model")
 
 
@@ -106,7 +107,7 @@ def _times_until(process: ArrivalProcess, end: int, random: np.random.Generator)
     stream, pieces = process.stream(random), [np.zeros(0, np.int64)]
     expected = process.rate_rps * end / NS_PER_S
     # The piece is four standard deviations above the mean of a Poisson count, so that mostly a single piece suffices.
-    while len(piece := stream.take(min(_PIECE, int(expected + 4.0 * math.sqrt(expected)) + 16))):
+    while len(piece := stream.take(min(PIECE, int(expected + 4.0 * math.sqrt(expected)) + 16))):
         pieces.append(piece[piece < end])
         if len(pieces[-1]) < len(piece):
             break
