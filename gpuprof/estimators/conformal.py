@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
+#: Level of all intervals.
 LEVEL = 0.9
+#: Least number of models whose errors generalise to the next model.
+ENOUGH_MODELS = 4
 
 
 def interval_factor(residuals: Mapping[str, Sequence[float]]) -> float | None:

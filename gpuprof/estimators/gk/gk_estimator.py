@@ -12,7 +12,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.conformal import quantile
+from gpuprof.estimators.conformal import ENOUGH_MODELS, LEVEL, quantile
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.kernels_by_batch import host_seconds
 from gpuprof.estimators.database import DatabaseEstimator
@@ -24,8 +24,6 @@ from gpuprof.estimators.roofline.roofline import op_times_s, roofline_ms, unknow
 from gpuprof.kernel_db.store import KernelDb
 
 SOURCE = "GK-Estimator"
-_ENOUGH_MODELS = 4
-_LEVEL = 0.9
 
 
 class GkEstimator:
@@ -118,7 +116,7 @@ class GkEstimator:
                 ratio = self._ratio(model, device)
                 if ratio:
                     ratios.append(max(ratio, 1.0 / ratio))
-            self._spreads[device.name] = quantile(ratios, _LEVEL) if len(ratios) >= _ENOUGH_MODELS else None
+            self._spreads[device.name] = quantile(ratios, LEVEL) if len(ratios) >= ENOUGH_MODELS else None
         return self._spreads[device.name]
 
     def _ratio(self, model: str, device: Device) -> float | None:

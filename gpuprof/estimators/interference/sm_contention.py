@@ -16,13 +16,12 @@ from gpuprof.domain.estimate import Figure, Workload
 
 #: SM utilisation assumed for unknown models: every SM, as in time slices.
 _UNKNOWN_PCT = 100.0
-_LITTLE = 1e-6
 
 
 def is_sharing_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
     """Return whether all workloads have the same whole device or instance, without shares."""
     return bool(beside) and all(
-        one.share.sm_pct >= 100.0 - _LITTLE and one.share.mig == workload.share.mig for one in (workload, *beside)
+        one.share.sm_pct == 100.0 and one.share.mig == workload.share.mig for one in (workload, *beside)
     )
 
 

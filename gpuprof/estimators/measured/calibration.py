@@ -6,10 +6,16 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from gpuprof.domain.estimate import Figure
-from gpuprof.estimators.conformal import common_factor, interval_factor, left_out_residuals, quantile
+from gpuprof.estimators.conformal import (
+    ENOUGH_MODELS,
+    LEVEL,
+    common_factor,
+    interval_factor,
+    left_out_residuals,
+    quantile,
+)
 from gpuprof.estimators.measured.surface import Shape, Surface
 
-_LEVEL = 0.9
 #: Assumed errors where the database is too small: of linear interpolation between two batches, and per doubling beyond
 #: the last batch.
 _ASSUMED_BETWEEN = 0.05
@@ -19,8 +25,6 @@ _LEAST = 0.01
 #: A100 (`bench.roofline`), and the largest ratio of a model to its device's median.
 _PUBLISHED = (0.58, 9.8)
 _PUBLISHED_SPREAD = 4.8
-#: Least number of models whose spread of measured over roofline generalises to the next model.
-_ENOUGH_MODELS = 4
 
 
 class Calibration:
@@ -59,14 +63,14 @@ class Calibration:
 
     def _scale_by_models(self, predicted_ms: float, source: str, spread: float) -> Figure:
         value = predicted_ms * common_factor(self.ratios)
-        if len(self.ratios) >= _ENOUGH_MODELS:
+        if len(self.ratios) >= ENOUGH_MODELS:
             spread = interval_factor(left_out_residuals(self.ratios)) or 1.0
         return Figure(value, source, value / spread, value * spread)
 
     @cached_property
     def _between(self) -> float:
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.left_out_errors()]
-        return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BETWEEN  # type: ignore[return-value]
+        return quantile(errors, LEVEL) if len(errors) >= 5 else _ASSUMED_BETWEEN  # type: ignore[return-value]
 
     def carried_error(self, doublings: float) -> float:
         """Return half of the 90% interval over the value, for figures carried over from other sizes."""
@@ -75,7 +79,7 @@ class Calibration:
     @cached_property
     def _beyond(self) -> float:
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.end_errors()]
-        return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BEYOND  # type: ignore[return-value]
+        return quantile(errors, LEVEL) if len(errors) >= 5 else _ASSUMED_BEYOND  # type: ignore[return-value]
 
     @cached_property
     def ratios(self) -> dict[str, list[float]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import ASSUMED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import InputError
 from gpuprof.estimators.measured.failures import require_success
-from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
+from gpuprof.estimators.measured.known_models import KnownModels
+from gpuprof.estimators.measured.measured import CREQ_METRICS, Point
 from gpuprof.estimators.measured.padding import is_padded
 from gpuprof.kernel_db.store import KernelDb
 
@@ -28,8 +29,7 @@ class MeasuredEstimator:
     def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
         if db is None:
             raise InputError("only what was measured is asked for, and there is no database", "give --db DATABASE")
-        self._models = read_measured(db)
-        self._graphs = dict(graphs or {})
+        self._known = KnownModels(db, graphs)
         self._points: dict[tuple[str, str], dict[tuple[int, Share, int], Point]] = {}
 
     def estimate(
@@ -49,7 +49,7 @@ class MeasuredEstimator:
             )
         self._require_alone(workload, beside)
         said = _estimate_of_point(workload, device, point, MEASURED)
-        return replace(said, is_padded=is_padded(self._find_model(model), device))
+        return replace(said, is_padded=is_padded(self._known.find_model(model), device))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the share."""
@@ -71,27 +71,15 @@ class MeasuredEstimator:
         """Return the measured points. Raises `InputError` where all measurements failed."""
         points = self._points_of(model, device)
         if not points:
-            require_success(model, device, self._find_model(model).failures.get(device.name, ()))
+            require_success(model, device, self._known.find_model(model).failures.get(device.name, ()))
         return points
 
     def _points_of(self, model: str, device: Device) -> dict[tuple[int, Share, int], Point]:
         key = (model, device.name)
         if key not in self._points:
-            points = self._find_model(model).points.get(device.name, ())
+            points = self._known.find_model(model).points.get(device.name, ())
             self._points[key] = {(one.batch, one.share, one.processes): one for one in points}
         return self._points[key]
-
-    def _find_model(self, model: str) -> MeasuredModel:
-        path = self._graphs.get(model)
-        if path is not None:
-            from gpuprof.graph.file import read_onnx
-
-            sha256 = read_onnx(path).sha256
-            found = next((known for known in self._models.values() if known.sha256 == sha256), None)
-            return found or MeasuredModel(model)
-        if model not in self._models:
-            raise unknown_name("model", model, list(self._models))
-        return self._models[model]
 
 
 class UsherEstimator(MeasuredEstimator):
