@@ -19,7 +19,6 @@ utilisation is computed here with the exact number of blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -41,22 +40,8 @@ _REGISTER_UNIT = 256
 _DRIVER_SHARED_BYTES = 1024
 #: Value of a limit without effect.
 _UNLIMITED = 2**31 - 1
-_KIB = 1024
-
-# Settings of an SM's shared memory by compute capability, in KiB; the rest of the memory is L1 cache.
-_CARVEOUTS_KIB: Mapping[tuple[int, int], tuple[int, ...]] = {
-    (7, 0): (0, 8, 16, 32, 64, 96),
-    (7, 2): (0, 8, 16, 32, 64, 96),
-    (7, 5): (32, 64),
-    (8, 0): (0, 8, 16, 32, 64, 100, 132, 164),
-    (8, 6): (0, 8, 16, 32, 64, 100),
-    (8, 7): (0, 8, 16, 32, 64, 100, 132, 164),
-    (8, 9): (0, 8, 16, 32, 64, 100),
-    (9, 0): (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
-    (10, 0): (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
-    (10, 3): (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
-    (12, 0): (0, 8, 16, 32, 64, 100),
-}
+#: Major compute capabilities whose allocation rules are implemented.
+_CAPABILITIES = frozenset({3, 5, 6, 7, 8, 9, 10, 12})
 
 Integers: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -74,81 +59,18 @@ def cap_occupancy(sums: ArrayLike) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelLaunch:
-    """A kernel launch, as reported by a profiler."""
+class Occupancies:
+    """Theoretical occupancy of n launches on a GPU, in arrays of shape (n,)."""
 
-    blocks: int  #: Blocks of the grid: the product of its dimensions.
-    threads_per_block: int  #: The product of the block's dimensions.
-    registers_per_thread: int
-    #: ``static_shared_bytes``, ``dynamic_shared_bytes``: Shared memory of a block, without the driver's part.
-    static_shared_bytes: int = 0
-    dynamic_shared_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """Theoretical occupancy of a launch on a GPU."""
-
-    blocks_per_sm: int  #: Resident blocks per SM; 0 when the launch cannot run.
-    occupancy_pct: float  #: Warps of the resident blocks in percent of the SM's maximum.
-    limits: Mapping[str, int]  #: `FACTORS` → blocks per SM under this factor alone.
-    limiting: tuple[str, ...]  #: The factors with the lowest limit.
-    waves: float  #: Blocks over the resident blocks of the whole GPU; NaN when the launch cannot run.
-    #: SMs needed for all blocks at once (thesis §5.3.2, ``num_sms_needed``); 0 when the launch cannot run.
-    sms_needed: int
-    #: ``sms_needed`` in percent of the GPU's SMs, at most 100; NaN when the launch cannot run.
-    sm_utilization_pct: float
+    blocks_per_sm: Integers  #: Resident blocks per SM; 0 when the launch cannot run.
+    occupancy_pct: Floats  #: Warps of the resident blocks in percent of the SM's maximum.
+    limits: Integers  #: Blocks per SM under each of `FACTORS` alone, of shape (4, n).
+    #: SMs needed for all blocks at once (thesis §5.3.2, ``num_sms_needed``) in percent of the GPU's SMs, at most 100;
+    #: NaN when the launch cannot run.
+    sm_utilization_pct: Floats
     #: Highest achievable mean over all SMs: ``occupancy_pct``, or less where the grid has too few warps to fill the
     #: SMs; NaN when the launch cannot run.
-    average_occupancy_pct: float
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancies:
-    """`Occupancy` of many launches, in arrays of shape (n,); ``limits`` has shape (4, n), its rows as `FACTORS`."""
-
-    blocks_per_sm: Integers
-    occupancy_pct: Floats
-    limits: Integers
-    waves: Floats
-    sms_needed: Integers
-    sm_utilization_pct: Floats
     average_occupancy_pct: Floats
-
-    def __getitem__(self, index: int) -> Occupancy:
-        limits = dict(zip(FACTORS, (int(limit) for limit in self.limits[:, index]), strict=True))
-        blocks_per_sm = int(self.blocks_per_sm[index])
-        return Occupancy(
-            blocks_per_sm=blocks_per_sm,
-            occupancy_pct=float(self.occupancy_pct[index]),
-            limits=limits,
-            limiting=tuple(name for name, limit in limits.items() if limit == blocks_per_sm),
-            waves=float(self.waves[index]),
-            sms_needed=int(self.sms_needed[index]),
-            sm_utilization_pct=float(self.sm_utilization_pct[index]),
-            average_occupancy_pct=float(self.average_occupancy_pct[index]),
-        )
-
-
-def occupancy(device: Device, launch: KernelLaunch, carveout_pct: int | None = None) -> Occupancy:
-    """Return the theoretical occupancy of ``launch`` on ``device``; see `occupancies`.
-
-    Examples
-    --------
-    >>> from gpuprof.domain.catalogue import device
-    >>> found = occupancy(device("a100-80"), KernelLaunch(blocks=1024, threads_per_block=256, registers_per_thread=64))
-    >>> found.blocks_per_sm, found.occupancy_pct, found.limiting
-    (4, 50.0, ('registers',))
-    """
-    return occupancies(
-        device,
-        blocks=[launch.blocks],
-        threads_per_block=[launch.threads_per_block],
-        registers_per_thread=[launch.registers_per_thread],
-        static_shared_bytes=[launch.static_shared_bytes],
-        dynamic_shared_bytes=[launch.dynamic_shared_bytes],
-        carveout_pct=carveout_pct,
-    )[0]
 
 
 def occupancies(
@@ -159,9 +81,8 @@ def occupancies(
     registers_per_thread: ArrayLike,
     static_shared_bytes: ArrayLike = 0,
     dynamic_shared_bytes: ArrayLike = 0,
-    carveout_pct: int | None = None,
 ) -> Occupancies:
-    """Return the theoretical occupancy of n launches on ``device``.
+    """Return the theoretical occupancy of n launches on ``device``, with the largest carve-out for shared memory.
 
     Raises `InputError` when the device is not a GPU, its compute capability is unknown, or a value is out of range.
 
@@ -170,10 +91,16 @@ def occupancies(
     device : Device
         A GPU.
     blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes : array-like of int, (n,)
-        As in `KernelLaunch`; a scalar applies to all launches. Blocks with more than 48 KiB of shared memory are
-        assumed to have opted in (``cudaFuncSetAttribute``), as every successful launch has.
-    carveout_pct : int, optional
-        Preferred shared memory, in percent of an SM's maximum; without effect before 7.0. By default the maximum.
+        Blocks of the grid, and what a block or thread takes, shared memory without the driver's part; a scalar applies
+        to all launches. Blocks with more than 48 KiB of shared memory are assumed to have opted in
+        (``cudaFuncSetAttribute``), as every successful launch has.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> found = occupancies(device("a100-80"), blocks=[1024], threads_per_block=[256], registers_per_thread=[64])
+    >>> found.blocks_per_sm.tolist(), found.occupancy_pct.tolist()
+    ([4], [50.0])
     """
     sm, capability = _read_limits(device)
     columns = _to_columns(blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes)
@@ -183,7 +110,7 @@ def occupancies(
         [
             np.where(threads > MAX_THREADS_PER_BLOCK, 0, sm.warps // warps),
             _limit_by_registers(sm, capability, warps, registers),
-            _limit_by_shared_memory(sm, capability, static + dynamic, carveout_pct),
+            _limit_by_shared_memory(sm, capability, static + dynamic),
             np.full_like(warps, sm.blocks),
         ]
     )
@@ -200,8 +127,6 @@ def occupancies(
         occupancy_pct=theoretical,
         average_occupancy_pct=np.where(runs, np.minimum(theoretical, of_grid), math.nan),
         limits=limits,
-        waves=np.where(runs, grid / (divisor * device.compute_units), math.nan),
-        sms_needed=needed,
         sm_utilization_pct=np.where(runs, utilization, math.nan),
     )
 
@@ -210,7 +135,7 @@ def _read_limits(device: Device) -> tuple[SmLimits, tuple[int, int]]:
     if device.sm is None or device.compute_capability is None:
         raise InputError(f"{device.name} has no SMs, so that nothing occupies them", "name a GPU")
     major, minor = (int(part) for part in device.compute_capability.split("."))
-    if not 3 <= major <= 12 or (major >= 7 and (major, minor) not in _CARVEOUTS_KIB):
+    if major not in _CAPABILITIES:
         raise InputError(f"the allocation rules of compute capability {device.compute_capability} are not known")
     return device.sm, (major, minor)
 
@@ -241,25 +166,8 @@ def _limit_by_register_partitions(sm: SmLimits, partitions: int, warps: Integers
     return np.where(spread_evenly > sm.max_registers_per_block, 0, held)
 
 
-def _limit_by_shared_memory(
-    sm: SmLimits, capability: tuple[int, int], wanted: Integers, carveout_pct: int | None
-) -> Integers:
+def _limit_by_shared_memory(sm: SmLimits, capability: tuple[int, int], wanted: Integers) -> Integers:
     unit, reserve = (128, _DRIVER_SHARED_BYTES) if capability[0] >= 8 else (256, 0)
     a_block = -(-(wanted + reserve) // unit) * unit
-    available = _choose_carveout(sm, capability, a_block, carveout_pct)
-    held = np.where(a_block == 0, _UNLIMITED, available // np.maximum(a_block, 1))
+    held = np.where(a_block == 0, _UNLIMITED, sm.shared_memory_bytes // np.maximum(a_block, 1))
     return np.where(a_block > sm.max_shared_memory_per_block_bytes + reserve, 0, held)
-
-
-def _choose_carveout(
-    sm: SmLimits, capability: tuple[int, int], a_block: Integers, carveout_pct: int | None
-) -> Integers:
-    """Return the shared memory setting of the SM: the preferred setting, or the least larger one that holds a block."""
-    if carveout_pct is None or capability[0] < 7:
-        return np.full_like(a_block, sm.shared_memory_bytes)
-    if not 0 <= carveout_pct <= 100:
-        raise InputError(f"a carve-out must be 0 to 100 percent but got {carveout_pct}")
-    settings = np.array(_CARVEOUTS_KIB[capability], dtype=np.int64) * _KIB
-    preferred = settings[np.searchsorted(settings, carveout_pct * sm.shared_memory_bytes // 100)]
-    enough = settings[np.minimum(np.searchsorted(settings, a_block), len(settings) - 1)]
-    return np.where(a_block <= preferred, preferred, enough)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.catalogue import device, devices
 from gpuprof.domain.device import Device, SmLimits
-from gpuprof.domain.occupancy import FACTORS, KernelLaunch, occupancies, occupancy
+from gpuprof.domain.occupancy import FACTORS, Occupancies, occupancies
 from gpuprof.errors import InputError
 
 HEADER = "cuda_occupancy.h"
@@ -112,13 +112,12 @@ def _gpus() -> Mapping[str, Device]:
     return {**devices(), **other}
 
 
-@pytest.mark.parametrize("carveout", [None, 0, 13, 50, 100])
 @pytest.mark.parametrize("name", list(_gpus()))
-def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str, carveout: int | None) -> None:
+def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str) -> None:
     gpu = _gpus()[name]
     assert gpu.sm is not None
     assert gpu.compute_capability is not None
-    random = np.random.default_rng([len(name), carveout or 101])
+    random = np.random.default_rng(len(name))
     threads = np.where(random.random(LAUNCHES) < 0.5, random.integers(1, 33, LAUNCHES) * 32, 0)
     threads = np.where(threads == 0, random.integers(1, 1100, LAUNCHES), threads)
     used = random.integers(0, 258, LAUNCHES)
@@ -128,7 +127,7 @@ def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str, c
     fixed = (
         f"{major} {minor} {gpu.sm.threads} {gpu.sm.registers} {gpu.compute_units} {gpu.sm.shared_memory_bytes >> 10}"
     )
-    fixed += f" 49152 {gpu.sm.max_shared_memory_per_block_bytes} {-1 if carveout is None else carveout}"
+    fixed += f" 49152 {gpu.sm.max_shared_memory_per_block_bytes} -1"
     lines = [f"{fixed} {' '.join(map(str, row))}" for row in zip(threads, used, statics, dynamics, strict=True)]
     done = subprocess.run([oracle], input="\n".join(lines), capture_output=True, text=True, check=True)
     said = np.array([line.split() for line in done.stdout.splitlines()], dtype=np.int64)
@@ -142,7 +141,6 @@ def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str, c
         registers_per_thread=used,
         static_shared_bytes=statics,
         dynamic_shared_bytes=dynamics,
-        carveout_pct=carveout,
     )
     np.testing.assert_array_equal(ours.blocks_per_sm, said[:, 1])
     np.testing.assert_array_equal(ours.limits, said[:, 2:6].T)
@@ -150,95 +148,87 @@ def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str, c
     np.testing.assert_array_equal(limiting, said[:, 6] & 0b1111)
 
 
-def test_a_launch_without_limits_fills_the_gpu_wave_by_wave() -> None:
-    found = occupancy(device("v100"), KernelLaunch(blocks=1280, threads_per_block=256, registers_per_thread=32))
-    assert (found.blocks_per_sm, found.occupancy_pct, found.waves) == (8, 100.0, 2.0)
-    assert found.limiting == ("warps", "registers")
-    assert (found.sms_needed, found.sm_utilization_pct) == (160, 100.0)
+def measure(
+    name: str, blocks: int, threads: int, registers: int, static_bytes: int = 0, dynamic_bytes: int = 0
+) -> Occupancies:
+    return occupancies(
+        device(name),
+        blocks=blocks,
+        threads_per_block=threads,
+        registers_per_thread=registers,
+        static_shared_bytes=static_bytes,
+        dynamic_shared_bytes=dynamic_bytes,
+    )
 
 
 def test_sm_utilization_is_the_sms_that_hold_the_grid_at_once() -> None:
-    found = occupancy(device("v100"), KernelLaunch(blocks=200, threads_per_block=256, registers_per_thread=32))
-    assert (found.sms_needed, found.sm_utilization_pct) == (25, 31.25)
+    whole, part = measure("v100", 1280, 256, 32), measure("v100", 200, 256, 32)
+    assert (whole.blocks_per_sm[0], whole.occupancy_pct[0], whole.sm_utilization_pct[0]) == (8, 100.0, 100.0)
+    assert part.sm_utilization_pct[0] == 31.25
+    assert part.average_occupancy_pct[0] == pytest.approx(100.0 * 200 / 1280 * 2)
 
 
 def test_registers_are_allocated_in_units_of_a_warp() -> None:
     # 33 registers take 40: 1280 for a warp, 12 warps in a quarter of the register file, 48 in all.
-    found = occupancy(device("v100"), KernelLaunch(1, 128, 33))
-    assert (found.limits["registers"], found.limiting, found.occupancy_pct) == (12, ("registers",), 75.0)
+    found = measure("v100", 1, 128, 33)
+    assert (found.limits[FACTORS.index("registers"), 0], found.occupancy_pct[0]) == (12, 75.0)
 
 
 def test_the_driver_takes_a_kibibyte_of_shared_memory_of_each_block_from_ampere_on() -> None:
-    launch = KernelLaunch(1, 32, 32, static_shared_bytes=32 * 1024)
-    assert occupancy(device("v100"), launch).limits["shared_memory"] == 3
-    assert occupancy(device("a100-80"), launch).limits["shared_memory"] == 4  # of 164 KiB, 33 each
+    row = FACTORS.index("shared_memory")
+    blocks = [measure(name, 1, 32, 32, 32 * 1024).limits[row, 0] for name in ("v100", "a100-80")]
+    assert blocks == [3, 4]  # of 96 KiB, 32 each; of 164 KiB, 33 each
 
 
 def test_the_largest_shared_memory_of_a_block_fits_and_one_unit_more_does_not() -> None:
     most = 227 * 1024
-    assert occupancy(device("h100"), KernelLaunch(1, 32, 32, 0, most)).blocks_per_sm == 1
-    found = occupancy(device("h100"), KernelLaunch(1, 32, 32, 0, most + 128))
-    assert (found.blocks_per_sm, found.occupancy_pct, found.sms_needed) == (0, 0.0, 0)
-    assert math.isnan(found.waves)
-    assert math.isnan(found.sm_utilization_pct)
-
-
-def test_a_smaller_carveout_leaves_fewer_blocks() -> None:
-    launch = KernelLaunch(1, 64, 32, static_shared_bytes=16 * 1024)
-    blocks = [occupancy(device("h100"), launch, carveout).blocks_per_sm for carveout in (0, 25, 50, 100)]
-    assert blocks == [1, 3, 7, 13]
+    assert measure("h100", 1, 32, 32, 0, most).blocks_per_sm[0] == 1
+    found = measure("h100", 1, 32, 32, 0, most + 128)
+    assert (found.blocks_per_sm[0], found.occupancy_pct[0]) == (0, 0.0)
+    assert math.isnan(found.sm_utilization_pct[0]) and math.isnan(found.average_occupancy_pct[0])
 
 
 @given(
     st.sampled_from(sorted(devices())),
-    st.builds(
-        KernelLaunch,
-        st.integers(1, 10**6),
-        st.integers(1, 1024),
-        st.integers(0, 255),
-        st.integers(0, 49152),
-        st.integers(0, 200_000),
-    ),
+    st.integers(1, 10**6),
+    st.integers(1, 1024),
+    st.integers(0, 255),
+    st.integers(0, 200_000),
 )
-def test_what_runs_stays_within_every_limit_of_the_sm(name: str, launch: KernelLaunch) -> None:
-    gpu = device(name)
-    assert gpu.sm is not None
-    found = occupancy(gpu, launch)
-    held = found.blocks_per_sm
-    assert held == min(found.limits.values())
-    assert list(found.limits) == list(FACTORS)
-    assert held * launch.threads_per_block <= gpu.sm.threads
-    assert held * launch.threads_per_block * launch.registers_per_thread <= gpu.sm.registers
-    assert held * (launch.static_shared_bytes + launch.dynamic_shared_bytes) <= gpu.sm.shared_memory_bytes
-    assert 0.0 <= found.occupancy_pct <= 100.0
-    if held:
-        assert found.sms_needed == math.ceil(launch.blocks / held)
-        assert found.limiting
-        assert found.waves * gpu.compute_units * held == pytest.approx(launch.blocks)
+def test_what_runs_stays_within_every_limit_of_the_sm(
+    name: str, blocks: int, threads: int, registers: int, shared_bytes: int
+) -> None:
+    sm = device(name).sm
+    assert sm is not None
+    found = measure(name, blocks, threads, registers, 0, shared_bytes)
+    held = int(found.blocks_per_sm[0])
+    assert held == found.limits.min()
+    assert held * threads <= sm.threads
+    assert held * threads * registers <= sm.registers
+    assert held * shared_bytes <= sm.shared_memory_bytes
+    assert 0.0 <= found.occupancy_pct[0] <= 100.0
 
 
 @pytest.mark.parametrize(
     ("launch", "message"),
     [
-        (KernelLaunch(0, 32, 32), "blocks must be at least 1 but got 0"),
-        (KernelLaunch(1, 0, 32), "threads per block must be at least 1 but got 0"),
-        (KernelLaunch(1, 32, -1), "registers per thread must be at least 0 but got -1"),
-        (KernelLaunch(1, 32, 32, 0, -5), "dynamic shared bytes must be at least 0 but got -5"),
+        ((0, 32, 32), "blocks must be at least 1 but got 0"),
+        ((1, 0, 32), "threads per block must be at least 1 but got 0"),
+        ((1, 32, -1), "registers per thread must be at least 0 but got -1"),
+        ((1, 32, 32, 0, -5), "dynamic shared bytes must be at least 0 but got -5"),
     ],
 )
-def test_numbers_that_no_launch_has_are_refused(launch: KernelLaunch, message: str) -> None:
+def test_numbers_that_no_launch_has_are_refused(launch: tuple[int, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        occupancy(device("v100"), launch)
+        measure("v100", *launch)
 
 
 def test_a_cpu_and_an_unknown_capability_are_refused() -> None:
-    launch = KernelLaunch(1, 32, 32)
+    given = {"blocks": 1, "threads_per_block": 32, "registers_per_thread": 32}
     with pytest.raises(InputError, match="has no SMs"):
-        occupancy(replace(device("v100"), sm=None, kind="cpu"), launch)
+        occupancies(replace(device("v100"), sm=None, kind="cpu"), **given)
     with pytest.raises(InputError, match=r"compute capability 99.0 are not known"):
-        occupancy(replace(device("v100"), compute_capability="99.0"), launch)
-    with pytest.raises(InputError, match="carve-out must be 0 to 100 percent but got 101"):
-        occupancy(device("v100"), launch, 101)
+        occupancies(replace(device("v100"), compute_capability="99.0"), **given)
 
 
 def test_no_launches_give_no_rows() -> None:

@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.occupancy import KernelLaunch, occupancy
+from gpuprof.domain.occupancy import occupancies
 from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -144,12 +144,18 @@ def _compute_utilization(device: Device, row: KernelTime) -> float | None:
     sizes = [size for size in (*grid, *block) if size is not None and size >= 1]
     if device.sm is None or len(sizes) < len(grid) + len(block) or row.registers_per_thread is None:
         return None
-    shared = row.static_shared_bytes or 0, row.dynamic_shared_bytes or 0
-    launch = KernelLaunch(prod(sizes[:3]), prod(sizes[3:]), row.registers_per_thread, *shared)
     try:
-        sm_utilization_pct = occupancy(device, launch).sm_utilization_pct
+        found = occupancies(
+            device,
+            blocks=prod(sizes[:3]),
+            threads_per_block=prod(sizes[3:]),
+            registers_per_thread=row.registers_per_thread,
+            static_shared_bytes=row.static_shared_bytes or 0,
+            dynamic_shared_bytes=row.dynamic_shared_bytes or 0,
+        )
     except InputError:
         return None
+    (sm_utilization_pct,) = found.sm_utilization_pct.tolist()
     return None if isnan(sm_utilization_pct) else sm_utilization_pct
 
 

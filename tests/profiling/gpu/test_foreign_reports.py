@@ -11,7 +11,7 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.gpu_description import GpuDescription, describe_device
-from gpuprof.domain.occupancy import KernelLaunch, occupancy
+from gpuprof.domain.occupancy import occupancies
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.store import KernelDb
@@ -247,7 +247,12 @@ def test_a_report_that_needs_a_package_says_which(tmp_path: Path, monkeypatch: p
 
 
 def test_the_grid_caps_what_a_launch_can_achieve() -> None:
-    small = occupancy(device("a100-40"), KernelLaunch(64, 128, 240, dynamic_shared_bytes=98304))
-    assert small.average_occupancy_pct == pytest.approx(64 * 4 / (108 * 64) * 100)
-    large = occupancy(device("a100-40"), KernelLaunch(10_000, 128, 240, dynamic_shared_bytes=98304))
-    assert large.average_occupancy_pct == large.occupancy_pct == pytest.approx(6.25)
+    found = occupancies(
+        device("a100-40"),
+        blocks=[64, 10_000],
+        threads_per_block=128,
+        registers_per_thread=240,
+        dynamic_shared_bytes=98304,
+    )
+    assert found.average_occupancy_pct == pytest.approx([64 * 4 / (108 * 64) * 100, 6.25])
+    assert found.occupancy_pct[1] == pytest.approx(6.25)
