@@ -190,6 +190,7 @@ class _StepReader:
         self._reported: list[str] = []
 
     def read_step(self, number: int) -> list[StepCommand]:
+        """Return the command lines of a step."""
         where: tuple[str | int, ...] = ("steps", number)
         step = self._plan.steps[number]
         if isinstance(step, dict) and len(step) != 1:

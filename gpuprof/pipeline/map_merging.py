@@ -112,7 +112,7 @@ class _MapMerger:
         return reason
 
     def _plan_anew(self, name: str, proposal: MergeProposal, file: Path) -> str | None:
-        from gpuprof.pipeline.place import plan_map
+        from gpuprof.pipeline.planning import plan_map
 
         before, members = self.deployment, set(proposal.models)
         demands = [demand for demand in self.problem.demands if demand.model in members]

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpuprof.domain.catalogue import datasets
-from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction, read_creation_time
+from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.fleet import ANY
 from gpuprof.domain.map_file import write_map
-from gpuprof.domain.plural import count_of
-from gpuprof.errors import InfeasibleError, InputError, UnstableError
+from gpuprof.errors import InfeasibleError
 from gpuprof.estimators.interval_end import IntervalEndEstimator
 from gpuprof.export.triton_repository import (
     TritonRepository,
@@ -38,16 +35,15 @@ from gpuprof.pipeline.arguments import (
 )
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import relate_files
+from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.placement.deploy import to_map
 from gpuprof.placement.early_stop import early_stop
-from gpuprof.placement.feasibility import check, find_excess_time
+from gpuprof.placement.feasibility import find_excess_time
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import MEANS, Problem, collect_evidence
-from gpuprof.placement.size_limit import refuse_oversized
 from gpuprof.rules.host_work import host_work_of_plan
 
 if TYPE_CHECKING:
@@ -252,41 +248,6 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
         members = deployment.models[replica.model].members
         rows.append(row | ({"merged": list(members)} if members else {}))
     return rows
-
-
-def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:
-    """Return the policy's map after a feasibility check.
-
-    Raises `InputError` when a demand is too large to be planned, or ``created`` is not a time; `UnstableError` when
-    the map breaks a rule: the policy is faulty, and its map must not be deployed. ``created``: creation time of the
-    map; by default that of ``SOURCE_DATE_EPOCH``, else none.
-    """
-    refuse_oversized(problem)
-    created = created or _read_source_date()
-    if created is not None:
-        read_creation_time(created)
-    deployment = to_map(problem, policy.place(problem), created)
-    # The check covers every policy, plug-ins and our own alike. The rule on device time is excepted: it fails under an
-    # estimator's premise (USHER's), which the user chose by name: `place` warns, and `check` refuses the map.
-    broken = [fault for fault in check(deployment, collect_evidence(problem)) if fault.rule != "time"]
-    if broken:
-        rules = count_of(len(broken), "rule")
-        raise UnstableError(
-            f"the policy {deployment.policy} made a map that breaks {rules}, first: {broken[0]}",
-            "choose another policy with --policy",
-        )
-    return deployment
-
-
-def _read_source_date() -> str | None:
-    """Return the time of the variable for reproducible builds; None where it is unset."""
-    text = os.environ.get("SOURCE_DATE_EPOCH")
-    if not text:
-        return None
-    try:
-        return datetime.fromtimestamp(int(text), UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        raise InputError(f"SOURCE_DATE_EPOCH must be seconds since 1970 but got {text!r}") from None
 
 
 def add_interval_ends(problem: Problem, policy: Policy, deployment: DeploymentMap, spent: Limit) -> DeploymentMap:

@@ -399,7 +399,7 @@ def make_scheduler(
     unknown, or the database lacks data of the plan; the scheduler itself raises `GpuprofError` when planning fails for
     another reason than lack of capacity.
     """
-    from gpuprof.pipeline.place import plan_map
+    from gpuprof.pipeline.planning import plan_map
     from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
     from gpuprof.placement.policies import make_policy
 

@@ -14,7 +14,7 @@ from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError
-from gpuprof.pipeline import place as planning
+from gpuprof.pipeline import planning
 from gpuprof.pipeline.simulate import make_scheduler, plan_timetable
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
