@@ -9,21 +9,14 @@ from types import MappingProxyType
 from typing import Protocol
 
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.kernel_db.importers import (
-    aiconfigurator,
-    igniter_csv,
-    igniter_profile,
-    model_analyzer,
-    neusight,
-    parvagpu,
-    thesis,
-)
+from gpuprof.kernel_db.importers import aiconfigurator, igniter_profile, neusight
+from gpuprof.kernel_db.importers.csv_tables import IGNITER, MODEL_ANALYZER, PARVAGPU, THESIS
 from gpuprof.kernel_db.importers.source import Source
 from gpuprof.kernel_db.store import KernelDb, Run
 
 
 class Importer(Protocol):
-    """Module that imports a file format."""
+    """Module or object that imports a file format."""
 
     def recognizes(self, source: Source) -> bool:
         """Return whether the file has this importer's format."""
@@ -35,11 +28,11 @@ class Importer(Protocol):
 #: Name of a form → its reader.
 IMPORTERS: Mapping[str, Importer] = MappingProxyType(
     {
-        "parvagpu": parvagpu,
-        "thesis": thesis,
-        "igniter-csv": igniter_csv,
+        "parvagpu": PARVAGPU,
+        "thesis": THESIS,
+        "igniter-csv": IGNITER,
         "igniter-profile": igniter_profile,
-        "model-analyzer": model_analyzer,
+        "model-analyzer": MODEL_ANALYZER,
         "neusight": neusight,
         "aiconfigurator": aiconfigurator,
     }
