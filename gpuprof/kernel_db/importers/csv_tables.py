@@ -135,7 +135,7 @@ _PAIRS = (
 )
 
 
-class IgniterTable(CsvTable):
+class ColocationTable(CsvTable):
     """iGniter's co-location measurements: models alone under MPS shares, and pairs of them."""
 
     def recognizes(self, source: Source) -> bool:
@@ -169,7 +169,7 @@ def _read_pairs(source: Source, run: RunRow) -> Iterator[ColocationRow]:
         members[group] += 1
 
 
-IGNITER = IgniterTable(
+IGNITER = ColocationTable(
     "import:igniter",
     "means of trtexec's end-to-end latency under MPS",
     ("model", "batch", "mps_share_pct", "latency_ms", "l2_utilization_pct", "dram_utilization_pct"),
