@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -146,6 +146,27 @@ def _fill(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
         return kind(**values)
     except ArgumentError as error:
         raise InputError(f"{_flag(error.name, command_line(kind.model_fields[error.name]))} {error.rule}") from None
+
+
+def list_words(settings: Settings, without: Iterable[str] = ()) -> list[str]:
+    """Return the command line of settings that differ from their defaults; ``without``: fields to leave out."""
+    words = []
+    for name in sorted(settings.model_fields_set - set(without)):
+        value, shown = getattr(settings, name), command_line(type(settings).model_fields[name])
+        flag = _flag(name, shown)
+        if isinstance(value, bool):
+            words += [flag] if value else []
+        elif isinstance(value, Mapping):
+            words += [f"{flag}={f'{key}=' if key else ''}{_join(item)}" for key, item in value.items()]
+        elif shown.repeated:
+            words += [f"{flag}={item}" for item in value]
+        elif value is not None:
+            words.append(f"{flag}={_join(value)}")
+    return words
+
+
+def _join(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _make_options(group: type[Settings]) -> Iterator[inspect.Parameter]:

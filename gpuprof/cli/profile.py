@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gpuprof.cli.options import ModelsArgument
+from gpuprof.cli.options import ModelsArgument, list_words
 from gpuprof.cli.output import Column, ColumnRole, Format, mebibytes, print_rows, progress, say, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
-from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads
+from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads, ReportSettings
 from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
+    from gpuprof.pipeline.profile import ProfileResult
     from gpuprof.pipeline.result import Progress
 
 _COLUMNS = (
@@ -63,29 +63,12 @@ _REPORT_COLUMNS = (
 )
 
 
-class SourceOptions(Settings):
-    """Measurements of ops, of iGniter's configurations, on a cluster, or from reports."""
+class PlaceOptions(Settings):
+    """Ops instead of models, and another place to measure."""
 
-    title: ClassVar[str] = "Other measurements"
+    title: ClassVar[str] = "Ops and clusters"
 
     per_op: bool = option(False, "Measure each distinct op of all models once, as a model of its own.")
-    igniter: bool = option(False, "Measure what calibrate needs: 11 configurations, 2 to 5 copies at once.")
-    from_report: tuple[Path, ...] = option(
-        (),
-        "Report to read in place of running: .nsys-rep, .sqlite, .ncu-rep, .csv, trace.json or ONNX Runtime's profile; "
-        "reports of one run are joined: kernels, counters, nodes.",
-        metavar="REPORT",
-        repeated=True,
-    )
-    runs: str | None = option(
-        None,
-        "Runs of the model in a report: a regular expression for names of ranges, whose groups model and batch tell "
-        "several apart, or their number.",
-        metavar="PATTERN|N",
-    )
-    device_file: Path | None = option(
-        None, "TOML file with GPUs that gpuprof does not know, for --from-report.", metavar="FILE"
-    )
     engine: str = option("local", "Place to measure: local, or ray for the GPUs or machines of a Ray cluster.")
     ray_address: str | None = option(None, "Address of the Ray cluster; default: this machine's.", envvar="RAY_ADDRESS")
 
@@ -93,7 +76,8 @@ class SourceOptions(Settings):
 def profile(
     workloads: ProfileWorkloads,
     settings: ProfileSettings,
-    source: SourceOptions,
+    reports: ReportSettings,
+    place: PlaceOptions,
     models: ModelsArgument = None,
     chosen: Format = Format.TABLE,
 ) -> None:
@@ -102,33 +86,33 @@ def profile(
     What is in the database already is not measured again; interrupted, it goes on where it was.
     """
     names = models or []
-    if source.from_report:
-        _ingest(names, workloads, settings, source, chosen)
+    if reports.reports:
+        from gpuprof.pipeline.ingest import ingest_reports
+
+        ingested = ingest_reports(names, reports, workloads, settings.dims)
+        say_note(*ingested.notes)
+        print_rows(ingested.rows(), _REPORT_COLUMNS, chosen)
         return
     if not names:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
-    if source.engine != "local":
-        _measure_cluster(names, workloads, settings, source, chosen)
-    elif source.per_op:
+    if place.engine != "local":
+        _measure_cluster(names, workloads, settings, place, chosen)
+    elif place.per_op:
         _measure_ops(names, workloads, settings, chosen)
     else:
-        _measure(names, workloads, settings, source.igniter, chosen)
+        _measure(names, workloads, settings, chosen)
 
 
-def _measure(
-    models: Sequence[str],
-    workloads: ProfileWorkloads,
-    settings: ProfileSettings,
-    igniter: bool,
-    chosen: Format,
-) -> None:
+def _measure(models: Sequence[str], workloads: ProfileWorkloads, settings: ProfileSettings, chosen: Format) -> None:
     from gpuprof.pipeline.profile import profile as measure
-    from gpuprof.pipeline.profile import profile_for_igniter
 
     with show_progress() as show:
-        run = profile_for_igniter if igniter else measure
-        result = run(models, workloads, settings=settings, progress=show)
+        result = measure(models, workloads, settings=settings, progress=show)
     print_rows(result.rows(), _COLUMNS, chosen)
+    _report(result)
+
+
+def _report(result: ProfileResult) -> None:
     say_note(*result.notes)
     for reason in result.lost:
         say(f"error: {reason}")
@@ -150,12 +134,15 @@ def _measure_cluster(
     models: Sequence[str],
     workloads: ProfileWorkloads,
     settings: ProfileSettings,
-    source: SourceOptions,
+    place: PlaceOptions,
     chosen: Format,
 ) -> None:
     """Measure models at batch sizes on a Ray cluster; rows before a failure are printed, too."""
     from gpuprof.pipeline.profile import ProfileProgress, profile_cluster
 
+    if place.engine != "ray" or place.per_op:
+        raise InputError(f"--engine must be local, or ray without --per-op, but got {place.engine}")
+    options = [*list_words(workloads, ("batches", "device", "db")), *list_words(settings)]
     rows: list[Mapping[str, object]] = []
 
     def show(step: Progress) -> None:
@@ -167,70 +154,9 @@ def _measure_cluster(
     try:
         with progress() as bar:
             bar.add_task("models and batches", total=None)
-            result = profile_cluster(
-                models,
-                workloads,
-                options=_describe_options(workloads, settings, source),
-                address=source.ray_address or "",
-                progress=show,
-            )
+            address = place.ray_address or ""
+            result = profile_cluster(models, workloads, options=options, address=address, progress=show)
     finally:
         if rows:
             print_rows(rows, _CLUSTER_COLUMNS, chosen)
-    say_note(*result.notes)
-    for reason in result.lost:
-        say(f"error: {reason}")
-    result.require_trusted()
-
-
-def _ingest(
-    models: Sequence[str],
-    workloads: ProfileWorkloads,
-    settings: ProfileSettings,
-    source: SourceOptions,
-    chosen: Format,
-) -> None:
-    from gpuprof.pipeline.ingest import ingest_reports
-    from gpuprof.pipeline.profile import DEFAULT_BATCHES
-
-    result = ingest_reports(
-        source.from_report,
-        models,
-        batches=workloads.batches or DEFAULT_BATCHES,
-        runs=source.runs,
-        share=None if workloads.shares is None else ",".join(map(str, workloads.shares)),
-        device=workloads.device,
-        device_file=source.device_file,
-        db=workloads.db,
-        dims=settings.dims,
-    )
-    say_note(*result.notes)
-    print_rows(result.rows(), _REPORT_COLUMNS, chosen)
-
-
-def _describe_options(workloads: ProfileWorkloads, settings: ProfileSettings, source: SourceOptions) -> list[str]:
-    """Return the options for each place of the cluster, in the form of its own command line.
-
-    Raises `InputError` for an unknown engine, or an engine that does not measure ops.
-    """
-    if source.engine != "ray" or source.per_op:
-        raise InputError(f"--engine must be local, or ray without --per-op, but got {source.engine}")
-    words = [f"--share={','.join(map(str, workloads.shares))}"] if workloads.shares else []
-    words += [
-        f"--processes={','.join(map(str, settings.processes))}",
-        f"--collector={settings.collector}",
-        f"--time-limit={settings.time_limit_s:g}",
-        f"--profiler-limit={settings.profiler_limit_s:g}",
-        *(f"--beside={text}" for text in workloads.beside),
-        *(f"--dim={name}={_join(sizes)}" for name, sizes in settings.dims.items()),
-        *(
-            f"--input-data={name}={file}" if name else f"--input-data={file}"
-            for name, file in settings.input_data.items()
-        ),
-    ]
-    flags = {"--keep-unstable": settings.keep_unstable, "--force": settings.force, "--igniter": source.igniter}
-    return [*words, *(flag for flag, wanted in flags.items() if wanted)]
-
-
-def _join(sizes: int | Sequence[int]) -> str:
-    return ",".join(map(str, (sizes,) if isinstance(sizes, int) else sizes))
+    _report(result)

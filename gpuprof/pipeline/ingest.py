@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
@@ -12,8 +11,9 @@ from gpuprof.domain.sizes import combine_sizes, describe_sizes
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, read_own_devices, resolve_device
+from gpuprof.pipeline.profile import DEFAULT_BATCHES, resolve_shares
+from gpuprof.pipeline.profile_settings import ProfileWorkloads, ReportSettings
 from gpuprof.pipeline.result import Result
 from gpuprof.profiling.gpu.gpu_rows import Recording
 from gpuprof.profiling.gpu.replay import (
@@ -25,7 +25,6 @@ from gpuprof.profiling.gpu.replay import (
     replayed_job,
     split_runs,
 )
-from gpuprof.profiling.sweep import planning
 
 
 def _find_device(recording: Recording, notes: list[str]) -> Device:
@@ -50,43 +49,28 @@ class IngestResult(Result):
 
 
 def ingest_reports(
-    reports: Sequence[PathArgument],
-    models: Sequence[str] = (),
-    *,
-    batches: Sequence[int] = (1,),
-    runs: str | None = None,
-    share: str | None = None,
-    device: str | None = None,
-    device_file: PathArgument | None = None,
-    db: PathArgument | None = None,
+    models: Sequence[str],
+    reports: ReportSettings,
+    workloads: ProfileWorkloads,
     dims: Mapping[str, int | Sequence[int]] | None = None,
 ) -> IngestResult:
-    """Append the content of ``reports``: a run for each model, batch size and GPU with kernels.
+    """Append the content of reports: a run for each model, batch size and GPU with kernels.
 
     Raises `InputError` when a report cannot be read, or more than one workload was named.
 
     Parameters
     ----------
-    reports : sequence of path
-        ``.nsys-rep``, ``.sqlite``, ``.ncu-rep``, ``.csv``, ``trace.json``, ONNX Runtime's profile and the graph that it
-        executed (``.onnx``).
     models : sequence of str
         Empty (the first report's name is used), or a single ONNX file, ``"NAME=FILE"``, or name.
-    batches : sequence of int
-        The recorded batch size.
-    runs : str, optional
-        Regular expression for the names of the ranges of runs, whose groups ``model`` and ``batch`` identify workloads;
-        or the number of equal runs. By default gpuprof's own ranges, else the whole report is a single run.
-    share : str, optional
-        The recorded share; by default the whole device.
-    device : str, optional
-        A name of the catalogue or of ``device_file``; by default the GPU that the reports name or describe.
-    device_file : path, optional
-        TOML file with GPUs that the catalogue lacks.
+    reports : ReportSettings
+        By default the runs are gpuprof's own ranges, else the whole report is a single run.
+    workloads : ProfileWorkloads
+        The recorded batch size and share, by default the whole device; ``device``: a name of the catalogue or of
+        ``device_file``, by default the GPU that the reports name or describe.
     dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions in the recording, a single size for each.
     """
-    files = [Path(report) for report in reports]
+    files, runs, batches = list(reports.reports), reports.runs, workloads.batches or DEFAULT_BATCHES
     names_batch = runs is not None and "(?P<batch>" in runs
     if (len(batches) != 1 and not names_batch) or len(models) > 1:
         raise InputError(
@@ -100,16 +84,19 @@ def ingest_reports(
         )
     notes: list[str] = []
     rows: list[ModelRow] = []
-    named = resolve_device(device, None, read_own_devices(device_file), notes.append) if device else None
+    own_devices = read_own_devices(reports.device_file)
+    named = resolve_device(workloads.device, None, own_devices, notes.append) if workloads.device else None
     part = Share()
     evidence = read_report_set(files)
     for (model, batch), selected in split_runs(evidence, runs).items():
         for recording in recordings_of(evidence, selected):
             target = named or _find_device(recording, notes)
-            part = planning.parse_shares(share, target)[0] if share else Share()
+            part = resolve_shares(workloads.shares, target)[0] if workloads.shares else Share()
             name = model or (models[0] if models else None)
             job = replayed_job(name, batch or batches[0], part, files, recorded)
-            collected = ingest(KernelDb.create(database_path(db)), ReplayCollector(files, recording), job, target)
+            collected = ingest(
+                KernelDb.create(database_path(workloads.db)), ReplayCollector(files, recording), job, target
+            )
             notes += collected.notes
             rows += collected.models
     return IngestResult(notes=tuple(dict.fromkeys(notes)), models=tuple(rows), share=part)

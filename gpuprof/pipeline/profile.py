@@ -78,38 +78,20 @@ def profile(
         target = _choose_target(chosen.device, settings, notes)
         path = database_path(chosen.db)
         sizes = chosen.batches or DEFAULT_BATCHES
-        parts = _resolve_shares(chosen.shares, target.device)
+        parts = resolve_shares(chosen.shares, target.device)
         neighbours = [planning.parse_neighbour(text, target.device) for text in chosen.beside]
-        if chosen.batches is None:
+        if chosen.batches is None and not chosen.igniter:
             kept = [planning.free_batch_or_keep(one, sizes, path / COPIES) for one in _read_models(models, settings)]
             notes.add(*(why for _, why in kept if why))
             named = [model for model, _ in kept]
         else:
             named = _free_models(models, sizes, path, settings)
         notes.add(*_describe_sizes(named))
-        cells = planning.plan_cells(named, sizes, parts, settings.processes, neighbours)
+        if chosen.igniter:
+            cells: Sequence[Cell] = [cell for model in named for cell in igniter_cells(model)]
+        else:
+            cells = planning.plan_cells(named, sizes, parts, settings.processes, neighbours)
         return _measure(target, cells, path, settings, progress)
-
-
-def profile_for_igniter(
-    models: Sequence[PathArgument] | PathArgument,
-    workloads: ProfileWorkloads | None = None,
-    *,
-    settings: ProfileSettings | None = None,
-    progress: ProgressCallback = say_nothing,
-    **fields: Any,
-) -> ProfileResult:
-    """Measure the data for iGniter's coefficients: eleven configurations of each model, and 2 to 5 concurrent copies.
-
-    Parameters and errors are those of `profile`; every model must be able to run at the ``batches``.
-    """
-    chosen, settings = ProfileWorkloads.collect(workloads, fields), settings or ProfileSettings()
-    with NoteList() as notes:
-        target = _choose_target(chosen.device, settings, notes)
-        path = database_path(chosen.db)
-        named = _free_models(models, chosen.batches or DEFAULT_BATCHES, path, settings)
-        notes.add(*_describe_sizes(named))
-        return _measure(target, [cell for model in named for cell in igniter_cells(model)], path, settings, progress)
 
 
 def profile_ops(
@@ -133,7 +115,7 @@ def profile_ops(
         notes.add(*_describe_sizes(named))
         plans = [
             OpProfiler(KernelDb.create(path), target.device, target.collector, part, settings.force)
-            for part in _resolve_shares(chosen.shares, target.device)
+            for part in resolve_shares(chosen.shares, target.device)
         ]
         progress(Progress(target.headline))
         outcomes = {plan.share: _measure_ops(plan, named, sizes, progress) for plan in plans}
@@ -202,7 +184,8 @@ def _choose_target(device: str | None, settings: ProfileSettings, notes: NoteLis
     return _Target(here, collector, f"{here.name}, collector {why}", notes)
 
 
-def _resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tuple[Share, ...]:
+def resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tuple[Share, ...]:
+    """Return shares of a device; None: its default shares."""
     if shares is None:
         return planning.parse_shares(None, device)
     units = device.compute_units

@@ -42,6 +42,7 @@ class ProfileWorkloads(Settings):
         "--from-report the GPU recorded on, where the report does not say.",
         values="devices",
     )
+    igniter: bool = option(False, "Measure what calibrate needs: 11 configurations, 2 to 5 copies at once.")
     db: Path | None = option(None, "Kernel database, made where missing; default: GPUPROF_DB, or gpuprof-db.")
 
 
@@ -79,3 +80,27 @@ class ProfileSettings(Settings):
         from gpuprof.profiling.worker.job import limits_within
 
         return limits_within(self.time_limit_s, self.profiler_limit_s)
+
+
+class ReportSettings(Settings):
+    """Reports of profilers, in place of measurements."""
+
+    title: ClassVar[str] = "Reports of profilers"
+
+    reports: tuple[Path, ...] = option(
+        (),
+        "Report to read in place of running: .nsys-rep, .sqlite, .ncu-rep, .csv, trace.json or ONNX Runtime's profile; "
+        "reports of one run are joined: kernels, counters, nodes.",
+        "--from-report",
+        metavar="REPORT",
+        repeated=True,
+    )
+    runs: str | None = option(
+        None,
+        "Runs of the model in a report: a regular expression for names of ranges, whose groups model and batch tell "
+        "several apart, or their number.",
+        metavar="PATTERN|N",
+    )
+    device_file: Path | None = option(
+        None, "TOML file with GPUs that gpuprof does not know, for --from-report.", metavar="FILE"
+    )
