@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import gpuprof
 from gpuprof.cli.main import VERBS, build_app
-from gpuprof.cli.options import Verbs
+from gpuprof.cli.options import Verbs, list_words
 from gpuprof.domain.validation import Count
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import Dims, Settings, command_line, option
@@ -62,6 +62,13 @@ def test_fields_of_settings_are_options_with_their_defaults_beside_other_paramet
 def test_texts_become_what_the_field_holds() -> None:
     said = run("--dim", "a=1", "--dim", "b=2", "--drying", "2m")[1]
     assert said == "wall 1 {'dims': {'a': 1, 'b': 2}, 'drying_s': 120.0}\n"
+
+
+def test_settings_become_the_command_line_that_they_were_read_from() -> None:
+    colours = Colours(front="blue", behind=3, glossy=True, dims={"a": 1, "b": 2}, drying_s=120.0, brush=Path("b"))
+    words = list_words(colours, without=("brush",))
+    assert words == ["--behind=3", "--dim=a=1", "--dim=b=2", "--drying=120.0", "--front=blue", "--glossy"]
+    assert list_words(Colours()) == []
 
 
 def test_a_wrong_value_is_reported_under_the_name_of_its_option() -> None:
