@@ -82,6 +82,7 @@ def test_shares_by_weighted_occupancy_are_too_small_to_serve_the_plan(tmp_path: 
     assert record["goodput_rps"] < 0.5 * record["planned_rps"]
 
 
+@pytest.mark.slow
 def test_a_plan_on_ushers_premise_serves_less_than_it_says_and_one_without_it_keeps_its_word(tmp_path: Path) -> None:
     scenario = find_scenario("thesis", "example3", None)
     trusting = run_cell(LabCell(scenario, "gpulet@usher-premise"), tmp_path, None)
@@ -221,6 +222,7 @@ def test_figures_are_selected_by_name_and_by_beginning() -> None:
         select_figures(["parvagpu-99"])
 
 
+@pytest.mark.slow
 def test_a_figure_has_a_policy_of_ones_own_beside_the_papers(tmp_path: Path) -> None:
     data = write_igniter(tmp_path / "data")
     own = f"{__name__}:OwnPolicy"
