@@ -61,7 +61,7 @@ def similarity(
 
 
 def _print_maps(pairs: Sequence[ModelSimilarity]) -> None:
-    from gpuprof.merging.similarity_grid import text_map
+    from gpuprof.merging.similarity import text_map
 
     for pair in pairs:
         for line in text_map(pair):

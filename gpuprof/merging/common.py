@@ -26,8 +26,8 @@ Pair = tuple[int, int]
 
 #: Largest difference of weights treated as equal (USHER §2.4).
 TOLERANCE = 1e-7
-#: Most entries of a matrix that are looked up in another, equal entries that vote, and displacements searched.
-_MOST_LOOKED_UP, _MOST_EQUAL, _MOST_DISPLACEMENTS = 2**14, 2**20, 2**12
+#: Most entries of a matrix that are looked up in another, and most equal entries that vote.
+_MOST_LOOKED_UP, _MOST_EQUAL = 2**14, 2**20
 _SEGMENT = 16  # adjacent entries that vote together, where not all do
 
 
@@ -139,7 +139,8 @@ def _find_block(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> Common
     places = (down + a.shape[0]) * width + right + a.shape[1]
     keys, votes = np.unique(places[_have_neighbours(places * a.size + ahead, a.shape[1])], return_counts=True)
     order = np.argsort(-votes, kind="stable")
-    for at in order[: _SEGMENT if is_sample else _MOST_DISPLACEMENTS]:
+    most = _SEGMENT if is_sample else _MOST_EQUAL // a.size
+    for at in order[:most]:
         if votes[at] <= best.area and not is_sample:
             return best
         row, column = divmod(int(keys[at]), width)
@@ -147,7 +148,7 @@ def _find_block(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> Common
         best = found if found.area > best.area else best
         if best.area == most_possible:
             return best
-    return replace(best, exact=not is_sample and len(order) <= _MOST_DISPLACEMENTS)
+    return replace(best, exact=not is_sample and len(order) <= most)
 
 
 def _find_equal(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> tuple[Ints, Ints, bool]:

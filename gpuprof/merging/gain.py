@@ -19,8 +19,8 @@ import networkx as nx
 from onnx import NodeProto
 
 from gpuprof.domain.device import Device
+from gpuprof.merging.operators import is_lookup
 from gpuprof.merging.plan import MergePlan, Step
-from gpuprof.merging.shareable_constants import is_lookup
 from gpuprof.merging.super_operator import SuperOperator, bias_of
 
 #: (sha256 of the model file, op name) → number of rows → seconds.

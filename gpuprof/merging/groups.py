@@ -9,9 +9,8 @@ from onnx import NodeProto
 
 from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.common import TOLERANCE, CommonBlock, common_blocks
-from gpuprof.merging.matching import OMEGA, best_matching
 from gpuprof.merging.operators import Moment, WeightedOperator, moments, weight_matrix, weighted_operators
-from gpuprof.merging.similarity import block_similarity
+from gpuprof.merging.similarity import OMEGA, best_matching, block_similarity
 from gpuprof.merging.source import SourceModel
 
 

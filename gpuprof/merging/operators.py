@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,7 @@ from gpuprof.merging.common import Matrix
 from gpuprof.merging.normalisation import whole
 from gpuprof.merging.source import SourceModel
 
-#: Position of the weight among the inputs, by op type.
-WEIGHT_INPUT = {
-    "Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3, "MatMul": 1, "Gemm": 1, "MatMulInteger": 1,
-    "QLinearMatMul": 3, "Attention": 1, "FusedMatMul": 1, "DeformConv": 1,
-}  # fmt: skip
-_LAST = 2**31
+_PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "QLinearMatMul", "Attention", "FusedMatMul"}
 _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"}
 
 
@@ -31,7 +27,7 @@ class Moment:
     """
 
     level: int
-    depth: int
+    depth: float
 
     def __lt__(self, other: Moment) -> bool:
         return (self.level, self.depth) < (other.level, other.depth)
@@ -73,10 +69,10 @@ def moments(source: SourceModel) -> list[Moment]:
     for node in source.nodes:
         given = [ready[name] for name in (*node.input, *list_captured(node)) if name in ready]
         level = max((moment.level for moment in given), default=0)
-        depth = 1 + max((moment.depth for moment in given if moment.level == level), default=0)
+        depth = 1 + max((moment.depth for moment in given if moment.level == level), default=0.0)
         weighted = _weight(node, source, dequantised) is not None
         # Weighted operators come last in their level, because they are matched by level alone.
-        moment = Moment(level, _LAST if weighted else depth)
+        moment = Moment(level, math.inf if weighted else depth)
         all_moments.append(moment)
         after = Moment(level + 1, 0) if weighted else moment
         ready |= dict.fromkeys((name for name in node.output if name), after)
@@ -96,6 +92,23 @@ def weight_matrix(source: SourceModel, operator: WeightedOperator) -> Matrix:
     return array.reshape(-1, array.shape[-1])  # type: ignore[no-any-return]
 
 
+def shareable_constants(source: SourceModel, node: NodeProto) -> tuple[str, ...]:
+    """Return the weights of an op that are shared whole or not at all: lookup tables, and those of recurrent ops.
+
+    Such ops are not among the matrix operators of §2.4. Empty where the weights are smaller than the model's mean: many
+    models have the same small table, of positions.
+    """
+    inputs = node.input[:1] if is_lookup(node) else node.input[1:3] if node.op_type in ("LSTM", "GRU", "RNN") else []
+    names = tuple(name for name in inputs if name in source.weights and len(source.weights[name].dims) >= 2)
+    mean = sum(map(source.weight_bytes, source.weights)) / max(1, len(source.weights))
+    return names if names and not node.domain and sum(map(source.weight_bytes, names)) >= mean else ()
+
+
+def is_lookup(node: NodeProto) -> bool:
+    """Return whether an op is a lookup, which reads only the requested rows of its table."""
+    return node.op_type == "Gather"
+
+
 def _dequantised_weights(source: SourceModel) -> dict[str, str]:
     """Return output of a DequantizeLinear of a constant → quantised constant."""
     return {
@@ -106,8 +119,8 @@ def _dequantised_weights(source: SourceModel) -> dict[str, str]:
 
 
 def _weight(node: NodeProto, source: SourceModel, dequantised: dict[str, str]) -> str | None:
-    position = WEIGHT_INPUT.get(node.op_type)
-    if position is None or len(node.input) <= position:
+    position = 3 if node.op_type.startswith("QLinear") else 1
+    if node.op_type not in _PRODUCTS | _CONVOLUTIONS or len(node.input) <= position:
         return None
     name = dequantised.get(node.input[position], node.input[position])
     tensor = source.weights.get(name)

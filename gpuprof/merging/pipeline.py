@@ -21,18 +21,13 @@ from gpuprof.merging.architecture import DEFAULT_EPS, group_architectures, read_
 from gpuprof.merging.common import TOLERANCE
 from gpuprof.merging.gain import TYPICAL_CPU, GainContext, MergeGain, OpSeconds, PlanGain, Rates
 from gpuprof.merging.groups import group_nodes
-from gpuprof.merging.matching import OMEGA
 from gpuprof.merging.merger import build_merged
 from gpuprof.merging.normalisation import normalise
 from gpuprof.merging.plan import MergePlan, make_plan
 from gpuprof.merging.proof import Proof, prove_same
 from gpuprof.merging.report import MergeReport, report_merge
+from gpuprof.merging.similarity import OMEGA
 from gpuprof.merging.source import OLDEST_OPSET, SourceModel, number_names, read_source
-
-#: Most bytes of weights stored in the model file, else in an external file: Protocol Buffers end at 2 GiB.
-MOST_INLINE_BYTES = 1_500_000_000
-#: Target opset if all models are older than `gpuprof.merging.source.OLDEST_OPSET`.
-_RAISED_OPSET = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ def read_sources(
     names = source_names(paths) if names is None else names
     opsets = [_opset(path) for path in paths]
     newest = max(opsets)
-    target = newest if newest >= OLDEST_OPSET else _RAISED_OPSET
+    target = max(newest, OLDEST_OPSET)
     _check_dims(paths, dims or {})
     sources = []
     for path, name, opset in zip(paths, names, opsets, strict=True):
@@ -226,7 +221,7 @@ def _check_proof(proof: Proof) -> None:
 def _save(merged: MergedInMemory, path: Path) -> None:
     total = merged.report.weight_bytes_after
     try:
-        if total > MOST_INLINE_BYTES or any(source.external for source in merged.sources):
+        if 2 * total > onnx.checker.MAXIMUM_PROTOBUF or any(source.external for source in merged.sources):
             data = path.with_name(f"{path.name}.data")
             data.unlink(missing_ok=True)  # onnx appends
             copy = ModelProto()

@@ -11,11 +11,9 @@ from gpuprof.domain.model import Op, Tensor
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.item_independence import KnownTensors, keeps_items_apart
 from gpuprof.merging.groups import Grouping, NodeGroup
-from gpuprof.merging.shareable_constants import shareable_constants
+from gpuprof.merging.operators import shareable_constants
 from gpuprof.merging.source import Size, SourceModel
 from gpuprof.merging.super_operator import SuperOperator, UnmergeableError, plan_super_operator
-
-_BATCH = 2  # at which the rules for the items of a batch compare shapes with those of one item
 
 
 @dataclass(slots=True)
@@ -120,11 +118,14 @@ def _check_super(plan: MergePlan, step: Step) -> None:
 
 
 def _keeps_batch_apart(source: SourceModel, node: NodeProto, concatenated: Sequence[bool]) -> bool:
-    """Return whether a node's outputs have a row, or equally many, for each item of its concatenated inputs."""
+    """Return whether a node's outputs have a row, or equally many, for each item of its concatenated inputs.
+
+    The rules compare shapes at a batch of two with those of one item.
+    """
     given = [name for name, _ in zip(node.input, concatenated, strict=False) if name]
     given += node.input[len(concatenated) :] if node.op_type != "Reshape" else []
     names = (*given, *(name for name in node.output if name))
-    tensors = {name: _tensor_at(source, name, _BATCH) for name in names}
+    tensors = {name: _tensor_at(source, name, 2) for name in names}
     lists = {name: source.array(name) for name in given if name in source.weights and len(tensors[name].shape) <= 1}
     items = {name for name, is_item in zip(node.input, concatenated, strict=False) if is_item}
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
@@ -141,7 +142,7 @@ def _keeps_batch_apart(source: SourceModel, node: NodeProto, concatenated: Seque
         bytes_written=0,
     )
     of_one = {name: _tensor_at(source, name, 1).shape for name in names}
-    return not node.domain and keeps_items_apart(op, KnownTensors(_BATCH, lists, lists, of_one, items))
+    return not node.domain and keeps_items_apart(op, KnownTensors(2, lists, lists, of_one, items))
 
 
 def _tensor_at(source: SourceModel, name: str, batch: int) -> Tensor:

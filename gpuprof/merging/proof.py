@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 #: Largest difference allowed, relative to the largest value of the output. Half precision keeps 11 bits, bfloat16 8.
 TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
-#: Factors on the inputs of the first and second call: large inputs expose the error of weights treated as equal in
-#: models that amplify.
-_SCALES = (1.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ def prove_same(
     """
     prover = _Prover(sources, merged, described, tolerance)
     # Batches differ between models, because equal batches would hide an exchange of two models' rows.
-    for seed in range(len(_SCALES)):
+    for seed in (0, 1):
         prover.compare([1 + (i + seed) % 3 for i in range(len(sources))], seed)
     absent = {}
     for i, source in enumerate(sources):
@@ -144,7 +141,7 @@ class _Prover:
         if key not in self._answers:
             source = self._sources[model]
             fed = random_inputs(load_graph(source.path, batch, source.name, source.dims), 1000 * model + seed)
-            fed = {name: _with_gaps(name, _enlarge(value, _SCALES[seed]), seed) for name, value in fed.items()}
+            fed = {name: _with_gaps(name, _enlarge(value, seed), seed) for name, value in fed.items()}
             session = open_session(source.path, threads=1)
             self._answers[key] = fed, _run(session, fed, source.path, list(source.outputs))
         return self._answers[key]
@@ -167,9 +164,12 @@ def _may_crash(nodes: Sequence[NodeProto]) -> bool:
     )
 
 
-def _enlarge(value: Array, scale: float) -> Array:
-    """Return floats multiplied by ``scale``; integers unchanged, since they are counts or indices."""
-    return np.multiply(value, np.asarray(scale, value.dtype)) if value.dtype.kind in "fV" else value
+def _enlarge(value: Array, seed: int) -> Array:
+    """Return the floats of the second call 30 times as large; integers are counts or indices.
+
+    Large inputs expose the error of weights treated as equal in models that amplify.
+    """
+    return np.multiply(value, np.asarray(30.0, value.dtype)) if seed and value.dtype.kind in "fV" else value
 
 
 def _with_gaps(name: str, value: Array, seed: int) -> Array:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
+
 from gpuprof.merging.common import TOLERANCE, CommonBlock, common_blocks
-from gpuprof.merging.matching import best_matching
 from gpuprof.merging.operators import WeightedOperator, weight_matrix, weighted_operators
 from gpuprof.merging.source import SourceModel, number_names
+
+Grid = npt.NDArray[np.float64]
+
+#: Operators less similar than this are not merged (the paper's ω, its figure 26b).
+OMEGA = 0.4
+#: Characters for similarities from 0, 1/4, 1/2, 3/4, and of 1.
+SHADES = "·░▒▓█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,55 @@ def compare_models(first: SourceModel, second: SourceModel, tolerance: float = T
         _matched_similarity(scored, of_first, of_second),
         all(layer.block.exact for layer in layers),
     )
+
+
+def best_matching(similarities: Mapping[tuple[int, int], float]) -> dict[int, int]:
+    """Return the matching left → right with the largest sum of similarities, by the Hungarian algorithm.
+
+    ``similarities``: weight of each edge, above 0; pairs without an edge are absent and never matched.
+    """
+    lefts = sorted({left for left, _ in similarities})
+    rights = sorted({right for _, right in similarities})
+    if not lefts:
+        return {}
+    row = {left: i for i, left in enumerate(lefts)}
+    column = {right: j for j, right in enumerate(rights)}
+    weights = np.zeros((len(lefts), len(rights)))
+    for (left, right), similarity in similarities.items():
+        weights[row[left], column[right]] = similarity
+    chosen = zip(*linear_sum_assignment(weights, maximize=True), strict=True)
+    return {lefts[i]: rights[j] for i, j in chosen if (lefts[i], rights[j]) in similarities}
+
+
+def similarity_grid(similarity: ModelSimilarity, kind: str) -> tuple[list[str], list[str], Grid]:
+    """Return (layers of the first model, layers of the second, similarities of shape (first, second)) of a kind."""
+    layers = [layer for layer in similarity.layers if layer.kind == kind]
+    rows = list(dict.fromkeys(layer.first for layer in layers))
+    columns = list(dict.fromkeys(layer.second for layer in layers))
+    grid = np.zeros((len(rows), len(columns)))
+    at_row, at_column = ({name: i for i, name in enumerate(names)} for names in (rows, columns))
+    for layer in layers:
+        grid[at_row[layer.first], at_column[layer.second]] = layer.similarity
+    return rows, columns, grid
+
+
+def text_map(similarity: ModelSimilarity) -> list[str]:
+    """Return the lines of a map for a terminal; in large maps a character is the maximum of a square of layers."""
+    lines = []
+    most = shutil.get_terminal_size().columns - len("  ")
+    for kind in sorted({layer.kind for layer in similarity.layers}):
+        rows, columns, grid = similarity_grid(similarity, kind)
+        step = -(-len(columns) // most)
+        each = f", {step} × {step} layers a character" if step > 1 else ""
+        lines.append(
+            f"{kind}: {len(rows)} layers of {similarity.first} (down) × {len(columns)} of {similarity.second}{each}"
+        )
+        for i in range(0, len(rows), step):
+            cells = [grid[i : i + step, j : j + step].max() for j in range(0, len(columns), step)]
+            lines.append("  " + "".join(SHADES[int(4 * value)] for value in cells))
+    if lines:
+        lines.append("  ".join(f"{shade} from {part / 4:g}" for part, shade in enumerate(SHADES)))
+    return lines
 
 
 def _matched_similarity(

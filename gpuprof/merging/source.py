@@ -25,8 +25,6 @@ Array = npt.NDArray[np.generic]
 
 #: First opset in which Slice takes its bounds as inputs, as a free batch requires.
 OLDEST_OPSET = 10
-#: Batches at which shapes are traced; sizes that differ between them grow with the batch.
-_BATCHES = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +152,9 @@ def read_source(
             f"gpuprof zoo rebatch {path} -o FILE frees it",
         )
     bound = {} if any_length else _bind_dims(declared, axes, dict(dims or {}), path)
-    fixed = 1 if axes else next((int(shape[0]) for shape in declared.values() if shape and shape[0]), 1)
-    batches = _BATCHES if axes else (fixed,)
-    traced = [_infer_shapes(model, file, weights, batch, bound) for batch in batches]
+    fixed = next((int(shape[0]) for shape in declared.values() if shape and isinstance(shape[0], int)), 1)
+    # At two batches: sizes that differ between them grow with the batch.
+    small, large = (_infer_shapes(model, file, weights, batch, bound) for batch in ((2, 3) if axes else (fixed, fixed)))
     return SourceModel(
         name=name,
         path=path,
@@ -167,8 +165,8 @@ def read_source(
         weights=weights,
         inputs=tuple(info.name for info in infos),
         outputs=tuple(info.name for info in graph.output),
-        values=_solve_sizes(traced),
-        known=_find_constant_values(traced),
+        values=_solve_sizes(small, large),
+        known=_find_constant_values(small, large),
         batch_input=next(iter(axes.items())) if axes else None,
         external=bool(file.external),
         dims=bound,
@@ -253,25 +251,21 @@ def _declared_tensors(graph: GraphProto, names: Mapping[str, int]) -> dict[str, 
     return declared
 
 
-def _solve_sizes(traced: list[Shapes]) -> dict[str, Value]:
-    first, last = traced[0].tensors, traced[-1].tensors
-    step = _BATCHES[1] - _BATCHES[0]
+def _solve_sizes(at_two: Shapes, at_three: Shapes) -> dict[str, Value]:
     values = {}
-    for name, tensor in first.items():
-        dims = []
-        for small, large in zip(tensor.shape, last[name].shape, strict=True):
-            per_batch = (large - small) // step if len(traced) > 1 else 0
-            dims.append(Size(small - per_batch * _BATCHES[0], per_batch) if per_batch else Size(small))
-        values[name] = Value(name, tensor.dtype, tuple(dims))
+    for name, tensor in at_two.tensors.items():
+        sizes = zip(tensor.shape, at_three.tensors[name].shape, strict=True)
+        dims = tuple(Size(small - 2 * (large - small), large - small) for small, large in sizes)
+        values[name] = Value(name, tensor.dtype, dims)
     return values
 
 
-def _find_constant_values(traced: list[Shapes]) -> dict[str, Array]:
-    first, last = traced[0].values, traced[-1].values
+def _find_constant_values(at_two: Shapes, at_three: Shapes) -> dict[str, Array]:
+    others = at_three.values
     return {
         name: value
-        for name, value in first.items()
-        if name in last and value.shape == last[name].shape and np.array_equal(value, last[name])
+        for name, value in at_two.values.items()
+        if name in others and value.shape == others[name].shape and np.array_equal(value, others[name])
     }
 
 

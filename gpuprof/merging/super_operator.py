@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from gpuprof.merging.groups import NodeGroup
 from gpuprof.merging.normalisation import attribute, whole
-from gpuprof.merging.operators import WEIGHT_INPUT, WeightedOperator, weight_matrix
+from gpuprof.merging.operators import WeightedOperator, weight_matrix
 from gpuprof.merging.source import Array, SourceModel
 
 
@@ -83,7 +83,7 @@ def _check_divisible(sources: Sequence[SourceModel], group: NodeGroup) -> None:
         scaled = node.op_type == "Gemm" and (
             attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0 or whole(node, "transA", 0)
         )
-        direct = node.input[WEIGHT_INPUT[node.op_type]] == operator.weight
+        direct = operator.weight in node.input  # not behind a DequantizeLinear
         plain = source.array(operator.weight).dtype.kind == "f" and direct and not node.domain
         if node.op_type not in ("MatMul", "Gemm", "Conv") or scaled or not plain or whole(node, "group", 1) != 1:
             raise UnmergeableError(f"its weights or other constants differ, and this {node.op_type} cannot be divided")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gpuprof.errors import InputError
 from gpuprof.merging.pipeline import read_weights
-from gpuprof.merging.similarity import ModelSimilarity, compare_models
-from gpuprof.merging.similarity_grid import similarity_grid
+from gpuprof.merging.similarity import ModelSimilarity, compare_models, similarity_grid
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 from gpuprof.reporting.chart import Chart

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gpuprof.merging.matching import best_matching
+from gpuprof.merging.similarity import best_matching
 
 
 def test_the_sum_is_maximal_where_the_nearest_first_would_not_be() -> None:

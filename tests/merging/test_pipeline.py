@@ -11,7 +11,6 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.graph.merged_model import read_merged
-from gpuprof.merging import pipeline
 from gpuprof.merging.gain import Rates
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from gpuprof.merging.proposal import propose_merges
@@ -158,10 +157,11 @@ def test_external_data_is_read_and_written_beside_the_merged_file(tmp_path: Path
 
 
 def test_weights_beyond_what_one_file_holds_go_to_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MOST_INLINE_BYTES", 1000)
     base = residual(channels=16)
     paths = [save(base, tmp_path, "a"), save(finetune_model(base, 0.5), tmp_path, "b")]
-    _write(paths, tmp_path / "m.onnx")
+    merged = merge_sources(read_sources(paths), FORCE)
+    monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 2000)
+    write_merged(merged, tmp_path / "m.onnx", FORCE)
     assert (tmp_path / "m.onnx.data").stat().st_size > 1000
     onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
 

@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from gpuprof.graph.merged_model import read_merged
+from gpuprof.merging.operators import shareable_constants
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from gpuprof.merging.proposal import propose_merges
-from gpuprof.merging.shareable_constants import shareable_constants
 from tests.merging.models import Array, Builder, recurrent, save
 
 

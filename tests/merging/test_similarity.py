@@ -3,8 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuprof.merging.pipeline import read_weights
-from gpuprof.merging.similarity import compare_models
-from gpuprof.merging.similarity_grid import similarity_grid
+from gpuprof.merging.similarity import compare_models, similarity_grid
 from tests.merging.models import finetune_model, residual, save
 
 
