@@ -76,7 +76,7 @@ def _launches_of(family: str) -> Launches:
         held[rows] = occupancy.blocks_per_sm * of_block
         there = np.maximum(1.0, launched.blocks[rows] / gpu.compute_units)
         warps[rows] = np.minimum(occupancy.blocks_per_sm, there) * of_block
-        waves[rows] = np.nan_to_num(occupancy.waves)
+        waves[rows] = launched.blocks[rows] / np.maximum(1, occupancy.blocks_per_sm) / gpu.compute_units
     runs = known & (held > 0)
     return Launches(measured, warps, waves, held).take(runs)
 
