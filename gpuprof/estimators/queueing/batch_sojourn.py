@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammainc
 
-from gpuprof.estimators.queueing.batch_backlog import convolve
+from gpuprof.estimators.queueing.batch_backlog import Array, convolve
 from gpuprof.estimators.queueing.batch_chain import (
-    Array,
     Service,
     StationaryLaw,
     fresh_probabilities,

@@ -48,7 +48,7 @@ _SETTLED = 4.0 * _SETTLING
 #: Number of random numbers, drawn once: a power of two.
 _SCORES = 4 * _REQUESTS
 #: Bins of the histogram of the times, equal in logarithm.
-_BINS = 1 << 13
+_BINS = 1 << 11
 #: Least number of groups observed in a stratum.
 _ENOUGH = 10
 #: Quantile levels of the backlog between which the strata lie.
@@ -156,7 +156,7 @@ def _draw_arrivals(arrivals: Arrivals, requests: int) -> Array:
 def _unit_arrivals(scv: float, requests: int) -> Array:
     """Return the arrivals for gamma gaps with a mean of 1."""
     scores = np.random.default_rng(_SEED).standard_normal(min(requests, _SCORES))
-    return np.cumsum(np.resize(_value_at(_quantiles(scv), scores), requests))
+    return np.asarray(np.cumsum(np.resize(_value_at(_quantiles(scv), scores), requests)))
 
 
 def _draw_bursts(process: MmppArrivals, requests: int) -> Array:
@@ -169,7 +169,8 @@ def _draw_bursts(process: MmppArrivals, requests: int) -> Array:
     stays = np.array([mean * random.permutation(lengths) for mean in (calm_ms, burst_ms)]).T.ravel()
     expected = np.cumsum(stays * np.tile([calm_rate, process.ratio * calm_rate], count))
     events = np.cumsum(random.standard_exponential(requests))
-    return np.interp(events * (expected[-1] / events[-1]), np.append(0.0, expected), np.append(0.0, np.cumsum(stays)))
+    times = np.interp(events * (expected[-1] / events[-1]), np.append(0.0, expected), np.append(0.0, np.cumsum(stays)))
+    return np.asarray(times)
 
 
 def _pick_pieces(times: Array, requests: int) -> Array:
@@ -286,17 +287,17 @@ def _summarize(
 
 def _with_total(by_kind: Array) -> Array:
     """Return the values after their sum."""
-    return np.append(by_kind.sum(), by_kind)
+    return np.asarray(np.append(by_kind.sum(), by_kind))
 
 
 def _quantiles_of(times: _Times, below: Array, law: Backlog | None) -> Array:
     """Return the quantiles; in the unseen tail they rise above the last seen at least as far as the backlog's."""
-    quantiles = np.interp(_PROBABILITIES, below, times.edges)
+    quantiles: Array = np.interp(_PROBABILITIES, below, times.edges)
     if law is None or times.unseen <= 0.0:
         return quantiles
     last = np.array([1.0 - min(3.0 * times.unseen, 0.5)])
     further = float(np.interp(last, below, times.edges)[0]) + law.quantile(_PROBABILITIES) - law.quantile(last)
-    return np.where(last < _PROBABILITIES, np.maximum(quantiles, further), quantiles)
+    return np.asarray(np.where(last < _PROBABILITIES, np.maximum(quantiles, further), quantiles))
 
 
 @cache

@@ -17,6 +17,8 @@ from gpuprof.rules.batching import batch_size_now
 from gpuprof.rules.routing import decay_count, expect_rows, finish_ms, forecast_joining
 
 Array = NDArray[Any]
+#: A row of an array, which the rules take for a sequence of numbers.
+Row = Any
 
 #: Range of the standard normal scores at which the quantiles of a law are tabulated, and number of entries per score.
 SCORE_REACH = 5.5
@@ -124,8 +126,8 @@ def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, no
     if len(state.finish) == 1:
         return  # a single replica leaves no choice
     begin, end = replicas.first[replica], replicas.first[replica + 1]
-    busy = state.spare[: end - begin]
-    latency = replicas.means[replica, : replicas.batch[replica]]
+    busy: Row = state.spare[: end - begin]
+    latency: Row = replicas.means[replica, : replicas.batch[replica]]
     limit, waiting, waited = replicas.max_wait[replica], state.waiting[replica], 0.0
     for i in range(end - begin):
         busy[i] = max(0.0, state.expected[begin + i] - now)
@@ -186,10 +188,11 @@ def _start(
     law = replicas.laws[replicas.rested[replica] if now > state.freed[process] else replicas.running[replica]]
     mean = replicas.means[replica, size - 1]
     service = mean * value_at(law, score)
-    batch, processes = replicas.batch[replica], replicas.first[replica + 1] - replicas.first[replica]
-    latency = replicas.means[replica, :batch]
-    recent = decay_count(state.recent[replica], now - state.counted[replica], latency[batch - 1])
-    state.joining[replica] = forecast_joining(recent, mean, latency, processes, 0.0, np.inf)
+    if len(state.finish) > 1:  # the forecast is for the router's choice
+        batch, processes = replicas.batch[replica], replicas.first[replica + 1] - replicas.first[replica]
+        latency: Row = replicas.means[replica, :batch]
+        recent = decay_count(state.recent[replica], now - state.counted[replica], latency[batch - 1])
+        state.joining[replica] = forecast_joining(recent, mean, latency, processes, 0.0, np.inf)
     for _ in range(size):
         # Service and wait are independent: for the reported times each request has a service time of its own, evenly
         # spread over the law, since batches alone would sample the tail too rarely.
@@ -257,9 +260,10 @@ def _serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, s
             state.next[state.tail[chosen]] = i
         state.tail[chosen] = i
         state.waiting[chosen] += 1
-        full = replicas.means[chosen, replicas.batch[chosen] - 1]
-        state.recent[chosen] = 1.0 + decay_count(state.recent[chosen], until - state.counted[chosen], full)
-        state.counted[chosen] = until
+        if len(state.finish) > 1:
+            full = replicas.means[chosen, replicas.batch[chosen] - 1]
+            state.recent[chosen] = 1.0 + decay_count(state.recent[chosen], until - state.counted[chosen], full)
+            state.counted[chosen] = until
         if state.free[chosen] > 0:
             _dispatch(replicas, state, draws, arrived, spent, chosen, until)
             event, when = _soonest(state)
