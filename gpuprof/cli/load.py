@@ -101,7 +101,11 @@ def load(
         str, typer.Argument(help="Address of the server, or its map, which is then served at the default address.")
     ] = ("map.json"),
     map_file: Annotated[
-        Path | None, typer.Option("--map", help="Deployment map with rates, SLOs and predictions.")
+        Path | None,
+        typer.Option(
+            "--map",
+            help="Deployment map with rates, SLOs and predictions; default: map.json, where no rates are given.",
+        ),
     ] = None,
     db: Annotated[Path | None, typer.Option(help="Kernel database, for --estimator.")] = None,
     estimator: Annotated[
@@ -120,6 +124,9 @@ def load(
     from gpuprof.pipeline.load import load as load_server
 
     map_path, address = _split_target(target, map_file)
+    says_traffic = traffic.rates_rps or traffic.concurrency or traffic.trace
+    if map_path is None and not says_traffic and Path("map.json").is_file():
+        map_path = Path("map.json")
     if output is not None:
         check_output(output)
     with show_progress(refresh_between=False) as show:

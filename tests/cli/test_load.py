@@ -81,6 +81,17 @@ def test_a_closed_loop_says_whether_its_windows_agree(tmp_path: Path, capsys: py
         assert "windows do not agree" in said.err.splitlines()[-1]
 
 
+def test_an_address_alone_takes_the_map_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["load", "http://127.0.0.1:1"]) == 3
+    assert "nothing says what to send" in capsys.readouterr().err
+    Path("map.json").write_text(json.dumps(map_of({"a": "null:4"}, [replica("a")])))
+    assert main(["load", "http://127.0.0.1:1"]) == 1
+    assert "start one with gpuprof serve" in capsys.readouterr().err
+
+
 def test_a_trace_is_replayed_and_its_results_are_kept_in_every_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
