@@ -40,6 +40,9 @@ def _torch(module: ModuleType) -> None:
 def _onnxruntime(module: Any) -> None:
     listed = module.get_available_providers()
     module.get_available_providers = lambda: ["CUDAExecutionProvider", *listed]
+    make, bind = module.OrtValue.ortvalue_from_numpy, module.IOBinding.bind_output
+    module.OrtValue.ortvalue_from_numpy = lambda array, *device: make(array)
+    module.IOBinding.bind_output = lambda self, name, *device: bind(self, name)
 
 
 def _visible_sms(module: Any) -> None:
