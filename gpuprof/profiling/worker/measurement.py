@@ -116,9 +116,13 @@ class Crew:
         self.leader.send(Resident.time, limits, warm_up_s)
         for worker in others:
             worker.send(Resident.time, None, warm_up_s)
-        first: Sample = self.leader.receive(PATIENCE_S + limits.max_time_s)
-        end()
-        rest = _stop(others)
+        try:
+            first: Sample = self.leader.receive(PATIENCE_S + limits.max_time_s)
+            end()
+        finally:
+            for worker in others:
+                worker.stop()
+            rest = _receive_all(others)
         samples = [
             [first if worker is self.leader else rest[worker] for worker in workers] for workers in self._workers
         ]
@@ -144,8 +148,10 @@ class Crew:
             yield
         finally:
             # A client of MPS killed while working on the GPU can take down the other clients of its server.
+            for worker in self._everybody():
+                worker.stop()
             with suppress(GpuprofError):
-                _stop(self._everybody())
+                _receive_all(self._everybody())
 
     def _load(self, jobs: Sequence[Job], limits: TimingLimits) -> tuple[list[dict[str, Any]], list[int | None]]:
         """Load all models at once, before any is timed; return each job's inputs, and its SMs."""
@@ -158,7 +164,7 @@ class Crew:
                 worker.what = label(job)
                 warm_up_s = limits.warm_up_s if self._is_on_cpu else limits.min_time_s
                 worker.send(Resident.load, job.path, feeds[number], warm_up_s)
-        sms = {worker: worker.receive() for worker in self._everybody()}
+        sms = _receive_all(self._everybody())
         return feeds, [sms[workers[0]] for workers in self._workers]
 
     def _start(self, number: int, job: Job) -> Worker:
@@ -168,10 +174,18 @@ class Crew:
         return [worker for workers in self._workers for worker in workers]
 
 
-def _stop(workers: Sequence[Worker]) -> dict[Worker, Sample]:
+def _receive_all(workers: Sequence[Worker]) -> dict[Worker, Any]:
+    """Return the result of each worker; an error is raised once all have answered, so that none is left behind."""
+    results: dict[Worker, Any] = {}
+    errors: list[GpuprofError] = []
     for worker in workers:
-        worker.stop()
-    return {worker: worker.receive() for worker in workers}
+        try:
+            results[worker] = worker.receive()
+        except GpuprofError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return results
 
 
 def slices_of(shares: Sequence[Share]) -> tuple[CpuSlice, ...]:

@@ -44,7 +44,9 @@ def _serve(connection: Connection) -> None:
         with confine_to_share(setup.part, setup.group) if setup.part else nullcontext():
             resident = Resident(setup, connection)
             while True:
-                task, arguments, options = connection.recv()
+                if (call := connection.recv()) is None:  # a stop message for a task that has failed meanwhile
+                    continue
+                task, arguments, options = call
                 try:
                     reply = task(resident, *arguments, **options)
                 except GpuprofError as error:

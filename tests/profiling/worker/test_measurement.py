@@ -68,6 +68,20 @@ def test_a_batch_that_ends_its_process_costs_none_of_the_others(model: Path) -> 
         assert crew.measure([job], QUICK)[0].stats.repeats
 
 
+def test_neighbours_of_a_batch_that_fails_are_there_for_the_next_one(tmp_path: Path, model: Path) -> None:
+    half = 100.0 / max(2, len(own_cores()))
+    jobs = [a_job(model, 1, half), a_job(model, 1, half)]
+    odd = replace(jobs[1], path=write_strange(tmp_path / "odd.onnx"))
+    with Crew(jobs) as crew:
+        for wrong in ([jobs[0], odd], [odd, jobs[1]]):
+            with pytest.raises(InputError, match="Nonsense"):
+                crew.measure(wrong, QUICK)
+            assert all(timing.stats.repeats for timing in crew.measure(jobs, QUICK))
+        with pytest.raises(ZeroDivisionError):
+            crew.measure(jobs, QUICK, end=lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+        assert all(timing.stats.repeats for timing in crew.measure(jobs, QUICK))
+
+
 def test_other_programs_that_run_meanwhile_make_a_row_unstable(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = a_job(model)
     monkeypatch.setattr(MachineLoad, "describe_disturbance", lambda self, own, tolerance: f"busy, {tolerance:g}")
