@@ -178,7 +178,7 @@ def _parse_rows(text: str, where: str) -> Iterator[Demand]:
 
 
 def _check_header(header: list[str], where: str, line: int) -> list[str]:
-    if separator := next((one for one in ";\t|" if len(header) == 1 and one in header[0]), None):
+    if separator := next((sign for sign in ";\t|" if len(header) == 1 and sign in header[0]), None):
         raise InputError(
             f"{where}:{line}: fields are separated by {separator!r}, not by commas", "it must be model,rate_rps,slo_ms"
         )

@@ -112,7 +112,7 @@ def _read_limits(read: _DeviceTable) -> dict[str, int]:
     if read.sm is not None:
         return read.sm.model_dump()
     wanted = float(read.compute_capability)
-    known = [one for one in devices().values() if one.sm is not None]
-    nearest = min(known, key=lambda one: abs(float(one.compute_capability or 0) - wanted))
+    limited = [gpu for gpu in devices().values() if gpu.sm is not None]
+    nearest = min(limited, key=lambda gpu: abs(float(gpu.compute_capability or 0) - wanted))
     assert nearest.sm is not None
     return {key: getattr(nearest.sm, key) for key in SmLimits.__dataclass_fields__}

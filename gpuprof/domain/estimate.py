@@ -331,7 +331,7 @@ def batch_times(
     """
     if isinstance(estimator, BatchSeriesEstimator):
         return estimator.batch_times(model, device, batches, share, processes)
-    return tuple(estimator.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
+    return tuple(estimator.estimate(model, device, batch, share, (), processes).latency_ms for batch in batches)
 
 
 @runtime_checkable

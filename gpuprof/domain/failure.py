@@ -20,8 +20,8 @@ class FailedRun:
 
     def rename(self, names_of: Callable[[str], Sequence[str]]) -> Iterator[FailedRun]:
         """Yield the run under each combination of names of its models; nothing where a model has no name."""
-        for own, *beside in rename_workloads((self.workload, *self.beside), names_of):
-            yield replace(self, workload=own, beside=tuple(beside))
+        for workload, *beside in rename_workloads((self.workload, *self.beside), names_of):
+            yield replace(self, workload=workload, beside=tuple(beside))
 
     @property
     def is_memory(self) -> bool:
@@ -29,10 +29,10 @@ class FailedRun:
         return "memory" in self.reason.lower()
 
     def __str__(self) -> str:
-        one = self.workload
-        processes = "" if one.processes == 1 else f" with {one.processes} processes"
+        workload = self.workload
+        processes = "" if workload.processes == 1 else f" with {workload.processes} processes"
         beside = "".join(f" beside {other.model} at batch {other.batch} under {other.share}" for other in self.beside)
-        ran = f"{one.model} at batch {one.batch}{processes} under {one.share}{beside}"
+        ran = f"{workload.model} at batch {workload.batch}{processes} under {workload.share}{beside}"
         return f"{ran} failed on {self.device}: {self.reason}"
 
 
@@ -51,7 +51,7 @@ def rename_workloads(
     workloads: Sequence[Workload], names_of: Callable[[str], Sequence[str]]
 ) -> Iterator[tuple[Workload, ...]]:
     """Yield the workloads under each combination of names of their models."""
-    named = [[replace(one, model=name) for name in names_of(one.model)] for one in workloads]
+    named = [[replace(workload, model=name) for name in names_of(workload.model)] for workload in workloads]
     yield from product(*named)
 
 

@@ -79,7 +79,7 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
         entries.append(FleetEntry(find_device(match["name"]), count))
     if every:
         named = {entry.device.name for entry in entries}
-        entries += [FleetEntry(one) for one in priced if one.name not in named]
+        entries += [FleetEntry(device) for device in priced if device.name not in named]
     return _build_fleet(entries, text)
 
 

@@ -40,7 +40,7 @@ def _describe_bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
     """Return the text on the lower bound of devices or cost; bounds hold for the estimates."""
     predicted = deployment.predicted
     texts, proven = [], False
-    offered = {one.device for one in deployment.planned_with.fleet or ()}
+    offered = {entry.device for entry in deployment.planned_with.fleet or ()}
     several = max(len(kinds), len(offered)) > 1  # an expensive device may cost more than two cheap ones
     if several and predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
         proven = predicted.cost_per_hour <= predicted.lower_bound_cost_per_hour * (1.0 + _ROUNDING)
@@ -66,15 +66,17 @@ def _describe_bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
 
 
 def _describe_goodput(deployment: DeploymentMap) -> str:
-    asked = math.fsum(model.rate_rps for model in deployment.models.values())
-    goodput = min(deployment.predicted.goodput_rps, asked)
-    decimals = 0 if asked >= _WHOLE_RPS or (_is_whole(asked) and _is_whole(goodput)) else 2
-    wanted = f"{asked:,.{decimals}f}"
+    demanded_rps = math.fsum(model.rate_rps for model in deployment.models.values())
+    goodput = min(deployment.predicted.goodput_rps, demanded_rps)
+    decimals = 0 if demanded_rps >= _WHOLE_RPS or (_is_whole(demanded_rps) and _is_whole(goodput)) else 2
+    wanted = f"{demanded_rps:,.{decimals}f}"
     # Rounded down, so that missing goodput stays visible.
-    within = wanted if goodput >= asked * (1.0 - _ROUNDING) else f"{_round_down(goodput, decimals):,.{decimals}f}"
+    within = (
+        wanted if goodput >= demanded_rps * (1.0 - _ROUNDING) else f"{_round_down(goodput, decimals):,.{decimals}f}"
+    )
     text = f"{within} of {wanted} requests/s within SLO"
     most = deployment.predicted.upper_bound_goodput_rps
-    if most is not None and most < asked * (1.0 - _ROUNDING):
+    if most is not None and most < demanded_rps * (1.0 - _ROUNDING):
         text += f"; no map reaches more than {most:,.{decimals}f}"
         text += "" if is_observed(deployment) else f" by {name_basis(deployment)}"
     return f"{text}."
@@ -136,5 +138,5 @@ def _describe_moves(deployment: DeploymentMap) -> str:
 
 def _describe_search(deployment: DeploymentMap) -> str:
     """Return the variant of a published policy that produced the map, where the policy tried several."""
-    found = deployment.planned_with.found_by
-    return "" if found is None or deployment.policy == "optimal" else f"Found by {found}."
+    heuristic = deployment.planned_with.found_by
+    return "" if heuristic is None or deployment.policy == "optimal" else f"Found by {heuristic}."

@@ -109,8 +109,8 @@ def basic_profiles(device: Device) -> tuple[MigProfile, ...]:
     """Return the profiles without variants that only add memory (``1g.20gb`` to ``1g.10gb``)."""
     least: dict[int, MigProfile] = {}
     for profile in device.mig_profiles:
-        known = least.setdefault(profile.compute_slices, profile)
-        if profile.memory_slices < known.memory_slices:
+        least_profile = least.setdefault(profile.compute_slices, profile)
+        if profile.memory_slices < least_profile.memory_slices:
             least[profile.compute_slices] = profile
     return tuple(least.values())
 
@@ -123,7 +123,7 @@ def _enumerate_maximal_layouts(device_key: tuple[int, int, tuple[MigProfile, ...
 
     def extend(slot: int, chosen: Layout) -> None:
         if slot == memory:
-            if not any(_fits(chosen, one, start, compute) for one in profiles for start in one.start_slots):
+            if not any(_fits(chosen, profile, start, compute) for profile in profiles for start in profile.start_slots):
                 layouts.append(chosen)
             return
         # Slots are filled in ascending order, so each layout is enumerated once.

@@ -72,7 +72,7 @@ class PlannedWith(_Record):
     @field_validator("fleet")
     @classmethod
     def _require_distinct_devices(cls, fleet: tuple[PlannedDevices, ...]) -> tuple[PlannedDevices, ...]:
-        names = [one.device for one in fleet]
+        names = [entry.device for entry in fleet]
         if len(set(names)) < len(names):
             raise ValueError("a device stands in the fleet more than once")
         return fleet

@@ -16,11 +16,11 @@ _LONGEST_MS = 1e12
 
 def split_stream(queueing: QueueModel, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
     """Return the times in replicas with independent streams at rates proportional to capacity."""
-    capacity = math.fsum(one.capacity_rps for one in servers)
+    capacity = math.fsum(server.capacity_rps for server in servers)
     parts = []
-    for one in servers:
-        rate = arrivals.rate_rps * one.capacity_rps / capacity
-        parts.append(ServedPart(rate, queueing.sojourn(Arrivals(rate, arrivals.scv), one)))
+    for server in servers:
+        rate = arrivals.rate_rps * server.capacity_rps / capacity
+        parts.append(ServedPart(rate, queueing.sojourn(Arrivals(rate, arrivals.scv), server)))
     return PoolSojourn(mix_parts(parts), tuple(parts))
 
 
@@ -38,7 +38,7 @@ def balance_stream(
     kinds = Counter(servers)
 
     def served_rps(limit_ms: float) -> float:
-        return math.fsum(count * largest_rps(one, limit_ms) for one, count in kinds.items())
+        return math.fsum(count * largest_rps(server, limit_ms) for server, count in kinds.items())
 
     low, high = 0.0, 1.0
     while served_rps(high) < arrivals.rate_rps and high < _LONGEST_MS:
@@ -48,10 +48,10 @@ def balance_stream(
         low, high = (low, middle) if served_rps(middle) >= arrivals.rate_rps else (middle, high)
     # The upper end of the bisection serves slightly more than the arrivals: rates are scaled to their sum.
     scale = arrivals.rate_rps / (served_rps(high) or 1.0)
-    rates = {one: scale * largest_rps(one, high) for one in kinds}
-    parts = {one: ServedPart(rate, queueing.sojourn(Arrivals(rate), one)) for one, rate in rates.items()}
-    own = [parts[one] for one in servers]
-    return PoolSojourn(mix_parts(own), tuple(own))
+    rates = {server: scale * largest_rps(server, high) for server in kinds}
+    parts = {server: ServedPart(rate, queueing.sojourn(Arrivals(rate), server)) for server, rate in rates.items()}
+    served = [parts[server] for server in servers]
+    return PoolSojourn(mix_parts(served), tuple(served))
 
 
 def mix_parts(parts: Sequence[ServedPart]) -> Sojourn:

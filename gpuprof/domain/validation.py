@@ -42,14 +42,17 @@ class ArgumentError(InputError):
 def describe_error(owner: str, error: ValidationError, names: Sequence[str] = ()) -> Exception:
     """Return the errors of the first wrong argument in gpuprof's wording; ``names``: of positional arguments."""
     # Absent arguments last: a wrong one is the likelier cause.
-    first, *rest = sorted(error.errors(), key=lambda one: one["type"].startswith("missing"))
+    first, *rest = sorted(error.errors(), key=lambda fault: fault["type"].startswith("missing"))
     argument = first["loc"][0]
     name = names[argument] if isinstance(argument, int) else str(argument)
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return TypeError(f"{owner} got an unexpected keyword argument {name!r}")
     if first["type"].startswith("missing") or first["type"] == "unexpected_positional_argument":
         return TypeError(f"{owner}: {first['msg'].lower()}: {name}")
-    alternatives = [first, *(one for one in rest if one["loc"][0] == argument and one["input"] is first["input"])]
+    alternatives = [
+        first,
+        *(fault for fault in rest if fault["loc"][0] == argument and fault["input"] is first["input"]),
+    ]
     rules = " or ".join(dict.fromkeys(map(_describe_rule, alternatives))).replace(" or be ", " or ")
     return ArgumentError(owner, name, f"must {rules} but got {' '.join(reprlib.repr(first['input']).split())}")
 

@@ -142,7 +142,8 @@ def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
         **dict(cell.varied),
         "seed": cell.seed,
         "rate_rps": sum(demand.rate_rps for demand in scenario.demands),
-        "arriving_rps": sum(one.rate_rps for one in scenario.demands) * (scenario.traffic or Traffic(1.0)).arrived,
+        "arriving_rps": sum(demand.rate_rps for demand in scenario.demands)
+        * (scenario.traffic or Traffic(1.0)).arrived,
     }
     try:
         problem, judge = make_problem(cell, work, data)
@@ -228,6 +229,7 @@ def _planned_figures(outcome: Outcome, problem: Problem, judge: Estimator) -> Re
     shares: Counter[str] = Counter()
     for replica in replicas:
         shares[replica.model] += replica.sm_share_pct  # type: ignore[assignment]  # counts shares, not things
+    counts = Counter(replica.model for replica in replicas)
     serves_all = outcome.missing_rps <= 0.0
     figures |= {
         "gpus": objective.gpus,
@@ -241,8 +243,8 @@ def _planned_figures(outcome: Outcome, problem: Problem, judge: Estimator) -> Re
         "slack_pct": 100.0 * objective.internal_slack,
         "fragmentation_pct": 100.0 * _measure_fragmentation(deployment, devices, objective.external_fragmentation),
         "shares": dict(shares),
-        "batches": {one.model: one.batch for one in replicas if sum(r.model == one.model for r in replicas) == 1},
-        "replicas": dict(Counter(replica.model for replica in replicas)),
+        "batches": {replica.model: replica.batch for replica in replicas if counts[replica.model] == 1},
+        "replicas": dict(counts),
         "plan": describe_plan(deployment),
     }
     activity = _Activity(judge, devices, problem.options.max_processes or 1)
@@ -260,9 +262,9 @@ def _measure_fragmentation(deployment: DeploymentMap, devices: Mapping[str, Devi
     cut = {gpu.device for _, gpu, partition, _ in deployment.places() if partition.mig}
     if len(devices) != 1 or not cut:
         return left
-    (one,) = devices.values()
-    most = max(profile.sms for profile in one.mig_profiles)
-    return max(0.0, 1.0 - (1.0 - left) * one.compute_units / most)
+    (kind,) = devices.values()
+    most = max(profile.sms for profile in kind.mig_profiles)
+    return max(0.0, 1.0 - (1.0 - left) * kind.compute_units / most)
 
 
 class _Activity:
@@ -273,7 +275,7 @@ class _Activity:
 
     def bind(self, deployment: DeploymentMap, *, busy: bool) -> Callable[[str, Replica], float]:
         """Return the activity of a replica of the map; ``busy``: as if each share were busy all the time."""
-        shares = {id(one): share_of(partition, one) for _, _, partition, one in deployment.places()}
+        shares = {id(replica): share_of(partition, replica) for _, _, partition, replica in deployment.places()}
 
         def activity(kind: str, replica: Replica) -> float:
             share, used = shares[id(replica)], replica.predicted.utilization or 0.0

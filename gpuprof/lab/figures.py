@@ -97,8 +97,8 @@ def select_figures(names: Sequence[str]) -> list[str]:
     """
     chosen: list[str] = []
     for name in names:
-        fitting = [one for one in _read_tables() if one == name] or [
-            one for one in _read_tables() if one.startswith(f"{name}-")
+        fitting = [figure for figure in _read_tables() if figure == name] or [
+            figure for figure in _read_tables() if figure.startswith(f"{name}-")
         ]
         if not fitting:
             raise unknown_name("figure", name, list(_read_tables()))
@@ -198,7 +198,7 @@ class PaperFigure:
 
         at = fact.get("at", list(shown))
         columns = [at] if isinstance(at, str) else at
-        own = [value(fact["of"], column) for column in columns]
+        values = [value(fact["of"], column) for column in columns]
         if fact.get("how") == "first_near":
             near = (
                 column
@@ -209,7 +209,7 @@ class PaperFigure:
             ours = _number(next((float(column) for column in near if _is_number(column)), None))
         else:
             other = [value(fact["over"], column) for column in columns] if "over" in fact else []
-            ours = _COMPARISONS[fact.get("how", "mean")](own, other)
+            ours = _COMPARISONS[fact.get("how", "mean")](values, other)
         return PrintedNumber(fact["what"], fact["where"], (low, high), ours, int(fact.get("digits", 0)))
 
 
@@ -306,19 +306,19 @@ def _mean(values: _Values) -> float | None:
     return sum(present) / len(present) if present else None
 
 
-def _mean_of_pairs(own: _Values, other: _Values, combine: Any) -> float | None:
-    return _mean([combine(a, b) for a, b in zip(own, other, strict=True) if a and b])
+def _mean_of_pairs(values: _Values, other: _Values, combine: Any) -> float | None:
+    return _mean([combine(a, b) for a, b in zip(values, other, strict=True) if a and b])
 
 
 #: ``how`` of a printed number → function of the values of its policy, and of the policy ``over`` which it is compared.
 _COMPARISONS: Mapping[str, Any] = {
-    "mean": lambda own, other: _mean(own),
-    "fewer_pct": lambda own, other: _mean_of_pairs(own, other, lambda a, b: 100.0 * (1.0 - a / b)),
-    "times_fewer": lambda own, other: _mean_of_pairs(own, other, lambda a, b: b / a),
-    "times_more": lambda own, other: _mean_of_pairs(own, other, lambda a, b: a / b),
-    "points": lambda own, other: _mean(
-        [a - b for a, b in zip(own, other, strict=True) if a is not None and b is not None]
+    "mean": lambda values, other: _mean(values),
+    "fewer_pct": lambda values, other: _mean_of_pairs(values, other, lambda a, b: 100.0 * (1.0 - a / b)),
+    "times_fewer": lambda values, other: _mean_of_pairs(values, other, lambda a, b: b / a),
+    "times_more": lambda values, other: _mean_of_pairs(values, other, lambda a, b: a / b),
+    "points": lambda values, other: _mean(
+        [a - b for a, b in zip(values, other, strict=True) if a is not None and b is not None]
     ),
-    "rises": lambda own, other: None if None in own else float(own[1] > own[0]),
-    "falls": lambda own, other: None if None in own else float(own[1] < own[0]),
+    "rises": lambda values, other: None if None in values else float(values[1] > values[0]),
+    "falls": lambda values, other: None if None in values else float(values[1] < values[0]),
 }

@@ -78,7 +78,7 @@ class LabResult(Result):
     def sections(self) -> list[Section]:
         """Return a section for each suite: GPUs and goodput by policy, and every figure in a table."""
         return [
-            _make_suite_section(suite, [one for one in self.records if one["suite"] == suite])
+            _make_suite_section(suite, [record for record in self.records if record["suite"] == suite])
             for suite in dict.fromkeys(record["suite"] for record in self.records)
         ]
 
@@ -169,9 +169,11 @@ def draw(
     data = settings.data_folder()
     figures = [make_figure(name, data, policies) for name in select_figures(names)]
     cells = [figure.cells(settings.time_limit_s) for figure in figures]
-    flat = [cell for one in cells for cell in one.values()]
+    flat = [cell for by_label in cells for cell in by_label.values()]
     records = iter(run_cells(flat, Path(settings.work), data, settings.jobs, _relay(progress)))
-    drawn = [figure.draw({key: next(records) for key in one}) for figure, one in zip(figures, cells, strict=True)]
+    drawn = [
+        figure.draw({key: next(records) for key in by_label}) for figure, by_label in zip(figures, cells, strict=True)
+    ]
     return FigureResult(figures=tuple(drawn))
 
 
@@ -242,7 +244,7 @@ def _label(record: Record) -> str:
 
 def _make_suite_section(suite: str, records: Sequence[Record]) -> Section:
     groups = tuple(dict.fromkeys(map(_label, records)))
-    varied = [name for name in ("rate", "slo", "gpus_varied") if len({one.get(name) for one in records}) > 1]
+    varied = [name for name in ("rate", "slo", "gpus_varied") if len({other.get(name) for other in records}) > 1]
     charts = []
     for field, unit in (("gpus", "devices"), ("goodput_rps", "goodput simulated (requests/s)")):
         by_policy: dict[str, dict[str, float | None]] = {}
@@ -250,7 +252,7 @@ def _make_suite_section(suite: str, records: Sequence[Record]) -> Section:
             by_policy.setdefault(_series(record, records), {}).setdefault(_label(record), record.get(field))
         if not any(value is not None for values in by_policy.values() for value in values.values()):
             continue
-        if len(varied) == 1 and len({one["scenario"] for one in records}) == 1:
+        if len(varied) == 1 and len({other["scenario"] for other in records}) == 1:
             charts.append(_draw_sweep(f"{suite}: {unit}", varied[0], unit, records, field))
         else:
             series = {name: [values.get(group) for group in groups] for name, values in by_policy.items()}
@@ -264,7 +266,7 @@ def _make_suite_section(suite: str, records: Sequence[Record]) -> Section:
 
 
 def _series(record: Record, records: Sequence[Record]) -> str:
-    several = len({one["estimator"] for one in records if one["policy"] == record["policy"]}) > 1
+    several = len({other["estimator"] for other in records if other["policy"] == record["policy"]}) > 1
     return f"{record['policy']}, {record['estimator']}" if several else str(record["policy"])
 
 

@@ -88,8 +88,8 @@ def simulate_service(
         streams[model.model.split("@")[0]].append(model)
     duration_s = outcome.duration_s - outcome.warmup_s
     return {
-        demand.model: _sum_streams(own, duration_s)
-        if (own := streams[demand.model])
+        demand.model: _sum_streams(served, duration_s)
+        if (served := streams[demand.model])
         else _serve_nothing(demand, traffic)
         for demand in demands
     }
@@ -101,16 +101,16 @@ def _serve_nothing(demand: Demand, traffic: Traffic) -> ServedDemand:
 
 
 def _sum_streams(streams: Sequence[ModelOutcome], seconds: float) -> ServedDemand:
-    requests, answered = sum(one.requests for one in streams), sum(one.answered for one in streams)
+    requests, answered = sum(stream.requests for stream in streams), sum(stream.answered for stream in streams)
     stages: defaultdict[str, float] = defaultdict(float)
     for stream in streams:
         for stage, mean_ms in stream.stage_mean_ms.items():
             stages[stage] += (mean_ms or 0.0) * stream.answered / max(1, answered)
-    late = any(one.p99_ms is None or one.p99_ms > one.slo_ms for one in streams if one.requests)
+    late = any(stream.p99_ms is None or stream.p99_ms > stream.slo_ms for stream in streams if stream.requests)
     return ServedDemand(
-        goodput_rps=sum(one.goodput_rps for one in streams),
+        goodput_rps=sum(stream.goodput_rps for stream in streams),
         requests=requests,
-        in_time=sum(one.in_time for one in streams),
+        in_time=sum(stream.in_time for stream in streams),
         is_late=late or answered < _LEAST_THROUGHPUT * requests or not requests,
         answered_rps=answered / seconds,
         stages_ms=dict(stages),
@@ -211,7 +211,7 @@ def _serve_in_cluster(
         parts = split_over_replicas(draw_arrivals(demand, number, traffic), batches[demand.model])
         for replica, part in enumerate(parts):
             arrivals[f"{demand.model}@{replica}"] = RecordedArrivals(part, traffic.seconds)
-    legs = {one.model: (leg_ms(one.model.split("@")[0], one.batch), 0.0) for *_, one in served.places()}
+    legs = {replica.model: (leg_ms(replica.model.split("@")[0], replica.batch), 0.0) for *_, replica in served.places()}
     options = _options(traffic, refuse_hopeless=False, legs_ms=legs, batch_timeout_ms=_ROUTER_WAIT_MS)
     return simulate(served, arrivals, options)
 

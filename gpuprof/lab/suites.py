@@ -54,8 +54,8 @@ class Scenario:
         """
         _, at, name = policy.partition("@")
         if at and f"@{name}" not in self.setups:
-            known = [one.removeprefix("@") for one in self.setups if one.startswith("@")]
-            raise unknown_name(f"setup of {self.title}", name, known)
+            named = [policy_name.removeprefix("@") for policy_name in self.setups if policy_name.startswith("@")]
+            raise unknown_name(f"setup of {self.title}", name, named)
         if at:
             return self.setups[f"@{name}"]
         return self.setups.get(policy) or self.setups.get(policy.partition("+")[0]) or self.setups[""]
@@ -63,8 +63,10 @@ class Scenario:
     def vary(self, rate: float = 1.0, slo: float = 1.0, gpus: str | None = None) -> Scenario:
         """Return the scenario with rates and SLOs multiplied, and other devices; a number sets their count."""
         demands = tuple(
-            replace(one, rate_rps=one.rate_rps * rate, slo=replace(one.slo, latency_ms=one.slo.latency_ms * slo))
-            for one in self.demands
+            replace(
+                demand, rate_rps=demand.rate_rps * rate, slo=replace(demand.slo, latency_ms=demand.slo.latency_ms * slo)
+            )
+            for demand in self.demands
         )
         kind = self.gpus.partition(":")[0]
         fleet = self.gpus if gpus is None else f"{kind}:{gpus}" if gpus.isdigit() else gpus
@@ -93,8 +95,8 @@ def list_scenarios(suite: str, data: Path | None) -> list[Scenario]:
     base, copies = (match["name"], match["copies"]) if match else (group, None)
     if base not in suites:
         raise unknown_name("suite", suite, [*suites, "a folder with slo.csv files"])
-    names = [name] if name else [f"{one}x{copies}" if copies else one for one in suites[base]]
-    return [find_scenario(base, one, data) for one in names]
+    names = [name] if name else [f"{scenario}x{copies}" if copies else scenario for scenario in suites[base]]
+    return [find_scenario(base, scenario, data) for scenario in names]
 
 
 def find_scenario(suite: str, name: str, data: Path | None) -> Scenario:
@@ -124,7 +126,7 @@ def _make_setup(table: Mapping[str, Any], demands: Sequence[Demand]) -> Setup:
     fields = dict(table)
     if batch := fields.pop("overhead_batch", None):
         # Batches hold requests of a single model: the plan allows for the longest transfer among the models.
-        fields["overhead_ms"] = max(leg_ms(one.source_model or one.model, batch) for one in demands)
+        fields["overhead_ms"] = max(leg_ms(demand.source_model or demand.model, batch) for demand in demands)
     return Setup(**fields)
 
 

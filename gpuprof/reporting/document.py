@@ -295,12 +295,12 @@ _LABELS = {"router": "network and router", "infer": "model"}
 
 def _load_stage_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
     """Return the mean time of requests by stage and model; None where the server kept no statistics."""
-    known = [row for row in rows if (row.get("stages") or {}).get("infer_ms") is not None]
-    if not known:
+    counted = [row for row in rows if (row.get("stages") or {}).get("infer_ms") is not None]
+    if not counted:
         return None
-    names = tuple(row["model"] for row in known)
+    names = tuple(row["model"] for row in counted)
     parts = {
-        _LABELS.get(stage, stage): [max(0.0, row["stages"].get(f"{stage}_ms") or 0.0) for row in known]
+        _LABELS.get(stage, stage): [max(0.0, row["stages"].get(f"{stage}_ms") or 0.0) for row in counted]
         for stage in _STAGES
     }
     boxes = stack_bars(names, parts, "ms", tuple(_STAGES.values()))

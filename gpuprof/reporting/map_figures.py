@@ -37,16 +37,16 @@ def map_figure(
     colors = list(models if models is not None else deployment.models)
     has_instances = any(partition.mig is not None for _, _, partition, _ in deployment.places())
     gpus = [(f"{node.name}/{gpu.index}", gpu) for node in deployment.nodes for gpu in node.gpus]
-    known = {**catalogued(), **(devices or {})}
+    by_name = {**catalogued(), **(devices or {})}
     boxes = [
-        box for row, (name, gpu) in enumerate(gpus[:_MOST_GPUS]) for box in _draw_gpu(row, name, gpu, known, colors)
+        box for row, (name, gpu) in enumerate(gpus[:_MOST_GPUS]) for box in _draw_gpu(row, name, gpu, by_name, colors)
     ]
     return Chart(
         title or f"Deployment map of {deployment.policy}",
         Axis("% of the device (MIG: of its memory slices)", low=0.0, high=100.0),
         Axis("GPU", names=tuple(f"{name} {gpu.device}" for name, gpu in gpus[:_MOST_GPUS]), is_downwards=True),
         boxes=tuple(boxes),
-        note=" ".join(_describe(gpus, known)),
+        note=" ".join(_describe(gpus, by_name)),
         height=max(3 * LINE, LINE * (3 if has_instances else 2) * min(len(gpus), _MOST_GPUS)),
     )
 
@@ -63,8 +63,8 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
     low, high = row - 0.4, row + 0.4
     yield Box("", 0.0, 100.0, low, high, f"{name} ({gpu.device})", 0, has_frame=True)
     for index, partition in enumerate(gpu.partitions):
-        known = _slots(partition, gpu, devices)
-        at, width = known or (100.0 * index / len(gpu.partitions), 100.0 / len(gpu.partitions))
+        slots = _slots(partition, gpu, devices)
+        at, width = slots or (100.0 * index / len(gpu.partitions), 100.0 / len(gpu.partitions))
         instance = "" if partition.mig is None else f" in {partition.mig.profile} at {partition.mig.start}"
         top = low
         if partition.mig is not None:

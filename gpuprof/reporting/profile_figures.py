@@ -26,7 +26,7 @@ def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) 
 
     ``device``: the device of the roofline.
     """
-    timed = [one for op in ops if (one := _time_op(op)) is not None]
+    timed = [timed_op for op in ops if (timed_op := _time_op(op)) is not None]
     if not timed:
         return None
     colors = _type_colors([(op.op_type, op.duration_p50_ns) for op in ops if op.duration_p50_ns])  # as in the timeline
@@ -36,12 +36,12 @@ def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) 
     points = tuple(
         Points(
             name,
-            tuple(point.intensity for point in own),
-            tuple(point.gflops for point in own),
-            tuple(point.tip for point in own),
+            tuple(point.intensity for point in members),
+            tuple(point.gflops for point in members),
+            tuple(point.tip for point in members),
             colors.get(name, _OTHER),
         )
-        for name, own in groups.items()
+        for name, members in groups.items()
     )
     intensity = [x for group in points for x in group.x]
     lines = _roofs(device, min(intensity) / 2, max(intensity) * 2)

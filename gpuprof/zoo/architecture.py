@@ -55,14 +55,14 @@ class ZooArchitecture:
 
 
 def _read_architecture(name: str, table: Mapping[str, Any]) -> ZooArchitecture:
-    own = {key: table[key] for key in ("origin", "parameters", "input")}
+    common = {key: table[key] for key in ("origin", "parameters", "input")}
     rest: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in table.items()
-        if key not in own and key != "stem"
+        if key not in common and key != "stem"
     }
     return ZooArchitecture(
-        name, stem=table.get("stem", name), export=TransformersExport(**rest) if rest else None, **own
+        name, stem=table.get("stem", name), export=TransformersExport(**rest) if rest else None, **common
     )
 
 
