@@ -185,7 +185,7 @@ class RestrictedMaster:
             slots = tuple(dict.fromkeys(PartitionSlot(use.share, grid.count(use.memory)) for use in used))
             self.grids[kind] = grid
             packer = PatternPacker(kind, slots, grid.capacity)
-            listed = packer.list_maximal()
+            listed = None if self.relaxed else packer.list_maximal()
             if listed is not None:
                 break
         return packer, listed
@@ -230,7 +230,7 @@ class RestrictedMaster:
         """Add the columns of a class; return the number of its covers."""
         capacities = [segment.capacity_rps for segment in group.segments]
         covers = None
-        if not self.partial and most > 0:
+        if not (self.partial or self.relaxed) and most > 0:
             from gpuprof.placement.optimal.minimal_cover import minimal_covers  # numba takes long to import
 
             covers = minimal_covers(group.rate_rps, capacities, group.demands[0].max_replicas)

@@ -116,7 +116,8 @@ class Search:
         if by_queues and not is_placed and not self._best.unplaced:
             self._bound_queues(self.limit)
         local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
-        for start in sorted(starts, key=self._judge.rank):
+        ranked = sorted(starts, key=self._judge.rank)
+        for start in ranked[:2] if by_queues else ranked:
             for gpus in local_search.improve(start.gpus):
                 self._keep(self._judge.settle(gpus, "local search"))
                 if self._is_done:
@@ -124,7 +125,9 @@ class Search:
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
         """Yield the maps of patterns with neighbours, and of the program without."""
-        stock = CuttingStock(offers.problem, planner, offers.list_choices(), self._halve_limit()).place()
+        is_partial = self._is_counted and bool(self._best.unplaced)
+        limit = self._halve_limit()
+        stock = CuttingStock(offers.problem, planner, offers.list_choices(), limit, is_partial).place()
         if stock is not None:
             yield self._judge.settle(stock, "patterns of replicas")
         yield from self._run_programs(offers)
