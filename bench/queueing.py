@@ -8,8 +8,7 @@ coefficient of variation 0 to 0.5, slower batches after a pause, and loads of 10
 request until the standard errors of mean and p99 are below E, and again with other random numbers: where arrivals and
 services hardly vary, several processes lock into a pattern that depends on how they started, and there is no one
 answer to be near; those are counted apart. Prints the median and the largest error of mean, p50, p95 and p99, the
-worst replicas, and what a call costs. Then groups of replicas behind one router are compared with the simulator
-(`tests.estimators.queueing.drawn_pools`).
+worst replicas, and what a call costs.
 """
 
 from __future__ import annotations

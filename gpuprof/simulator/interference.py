@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,80 +20,59 @@ Interference = Callable[[PlacedInstance, Sequence[PlacedInstance]], float]
 _MOST = 2**52
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplicaKind:
-    """Equal replicas of a partition: their number, and the weight of a running replica in the combination."""
-
-    example: PlacedInstance
-    count: int
-    weight: int
-
-
 class NeighbourSlowdowns:
-    """The neighbours of each replica, and the estimator's slowdowns for them."""
+    """The neighbours of each replica, and the estimator's slowdowns for them.
+
+    Raises `InputError` when so many replicas share a partition that their combinations cannot be numbered.
+    """
 
     def __init__(self, places: Sequence[PlacedInstance], ask: Interference) -> None:
         self._places, self._ask = places, ask
-        self._partitions = _group_by_partition(places)
-        self._patterns: dict[Hashable, tuple[int, tuple[_ReplicaKind, ...]]] = {}
-        self._pattern_of: list[tuple[int, tuple[_ReplicaKind, ...]]] = [
-            self._pattern(group) for group in self._partitions
-        ]
+        self._factors: dict[Hashable, float] = {}
+        self._partition, self._weight, self._base = (np.zeros(len(places), np.int64) for _ in range(3))
+        #: By partition, a replica of each kind and the weight of a running replica of this kind in the combination.
+        self._kinds: list[list[tuple[PlacedInstance, int]]] = []
+        first = 0
+        for number, group in enumerate(_group_by_partition(places)):
+            counts = Counter(_kind_of(places[position]) for position in group)
+            # The numbers of running replicas by kind are the digits of a mixed-radix number; weights are place values.
+            weights, span = {}, 1
+            for kind, count in counts.items():
+                weights[kind] = span
+                span *= count + 1
+            for position in group:
+                kind = _kind_of(places[position])
+                self._partition[position], self._weight[position] = number, min(weights[kind], _MOST)
+                self._base[position] = min(first + list(weights).index(kind) * span, _MOST) if len(group) > 1 else -1
+            first += len(counts) * span
+            if first > _MOST:
+                raise InputError(
+                    f"{places[group[0]].name} holds too many different replicas to count who runs beside whom"
+                )
+            examples = {_kind_of(places[position]): places[position] for position in group}
+            self._kinds.append([(examples[kind], weight) for kind, weight in weights.items()])
 
     def table(self) -> Slowdown:
-        """Return an empty table of slowdowns for the replicas.
-
-        Raises `InputError` when so many replicas share a partition that their combinations cannot be numbered.
-        """
-        count = len(self._places)
-        partition, weight, base = (np.zeros(count, np.int64) for _ in range(3))
-        for number, (group, (first, kinds)) in enumerate(zip(self._partitions, self._pattern_of, strict=True)):
-            span = _combinations(kinds)
-            order = [_kind_of(kind.example) for kind in kinds]
-            for position in group:
-                kind = order.index(_kind_of(self._places[position]))
-                partition[position], weight[position] = number, kinds[kind].weight
-                base[position] = first + kind * span if len(group) > 1 else -1
-        return new_slowdown(partition, weight, base)
+        """Return an empty table of slowdowns for the replicas."""
+        return new_slowdown(self._partition, self._weight, self._base)
 
     def fill(self, table: Slowdown) -> Slowdown:
-        """Return the table with the missing combination added.
+        """Return the table with the missing combination added; equal devices share the estimator's answers.
 
         Raises `InputError` when the factor is not above 0 and below a million, and the function's own errors.
         """
         replica, beside = int(table.missing[0]), int(table.missing[1])
-        place, (_, kinds) = self._places[replica], self._pattern_of[int(table.partition[replica])]
-        running = []
-        for kind in reversed(kinds):
-            number, beside = divmod(beside, kind.weight)
-            running += [kind.example] * number
-        factor = self._ask(place, running)
+        place, running, rest = self._places[replica], list[PlacedInstance](), beside
+        for example, weight in reversed(self._kinds[int(table.partition[replica])]):
+            number, rest = divmod(rest, weight)
+            running += [example] * number
+        key = _kind_of(place), frozenset(Counter(map(_kind_of, running)).items())
+        if key not in self._factors:
+            self._factors[key] = self._ask(place, running)
+        factor = self._factors[key]
         if not 0.0 < factor < 1e6:
             raise InputError(f"a slowdown must be above 0 and below a million but {place.name} has {factor:g}")
-        return with_factor(table, int(table.base[replica] + table.missing[1]), factor)
-
-    def _pattern(self, group: Ints) -> tuple[int, tuple[_ReplicaKind, ...]]:
-        places = [self._places[i] for i in group]
-        counts = Counter(_kind_of(place) for place in places)
-        # Kinds are sorted by repr, because None and text cannot be compared.
-        key = tuple(sorted(((kind, n) for kind, n in counts.items()), key=repr))
-        if key not in self._patterns:
-            examples = {_kind_of(place): place for place in places}
-            # The numbers of running replicas by kind are the digits of a mixed-radix number; weights are place values.
-            kinds, weight = [], 1
-            for kind, n in key:
-                kinds.append(_ReplicaKind(examples[kind], n, weight))
-                weight *= n + 1
-            ends = [first + len(known) * _combinations(known) for first, known in self._patterns.values()]
-            self._patterns[key] = (max(ends, default=0), tuple(kinds))
-        first, kinds_of = self._patterns[key]
-        if first + len(kinds_of) * _combinations(kinds_of) > _MOST:
-            raise InputError(f"{places[0].name} holds too many different replicas to count who runs beside whom")
-        return first, kinds_of
-
-
-def _combinations(kinds: Sequence[_ReplicaKind]) -> int:
-    return kinds[-1].weight * (kinds[-1].count + 1)
+        return with_factor(table, int(table.base[replica]) + beside, factor)
 
 
 def _kind_of(place: PlacedInstance) -> tuple[Hashable, ...]:

@@ -67,7 +67,7 @@ def fit_delay(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> Ne
         inside = (x > low) & (x <= high)
         # ``low`` stays otherwise, so measurements of an interval with too few sizes are fitted with the next interval.
         if len(np.unique(x[inside])) >= _LEAST_POINTS:
-            pieces.append(Piece(high, *_fit_one(x[inside], y[inside])))
+            pieces.append(Piece(high, *_fit_piece(x[inside], y[inside])))
             low = high
     if not pieces:
         raise InputError("a network fit needs at least 3 message sizes within one interval", "measure more sizes")
@@ -75,19 +75,15 @@ def fit_delay(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> Ne
     return NetworkDelay((*pieces[:-1], Piece(np.inf, last.a, last.b, last.c)))
 
 
-def _fit_one(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return (a, b, c): a and c by non-negative least squares for each exponent b, and b by a bounded search."""
-    from scipy.optimize import minimize_scalar, nnls
+def _fit_piece(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return a, b and c by bounded least squares, for sizes relative to the largest: powers of bytes are too large."""
+    from scipy.optimize import curve_fit
 
-    def solve(b: float) -> tuple[NDArray[np.float64], float]:
-        # Unscaled powers of large sizes in a column next to ones would make the least squares ill-conditioned.
-        scale = float(x.max()) ** b
-        weights, residual = nnls(np.column_stack([x**b / scale, np.ones_like(x)]), y)
-        return np.array([weights[0] / scale, weights[1]]), float(residual)
-
-    b = float(minimize_scalar(lambda b: solve(float(b))[1], bounds=(0.1, 3.0), method="bounded").x)
-    (a, c), _ = solve(b)
-    return float(a), b, float(c)
+    largest = float(x.max())
+    bounds = ([0.0, 0.1, 0.0], [np.inf, 3.0, np.inf])
+    start = (float(np.ptp(y)), 1.0, float(y.min()))
+    (a, b, c), _ = curve_fit(lambda part, a, b, c: a * part**b + c, x / largest, y, start, bounds=bounds)
+    return float(a / largest**b), float(b), float(c)
 
 
 def read_measurements(path: Path) -> NetworkDelay:

@@ -41,7 +41,6 @@ from gpuprof.simulator.histogram import FINE_BITS, bin_of
 from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
 from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Tally, new_tally
 
-_R2 = (0.7548776662466927, 0.5698402909980532)  # powers of the inverse plastic number
 _STEPS = 16  # parts of a slot with constant backlog
 
 
@@ -140,11 +139,14 @@ def slot_rate(process: ArrivalProcess, begin_s: float, end_s: float) -> float:
 def slot_process(process: ArrivalProcess, rate_rps: float, turn: int = 0) -> ArrivalProcess:
     """Return a process for a slot: Poisson for diurnal and recorded arrivals, otherwise the same kind of process.
 
-    Bursts start at the ``turn``-th point of a low-discrepancy sequence in the unit square (Roberts's R2): with random
+    Bursts start at the ``turn``-th point of a low-discrepancy sequence in the unit square (Halton's): with random
     starts, the few slots might contain half or twice the true number of bursts.
     """
     if isinstance(process, MmppArrivals):
-        return replace(process, rate_rps=rate_rps, start=(_R2[0] * turn % 1.0, _R2[1] * turn % 1.0))
+        from scipy.stats import qmc  # takes half a second to import
+
+        (start,) = qmc.Halton(2, scramble=False).fast_forward(turn).random()
+        return replace(process, rate_rps=rate_rps, start=(float(start[0]), float(start[1])))
     if isinstance(process, (GammaArrivals, LognormalArrivals, HyperexponentialArrivals, BatchPoissonArrivals)):
         return replace(process, rate_rps=rate_rps)
     return process if rate_rps == process.rate_rps else GammaArrivals(rate_rps)

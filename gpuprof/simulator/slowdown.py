@@ -2,7 +2,7 @@
 
 Replicas of the same partition interfere. A batch is slowed by the replicas that run a batch at its start. The slowdown
 stays until the batch ends: the effects of neighbours starting later and neighbours ending earlier balance. A replica
-runs if any of its processes does. Combinations are numbered by kinds of replicas, so that equal GPUs share a table.
+runs if any of its processes does. Combinations are numbered by kinds of replicas.
 """
 
 from __future__ import annotations
