@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
 from gpuprof.graph.nodes import list_captured
-from gpuprof.merging.common import TOLERANCE, CommonBlock, common_blocks
+from gpuprof.merging.common import TOLERANCE, CommonBlock, Matrix, Pair, common_blocks
 from gpuprof.merging.operators import Moment, WeightedOperator, moments, weight_matrix, weighted_operators
 from gpuprof.merging.similarity import OMEGA, best_matching, block_similarity
 from gpuprof.merging.source import SourceModel
@@ -29,10 +30,9 @@ class NodeGroup:
 
 @dataclass(slots=True)
 class Grouping:
-    """All groups, and the group of each node by (model, position)."""
+    """All groups, and the weighted operators that were too different: (group, model, name, similarity)."""
 
-    groups: list[NodeGroup]
-    of_node: dict[tuple[int, int], int]
+    groups: list[NodeGroup] = field(default_factory=list)
     near_misses: list[tuple[int, int, str, float]] = field(default_factory=list)
 
 
@@ -54,7 +54,7 @@ class _Grouper:
         self._operators = [{o.position: o for o in weighted_operators(source)} for source in sources]
         self._inputs = _input_classes(sources)
         self._by_signature: dict[object, list[int]] = {}
-        self._result = Grouping([], {})
+        self._result = Grouping()
 
     def run(self) -> Grouping:
         """Return every node in its group."""
@@ -66,59 +66,57 @@ class _Grouper:
                 if index is None:
                     index = self._place(model, position, node, producers)
                 self._result.groups[index].nodes[model] = position
-                self._result.of_node[model, position] = index
                 producers |= {name: (index, i) for i, name in enumerate(node.output) if name}
         return self._result
 
     def _match(self, model: int) -> dict[int, int]:
-        groups = self._result.groups
+        """Add a model's weighted operators to groups; return the group of each by its position."""
+        groups, operators = self._result.groups, self._operators[model]
         candidates = [
             (index, position)
             for index, group in enumerate(groups)
-            for position, operator in self._operators[model].items()
-            if group.operators and self._is_compatible(group, operator, model)
+            for position, operator in operators.items()
+            if group.operators and _may_match(next(iter(group.operators.values())), operator)
         ]
-        blocks = self._blocks(candidates, model)
+        blocks = {other: self._compare(other, model, candidates) for other in range(model)}
         edges = {}
         for index, position in candidates:
             similarity = min(
-                self._similarity(blocks[index, position, m], groups[index], m, model, position)
-                for m in groups[index].operators
+                block_similarity(
+                    blocks[m][index, position].area,
+                    self._weight(m, operator).size,
+                    self._weight(model, operators[position]).size,
+                )
+                for m, operator in groups[index].operators.items()
             )
             if similarity >= self._omega and similarity > 0:
                 edges[index, position] = similarity
             else:
-                self._result.near_misses.append((index, model, self._operators[model][position].name, similarity))
+                self._result.near_misses.append((index, model, operators[position].name, similarity))
         matched = {}
         for index, position in best_matching(edges).items():
             group = groups[index]
             group.similarity = min(group.similarity, edges[index, position])
-            group.blocks |= {(m, model): blocks[index, position, m] for m in group.operators}
-            group.operators[model] = self._operators[model][position]
+            group.blocks |= {(m, model): blocks[m][index, position] for m in group.operators}
+            group.operators[model] = operators[position]
             matched[position] = index
         return matched
 
-    def _is_compatible(self, group: NodeGroup, operator: WeightedOperator, model: int) -> bool:
-        first = next(iter(group.operators.values()))
-        return first.level == operator.level and _kind(first.node) == _kind(operator.node)
+    def _compare(self, other: int, model: int, candidates: Sequence[Pair]) -> dict[Pair, CommonBlock]:
+        """Return the common blocks of candidates (group, position) with ``other``'s operators in the groups."""
+        groups, operators = self._result.groups, self._operators[model]
+        chosen = [(index, position) for index, position in candidates if other in groups[index].operators]
+        places = {position: place for place, position in enumerate(operators)}
+        blocks = common_blocks(
+            [self._weight(other, groups[index].operators[other]) for index, _ in chosen],
+            [self._weight(model, operator) for operator in operators.values()],
+            [(number, places[position]) for number, (_, position) in enumerate(chosen)],
+            self._tolerance,
+        )
+        return {pair: blocks[number, places[pair[1]]] for number, pair in enumerate(chosen)}
 
-    def _blocks(self, candidates: Sequence[tuple[int, int]], model: int) -> dict[tuple[int, int, int], CommonBlock]:
-        by_place: dict[tuple[int, int, int], CommonBlock] = {}
-        for other in range(model):
-            chosen = [(i, p) for i, p in candidates if other in self._result.groups[i].operators]
-            indices, positions = sorted({i for i, _ in chosen}), sorted({p for _, p in chosen})
-            ours = [self._result.groups[i].operators[other] for i in indices]
-            first = [weight_matrix(self._sources[other], operator) for operator in ours]
-            second = [weight_matrix(self._sources[model], self._operators[model][p]) for p in positions]
-            pairs = [(indices.index(i), positions.index(p)) for i, p in chosen]
-            blocks = common_blocks(first, second, pairs, self._tolerance)
-            by_place |= {(indices[i], positions[j], other): block for (i, j), block in blocks.items()}
-        return by_place
-
-    def _similarity(self, block: CommonBlock, group: NodeGroup, member: int, model: int, position: int) -> float:
-        first = weight_matrix(self._sources[member], group.operators[member])
-        second = weight_matrix(self._sources[model], self._operators[model][position])
-        return block_similarity(block.area, first.size, second.size)
+    def _weight(self, model: int, operator: WeightedOperator) -> Matrix:
+        return weight_matrix(self._sources[model], operator)
 
     def _place(self, model: int, position: int, node: NodeProto, producers: dict[str, tuple[int, int]]) -> int:
         """Return the group for a node, a new group if no existing group fits."""
@@ -152,6 +150,10 @@ class _Grouper:
         return tuple(given)
 
 
+def _may_match(a: WeightedOperator, b: WeightedOperator) -> bool:
+    return a.level == b.level and _kind(a.node) == _kind(b.node)
+
+
 def _kind(node: NodeProto) -> tuple[object, ...]:
     """Return a node's type and attributes as a comparable key."""
     attributes = sorted((a.name, a.SerializeToString(deterministic=True)) for a in node.attribute)
@@ -165,19 +167,15 @@ def _signature(node: NodeProto) -> tuple[object, ...]:
 
 def _input_classes(sources: Sequence[SourceModel]) -> list[dict[str, object]]:
     """Return the class of each model's inputs: equal type and shape, and the same name or else the same order."""
+    shared = set(sources[0].inputs).intersection(*(source.inputs for source in sources))
     classes: list[dict[str, object]] = []
     for source in sources:
-        taken: dict[object, int] = {}
-        mine: dict[str, object] = {}
-        for name in sorted(source.inputs, key=lambda name: (name, source.inputs.index(name))):
+        counts: Counter[object] = Counter()
+        own: dict[str, object] = {}
+        for name in sorted(source.inputs):
             value = source.values[name]
-            kind = (value.dtype, len(value.dims), tuple(None if dim.per_batch else dim for dim in value.dims[1:]))
-            named = ("input", kind, name)
-            shared = all(name in other.inputs for other in sources)
-            if shared:
-                mine[name] = named
-            else:
-                mine[name] = ("input", kind, taken.get(kind, 0))
-                taken[kind] = taken.get(kind, 0) + 1
-        classes.append(mine)
+            kind = (value.dtype, tuple(None if dim.per_batch else dim for dim in value.dims))
+            own[name] = ("input", kind, name if name in shared else counts[kind])
+            counts[kind] += name not in shared
+        classes.append(own)
     return classes

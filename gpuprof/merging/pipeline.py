@@ -17,7 +17,7 @@ from gpuprof.domain.sizes import check_size
 from gpuprof.errors import InfeasibleError, InputError, refuse_unwritable
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.merged_model import MergedModel, write_description
-from gpuprof.merging.architecture import DEFAULT_EPS, group_architectures, read_type_graph
+from gpuprof.merging.architecture import DEFAULT_EPS
 from gpuprof.merging.common import TOLERANCE
 from gpuprof.merging.gain import TYPICAL_CPU, GainContext, MergeGain, OpSeconds, PlanGain, Rates
 from gpuprof.merging.groups import group_nodes
@@ -36,7 +36,7 @@ class MergeOptions:
 
     omega: float = OMEGA  #: Least similarity of operators to merge, the paper's ω.
     weight_tolerance: float = TOLERANCE  #: Largest difference of weights treated as equal.
-    eps: float = DEFAULT_EPS  #: Largest relative edit distance inside an architectural group.
+    eps: float = DEFAULT_EPS  #: Largest relative distance inside an architectural group.
     #: Largest relative difference of an output; None: 1e-4 for float32, 4e-3 for float16.
     proof_tolerance: float | None = None
     force: bool = False  #: Merge steps predicted to cost time, too.
@@ -80,8 +80,7 @@ def read_sources(
     """
     names = source_names(paths) if names is None else names
     opsets = [_opset(path) for path in paths]
-    newest = max(opsets)
-    target = max(newest, OLDEST_OPSET)
+    target = max(*opsets, OLDEST_OPSET)
     _check_dims(paths, dims or {})
     sources = []
     for path, name, opset in zip(paths, names, opsets, strict=True):
@@ -130,17 +129,11 @@ def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -
     return MergedInMemory(tuple(plan.sources), plan, model, described, report)
 
 
-def similar_groups(sources: Sequence[SourceModel], eps: float = DEFAULT_EPS) -> list[list[int]]:
-    """Return groups of positions of models with similar architectures."""
-    return group_architectures([read_type_graph(source) for source in sources], eps)
-
-
 def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) -> MergeReport:
     """Prove that a merged model's outputs equal the originals', write the model, return the report with the proof.
 
-    Raises `InfeasibleError` when an output differs by more than the tolerance
-    or the result is no valid model, and writes nothing; `InputError` when ``output`` cannot be written, or a model
-    cannot be run.
+    Raises `InfeasibleError` when an output differs by more than the tolerance or the result is no valid model, and
+    writes nothing; `InputError` when ``output`` cannot be written, or a model cannot be run.
     """
     with _temporary_directory_beside(output) as directory:
         path = directory / output.name

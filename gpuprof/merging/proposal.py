@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuprof.merging.architecture import count_graph, group_architectures
 from gpuprof.merging.pipeline import (
     MergedInMemory,
     MergeOptions,
     merge_sources,
     read_sources,
-    similar_groups,
     write_merged,
 )
 from gpuprof.merging.report import MergeReport
@@ -56,14 +56,14 @@ def propose_merges(
 
     Models are grouped by architecture; within a group, models that share operators worth merging form a proposal.
     ``models``: ONNX files; a file listed twice is merged with itself; ``names``: their names in the merged model, by
-    default the files' stems. Raises `InputError` when a file is no valid
-    model, or has free dimensions other than its batch.
+    default the files' stems. Raises `InputError` when a file is no valid model, or has free dimensions other than its
+    batch.
     """
     chosen = options or MergeOptions()
     sources = read_sources(models, chosen.dims, names)
     merges: list[MergeProposal] = []
     unmerged: dict[str, str] = {}
-    for group in similar_groups(sources, chosen.eps):
+    for group in group_architectures([count_graph(source) for source in sources], chosen.eps):
         members = [sources[i] for i in group]
         if len(members) == 1:
             unmerged[members[0].name] = "no other model has an architecture like it"

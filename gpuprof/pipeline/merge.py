@@ -225,7 +225,7 @@ class MergeSettings(Settings):
     weight_tolerance: float = option(1e-7, "Largest difference of weights that count as the same.")
     eps: float = option(
         0.25,
-        "Largest edit distance of two architectures, per op and edge (upper bound of Riesen and Bunke).",
+        "Largest part of the ops and edges in which two architectures differ.",
     )
     dims: Dims | None = option(
         None, "Size of a free dimension: NAME=SIZE; may be repeated.", "--dim", repeated=True, panel=_SIZES
