@@ -64,10 +64,14 @@ class MergedInMemory:
     """Models merged in memory, not yet written or verified."""
 
     sources: tuple[SourceModel, ...]
-    plan: MergePlan
     model: ModelProto
     described: MergedModel
-    report: MergeReport
+    report: MergeReport  #: Writing adds the proof.
+    options: MergeOptions
+
+    def write(self, output: Path) -> MergeReport:
+        """Prove and write the merged model; see `write_merged`."""
+        return write_merged(self, output, self.options)
 
 
 def read_sources(
@@ -126,7 +130,7 @@ def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -
     gain = worth.gain(worth.steps)
     model, described = build_merged(plan)
     report = report_merge(plan, model, gain, options.rates, options.omega)
-    return MergedInMemory(tuple(plan.sources), plan, model, described, report)
+    return MergedInMemory(tuple(plan.sources), model, described, report, options)
 
 
 def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) -> MergeReport:

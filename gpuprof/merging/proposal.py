@@ -7,45 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.merging.architecture import count_graph, group_architectures
-from gpuprof.merging.pipeline import (
-    MergedInMemory,
-    MergeOptions,
-    merge_sources,
-    read_sources,
-    write_merged,
-)
+from gpuprof.merging.pipeline import MergedInMemory, MergeOptions, merge_sources, read_sources
 from gpuprof.merging.report import MergeReport
-from gpuprof.merging.source import SourceModel
-
-
-@dataclass(frozen=True, slots=True)
-class MergeProposal:
-    """Models that share weights and are predicted to run faster as a merged graph than as separate graphs."""
-
-    models: tuple[str, ...]  #: Names in the merged model.
-    paths: tuple[Path, ...]
-    merged: MergedInMemory  #: The merged model in memory.
-    options: MergeOptions
-
-    @property
-    def report(self) -> MergeReport:
-        """Report of the merge; writing adds the proof."""
-        return self.merged.report
-
-    def write(self, output: Path) -> MergeReport:
-        """Prove the merged model, write it to ``output`` and return its report.
-
-        Raises `InfeasibleError` when outputs differ from the originals' by more than the tolerance; `InputError` when
-        ``output`` cannot be written.
-        """
-        return write_merged(self.merged, output, self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
     """The proposed merges, and the reasons for leaving other models out."""
 
-    merges: tuple[MergeProposal, ...]  #: Disjoint sets of models.
+    #: Models that share weights and are predicted to run faster as one graph; disjoint.
+    merges: tuple[MergedInMemory, ...]
     left_out: tuple[tuple[str, str], ...]  #: (model, reason) of every other model.
 
 
@@ -61,30 +32,20 @@ def propose_merges(
     """
     chosen = options or MergeOptions()
     sources = read_sources(models, chosen.dims, names)
-    merges: list[MergeProposal] = []
-    unmerged: dict[str, str] = {}
+    merges: list[MergedInMemory] = []
+    left_out: dict[str, str] = {}
     for group in group_architectures([count_graph(source) for source in sources], chosen.eps):
-        members = [sources[i] for i in group]
-        if len(members) == 1:
-            unmerged[members[0].name] = "no other model has an architecture like it"
+        if len(group) == 1:
+            left_out[sources[group[0]].name] = "no other model has an architecture like it"
             continue
-        proposals = _propose(members, chosen, unmerged)
-        merges += proposals
-    return Proposals(tuple(merges), tuple(unmerged.items()))
-
-
-def _propose(members: Sequence[SourceModel], options: MergeOptions, unmerged: dict[str, str]) -> list[MergeProposal]:
-    merged = merge_sources(members, options)
-    proposals = []
-    for names in _sharing(merged.report):
-        chosen = [source for source in members if source.name in names]
-        part = merge_sources(chosen, options) if len(chosen) < len(members) else merged
-        proposals.append(MergeProposal(tuple(s.name for s in chosen), tuple(s.path for s in chosen), part, options))
-    found = {name for proposal in proposals for name in proposal.models}
-    for source in members:
-        if source.name not in found:
-            unmerged[source.name] = _why(merged.report, source.name)
-    return proposals
+        whole = merge_sources([sources[i] for i in group], chosen)
+        sets = _sharing(whole.report)
+        for names in sets:
+            part = [sources[i] for i in group if sources[i].name in names]
+            merges.append(whole if len(part) == len(group) else merge_sources(part, chosen))
+        shared = set[str]().union(*sets)
+        left_out |= {name: _why(whole.report, name) for name in whole.report.models if name not in shared}
+    return Proposals(tuple(merges), tuple(left_out.items()))
 
 
 def _sharing(report: MergeReport) -> list[set[str]]:

@@ -19,7 +19,7 @@ from gpuprof.rules.merged_estimate import estimate_merged
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.merging.proposal import MergeProposal
+    from gpuprof.merging.pipeline import MergedInMemory
     from gpuprof.placement.policies import Policy
 
 _LONGEST_NAME = 80
@@ -82,7 +82,7 @@ class _MapMerger:
         proposals, refused = _find_proposals(files, batches, device, self._db)
         yield from (f"{one.model} is not merged: {one.reason}" for one in refused)
         for proposal in proposals:
-            names = " and ".join(proposal.models)
+            names = " and ".join(proposal.report.models)
             if reason := self._place_merge(proposal):
                 yield f"{names} are not merged: {reason}"
                 continue
@@ -93,11 +93,11 @@ class _MapMerger:
                 f"{report.saved_bytes / 2**20:.1f} MiB of weights less, for each process"
             )
 
-    def _place_merge(self, proposal: MergeProposal) -> str | None:
+    def _place_merge(self, proposal: MergedInMemory) -> str | None:
         """Write a merged file and plan with it; on failure return the reason and leave no file."""
         if isinstance(self.problem.queueing, ModelQueues):
             return "of how requests of several models arrive together the trace says nothing"
-        name = _choose_name(proposal.models, self.deployment)
+        name = _choose_name(proposal.report.models, self.deployment)
         file = self._output.parent / f"{self._output.stem}-{re.sub(r'[^A-Za-z0-9.+_-]', '_', name)}.onnx"
         try:
             proposal.write(file)
@@ -111,10 +111,10 @@ class _MapMerger:
                 path.unlink(missing_ok=True)
         return reason
 
-    def _plan_anew(self, name: str, proposal: MergeProposal, file: Path) -> str | None:
+    def _plan_anew(self, name: str, proposal: MergedInMemory, file: Path) -> str | None:
         from gpuprof.pipeline.planning import plan_map
 
-        before, members = self.deployment, set(proposal.models)
+        before, members = self.deployment, set(proposal.report.models)
         demands = [demand for demand in self.problem.demands if demand.model in members]
         asked = {demand.model: _describe_member(before, demand.model) for demand in demands}
         joined = join_demands(name, demands)
@@ -162,7 +162,7 @@ def _describe_member(deployment: DeploymentMap, model: str) -> RequestedModel:
 
 def _find_proposals(
     files: Mapping[str, Path], batches: Mapping[str, int], device: Device, db: KernelDb | None
-) -> tuple[tuple[MergeProposal, ...], tuple[_Refusal, ...]]:
+) -> tuple[tuple[MergedInMemory, ...], tuple[_Refusal, ...]]:
     """Return the merges worth trying, and why each other model is in none."""
     from gpuprof.merging.gain import device_rates
     from gpuprof.merging.pipeline import MergeOptions

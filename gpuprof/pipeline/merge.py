@@ -162,7 +162,7 @@ def _output_paths(output: Path, count: int) -> list[Path]:
 
 
 def _check_names(options: MergeOptions, proposals: Proposals) -> None:
-    known = {name for p in proposals.merges for name in p.models} | {name for name, _ in proposals.left_out}
+    known = {name for p in proposals.merges for name in p.report.models} | {name for name, _ in proposals.left_out}
     for name in options.batches:
         if name not in known:
             raise InputError(f"--batch names {name!r}, which is no model here", f"they are {', '.join(sorted(known))}")

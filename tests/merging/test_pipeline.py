@@ -246,7 +246,7 @@ def test_proposals_hold_models_that_share_and_name_the_rest(tmp_path: Path) -> N
     models = [base, image, finetune_model(base, 0.6), finetune_model(image, 0.6), transformer(seed=3)]
     paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
     found = propose_merges(paths, FORCE)
-    assert [proposal.models for proposal in found.merges] == [("m0", "m2"), ("m1", "m3")]
+    assert [proposal.report.models for proposal in found.merges] == [("m0", "m2"), ("m1", "m3")]
     assert [name for name, _ in found.left_out] == ["m4"]
     assert found.merges[0].write(tmp_path / "merged.onnx").proof is not None
 
