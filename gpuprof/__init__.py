@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.evaluate import EvaluateOptions as EvaluateOptions
     from gpuprof.pipeline.evaluate import EvaluateResult as EvaluateResult
     from gpuprof.pipeline.evaluate import evaluate as evaluate
+    from gpuprof.pipeline.explain import ExplainOptions as ExplainOptions
     from gpuprof.pipeline.explain import ExplainResult as ExplainResult
     from gpuprof.pipeline.explain import explain as explain
     from gpuprof.pipeline.export import MapExportResult as MapExportResult
@@ -118,7 +119,7 @@ _NAMES = {
     "pipeline.doctor": "doctor",
     "pipeline.estimate": "EstimateOptions EstimateResult estimate",
     "pipeline.evaluate": "EvaluateOptions EvaluateResult evaluate",
-    "pipeline.explain": "ExplainResult explain",
+    "pipeline.explain": "ExplainOptions ExplainResult explain",
     "pipeline.export": "MapExportResult export",
     "pipeline.load": "LoadResult load",
     "pipeline.load_traffic": "LoadTraffic ServerAccess",

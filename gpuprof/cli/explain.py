@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import COMPLETERS
-from gpuprof.cli.options import MapFileArgument, OtherEstimatorOption, duration_option
+from gpuprof.cli.options import MapFileArgument
 from gpuprof.cli.output import Column, ColumnRole, Format, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
+from gpuprof.pipeline.explain import ExplainOptions
 
 _ALTERNATIVES = (
     Column("device", "device", right=False, role=ColumnRole.KEY),
@@ -55,6 +56,7 @@ _WHAT_IFS = (
 
 
 def explain(
+    options: ExplainOptions,
     map_file: MapFileArgument = Path("map.json"),
     model: Annotated[
         str,
@@ -64,15 +66,6 @@ def explain(
             show_default=False,
         ),
     ] = "",
-    db: Annotated[Path | None, typer.Option(help="Kernel database that the map was planned from.")] = None,
-    estimator: OtherEstimatorOption = None,
-    time_limit: Annotated[
-        float | None,
-        duration_option(
-            "--time-limit",
-            "Time for each of the three new plans; default: 5s where a limit ended the map's own search.",
-        ),
-    ] = None,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change.
@@ -85,9 +78,7 @@ def explain(
     if not model and not map_file.exists() and map_file.suffix != ".json":
         map_file, model = Path("map.json"), str(map_file)
     with show_progress() as show:
-        result = explain_model(
-            map_file, model, db=db, estimator=estimator, time_limit_s=time_limit, progress=show, note=say_note
-        )
+        result = explain_model(map_file, model, options, progress=show, note=say_note)
     places, choices, changes = result.place_rows(), result.rows(), result.what_if_rows()
     neighbours = result.neighbour_rows()
     if chosen is Format.CSV:

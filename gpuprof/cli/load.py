@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.options import output_option
 from gpuprof.cli.output import (
     Column,
     ColumnRole,
     Format,
-    NoFailOption,
-    VerboseOption,
+    VerdictOptions,
     percent,
     print_json,
     print_rows,
@@ -97,6 +95,7 @@ _SLOWEST_COLUMNS = (
 def load(
     traffic: LoadTraffic,
     access: ServerAccess,
+    verdicts: VerdictOptions,
     target: Annotated[
         str, typer.Argument(help="Address of the server, or its map, which is then served at the default address.")
     ] = ("map.json"),
@@ -107,16 +106,6 @@ def load(
             help="Deployment map with rates, SLOs and predictions; default: map.json, where no rates are given.",
         ),
     ] = None,
-    db: Annotated[Path | None, typer.Option(help="Kernel database, for --estimator.")] = None,
-    estimator: Annotated[
-        str | None, typer.Option(help="Estimator of the predicted times; default: the times in the map.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        output_option("File to write to, too: results as .json, .csv or .parquet, verdicts as .md or JUnit's .xml."),
-    ] = None,
-    verbose: VerboseOption = False,
-    no_fail: NoFailOption = False,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Send traffic at the map's rates, or in a closed loop; print which SLOs were kept, beside what was predicted."""
@@ -127,28 +116,28 @@ def load(
     says_traffic = traffic.rates_rps or traffic.concurrency or traffic.trace
     if map_path is None and not says_traffic and Path("map.json").is_file():
         map_path = Path("map.json")
-    if output is not None:
-        check_output(output)
+    if verdicts.output is not None:
+        check_output(verdicts.output)
     with show_progress(refresh_between=False) as show:
         result = load_server(
             address,
             map_path,
             traffic=traffic,
             access=access,
-            db=db,
-            estimator=estimator,
+            db=verdicts.db,
+            estimator=verdicts.estimator,
             progress=show,
             note=say_note,
         )
-    if output is not None:
-        result.write(output)
-    _show(result, chosen, verbose)
-    if verbose or chosen is not Format.TABLE:
+    if verdicts.output is not None:
+        result.write(verdicts.output)
+    _show(result, chosen, verdicts.verbose)
+    if verdicts.verbose or chosen is not Format.TABLE:
         say_note(*result.warnings)
     elif result.warnings:
         say_note(f"{count_of(len(result.warnings), 'remark')} on these figures, and all of them: -v")
     result.require_stable()
-    if not no_fail:
+    if not verdicts.no_fail:
         result.require_kept()
 
 

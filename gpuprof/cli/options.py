@@ -26,13 +26,8 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import CommandLine, Settings, command_line
 
 MapFileArgument = Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")]
-#: Option of verbs that do not need a database.
-OptionalDbOption = Annotated[Path | None, typer.Option(help="Kernel database.")]
 DbOption = Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")]
 DEFAULT_DB = Path("gpuprof-db")
-OtherEstimatorOption = Annotated[
-    str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
-]
 
 ModelsArgument = Annotated[
     list[str] | None,

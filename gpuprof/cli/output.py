@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from gpuprof.domain.number_format import NumberFormat, number_formatter
 from gpuprof.errors import InputError
+from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -287,9 +287,6 @@ def _replace_non_finite(value: object) -> object:
     return value
 
 
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print all tables and remarks.")]
-NoFailOption = Annotated[bool, typer.Option("--no-fail", help="End with exit code 0 when an SLO was missed, too.")]
-
 _VERDICTS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("verdict", "SLO", right=False, role=ColumnRole.SUBJECT),
@@ -300,6 +297,24 @@ _VERDICTS = (
     Column("rate_rps", "sent/s", number_formatter(4)),
     Column("goodput_rps", "goodput/s", number_formatter(4)),
 )
+
+
+class VerdictOptions(Settings):
+    """Times that verdicts are compared with, and their output."""
+
+    title: ClassVar[str] = "Predictions and output"
+
+    db: Path | None = option(None, "Kernel database, for another estimator.")
+    estimator: str | None = option(None, "Estimator of the predicted times; default: the times in the map.")
+    output: Path | None = option(
+        None,
+        "File to write to, too: results as .json, of load as .csv or .parquet; verdicts as .md or JUnit's .xml.",
+        "-o",
+        "--output",
+        output=True,
+    )
+    verbose: bool = option(False, "Print all tables and remarks.", "--verbose", "-v")
+    no_fail: bool = option(False, "End with exit code 0 when an SLO was missed, too.")
 
 
 def show_verdicts(verdicts: Sequence[SloVerdict]) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from gpuprof.cli.options import MapFileArgument, OptionalDbOption, output_option
+from gpuprof.cli.options import MapFileArgument
 from gpuprof.cli.output import (
     Column,
     ColumnRole,
     Format,
-    NoFailOption,
-    VerboseOption,
+    VerdictOptions,
     print_json,
     print_rows,
     progress,
@@ -36,16 +35,8 @@ def simulate(
     service: ServiceSettings,
     rescheduling: Rescheduling,
     fidelity: Fidelity,
+    verdicts: VerdictOptions,
     map_file: MapFileArgument = Path("map.json"),
-    db: OptionalDbOption = None,
-    estimator: Annotated[
-        str | None, typer.Option(help="Estimator of the times; default: the times in the map.")
-    ] = None,
-    output: Annotated[
-        Path | None, output_option("File to write everything to, as JSON; verdicts alone as .md, or JUnit's .xml.")
-    ] = None,
-    verbose: VerboseOption = False,
-    no_fail: NoFailOption = False,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Replay requests against MAP: whether each SLO is kept, goodput and p99, and why it is missed; -v prints all."""
@@ -62,18 +53,18 @@ def simulate(
             service=service,
             rescheduling=rescheduling if is_rescheduled else None,
             fidelity=fidelity,
-            db=db,
-            estimator=estimator,
+            db=verdicts.db,
+            estimator=verdicts.estimator,
             progress=lambda step: bar.update(task, completed=step.done),
             note=say_note,
         )
-    if output is not None:
-        result.write(output)
+    if verdicts.output is not None:
+        result.write(verdicts.output)
     if result.is_comparison:
         show_comparison(result, chosen)
     else:
-        show_outcome(result, chosen, verbose)
-        if not no_fail:
+        show_outcome(result, chosen, verdicts.verbose)
+        if not verdicts.no_fail:
             result.require_kept()
 
 

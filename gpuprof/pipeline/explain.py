@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.validation import Positive
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
+from gpuprof.pipeline.arguments import MapArgument, map_folder, map_label, resolve_map
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S
 from gpuprof.pipeline.recorded_problem import describe_layout_fault, restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.explanation import (
     Alternative,
     ReplicaLocation,
@@ -67,15 +70,29 @@ class ExplainResult(Result):
         return [_describe_what_if(one) for one in self.what_ifs]
 
 
+class ExplainOptions(Settings):
+    """Estimator, database and search."""
+
+    title: ClassVar[str] = "Estimator and search"
+
+    db: Path | None = option(None, "Kernel database that the map was planned from.")
+    estimator: str | None = option(None, "Estimator to use in place of the one that the map was planned with.")
+    time_limit_s: Positive | None = option(
+        None,
+        "Time for each of the three new plans; default: 5s where a limit ended the map's own search.",
+        "--time-limit",
+        unit="s",
+    )
+
+
 def explain(
     deployment: MapArgument = Path("map.json"),
     model: str = "",
+    options: ExplainOptions | None = None,
     *,
-    db: PathArgument | None = None,
-    estimator: str | None = None,
-    time_limit_s: float | None = None,
     progress: ProgressCallback = say_nothing,
     note: NoteCallback = say_nothing,
+    **fields: Any,
 ) -> ExplainResult:
     """Explain a model's alternatives, and the effect of 10% more rate or a 10% shorter SLO.
 
@@ -84,12 +101,8 @@ def explain(
     deployment : path or DeploymentMap
     model : str
         A model of the map; optional for a map with a single model.
-    db : path, optional
-        Kernel database of the plan.
-    estimator : str, optional
-        Name of an estimator to use instead of the map's own.
-    time_limit_s : float, optional
-        Seconds for each of the three new plans; by default none, or 5 where a limit ended the search for the map.
+    options : ExplainOptions, optional
+        Fields may be given as keywords instead.
     progress : callable, optional
         Called for each new plan, which takes most of the time.
     note : callable, optional
@@ -116,6 +129,7 @@ def explain(
     >>> frame["replicas"].tolist()[-1], int(frame["chosen"].sum())
     (1, 1)
     """
+    chosen = ExplainOptions.collect(options, fields)
     notes, resolved = NoteList(note), resolve_map(deployment)
     if not model and len(resolved.models) == 1:
         model = next(iter(resolved.models))
@@ -123,8 +137,8 @@ def explain(
         raise InputError("the map has several models", f"name one: {', '.join(sorted(resolved.models))}")
     if model not in resolved.models:
         raise unknown_name("model of the map", model, sorted(resolved.models))
-    problem = restore_problem(locate_files(resolved, map_folder(deployment)), optional_path(db), notes.add, estimator)
-    database = open_database(optional_path(db), needed=False)
+    problem = restore_problem(locate_files(resolved, map_folder(deployment)), chosen.db, notes.add, chosen.estimator)
+    database = open_database(chosen.db, needed=False)
     if fault := describe_layout_fault(resolved, map_folder(deployment), database, map_label(deployment)):
         notes.add(fault)
     neighbours = list_neighbour_effects(problem, resolved, model)
@@ -134,6 +148,7 @@ def explain(
         demand = problem.demand(model)
         notes.add(f"{model}: under no share is its SLO known to be kept: {_find_reason(problem, demand)}")
     what_ifs: list[WhatIf] = []
+    time_limit_s = chosen.time_limit_s
     if time_limit_s is None and resolved.planned_with.stopped_by is not None:
         time_limit_s = DEFAULT_LIMIT_S
     limited = replace(problem, options=replace(problem.options, time_limit_s=time_limit_s))
