@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from gpuprof.graph.input_data import InputData, InputShape
     from gpuprof.serving.transport.datatypes import Array
 
-#: Number of inputs per model, which are sent alternately; for several sizes `_MIXED_VARIANTS`.
-VARIANTS = 4
-_MIXED_VARIANTS = 20
+#: Number of inputs per model, which are sent alternately.
+VARIANTS = 20
 #: Characters that no host name has, and which would end a line of the request.
 _NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
 
@@ -220,7 +219,7 @@ def _spread_sizes(dims: str | None) -> list[Sizes]:
     parts = (((), 1.0),) if dims is None else parse_mix(dims).parts
     if len(parts) == 1:
         return [parts[0][0]] * VARIANTS
-    counts = [max(1, round(part * _MIXED_VARIANTS)) for _, part in parts]
+    counts = [max(1, round(part * VARIANTS)) for _, part in parts]
     places = [
         ((turn + 0.5) / count, sizes) for (sizes, _), count in zip(parts, counts, strict=True) for turn in range(count)
     ]

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.serving.change.window import ServiceWindow
+from gpuprof.serving.change.window import SURE, ServiceWindow
 from gpuprof.serving.router.neighbour_times import NeighbourCost
-
-#: Standard deviations of the count of a Poisson process up to which a deviation is attributed to chance.
-_SURE = 2.0
 
 
 class Departure(StrEnum):
@@ -75,7 +72,7 @@ def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:
 def find_departure(plan: PlannedLoad, seen: ObservedLoad, bounds: Bounds) -> Departure | None:
     """Return the significant departure of a model from the bounds of its plan; None without one."""
     window = seen.window
-    chance_rps = _SURE * math.sqrt(max(1, window.arrived)) / window.seconds
+    chance_rps = SURE * math.sqrt(max(1, window.arrived)) / window.seconds
     slower = max(bounds.slower, plan.slowest)
     if window.rate_rps - chance_rps > bounds.more * plan.rate_rps:
         return Departure.RATE

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 
 #: Standard deviations up to which a deviation is attributed to chance.
-_SURE = 3.0
+SURE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ServiceWindow:
         """
         total = self.answered + self.refused
         allowed = total * (1.0 - percentile / 100.0)
-        return self.late + self.refused > allowed + _SURE * math.sqrt(allowed)
+        return self.late + self.refused > allowed + SURE * math.sqrt(allowed)
 
     def percentile_ms(self, percentile: float) -> float | None:
         """Return the latency at ``percentile`` of the answers, to within a bucket; None without an answer."""

@@ -24,7 +24,7 @@ from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.supervised_process import SupervisedProcess
 
 #: The oldest Envoy version that supports all settings of ``envoy.yaml``.
-LEAST_VERSION = (1, 36)
+LEAST_VERSION = "1.36"
 _THREADS = 2
 _POLL_S = 0.05
 #: Time for which clients are asked to close connections before listeners close.
@@ -53,9 +53,10 @@ def find_envoy(path: Path | None = None) -> Path:
     except OSError as error:
         raise UnavailableError(f"{binary} does not run: {error}") from None
     match = _VERSION.search(done.stdout)
-    if match is None or (int(match[1]), int(match[2])) < LEAST_VERSION:
-        least = ".".join(map(str, LEAST_VERSION))
-        raise UnavailableError(f"{binary} is not Envoy {least} or later: {done.stdout.strip() or done.stderr.strip()}")
+    if match is None or [*map(int, match.groups())] < [*map(int, LEAST_VERSION.split("."))]:
+        raise UnavailableError(
+            f"{binary} is not Envoy {LEAST_VERSION} or later: {done.stdout.strip() or done.stderr.strip()}"
+        )
     return binary
 
 

@@ -33,8 +33,8 @@ from gpuprof.serving.transport.wire import Frame, FrameKind
 from gpuprof.serving.watch.living_process import LivingProcess
 from gpuprof.serving.watch.supervised_process import SupervisedProcess
 
-#: Time for workers to end by themselves: when the router dismisses them, and once it has ended.
-_PATIENCE_S, _ORPHAN_PATIENCE_S = 5.0, 0.5
+#: Time for workers to end by themselves.
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class MachineProcess:
         said = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
         self._send(FrameKind.HELLO, key.make_hello(f"machine:{self._order.node}", said))
         await self._router_has_gone.wait()
-        await asyncio.gather(*(self._stop_worker(number, _ORPHAN_PATIENCE_S) for number in list(self._workers)))
+        await asyncio.gather(*(self._stop_worker(number) for number in list(self._workers)))
         await self._gpus.close()
         if not self._welcome:
             raise ConnectionError("the router does not want this machine")
@@ -139,10 +139,10 @@ class MachineProcess:
         order = await self._gpus.with_gpu_environment(order)
         return await asyncio.to_thread(start_worker, number, order, self._order.key, self._order.memory)
 
-    async def _stop_worker(self, number: str, patience_s: float = _PATIENCE_S) -> None:
+    async def _stop_worker(self, number: str) -> None:
         worker = self._workers.pop(number, None)
         if worker is not None:
-            await worker.process.stop(patience_s)
+            await worker.process.stop(_PATIENCE_S)
             self._avoid_worker_cores()
             group = worker.order.group
             if worker.order.quota_cores is not None and all(

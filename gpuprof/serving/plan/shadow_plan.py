@@ -16,8 +16,6 @@ from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 
 #: Additional percent of the device for a standby, as far as available: iGniter's largest error.
 SHADOW_PCT = 10.0
-#: A standby with less than this percent of the device more would not be worth its memory.
-_LEAST_PCT = 1.0
 _EPSILON = 1e-6
 
 
@@ -59,7 +57,7 @@ class SpareResources:
         shares = self._shares[plan.place, plan.mig]
         left_pct = 100.0 - sum(shares)
         extra_pct = min(extra_pct, left_pct)
-        if extra_pct < _LEAST_PCT:
+        if extra_pct < _EPSILON:
             return None
         larger = replace(plan, name=f"{plan.name}-shadow", share_pct=plan.share_pct + extra_pct)
         if order.gpu is not None and order.gpu.active_pct is not None:

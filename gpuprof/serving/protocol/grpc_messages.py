@@ -97,6 +97,8 @@ def read_urgency(request: Any) -> Urgency:
     RefusedError
         400, for malformed parameters.
     """
+    if not request.parameters:
+        return Urgency(None, 0)
     parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
     timeout_us, priority = (_whole(parameters, name) for name in ("timeout", "priority"))
     return Urgency(timeout_us / 1000.0 if timeout_us else None, priority)
@@ -184,7 +186,7 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor
         _refuse_unsupported(entry)
         tensor = spec.inputs[position]
         shape = check_tensor(tensor, entry.datatype, list(entry.shape))
-        if raw and entry.contents.ListFields():
+        if raw and entry.HasField("contents") and entry.contents.ListFields():
             raise bad_request(f"input {entry.name!r} has both typed and raw contents")
         data = raw[number] if raw else _from_contents(tensor, entry.contents)
         check_size(tensor, shape, data)

@@ -38,10 +38,8 @@ from gpuprof.serving.transport.wire import Buffer
 if TYPE_CHECKING:
     from gpuprof.serving.protocol.http_api import HttpApi
 
+#: Read size, and the maximum size of a head.
 SCRATCH_BYTES = 1 << 16
-#: Read size before a head has been parsed: more of a large body would need another copy.
-_FIRST_BYTES = 1 << 14
-_MAX_HEAD_BYTES = 1 << 15
 #: Minimum transfer rate: its time for a body or an answer is added to the stall limit.
 _LEAST_BYTES_PER_S = 1 << 20
 #: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
@@ -126,7 +124,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Return the buffer for the next bytes: the arena while a large body is being received."""
         if self._view is not None:
             return self._view
-        return memoryview(self._owner.scratch)[: _FIRST_BYTES if self._incoming is None else SCRATCH_BYTES]
+        return memoryview(self._owner.scratch)
 
     def buffer_updated(self, count: int) -> None:
         """Handle received bytes."""
@@ -290,7 +288,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 continue
             stop = buffer.find(b"\r\n\r\n", position, end) + 4
             if stop < 4:
-                if end - position > _MAX_HEAD_BYTES:
+                if end - position >= SCRATCH_BYTES:
                     self._reject(RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long"))
                 break
             text, arrived = _split_arrival(bytes(memoryview(buffer)[position:stop]))

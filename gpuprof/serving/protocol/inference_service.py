@@ -13,7 +13,7 @@ from gpuprof.serving.protocol.compression import inflate, is_compressed
 from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody
 from gpuprof.serving.protocol.large_texts import place_inputs
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
-from gpuprof.serving.router.router import Router, find_batch_key, find_deadline_ms
+from gpuprof.serving.router.router import Router, find_batch_key
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, bad_request
@@ -51,7 +51,7 @@ class InferenceService:
     ) -> None:
         """Submit a request; a refused request releases its slots. ``limit_ms``: deadline of the call itself."""
         try:
-            deadline_ms = find_deadline_ms(model, request)
+            deadline_ms = model.limit_deadline_ms(request.timeout_ms)
             inference = Inference(
                 rows=request.rows,
                 inputs=request.inputs,

@@ -17,7 +17,7 @@ from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
 
 #: Exclusive upper limit of a dimension.
-MAX_DIMENSION = 1 << 40
+MAX_DIMENSION = sys.maxsize
 #: Largest value of a numeric parameter of a request.
 MAX_PARAMETER = sys.maxsize
 #: Maximum number of strings in a tensor: a worker takes about a second to decode them, and another to encode them.

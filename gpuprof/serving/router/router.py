@@ -11,10 +11,9 @@ from gpuprof.serving.router.infer_request import InferRequest
 from gpuprof.serving.router.member_model import MemberModel, PlannedMember
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.inference import RefusedError, bad_request
+from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.watch.tracing import RequestTracer
 
-LOWEST_PRIORITY = 1 << 31
 _COMPARED_CHARACTERS = 100
 
 
@@ -87,16 +86,6 @@ class Router:
     def in_flight(self) -> int:
         """Accepted requests without an answer."""
         return sum(model.in_flight for model in self.list_models())
-
-
-def find_deadline_ms(model: ServedModel, request: InferRequest) -> float:
-    """Return the deadline of a request after its arrival: its own timeout, up to a limit, or the model's SLO.
-
-    Raises `RefusedError`: 400, for a priority out of range.
-    """
-    if request.priority > LOWEST_PRIORITY:
-        raise bad_request(f"the priority must be at most {LOWEST_PRIORITY} but got {request.priority}")
-    return model.limit_deadline_ms(request.timeout_ms)
 
 
 def find_batch_key(model: ServedModel, request: InferRequest) -> object:

@@ -21,7 +21,6 @@ from gpuprof.rules.routing import (
     must_be_alone,
     update_mean_left_ms,
 )
-from gpuprof.serving.router.failing_clients import FailingClients
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.request_queue import Flow, RequestQueue
 from gpuprof.serving.router.worker_handle import WorkerHandle
@@ -83,7 +82,6 @@ class ServedReplica:
         self.latency = LatencyTable(plan.batch, plan.latency_ms, time.monotonic())
         self._owner = owner
         self._queue = RequestQueue()
-        self._failing = FailingClients()
         self._timer: asyncio.TimerHandle | None = None
         self._arrival_count = self._refused_count = 0.0
         self._wait_ms = plan.max_wait_ms
@@ -173,8 +171,6 @@ class ServedReplica:
 
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
         """Queue a request by priority, then fairly among clients; send it at once if the queue is empty."""
-        if self._failing.has(inference.client, time.monotonic()):
-            _keep_apart(inference, inference.client)
         if not self._queue.rows and (worker := self._find_free_worker(inference.rows)) is not None:
             now = time.monotonic()
             limit_ms = wait_limit_ms(self._wait_ms, inference.deadline_ms, self.latency.times_ms(now))
@@ -300,8 +296,7 @@ class ServedReplica:
     def _on_batch_failed(self, batch: SentBatch, message: str) -> None:
         """Refuse the request that failed; from a batch of several, retry by client, then each request alone."""
         inferences = batch.inferences
-        if len(clients := {inference.client for inference in inferences}) == 1:
-            self._note_failure(inferences[0].client)
+        clients = {inference.client for inference in inferences}
         if len(inferences) == 1:
             self._owner.refuse(inferences[0], bad_request(f"the model failed on these inputs: {message}"))
             self.send_batches()
@@ -320,13 +315,6 @@ class ServedReplica:
             inference.alone = True
             self._queue.add(inference, find_flow(inference.client, 0.0, math.inf), self.plan.batch)
         self.send_batches()
-
-    def _note_failure(self, client: str) -> None:
-        """For a while, keep the requests of a client out of batches with other clients' requests."""
-        if self._failing.note(client, time.monotonic()):
-            for inference in self._queue:
-                if inference.client == client:
-                    _keep_apart(inference, client)
 
     def _on_batches_lost(self, batches: list[SentBatch]) -> None:
         """Retry the requests of a worker that died, at another replica if this replica has no worker left."""

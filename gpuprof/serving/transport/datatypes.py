@@ -13,62 +13,28 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Bytes of an element; BYTES elements carry their own length.
-ITEM_BYTES = {
-    "BOOL": 1,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "FP16": 2,
-    "FP32": 4,
-    "FP64": 8,
-    "BF16": 2,
-    "BYTES": 0,
+#: The protocol's name: bytes of an element, and the names in NumPy, in `gpuprof.domain.model.Tensor` and in ONNX
+#: Runtime. BYTES elements carry their own length; NumPy has no bfloat16, whose bits travel as unsigned 16-bit integers.
+_TYPES = {
+    "BOOL": (1, "bool", "bool", "bool"),
+    "UINT8": (1, "uint8", "uint8", "uint8"),
+    "UINT16": (2, "uint16", "uint16", "uint16"),
+    "UINT32": (4, "uint32", "uint32", "uint32"),
+    "UINT64": (8, "uint64", "uint64", "uint64"),
+    "INT8": (1, "int8", "int8", "int8"),
+    "INT16": (2, "int16", "int16", "int16"),
+    "INT32": (4, "int32", "int32", "int32"),
+    "INT64": (8, "int64", "int64", "int64"),
+    "FP16": (2, "float16", "float16", "float16"),
+    "FP32": (4, "float32", "float32", "float"),
+    "FP64": (8, "float64", "float64", "double"),
+    "BF16": (2, "uint16", "bfloat16", "bfloat16"),
+    "BYTES": (0, "object", "string", "string"),
 }
-#: NumPy has no bfloat16: its bits travel as unsigned 16-bit integers.
-NUMPY_NAMES = {
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "UINT16": "uint16",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-    "BF16": "uint16",
-    "BYTES": "object",
-}
-#: Names in `gpuprof.domain.model.Tensor`.
-ONNX_NAMES = {
-    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
-    "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
-    "BF16": "bfloat16", "BYTES": "string",
-}  # fmt: skip
-FROM_ONNX = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(bfloat16)": "BF16",
-    "tensor(string)": "BYTES",
-}
+ITEM_BYTES = {name: size for name, (size, *_) in _TYPES.items()}
+NUMPY_NAMES = {name: numpy for name, (_, numpy, *_) in _TYPES.items()}
+ONNX_NAMES = {name: onnx for name, (*_, onnx, _) in _TYPES.items()}
+FROM_ONNX = {f"tensor({onnx})": name for name, (*_, onnx) in _TYPES.items()}
 _LENGTH = struct.Struct("<I")
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from gpuprof.serving.transport.frame_connection import FrameConnection
-from gpuprof.serving.transport.wire import MAX_GREETING_BYTES, BlockingStream, Frame, FrameKind
+from gpuprof.serving.transport.wire import CHUNK_BYTES, BlockingStream, Frame, FrameKind
 
 #: A peer must authenticate within this time.
 _GREETING_S = 20.0
@@ -128,7 +128,7 @@ class _UnknownPeer:
     """A peer before its identification, which must come in time."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        self.connection = FrameConnection(self, MAX_GREETING_BYTES)
+        self.connection = FrameConnection(self, CHUNK_BYTES)
         self._rendezvous = rendezvous
         self._patience = asyncio.get_running_loop().call_later(_GREETING_S, self.connection.abort)
 

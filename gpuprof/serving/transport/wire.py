@@ -16,13 +16,11 @@ from typing import Any
 import orjson
 
 _PREFIX = struct.Struct("<IIII")
-_CHUNK = 1 << 17
-#: Payloads up to this size are written in one piece with their head: copying is cheaper than another buffer.
-_JOINED_BYTES = 1 << 14
+#: First size of buffers, and the size up to which a frame is written in one piece: copying is cheaper than another
+#: buffer.
+CHUNK_BYTES = 1 << 17
 #: Size limit of frames: a peer that announces more speaks another protocol.
 MAX_FRAME_BYTES = (1 << 31) - 1
-#: Size limit of frames of unauthenticated peers.
-MAX_GREETING_BYTES = 1 << 16
 
 Buffer = bytes | bytearray | memoryview
 
@@ -63,7 +61,7 @@ def encode_frame(kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) 
     text = orjson.dumps(head)
     size = sum(map(len, payload))
     prefix = _PREFIX.pack(kind, len(text), size, 0)
-    if size <= _JOINED_BYTES:
+    if size <= CHUNK_BYTES:
         return [b"".join((prefix, text, *payload))]
     return [prefix + text, *payload]
 
@@ -77,7 +75,7 @@ class FrameBuffer:
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self.limit = limit
-        self._buffer = bytearray(_CHUNK)
+        self._buffer = bytearray(CHUNK_BYTES)
         self._large: bytearray | None = None
         self._filled = 0
 
@@ -152,7 +150,7 @@ class BlockingStream:
     def send(self, kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> None:
         """Write a frame."""
         buffers = encode_frame(kind, head, payload)
-        if len(buffers) > 1 and sum(map(len, buffers)) <= _CHUNK:
+        if len(buffers) > 1 and sum(map(len, buffers)) <= CHUNK_BYTES:
             buffers = [b"".join(buffers)]
         for buffer in buffers:
             self._socket.sendall(buffer)

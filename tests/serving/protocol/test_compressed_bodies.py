@@ -12,13 +12,15 @@ from typing import Any, cast
 
 import pytest
 
+from gpuprof.domain.public_name import PublicName
 from gpuprof.serving.protocol.http_api import ApiSettings, HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.inference import OutputTensor
+from gpuprof.serving.transport.inference import Inference, OutputTensor
+from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from tests.serving.protocol.test_http_connection import HeldTransport, send_bytes
-from tests.serving.protocol.test_remembered_requests import RememberingModel
 
 Compress = Callable[[bytes], bytes]
 COMPRESS: list[tuple[str, Compress]] = [("gzip", gzip.compress), ("X-GZIP", gzip.compress), ("deflate", zlib.compress)]
@@ -26,11 +28,44 @@ WIDTH = 50_000
 MAX_BODY_BYTES = 1 << 20
 
 
-class EchoModel(RememberingModel):
+class HeldModel:
+    """Gives back its input, later, and notes all else that a request was."""
+
+    def __init__(self, name: str, version: str, width: int) -> None:
+        self.public = PublicName(name, version)
+        self.name = f"{name}/{version}"
+        inputs, outputs = ((TensorSpec(letter, "FP32", (-1, width)),) for letter in "xy")
+        self.spec = ModelSpec(name, version, "test", inputs, outputs, 4)
+        self.tracer: object = None
+        self.slo_ms = 100.0
+        self.waiting: list[Inference] = []
+        self.noted: list[object] = []
+
+    def read_request(self, body: RequestBody) -> InferRequest:
+        return read_request(self.spec, body)
+
+    def limit_deadline_ms(self, timeout_ms: float | None) -> float:
+        return timeout_ms or 500.0
+
+    def submit(self, inference: Inference) -> None:
+        self.waiting.append(inference)
+        asked = inference.rows, inference.wanted, inference.deadline_ms, inference.priority, inference.batch_key
+        self.noted.append((asked, inference.client, inference.traceparent))
+
+    def answer(self) -> None:
+        """Answer all that wait, the last first."""
+        while self.waiting:
+            inference = self.waiting.pop()
+            (tensor,) = inference.inputs
+            assert not isinstance(tensor.data, tuple)
+            inference.on_done(inference, [OutputTensor(0, tensor.shape, bytes(tensor.data))], None)
+
+
+class EchoModel(HeldModel):
     """Gives back its input, a large tensor in the arena, where nothing else lies."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__("m", "1", WIDTH, remembers=True)
+        super().__init__("m", "1", WIDTH)
         self._arena = arena
 
     def refuse_early(self, *_: object) -> None:

@@ -243,35 +243,6 @@ def test_a_refused_grpc_call_has_its_status_in_headers(api: HttpApi) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "path", "host"),
-    [
-        (b"/v2", b"/v2", b"x"),
-        (b"http://y:80/v2?a=http://z/", b"/v2?a=http://z/", b"y:80"),
-        (b"HTTP://y", b"/", b"y"),
-    ],
-)
-def test_a_target_in_absolute_form_says_host_and_path(target: bytes, path: bytes, host: bytes) -> None:
-    head = read_head(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert (head.target, head.headers[b"host"]) == (path, host)
-
-
-@pytest.mark.parametrize(
-    "host", [b"localhost:1@evil.example", b"[::1].evil.example", b":evil.example", b"x:80:90", b"x y", b"\xff"]
-)
-@pytest.mark.parametrize("request_line", [b"GET /v2 HTTP/1.1\r\nHost: ", b"GET http://"])
-def test_a_host_that_readers_may_understand_in_two_ways_is_refused(request_line: bytes, host: bytes) -> None:
-    rest = b"/v2 HTTP/1.1\r\nHost: x\r\n\r\n" if b"//" in request_line else b"\r\n\r\n"
-    with pytest.raises(RefusedError) as refused:
-        read_head(request_line + host + rest)
-    assert refused.value.status == 400
-
-
-def test_blanks_behind_the_value_of_a_header_are_no_part_of_it() -> None:
-    head = read_head(b"POST / HTTP/1.1\r\nHost: x \t\r\nContent-Length: 5 \t\r\n\r\n")
-    assert (head.length, head.headers[b"host"]) == (5, b"x")
-
-
-@pytest.mark.parametrize(
     ("host", "own"),
     [
         (b"localhost:8000", True),
@@ -372,13 +343,6 @@ def test_no_head_without_the_token_is_remembered(echo: list[HttpHead], api: Http
     assert len(api.cached_heads) == 1
 
 
-@pytest.mark.parametrize("beginning", [b"\r\n\r\n", b"\r\n\r\n\r\n\r\n"])
-def test_a_head_without_a_request_line_is_no_request(beginning: bytes) -> None:
-    with pytest.raises(RefusedError, match="request line") as refused:
-        read_head(beginning)
-    assert refused.value.status == 400
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -404,10 +368,3 @@ def test_a_client_of_http_1_0_is_not_told_to_go_on_which_it_would_take_for_the_a
     rest = b"Host: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n0000"
     assert ask_in_pieces(api, b"POST /infer HTTP/1.0\r\n" + rest, 1000).startswith(b"HTTP/1.1 200")
     assert ask_in_pieces(api, b"POST /infer HTTP/1.1\r\n" + rest, 1000).startswith(b"HTTP/1.1 100")
-
-
-@pytest.mark.parametrize("version", [b"0.9", b"2.0"])
-def test_a_version_that_is_not_spoken_is_refused(version: bytes) -> None:
-    with pytest.raises(RefusedError) as refused:
-        read_head(b"GET /v2 HTTP/" + version + b"\r\nHost: x\r\n\r\n")
-    assert refused.value.status == 505

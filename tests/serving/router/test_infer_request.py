@@ -76,7 +76,7 @@ def test_binary_tensors_follow_in_the_order_of_the_request_and_stay_in_the_arena
         ({"inputs": [{**X, "datatype": "FP64"}, S]}, "has type FP32 but got 'FP64'"),
         ({"inputs": [{**X, "shape": [1, 3]}, S]}, r"has shape \[-1, 2\] but got \[1, 3\]"),
         ({"inputs": [{**X, "shape": [1, -2]}, S]}, "list of whole numbers"),
-        ({"inputs": [{**X, "shape": [2**62, 2]}, S]}, "list of whole numbers from 0 to 1099511627775"),
+        ({"inputs": [{**X, "shape": [2**63, 2]}, S]}, "list of whole numbers from 0 to 9223372036854775806"),
         ({"inputs": [{**X, "shape": [True, 2]}, S]}, "list of whole numbers"),
         ({"inputs": [{**X, "shape": "12"}, S]}, "list of whole numbers"),
         ({"inputs": [{**X, "data": [1.0]}, S]}, "needs 2 values but got 1"),

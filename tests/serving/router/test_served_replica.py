@@ -251,18 +251,6 @@ def test_a_request_that_every_worker_dies_of_is_given_up() -> None:
     play(scene, batch=1, wait_ms=0.0, workers=3)
 
 
-def test_what_was_only_at_hand_when_a_worker_died_is_no_suspect() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        running, at_hand = inference(0), inference(1)
-        replica.submit(running)
-        replica.submit(at_hand)
-        assert workers[0].names() == [[[0]], [[1]]]
-        workers[0].die()
-        assert (running.deaths, at_hand.deaths) == (1, 0)
-
-    play(scene, batch=1, wait_ms=0.0)
-
-
 def test_only_what_workers_die_of_while_it_is_copied_ahead_is_given_up() -> None:
     async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         deadly, deaths = 1, 0
@@ -349,26 +337,6 @@ def test_of_a_batch_that_fails_the_requests_of_each_client_are_tried_together() 
         assert owner.refused == [([1], 400)]
 
     play(scene)
-
-
-def test_a_client_whose_request_failed_shares_batches_with_itself_only() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        replica.submit(inference(0, client="x"))
-        clients = "xxxx" + "abxabx"  # four at hand; the others wait
-        for name, client in enumerate(clients, 1):
-            replica.submit(inference(name, client=client))
-        workers[0].failed(workers[0].sent.pop(0), "bad index")
-        for name, client in enumerate("xabxc", 11):
-            replica.submit(inference(name, client=client))
-        clients = "x" + clients + "xabxc"
-        batches = []
-        while workers[0].sent:
-            batches.append("".join(clients[name] for (name,) in workers[0].names()[0]))
-            workers[0].finish()
-        assert sorted("".join(batches)) == sorted(clients[1:])
-        assert len(batches) == 4 and all({*batch} == {"x"} or "x" not in batch for batch in batches), batches
-
-    play(scene, wait_ms=0.0)
 
 
 def test_what_is_tried_alone_takes_turns_with_other_clients() -> None:

@@ -162,7 +162,7 @@ class SlowRuntime(BoundRuntime):
 
     def __init__(self) -> None:
         self.spec = NullRuntime("m", "1", 4, 1).spec
-        self.merged = None
+        self.placeholders = {}
         self.next_is_copied = threading.Semaphore(0)
         self.copied = 0
 
