@@ -298,17 +298,17 @@ class _MmppClock:
 
     def time_of(self, events: Floats) -> Floats:
         """Return the times in ns at which the expected number of events reaches ``events`` (ascending)."""
-        times, known = np.empty(len(events)), 0
-        while known < len(events):
-            while self._events[-1] <= events[known] and self._times[-1] < _FURTHEST:
-                self._skip_cycles(events[known])
+        times, done = np.empty(len(events)), 0
+        while done < len(events):
+            while self._events[-1] <= events[done] and self._times[-1] < _FURTHEST:
+                self._skip_cycles(events[done])
                 self._add_stays(self._random.standard_exponential(_STAYS))
             upto = len(events)
             if self._times[-1] < _FURTHEST:
                 upto = int(np.searchsorted(events, self._events[-1]))
-            times[known:upto] = np.interp(events[known:upto], self._events, self._times)
-            known = upto
-            keep = int(np.searchsorted(self._events, events[known - 1], side="right")) - 1
+            times[done:upto] = np.interp(events[done:upto], self._events, self._times)
+            done = upto
+            keep = int(np.searchsorted(self._events, events[done - 1], side="right")) - 1
             self._times, self._events = self._times[keep:], self._events[keep:]
         return times
 

@@ -35,10 +35,10 @@ def device(name: str) -> Device:
     >>> device("A100-80").name, device("A100-80").compute_units
     ('a100-80', 108)
     """
-    known = devices()
-    entry = known.get(name.lower())
+    catalogued = devices()
+    entry = catalogued.get(name.lower())
     if entry is None:
-        raise unknown_name("device", name, sorted(known))
+        raise unknown_name("device", name, sorted(catalogued))
     return entry
 
 

@@ -315,9 +315,9 @@ class DeploymentMap(_MapElement):
     def requested(self) -> dict[str, RequestedModel]:
         """Request for each model by its name for clients: the members in place of a merged model."""
         return {
-            client: asked
+            client: request
             for name, model in self.models.items()
-            for client, asked in (model.members or {name: model}).items()
+            for client, request in (model.members or {name: model}).items()
         }
 
     @property

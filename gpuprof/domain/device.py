@@ -130,8 +130,8 @@ class Device:
             for profile in self.mig_profiles:
                 if profile.compute_slices == slices and _is_near(profile, gigabytes):
                     return profile
-        known = ", ".join(profile.name for profile in self.mig_profiles) or "none: it has no MIG"
-        raise InputError(f"{self.name} has no MIG profile {name!r}", f"it has {known}")
+        names = ", ".join(profile.name for profile in self.mig_profiles) or "none: it has no MIG"
+        raise InputError(f"{self.name} has no MIG profile {name!r}", f"it has {names}")
 
     def fraction(self, share: Share) -> float:
         """Return ``share`` as a fraction of the device's compute units, in (0, 1]."""

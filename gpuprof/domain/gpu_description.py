@@ -40,9 +40,9 @@ def describe_device(description: GpuDescription, by: str = "the report") -> Devi
         None for a device outside the catalogue whose number of SMs is missing, or whose compute capability is missing
         or not in the catalogue.
     """
-    known = device_of_driver(description.name)
-    if known is not None:
-        return known
+    catalogued = device_of_driver(description.name)
+    if catalogued is not None:
+        return catalogued
     like = [gpu for gpu in devices().values() if gpu.compute_capability == description.compute_capability]
     if not like or description.compute_capability is None or not description.sms:
         return None

@@ -60,10 +60,10 @@ def parse_map(content: object, where: str) -> DeploymentMap:
 
 def _check_schema(schema: str, where: str) -> None:
     name, _, version = schema.partition("/")
-    ours, _, known = SCHEMA.partition("/")
+    ours, _, newest = SCHEMA.partition("/")
     if name != ours or not version.isdigit():
         raise InputError(f"{where} is not a deployment map: its schema is {schema!r}", f"expected {SCHEMA!r}")
-    if int(version) > int(known):
+    if int(version) > int(newest):
         raise InputError(f"{where} has schema {schema}, newer than {SCHEMA}", "update gpuprof to read it")
 
 

@@ -210,12 +210,12 @@ def record_basis(deployment: DeploymentMap) -> dict[str, object]:
 
 def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
     """Return, for each kind of device and model, whether all its times without neighbours rest on measurements."""
-    known = defaultdict[str, dict[str, bool]](dict)
+    measured = defaultdict[str, dict[str, bool]](dict)
     for _, gpu, _, replica in deployment.places():
         kind = classify_source(source_without_neighbours(replica.predicted.source))
         is_measured = kind not in (PREDICTED, COMPUTED)
-        known[gpu.device][replica.model] = known[gpu.device].get(replica.model, True) and is_measured
-    return known
+        measured[gpu.device][replica.model] = measured[gpu.device].get(replica.model, True) and is_measured
+    return measured
 
 
 def _estimate_plan(deployment: DeploymentMap) -> PlanAtEnds:
@@ -226,8 +226,8 @@ def _estimate_plan(deployment: DeploymentMap) -> PlanAtEnds:
 def _describe_end(deployment: DeploymentMap, end: PlanAtEnds | None) -> str | None:
     if end is None or end.gpus is None:
         return None
-    asked = sum(model.rate_rps for model in deployment.models.values())
+    demanded_rps = sum(model.rate_rps for model in deployment.models.values())
     text = count_of(end.gpus, "device")
-    if end.served_rps < asked * (1.0 - _ROUNDING):
-        text += f" for {end.served_rps:,.4g} of {asked:,.4g} requests/s"
+    if end.served_rps < demanded_rps * (1.0 - _ROUNDING):
+        text += f" for {end.served_rps:,.4g} of {demanded_rps:,.4g} requests/s"
     return text

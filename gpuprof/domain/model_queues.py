@@ -52,6 +52,6 @@ def queue_of(queueing: QueueModel, model: str) -> QueueModel:
     if not isinstance(queueing, ModelQueues):
         return queueing
     if model not in queueing.by_model:
-        known = ", ".join(sorted(queueing.by_model))
-        raise InputError(f"nothing is known of how requests of {model} arrive", f"the trace has those of {known}")
+        modelled = ", ".join(sorted(queueing.by_model))
+        raise InputError(f"nothing is known of how requests of {model} arrive", f"the trace has those of {modelled}")
     return queueing.by_model[model]

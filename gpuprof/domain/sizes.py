@@ -227,10 +227,10 @@ def interpolate_sizes(measured: Iterable[Sizes], wanted: Sizes) -> dict[Sizes, f
     """
     names = [name for name, _ in wanted]
     points = {sizes for sizes in measured if [name for name, _ in sizes] == names}
-    found = _interpolate_weights(
+    weights = _interpolate_weights(
         {tuple(size for _, size in sizes): sizes for sizes in points}, [size for _, size in wanted]
     )
-    return found or None
+    return weights or None
 
 
 def _interpolate_weights(points: Mapping[tuple[int, ...], Sizes], wanted: Sequence[int]) -> dict[Sizes, float]:
@@ -240,16 +240,17 @@ def _interpolate_weights(points: Mapping[tuple[int, ...], Sizes], wanted: Sequen
     for key, sizes in points.items():
         groups.setdefault(key[0], {})[key[1:]] = sizes
     # Recursion over dimensions, the last first: measured sizes need not form a full grid, only bracket ``wanted``.
-    known = {size: blended for size, group in groups.items() if (blended := _interpolate_weights(group, wanted[1:]))}
-    if wanted[0] in known:
-        return known[wanted[0]]
-    below = max((size for size in known if size < wanted[0]), default=None)
-    above = min((size for size in known if size > wanted[0]), default=None)
+    by_size = {size: _interpolate_weights(group, wanted[1:]) for size, group in groups.items()}
+    bracketing = {size: blended for size, blended in by_size.items() if blended}
+    if wanted[0] in bracketing:
+        return bracketing[wanted[0]]
+    below = max((size for size in bracketing if size < wanted[0]), default=None)
+    above = min((size for size in bracketing if size > wanted[0]), default=None)
     if below is None or above is None:
         return {}
     weight = (wanted[0] - below) / (above - below)
-    blended = {sizes: (1.0 - weight) * part for sizes, part in known[below].items()}
-    for sizes, part in known[above].items():
+    blended = {sizes: (1.0 - weight) * part for sizes, part in bracketing[below].items()}
+    for sizes, part in bracketing[above].items():
         blended[sizes] = blended.get(sizes, 0.0) + weight * part
     return blended
 
@@ -283,13 +284,13 @@ def _split_part(choice: str, text: str, several: bool) -> tuple[str, float]:
     return body, value
 
 
-def require_dimensions(asked: Iterable[str], known: Iterable[Collection[str]]) -> None:
+def require_dimensions(names: Iterable[str], free_by_model: Iterable[Collection[str]]) -> None:
     """Raise `InputError`, listing the existing dimensions, for a dimension missing from all models.
 
-    ``known``: free dimensions of each model, without the batch.
+    ``free_by_model``: free dimensions of each model, without the batch.
     """
-    free = {name for own in known for name in own}
-    for name in asked:
+    free = {name for dimensions in free_by_model for name in dimensions}
+    for name in names:
         if name not in free:
             listed = ", ".join(sorted(free)) or "none"
             raise InputError(

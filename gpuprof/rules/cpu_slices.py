@@ -57,10 +57,10 @@ def plan_shared_slices(shares: Sequence[tuple[float, int]], cores: Sequence[int]
     planned: list[CpuSlice] = []
     of_turns: dict[int, CpuSlice] = {}
     for _, turns in shares:
-        own = of_turns.get(turns) or next(slices)
-        planned.append(own)
+        cpu_slice = of_turns.get(turns) or next(slices)
+        planned.append(cpu_slice)
         if turns:
-            of_turns[turns] = own
+            of_turns[turns] = cpu_slice
     return tuple(planned)
 
 
@@ -88,8 +88,8 @@ def _assign_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tu
         if parts[index] > _EPSILON:
             taken[index] += _assign_fraction(parts[index], free_parts)
     slices = tuple(
-        CpuSlice(tuple(sorted(own)), None if part <= _EPSILON else round(amount, 6))
-        for own, part, amount in zip(taken, parts, amounts, strict=True)
+        CpuSlice(tuple(sorted(held)), None if part <= _EPSILON else round(amount, 6))
+        for held, part, amount in zip(taken, parts, amounts, strict=True)
     )
     return slices, free_parts
 

@@ -164,7 +164,8 @@ def _host_work_fractions(
 ) -> list[float]:
     """Return the fraction of host work that delays each replica while every core runs a batch."""
     last = _last_start_fractions(replicas, slices, busy, cores)
-    return [STAYS * part + (1.0 - STAYS) * len(own.cores) / cores for part, own in zip(last, slices, strict=True)]
+    parts = [len(cpu_slice.cores) / cores for cpu_slice in slices]
+    return [STAYS * newest + (1.0 - STAYS) * part for newest, part in zip(last, parts, strict=True)]
 
 
 def _last_start_fractions(
@@ -177,7 +178,8 @@ def _last_start_fractions(
     the inverse of the batch time.
     """
     weights = {}
-    for group in {tuple(i for i, own in enumerate(slices) if core in own.cores) for core in range(cores)} - {()}:
+    groups = {tuple(i for i, cpu_slice in enumerate(slices) if core in cpu_slice.cores) for core in range(cores)}
+    for group in groups - {()}:
         runs = 1.0 - math.prod(1.0 - busy[i] for i in group)
         rate_rps = math.fsum(replicas[i].rate_rps for i in group)
         least_ms = min(replicas[i].server.latency_ms[0] for i in group)

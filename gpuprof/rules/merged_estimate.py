@@ -75,7 +75,7 @@ def estimate_merged(estimator: Estimator, files: Mapping[str, FileOfModels]) -> 
     """Return ``estimator``, with estimates of the merged models among ``files`` if there are any."""
     works = {
         name: MergedWork(
-            {member: asked.rate_rps for member, asked in model.members.items()},
+            {member: request.rate_rps for member, request in model.members.items()},
             model.saved_weight_bytes,
             None if model.path is None else Path(model.path),
         )
@@ -125,8 +125,8 @@ class MergedEstimator:
         work = self._works.get(model)
         if work is None:
             return self._estimator.shares(model, device)
-        found = {share for name in work.rates for share in self._estimator.shares(name, device)}
-        return tuple(sorted(found, key=lambda share: (device.fraction(share), share.mig or "")))
+        shares = {share for name in work.rates for share in self._estimator.shares(name, device)}
+        return tuple(sorted(shares, key=lambda share: (device.fraction(share), share.mig or "")))
 
     def _split_merged(self, workload: Workload) -> Iterator[Workload]:
         """Yield the members of a merged neighbour, each with its part of the share; other neighbours unchanged."""
@@ -202,5 +202,5 @@ def _sum_memory(parts: Sequence[Estimate], every: Sequence[Estimate], work: Merg
 
 
 def _sum_weights(every: Sequence[Estimate], work: MergedWork) -> int | None:
-    known = [estimate.weight_bytes for estimate in every if estimate.weight_bytes is not None]
-    return sum(known) - work.saved_weight_bytes if len(known) == len(every) else None
+    weights = [estimate.weight_bytes for estimate in every if estimate.weight_bytes is not None]
+    return sum(weights) - work.saved_weight_bytes if len(weights) == len(every) else None

@@ -29,17 +29,17 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
     turns among themselves, only one runs at a time: the neighbour that, alone, slows the workload most is used.
     Raises `InputError` as the estimator for any of the workloads.
     """
-    own = _ask_during_turn(ask, workload, beside)
+    own_turn = _ask_during_turn(ask, workload, beside)
     if not workload.turns:
-        return own
+        return own_turn
     mates = [neighbour for neighbour in beside if neighbour.turns == workload.turns]
     others = [neighbour for neighbour in beside if neighbour not in mates]
-    batches = [own, *(_ask_during_turn(ask, mate, others) for mate in mates)]
+    batches = [own_turn, *(_ask_during_turn(ask, mate, others) for mate in mates)]
     longest = _add_figures([batch.latency_ms for batch in batches])
     # Standard deviations of independent times add up in quadrature.
     pauses = [batch.pause_factor * batch.latency_ms.value for batch in batches]
     return replace(
-        own,
+        own_turn,
         latency_ms=longest,
         latency_cv=_sum_squares(batch.latency_cv * batch.latency_ms.value for batch in batches) / longest.value,
         pause_factor=math.fsum(pauses) / longest.value,
@@ -76,13 +76,13 @@ def held_shares(shares: Iterable[tuple[float, int]]) -> list[float]:
 
 
 def _ask_during_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -> Estimate:
-    own, at_once = replace(workload, turns=0), without_turn_mates(workload, beside)
+    alone, at_once = replace(workload, turns=0), without_turn_mates(workload, beside)
     running = [workload for workload in at_once if not workload.turns]
     for number in sorted({workload.turns for workload in at_once} - {0}):
         group = [replace(workload, turns=0) for workload in at_once if workload.turns == number]
         # Of equally slow neighbours the first by name: the result must not depend on their order.
-        running.append(max(sorted(group), key=lambda workload: ask(own, [workload]).latency_ms.upper()))
-    return replace(ask(own, sorted(running)), workload=workload)
+        running.append(max(sorted(group), key=lambda workload: ask(alone, [workload]).latency_ms.upper()))
+    return replace(ask(alone, sorted(running)), workload=workload)
 
 
 def _add_figures(figures: Sequence[Figure]) -> Figure:
