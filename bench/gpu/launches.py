@@ -24,9 +24,8 @@ from bench.gpu.predicted import DATABASE, is_alone
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
-from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import BIAS_OF_CONVOLUTION, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.kernels_by_batch import copy_seconds, host_seconds
-from gpuprof.estimators.cross_gpu.op_table import FAMILIES
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.store import KernelDb
@@ -83,9 +82,7 @@ def print_biases(rows: Sequence[Row], kernels: Sequence[Row], files: Mapping[str
         times = shipped_model().kernel_times(
             listed.ops, rates_of(device(row["device"]), "tfloat32", Share(row["sm_share_pct"]))
         )
-        elementwise = listed.ops.family == FAMILIES.index("elementwise")
-        is_bias = elementwise & (np.array(listed.op_types) == PART_OF_CONVOLUTION)
-        said_ms = 1e3 * float(times[is_bias].sum())
+        said_ms = 1e3 * float(times[np.array(listed.op_types) == BIAS_OF_CONVOLUTION].sum())
         print(f"{row['model']:14}{row['batch']:6}{row['sm_share_pct']:5.0f}%{recorded_ms:11.3f}{said_ms:11.3f}")
 
 

@@ -32,7 +32,7 @@ from gpuprof.estimators.cross_gpu.intervals import (
     name_kinds,
     name_unlike,
 )
-from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode
+from gpuprof.estimators.cross_gpu.kernels import LAYOUT_OF_CONVOLUTION, KernelList, LaunchMode
 from gpuprof.estimators.cross_gpu.kernels_by_batch import (
     KernelsByBatch,
     batch_seconds,
@@ -232,7 +232,7 @@ def _take_quicker(kernels: KernelList, times: Array, wider: Array) -> Array:
     seconds = count * (times + gap_s)
     if not np.isfinite(wider).any():
         return np.asarray(seconds)
-    starts = np.array([place for place, name in enumerate(kernels.op_types) if name != PART_OF_CONVOLUTION])
+    starts = np.array([place for place, name in enumerate(kernels.op_types) if name != LAYOUT_OF_CONVOLUTION])
     whole = np.add.reduceat(seconds, starts)
     other = count[starts] * (wider[starts] + gap_s)
     sizes = np.diff([*starts, len(kernels.op_types)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -41,8 +41,10 @@ _SMALL = 64
 #: Columns that hold totals over all iterations of a body.
 _OF_ALL_TURNS = ("flops", "read_bytes", "written_bytes", "elements")
 _INTEGERS = ("int64", "int32", "bool", "uint8")
-#: Op type of the additional kernels that a convolution launches.
-PART_OF_CONVOLUTION = "(part of the convolution)"
+#: Op types of the additional kernels that a convolution launches: a wider type needs no changes of layout, but a bias.
+LAYOUT_OF_CONVOLUTION, BIAS_OF_CONVOLUTION = "(layout of the convolution)", "(bias of the convolution)"
+#: Family of a convolution's further kernel → its op type.
+_FURTHER = {"movement": LAYOUT_OF_CONVOLUTION, "elementwise": BIAS_OF_CONVOLUTION}
 
 
 class LaunchMode(StrEnum):
@@ -94,7 +96,7 @@ class KernelList:
     ops: OpTable  #: N kernels.
     #: Runs of each kernel: the steps of a recurrent op, the nodes that all iterations of a Loop run.
     count: tuple[int, ...]
-    op_types: tuple[str, ...]  #: Type of each kernel's node; `PART_OF_CONVOLUTION` for a convolution's further kernels.
+    op_types: tuple[str, ...]  #: Type of each kernel's node; for a convolution's further kernels as `_FURTHER`.
     unknown: tuple[str, ...]  #: Op types with unknown FLOPs, only their traffic counted, sorted.
     #: ``input_bytes``, ``output_bytes``: Bytes of a batch copied from the host, and back to it.
     input_bytes: float = 0.0
@@ -110,10 +112,9 @@ def list_kernels(graph: ModelGraph, precision: str, runtime: LaunchMode) -> Kern
     rows = [(place, row, count) for place in range(len(graph.ops)) for row, count in walk.kernels(place)]
     places = [place for place, _, _ in rows]
     types = tuple(
-        PART_OF_CONVOLUTION
-        if place == before and graph.ops[place].op_type in CONVOLUTIONS
-        else graph.ops[place].op_type
-        for before, place in zip([-1, *places], places, strict=False)
+        _FURTHER.get(family, op_type) if place == before and op_type in CONVOLUTIONS else op_type
+        for before, (place, (family, _), _) in zip([-1, *places], rows, strict=False)
+        for op_type in (graph.ops[place].op_type,)
     )
     known = {op.op_type for op in graph.ops if op.flops is not None} | VIEWS
     return KernelList(
@@ -185,8 +186,8 @@ class _Walk:
             return True
         if self._fused and op.op_type == "DequantizeLinear" and len(op.weights) == len(op.inputs):
             return True  # weights in 8 bits, read directly by products
-        small = all(t.elements <= _SMALL for t in op.inputs) and all(
-            t.elements <= _SMALL and (t.dtype in _INTEGERS or t.name in self._of_shapes) for t in op.outputs
+        small = all(t.elements <= _SMALL for t in (*op.inputs, *op.outputs)) and all(
+            t.dtype in _INTEGERS or t.name in self._of_shapes for t in op.outputs
         )
         readers = [self._ops[r].op_type for t in op.outputs for r in self._groups.readers[t.name]]
         strided = op.op_type == "Transpose" and bool(readers) and all(kind in PRODUCTS for kind in readers)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpuprof.domain.model import ModelGraph
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.board_data import board_number, find_number
-from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import LAYOUT_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 
 #: Largest batch up to which every batch is predicted. Among larger batches, at most two per doubling are predicted; the
@@ -146,7 +146,7 @@ def host_seconds(kernels: KernelList, runtime: LaunchMode, host_us: float | None
     def launch_us(op_type: str) -> float:
         if runtime.is_onnxruntime:
             return usual
-        if op_type == PART_OF_CONVOLUTION:
+        if op_type == LAYOUT_OF_CONVOLUTION:
             return 0.0
         return find_number("host.pytorch_op_us", op_type, usual) if runtime.is_eager else usual
 

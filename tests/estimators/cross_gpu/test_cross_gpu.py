@@ -23,7 +23,7 @@ from gpuprof.estimators.cross_gpu.features import (
     regressor_names,
     widen_products,
 )
-from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import LAYOUT_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
@@ -292,7 +292,7 @@ def test_a_convolution_in_float32_takes_no_changes_of_layout() -> None:
     ops = make_table(
         "conv", 3, m=5e4, n=64.0, k=576.0, flops=2 * 5e4 * 64 * 576.0, width=4.0, read_bytes=2e7, kernel=3.0, stride=1.0
     )
-    kernels = KernelList(ops, (1, 1, 1), ("Conv", PART_OF_CONVOLUTION, PART_OF_CONVOLUTION), ())
+    kernels = KernelList(ops, (1, 1, 1), ("Conv", LAYOUT_OF_CONVOLUTION, LAYOUT_OF_CONVOLUTION), ())
     rates = rates_of(device("a100-80"), "tfloat32")
     assert rates.instead is not None
     quick = replace(rates, instead=replace(rates.instead, matrix_per_s=1e18, sustained=1.0, bytes_per_s=1e15))

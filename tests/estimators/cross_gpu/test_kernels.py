@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
-from gpuprof.estimators.cross_gpu.kernels import PART_OF_CONVOLUTION, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import BIAS_OF_CONVOLUTION, LAYOUT_OF_CONVOLUTION, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch, batch_seconds, copy_seconds, host_seconds
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES
 from gpuprof.graph.load import load_graph
@@ -208,7 +208,7 @@ def test_tensor_cores_convolve_between_two_changes_of_layout_that_the_host_does_
     conv = _op("Conv", [image, weight], out, [weight], strides=(1, 1), kernel_shape=(3, 3), pads=(1, 1, 1, 1), group=1)
     plain = list_kernels(_graph(conv), "float32", LaunchMode.EAGER)
     kernels = list_kernels(_graph(conv), "tfloat32", LaunchMode.EAGER)
-    assert kernels.op_types == ("Conv", PART_OF_CONVOLUTION, PART_OF_CONVOLUTION)
+    assert kernels.op_types == ("Conv", LAYOUT_OF_CONVOLUTION, LAYOUT_OF_CONVOLUTION)
     assert [FAMILIES[family] for family in kernels.ops.family] == ["conv", "movement", "movement"]
     moved = [8.0 * image.elements, 8.0 * out.elements]  # each element is read and written
     assert kernels.ops.bytes_moved.tolist() == [plain.ops.bytes_moved[0], *moved]
@@ -269,13 +269,17 @@ def test_onnx_runtime_adds_the_bias_of_a_convolution_by_a_kernel_of_its_own() ->
         for name, graph in (("plain", plain), ("biased", biased), ("normalised", normalised))
     }
     assert first["plain"].op_types == ("Conv",)
-    assert first["biased"].op_types == first["normalised"].op_types == ("Conv", PART_OF_CONVOLUTION)
+    assert first["biased"].op_types == first["normalised"].op_types == ("Conv", BIAS_OF_CONVOLUTION)
     assert list_kernels(biased, "float32", LaunchMode.EAGER).op_types == ("Conv",)
     # Layouts change in TF32 around windows, and not around products of matrices.
-    assert list_kernels(biased, "tfloat32", LaunchMode.ONNXRUNTIME).op_types == ("Conv", *3 * (PART_OF_CONVOLUTION,))
+    assert list_kernels(biased, "tfloat32", LaunchMode.ONNXRUNTIME).op_types == (
+        "Conv",
+        *2 * (LAYOUT_OF_CONVOLUTION,),
+        BIAS_OF_CONVOLUTION,
+    )
     point = _t("p", 8, 4, 1, 1)
     pointwise = _graph(_op("Conv", [image, point, bias], out, [point, bias]))
-    assert list_kernels(pointwise, "tfloat32", LaunchMode.ONNXRUNTIME).op_types == ("Conv", PART_OF_CONVOLUTION)
+    assert list_kernels(pointwise, "tfloat32", LaunchMode.ONNXRUNTIME).op_types == ("Conv", BIAS_OF_CONVOLUTION)
 
 
 def test_onnx_runtime_adds_a_residual_and_its_bias_within_the_normalisation_behind_them() -> None:
