@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -116,15 +117,20 @@ class LinearInterference:
         )
 
 
-class TrafficInterference:
-    """Our model where only memory traffic is known, as on a CPU: neighbours' traffic slows down workloads with much
-    traffic.
+class _AdditiveInterference(ABC):
+    """A slow-down above 1 that is a sum with coefficients of at least 0, the same for all models.
 
-    The slow-down above 1 is a sum with non-negative coefficients, the same for all models: a constant cost of any
-    neighbour (clock, last-level cache), a term in proportion to the neighbours' bandwidth, a term for its product with
-    the victim's, and a term for the demand of all beyond the capacity. Bandwidths are those of the workloads alone,
-    ``dram_pct``.
+    Few models are ever co-located, and their differences need not generalise: the coefficients are shrunk, as in ridge
+    regression, each in units of its feature's size. ``shrinkage``: weight of the squared coefficients beside the mean
+    squared error.
     """
+
+    def __init__(self, shrinkage: float = 0.0) -> None:
+        self._shrinkage = shrinkage
+
+    @abstractmethod
+    def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
+        """Return the terms of the sum."""
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Fit the coefficients by non-negative least squares on relative errors."""
@@ -132,17 +138,68 @@ class TrafficInterference:
 
         features = np.array([self._features(one.victim, one.beside) for one in measured])
         slow = np.array([one.slowdown for one in measured])
-        self.weights_, _ = nnls(features / slow[:, None], (slow - 1.0) / slow)
+        size = np.sqrt((features**2).mean(axis=0))
+        # Unmeasured features are 0 everywhere, and get the coefficient 0 whatever their size.
+        size[size == 0.0] = 1.0
+        # The penalty is a set of rows with target 0, scaled by the number of measurements: the other rows add up their
+        # squared errors, and the penalty is relative to the mean.
+        ridge = math.sqrt(self._shrinkage * len(measured)) * np.eye(features.shape[1])
+        rows = np.vstack([features / size / slow[:, None], ridge])
+        found, _ = nnls(rows, np.concatenate([(slow - 1.0) / slow, np.zeros(len(ridge))]))
+        self.weights_ = found / size
         return self
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return 1 plus the terms."""
         return 1.0 + float(self._features(victim, beside) @ self.weights_) if beside else 1.0
 
-    @staticmethod
-    def _features(victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
+
+class TrafficInterference(_AdditiveInterference):
+    """Our model where only memory traffic is known, as on a CPU: neighbours' traffic slows down workloads with much
+    traffic.
+
+    The terms are a constant cost of any neighbour (clock, last-level cache), the neighbours' bandwidth, its product
+    with the victim's, and the demand of all beyond the capacity. Bandwidths are those of the workloads alone,
+    ``dram_pct``.
+    """
+
+    def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
         own, others = victim.dram_pct / 100.0, sum(one.dram_pct for one in beside) / 100.0
         return np.array([1.0, others, own * others, max(0.0, own + others - 1.0)])
+
+
+class ContentionModel(_AdditiveInterference):
+    """Our model: each shared resource adds a part, in proportion to the victim's need and the neighbours' use.
+
+    The terms are:
+
+    - the clock lost to the power limit (iGniter's equations 9 and 10);
+    - launches: iGniter's delay of a kernel (equation 6) times the victim's kernels over its time;
+    - L2: the neighbours' use (equation 8);
+    - the link to the host, which iGniter leaves out: the fraction of the victim's time in transfers, and the
+      fraction of the time that the neighbours hold the link;
+    - the DRAM: the product of both sides' use.
+    """
+
+    def __init__(self, hardware: HardwareCoefficients, shrinkage: float = _SHRINKAGE) -> None:
+        super().__init__(shrinkage)
+        self._hardware = hardware
+
+    def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
+        hardware = self._hardware
+        demand = hardware.idle_power_w + victim.power_w + sum(one.power_w for one in beside)
+        over = max(0.0, demand - hardware.max_power_w)
+        delay = added_launch_ms(hardware, 1 + len(beside))
+        return np.array(
+            [
+                min(0.9, -hardware.alpha_f * over / hardware.max_clock_mhz),
+                delay * victim.kernels / victim.solo_ms,
+                sum(one.l2_pct for one in beside) / 100.0,
+                victim.transfer_ms / victim.solo_ms,
+                sum(one.transfer_ms / one.solo_ms for one in beside),
+                victim.dram_pct * sum(one.dram_pct for one in beside) / 1e4,
+            ]
+        )
 
 
 class IgniterInterference:
@@ -164,61 +221,3 @@ class IgniterInterference:
 
     def _place_workload(self, running: RunningWorkload) -> PlacedWorkload:
         return PlacedWorkload(self._workloads[running.model], running.batch, running.share)
-
-
-class ContentionModel:
-    """Our model: each shared resource adds a part, in proportion to the victim's need and the neighbours' use.
-
-    The slow-down above 1 is a sum with coefficients of at least 0, the same for all models:
-
-    - the clock lost to the power limit (iGniter's equations 9 and 10);
-    - launches: iGniter's delay of a kernel (equation 6) times the victim's kernels over its time;
-    - L2: the neighbours' use (equation 8);
-    - the link to the host, which iGniter leaves out: the fraction of the victim's time in transfers, and the
-      fraction of the time that the neighbours hold the link;
-    - the DRAM: the product of both sides' use.
-
-    Few models are ever co-located, and their differences need not generalise: the coefficients are shrunk, as in ridge
-    regression, each in units of its feature's size. ``shrinkage``: weight of the squared coefficients beside the mean
-    squared error.
-    """
-
-    def __init__(self, hardware: HardwareCoefficients, shrinkage: float = _SHRINKAGE) -> None:
-        self._hardware, self._shrinkage = hardware, shrinkage
-
-    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
-        """Fit the coefficients by non-negative least squares on relative errors."""
-        from scipy.optimize import nnls  # half a second to import, not needed without neighbours
-
-        features = np.array([self._features(one.victim, one.beside) for one in measured])
-        slow = np.array([one.slowdown for one in measured])
-        size = np.sqrt((features**2).mean(axis=0))
-        # Unmeasured features are 0 everywhere, and get the coefficient 0 whatever their size.
-        size[size == 0.0] = 1.0
-        # The penalty is a set of rows with target 0, scaled by the number of measurements: the other rows add up their
-        # squared errors, and the penalty is relative to the mean.
-        ridge = math.sqrt(self._shrinkage * len(measured)) * np.eye(features.shape[1])
-        rows = np.vstack([features / size / slow[:, None], ridge])
-        found, _ = nnls(rows, np.concatenate([(slow - 1.0) / slow, np.zeros(len(ridge))]))
-        self.weights_ = found / size
-        return self
-
-    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
-        """Return 1 plus the parts of the resources."""
-        return 1.0 + float(self._features(victim, beside) @ self.weights_) if beside else 1.0
-
-    def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
-        hardware = self._hardware
-        demand = hardware.idle_power_w + victim.power_w + sum(one.power_w for one in beside)
-        over = max(0.0, demand - hardware.max_power_w)
-        delay = added_launch_ms(hardware, 1 + len(beside))
-        return np.array(
-            [
-                min(0.9, -hardware.alpha_f * over / hardware.max_clock_mhz),
-                delay * victim.kernels / victim.solo_ms,
-                sum(one.l2_pct for one in beside) / 100.0,
-                victim.transfer_ms / victim.solo_ms,
-                sum(one.transfer_ms / one.solo_ms for one in beside),
-                victim.dram_pct * sum(one.dram_pct for one in beside) / 1e4,
-            ]
-        )

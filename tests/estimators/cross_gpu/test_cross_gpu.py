@@ -23,9 +23,15 @@ from gpuprof.estimators.cross_gpu.features import (
     regressor_names,
     widen_products,
 )
-from gpuprof.estimators.cross_gpu.kernels import LAYOUT_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import (
+    BIAS_OF_CONVOLUTION,
+    LAYOUT_OF_CONVOLUTION,
+    KernelList,
+    LaunchMode,
+    list_kernels,
+)
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
-from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table
+from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table, table_of
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph
@@ -300,3 +306,14 @@ def test_a_convolution_in_float32_takes_no_changes_of_layout() -> None:
     alone = shipped_model().time_parts(kernels, replace(rates, instead=None), LaunchMode.EAGER)
     assert shipped_model().time_parts(kernels, slow, LaunchMode.EAGER).kernels_s == pytest.approx(alone.kernels_s)
     assert shipped_model().time_parts(kernels, quick, LaunchMode.EAGER).kernels_s < alone.kernels_s / 3.0
+
+
+def test_a_bias_is_added_to_a_convolution_in_a_wider_type_too() -> None:
+    columns = {"flops": 1e9, "read_bytes": 1e6, "written_bytes": 1e6, "elements": 1e6}
+    ops = table_of([("conv", {**columns, "m": 1e4, "n": 64.0, "k": 576.0, "width": 2.0}), ("elementwise", columns)])
+    biased = KernelList(ops, (1, 1), ("Conv", BIAS_OF_CONVOLUTION), ())
+    rates = rates_of(device("a100-80"), "float16")
+    assert rates.instead is not None
+    quick = replace(rates, instead=replace(rates.instead, matrix_per_s=1e18, sustained=1.0, bytes_per_s=1e15))
+    bias_s = shipped_model().kernel_times(ops, rates)[1]
+    assert shipped_model().time_parts(biased, quick, LaunchMode.ONNXRUNTIME).kernels_s > bias_s
