@@ -67,7 +67,7 @@ def describe_error(error: BaseException) -> str:
 
 def describe_failure(kind: str, name: str, plugin: object, error: Exception) -> PluginError:
     """Return the error of a plug-in that raised: its name, and the line of its own file where it did."""
-    file = getattr(sys.modules.get(type(plugin).__module__), "__file__", None)
+    file = getattr(sys.modules.get(plugin.__module__), "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" in line {lines[-1]} of {Path(file).name}" if file and lines else ""
     return PluginError(f"the {kind} {name!r} failed{where}: {describe_error(error)}", "--debug shows where")

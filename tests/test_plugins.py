@@ -36,6 +36,11 @@ class RaisingPolicy:
         raise KeyError("resnet50")
 
 
+class UnmadePolicy:
+    def __init__(self) -> None:
+        raise ValueError("no table")
+
+
 class EmptyPolicy:
     def place(self, problem: Problem) -> None:
         return None
@@ -45,6 +50,7 @@ class EmptyPolicy:
     ("plugin", "message"),
     [
         ("RaisingPolicy", r"'.*:RaisingPolicy' failed in line \d+ of test_plugins.py: KeyError: 'resnet50'"),
+        ("UnmadePolicy", r"'.*:UnmadePolicy' failed in line \d+ of test_plugins.py: ValueError: no table"),
         ("EmptyPolicy", r"'.*:EmptyPolicy' returned a NoneType and no Placement"),
     ],
 )

@@ -101,6 +101,10 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
         policy: Policy = made(**given)
     except TypeError as error:
         raise InputError(f"the policy {name!r} cannot be made: {error}", "its fields need defaults") from None
+    except GpuprofError:
+        raise
+    except Exception as error:  # plug-ins may raise anything
+        raise describe_failure("policy", name, made, error) from error
     require_methods("policy", name, policy, "place")
     if name not in BUILTIN:
         policy = ForeignPolicy(name, policy)
