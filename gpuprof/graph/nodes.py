@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
@@ -71,31 +71,13 @@ def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> 
     # The usual case: ONNX requires sorted nodes, but some tools violate this.
     if all(not need or max(need) < i for i, need in enumerate(needs)):
         return list(nodes)
-    return [nodes[i] for i in _order(needs, nodes, model)]
-
-
-def _order(needs: list[set[int]], nodes: Sequence[NodeProto], model: str) -> list[int]:
-    users: dict[int, list[int]] = {}
-    for i, need in enumerate(needs):
-        for j in need:
-            users.setdefault(j, []).append(i)
-    inputs_missing = [len(need) for need in needs]
-    ready = [i for i, count in enumerate(inputs_missing) if not count]
-    order = []
-    while ready:
-        # The smallest position first, so that the order stays close to the file's.
-        order.append(heapq.heappop(ready))
-        for user in users.get(order[-1], ()):
-            inputs_missing[user] -= 1
-            if not inputs_missing[user]:
-                heapq.heappush(ready, user)
-    if len(order) < len(nodes):
-        stuck = next(i for i, count in enumerate(inputs_missing) if count)
+    try:
+        return [nodes[i] for i in TopologicalSorter(dict(enumerate(needs))).static_order()]
+    except CycleError as error:
         raise InputError(
-            f"{model}: node {label(nodes[stuck])} is part of a cycle or waits for one",
+            f"{model}: node {label(nodes[error.args[1][0]])} is part of a cycle",
             "the model is damaged: export it again",
-        )
-    return order
+        ) from None
 
 
 def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:

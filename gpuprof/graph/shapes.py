@@ -172,10 +172,7 @@ class Shapes:
         elif node.op_type == "Size":
             value = np.array(self.tensors[node.input[0]].elements, np.int64)
         else:
-            inputs = [self.values.get(name) if name else None for name in node.input]
-            if any(value is None for value, name in zip(inputs, node.input, strict=True) if name):
-                return False
-            value = known_value(node.op_type, inputs, _plain_attributes(node))
+            value = known_value(node, self.values, self._opsets.get("", 1))
         if value is None:
             return False
         name = node.output[0]
@@ -419,14 +416,6 @@ class Shapes:
 
 def _key(node: NodeProto) -> tuple[str, ...]:
     return tuple(node.output)
-
-
-def _plain_attributes(node: NodeProto) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for attribute in node.attribute:
-        value = helper.get_attribute_value(attribute)
-        values[attribute.name] = numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
-    return values
 
 
 @lru_cache(maxsize=1024)
