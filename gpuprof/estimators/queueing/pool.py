@@ -36,7 +36,7 @@ _SEED = 20240229
 #: further.
 _MOST_REPLICAS = 96
 #: Least number of requests with gamma gaps, and of full batches.
-_REQUESTS, _GROUPS = 1 << 17, 1 << 13
+_REQUESTS, _GROUPS = 1 << 17, 1 << 14
 #: Number of requests of other arrival processes, whose law is not known.
 _UNWEIGHTED = 16 * _REQUESTS
 #: Reduction of the number of requests for a coarse answer.
@@ -318,12 +318,11 @@ def _value_at(law: Array, scores: Array) -> Array:
 
 
 @cache
-def _draw_scores() -> tuple[Array, Array, Array]:
-    """Return standard normal numbers for the batches of each group and for further batches of a group, and even ones.
+def _draw_scores() -> tuple[Array, Array]:
+    """Return standard normal numbers for batches, and even ones for the reported times.
 
-    The last are evenly spread numbers: multiples of the golden section, of which any stretch is nearly uniform.
+    These are multiples of the golden section, of which any stretch is nearly uniform.
     """
-    random = np.random.default_rng(_SEED + 1)
-    groups, more = (random.standard_normal(size, np.float32) for size in (_SCORES, _SCORES // 4))
+    groups = np.random.default_rng(_SEED + 1).standard_normal(_SCORES, np.float32)
     even = ndtri((np.arange(1, _SCORES + 1) * 0.6180339887498949) % 1.0).astype(np.float32)
-    return groups, more, even
+    return groups, even

@@ -81,9 +81,7 @@ class PoolState(NamedTuple):
 class Draws(NamedTuple):
     """Random numbers."""
 
-    #: ``groups``, ``others``: Standard normal scores for each group of requests, and for further batches of a group.
-    groups: Array
-    others: Array
+    groups: Array  #: Standard normal scores for each group of requests; from the end on for further batches of a group.
     even: Array  #: Evenly spread scores for the reported times.
     group: int  #: Number of requests per group.
 
@@ -180,8 +178,8 @@ def _start(
     request = state.head[replica]
     group = request // draws.group
     if state.used[group]:  # each group's number is drawn once at most
-        score = draws.others[state.counts[0] % len(draws.others)]
         state.counts[0] += 1
+        score = draws.groups[-state.counts[0] & (len(draws.groups) - 1)]
     else:
         score = draws.groups[group & (len(draws.groups) - 1)]
         state.used[group] = True

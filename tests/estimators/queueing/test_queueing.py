@@ -72,7 +72,7 @@ def test_batches_after_a_pause_take_longer_whatever_their_size(batch: int, wait:
     _agrees(server, _at_load(server, 0.4), 100_000)
 
 
-_RANDOM = list(configurations(40, seed=11))
+_RANDOM = list(configurations(25, seed=11))
 
 
 @pytest.mark.parametrize(("arrivals", "server"), _RANDOM, ids=map(str, range(len(_RANDOM))))
