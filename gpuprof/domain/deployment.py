@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -241,6 +242,21 @@ class DeployedModel(RequestedModel):
     predicted: ModelPrediction | None = None
     members: dict[Name, RequestedModel] = Field(default_factory=dict)
     saved_weight_bytes: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def file(self) -> ModelFile:
+        """The model's file, and the models in it."""
+        return ModelFile(self.path, self.sha256, self.members, self.saved_weight_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """Path of a model's file and its hash at profiling; the models in a merged file, and the weights they share."""
+
+    path: str | None = None
+    sha256: str | None = None
+    members: Mapping[str, RequestedModel] = field(default_factory=dict)
+    saved_weight_bytes: int = 0
 
 
 class PlanAtEnds(_MapElement):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.catalogue import device
-from gpuprof.domain.deployment import DeploymentMap, Replica, share_of
+from gpuprof.domain.deployment import DeploymentMap, ModelFile, Replica, share_of
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
@@ -30,7 +30,7 @@ from gpuprof.lab.suites import Scenario, Setup
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.objective import measure
 from gpuprof.placement.policies import Policy, make_policy
-from gpuprof.placement.problem import ModelFile, Options, Problem
+from gpuprof.placement.problem import Options, Problem
 
 #: A cell's outcome: plain numbers, texts and mappings, as JSON holds them.
 Record = dict[str, Any]

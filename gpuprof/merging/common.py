@@ -51,10 +51,6 @@ class CommonBlock:
         """Number of entries."""
         return self.rows * self.columns
 
-    def swap(self) -> CommonBlock:
-        """Return the same block with the two matrices exchanged."""
-        return CommonBlock(self.rows, self.columns, self.b_row, self.b_column, self.a_row, self.a_column, self.exact)
-
 
 def common_blocks(
     first: Sequence[Matrix], second: Sequence[Matrix], pairs: Iterable[Pair] | None = None, tolerance: float = TOLERANCE

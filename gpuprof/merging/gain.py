@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
 import networkx as nx
-from onnx import NodeProto
 
 from gpuprof.domain.device import Device
 from gpuprof.merging.operators import is_lookup
@@ -200,7 +199,7 @@ def _find_crossings(plan: MergePlan) -> list[_Crossing]:
                 _record_reader(plan, crossings, step, position).consumers.append(i)
     for step in plan.steps:
         for m in step.models:
-            for position, name in enumerate(_source_node(plan, step, m).input):
+            for position, name in enumerate(plan.node(step, m).input):
                 inside = step.is_merged and any(step.concatenated_inputs[position : position + 1])
                 _record_separate_use(plan, crossings, m, name, step if inside else None)
     for m, source in enumerate(plan.sources):
@@ -210,7 +209,7 @@ def _find_crossings(plan: MergePlan) -> list[_Crossing]:
 
 
 def _record_reader(plan: MergePlan, crossings: dict[object, _Crossing], step: Step, position: int) -> _Crossing:
-    names = tuple(_source_node(plan, step, m).input[position] for m in step.models)
+    names = tuple(plan.node(step, m).input[position] for m in step.models)
     places = {plan.produced_once.get((m, name)) for m, name in zip(step.models, names, strict=True)}
     place = places.pop() if len(places) == 1 else None
     if place is not None and plan.steps[place[0]].models == step.models:
@@ -228,17 +227,13 @@ def _record_separate_use(
     maker = plan.steps[place[0]]
     if step is not None and maker.models == step.models:
         return
-    names = tuple(_source_node(plan, maker, m).output[place[1]] for m in maker.models)
+    names = tuple(plan.node(maker, m).output[place[1]] for m in maker.models)
     crossings.setdefault(place, _Crossing(maker.models, names, place[0])).outside = True
-
-
-def _source_node(plan: MergePlan, step: Step, model: int) -> NodeProto:
-    return plan.sources[model].nodes[step.node_positions[model]]
 
 
 def _weight_bytes(plan: MergePlan, step: Step) -> int:
     first = step.models[0]
-    source, node = plan.sources[first], _source_node(plan, step, first)
+    source, node = plan.sources[first], plan.node(step, first)
     if is_lookup(node):
         return 0
     names = {name for name in node.input if name in source.weights}
@@ -250,7 +245,7 @@ def _weight_bytes(plan: MergePlan, step: Step) -> int:
 
 def _touched_bytes(plan: MergePlan, step: Step, model: int, batch: int) -> float:
     """Return the bytes of activations that an op reads and writes."""
-    source, node = plan.sources[model], _source_node(plan, step, model)
+    source, node = plan.sources[model], plan.node(step, model)
     names = {name for name in (*node.input, *node.output) if name in source.values and name not in source.weights}
     return sum(source.values[name].bytes_at(batch) for name in names)
 
@@ -258,7 +253,7 @@ def _touched_bytes(plan: MergePlan, step: Step, model: int, batch: int) -> float
 def _measured_gain(plan: MergePlan, step: Step, setting: GainContext) -> float | None:
     """Return the seconds saved by measurements at the models' batches and at their sum; None if any is missing."""
     rows = [setting.batches[m] for m in step.models]
-    curves = [setting.measured.get((plan.sources[m].sha256, _source_node(plan, step, m).name)) for m in step.models]
+    curves = [setting.measured.get((plan.sources[m].sha256, plan.node(step, m).name)) for m in step.models]
     together = max((_at(curve, sum(rows)) or 0.0 for curve in curves if curve), default=0.0)
     apart = [_at(curve, batch) if curve else None for curve, batch in zip(curves, rows, strict=True)]
     if not together or any(seconds is None for seconds in apart):

@@ -102,7 +102,7 @@ class _Builder:
             step = self.plan.steps[place[0]]
             tensor_name = self._laid[place]
             if step.is_concatenated:
-                names = [self._source_node(step, m).output[place[1]] for m in step.models]
+                names = [self.plan.node(step, m).output[place[1]] for m in step.models]
                 tensor_name = self.part(tensor_name, step.models, names, model, f"{source.name}/{name}")
         self._names[model, name] = tensor_name
         return tensor_name
@@ -127,14 +127,11 @@ class _Builder:
         return self.add("Slice", [whole, begin, end, self.numbers(0)], hint)
 
     def _sum(self, models: Sequence[int], sizes: Sequence[Size]) -> str:
-        fixed = sum(size.fixed for size in sizes)
-        terms = [self._size(m, size.per_batch) for m, size in zip(models, sizes, strict=True) if size.per_batch]
-        if fixed or not terms:
-            terms.append(self.numbers(fixed))
-        total = terms[0]
-        for term in terms[1:]:
-            total = self.add("Add", [total, term], "batch/sum")
-        return total
+        total = ""
+        for model, size in zip(models, sizes, strict=True):
+            term = self._size(model, size.per_batch)
+            total = self.add("Add", [total, term], "batch/sum") if total else term
+        return total or self.numbers(0)
 
     def _size(self, model: int, factor: int) -> str:
         source = self.plan.sources[model]
@@ -146,14 +143,11 @@ class _Builder:
 
     # nodes of a step
 
-    def _source_node(self, step: Step, model: int) -> NodeProto:
-        return self.plan.sources[model].nodes[step.node_positions[model]]
-
     def _add_merged_step(self, step: Step) -> None:
         first = step.models[0]
-        node = self._source_node(step, first)
+        node = self.plan.node(step, first)
         inputs = [
-            self.concat_values(step.models, [self._source_node(step, m).input[i] for m in step.models])
+            self.concat_values(step.models, [self.plan.node(step, m).input[i] for m in step.models])
             if is_concatenated
             else self.value(first, node.input[i])
             for i, is_concatenated in enumerate(step.concatenated_inputs)
@@ -175,7 +169,7 @@ class _Builder:
 
     def _target(self, step: Step) -> str:
         first = step.models[0]
-        dims = self.plan.sources[first].values[self._source_node(step, first).output[0]].dims
+        dims = self.plan.sources[first].values[self.plan.node(step, first).output[0]].dims
         sizes = [dim.fixed for dim in dims]
         return self.numbers(*([-1, *sizes[1:]] if step.is_concatenated else sizes))
 
@@ -203,11 +197,11 @@ class _Builder:
                         info.name = info.name if info.name in inner_names else self.value(model, info.name)
 
     def _add_super_operator(self, step: Step, shared: SuperOperator) -> None:
-        names = [self._source_node(step, m).input[0] for m in step.models]
+        names = [self.plan.node(step, m).input[0] for m in step.models]
         first, end = step.models[0], shared.begins[step.models[0]] + shared.outputs
         product = self._multiply(step, first, self.concat_values(step.models, names), shared.begins[first], end)
         for m in step.models:
-            node, operators = self._source_node(step, m), self.plan.group(step).operators
+            node, operators = self.plan.node(step, m), self.plan.group(step).operators
             source, begin, end = self.plan.sources[m], shared.begins[m], shared.begins[m] + shared.outputs
             hint = f"{source.name}/{node.output[0]}"
             own = self.value(m, names[step.models.index(m)])

@@ -51,6 +51,10 @@ class MergePlan:
     #: (model, weight) → the equal (model, weight) stored in its place.
     shared: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
 
+    def node(self, step: Step, model: int) -> NodeProto:
+        """Return the node of a model in a step."""
+        return self.sources[model].nodes[step.node_positions[model]]
+
     def group(self, step: Step) -> NodeGroup:
         """Return the group of a step."""
         return self.grouping.groups[step.group]
@@ -110,7 +114,7 @@ def _decide_step(plan: MergePlan, group: NodeGroup, step: Step) -> None:
 
 
 def _check_super(plan: MergePlan, step: Step) -> None:
-    node = plan.sources[step.models[0]].nodes[step.node_positions[step.models[0]]]
+    node = plan.node(step, step.models[0])
     if not step.concatenated_inputs[0]:
         raise UnmergeableError("its models share the input but not the weights")
     if len(plan.sources[step.models[0]].values[node.input[0]].dims) < 2:
@@ -196,7 +200,7 @@ def _held_weights_by_model(plan: MergePlan, step: Step) -> dict[int, tuple[str, 
 
 def _can_concatenate(plan: MergePlan, step: Step, position: int) -> bool:
     """Return whether an input of a group is concatenated already, or can be; False where the models share a value."""
-    names = [plan.sources[m].nodes[step.node_positions[m]].input[position] for m in step.models]
+    names = [plan.node(step, m).input[position] for m in step.models]
     pairs = list(zip([plan.sources[m] for m in step.models], names, strict=True))
     constant = [name in source.weights for source, name in pairs]
     if all(constant):
@@ -228,7 +232,7 @@ def _record_outputs(plan: MergePlan, step: Step) -> None:
     if not step.once:
         return
     for m in step.models:
-        node = plan.sources[m].nodes[step.node_positions[m]]
+        node = plan.node(step, m)
         for i, name in enumerate(node.output):
             if name:
                 plan.produced_once[m, name] = (len(plan.steps), i)

@@ -98,7 +98,7 @@ def _bytes(name: str, data_type: int, dims: Sequence[int]) -> int:
 def _row(plan: MergePlan, step: Step, group: NodeGroup, omega: float) -> OperatorRow:
     weights = {m: (operator.weight,) for m, operator in group.operators.items()} or step.held
     sizes = [sum(map(plan.sources[m].weight_bytes, weights[m])) for m in step.models]
-    nodes = [plan.sources[m].nodes[step.node_positions[m]] for m in step.models]
+    nodes = [plan.node(step, m) for m in step.models]
     saved, how = 0, APART
     if step.once:
         saved, how = sum(sizes) - max(sizes), MERGED

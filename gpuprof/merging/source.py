@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,7 +76,7 @@ class SourceModel:
     _arrays: dict[str, Array] = field(default_factory=dict)
     _indexed: list[NodeProto] | None = None
     _makers: dict[str, NodeProto] = field(default_factory=dict)
-    _users: dict[str, list[NodeProto]] = field(default_factory=dict)
+    _uses: Counter[str] = field(default_factory=Counter)
 
     def array(self, weight: str) -> Array:
         """Return the data of a weight."""
@@ -103,29 +104,17 @@ class SourceModel:
         self._index()
         return self._makers.get(name)
 
-    def users(self, name: str) -> Sequence[NodeProto]:
-        """Return the nodes that take a value."""
-        self._index()
-        return self._users.get(name, ())
-
     def uses(self, name: str) -> int:
         """Return the number of uses of a value: by nodes, and as an output."""
-        return len(self.users(name)) + (name in self.outputs)
+        self._index()
+        return self._uses[name] + (name in self.outputs)
 
     def _index(self) -> None:
         if self._indexed is self.nodes:  # normalisation replaces the list
             return
-        self._makers, self._users = {}, {}
-        for node in self.nodes:
-            self._makers |= {name: node for name in node.output if name}
-            for name in {*node.input, *list_captured(node)}:
-                self._users.setdefault(name, []).append(node)
+        self._makers = {name: node for node in self.nodes for name in node.output if name}
+        self._uses = Counter(name for node in self.nodes for name in {*node.input, *list_captured(node)})
         self._indexed = self.nodes
-
-    @property
-    def opset(self) -> int:
-        """Version of ONNX's standard operator set."""
-        return self.opsets.get("", 1)
 
 
 def read_source(

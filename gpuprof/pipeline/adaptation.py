@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from gpuprof.domain.deployment import DeploymentMap, Gpu
     from gpuprof.domain.fleet import Fleet
-    from gpuprof.placement.problem import ModelFile
     from gpuprof.serving.change.adapt import Load
 
 
@@ -54,7 +53,6 @@ class MapReplanner:
             problem,
             fleet=fleet,
             estimator=estimator,
-            files=_resolve_files(deployment, self.base),
             planned_with=settings,
             previous=deployment,
         )
@@ -130,23 +128,6 @@ def _move_to_known_gpus(wanted: DeploymentMap, now: DeploymentMap, first: Deploy
 
 def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:
     return ((node.name, gpu) for node in deployment.nodes for gpu in node.gpus)
-
-
-def _resolve_files(deployment: DeploymentMap, base: Path) -> dict[str, ModelFile]:
-    """Return the map's files with full paths."""
-    from gpuprof.placement.problem import ModelFile
-
-    def find(path: str) -> str:
-        # A whole path, since the new map may be written to another directory than the first.
-        beside = base / path
-        return str(beside.resolve()) if beside.is_file() else path
-
-    return {
-        name: ModelFile(
-            None if model.path is None else find(model.path), model.sha256, model.members, model.saved_weight_bytes
-        )
-        for name, model in deployment.models.items()
-    }
 
 
 def _exceeds_plan(deployment: DeploymentMap, rates: Mapping[str, float], load: Load) -> bool:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.demand import join_demands
-from gpuprof.domain.deployment import DeploymentMap, RequestedModel
+from gpuprof.domain.deployment import DeploymentMap, ModelFile, RequestedModel
 from gpuprof.domain.model_queues import ModelQueues
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.graph.file import read_onnx
-from gpuprof.placement.problem import ModelFile, Problem
+from gpuprof.placement.problem import Problem
 from gpuprof.rules.merged_estimate import estimate_merged
 
 if TYPE_CHECKING:

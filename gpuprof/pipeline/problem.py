@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.demand import Demand
+    from gpuprof.domain.deployment import ModelFile
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimate
     from gpuprof.domain.failure import TriedRuns
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.pipeline.planning_options import PlanningOptions
     from gpuprof.pipeline.result import NoteCallback
-    from gpuprof.placement.problem import ModelFile, Options, Problem
+    from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import HostWork
     from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
@@ -330,9 +331,9 @@ class _RecordedFile:
 
 
 def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str, ModelFile]:
+    from gpuprof.domain.deployment import ModelFile
     from gpuprof.graph.file import read_onnx
     from gpuprof.kernel_db.records import read_records
-    from gpuprof.placement.problem import ModelFile
 
     files = {}
     rows = [] if database is None else read_records(database, _RecordedFile, table="models")

@@ -90,6 +90,7 @@ def restore_problem(
         options=Options(
             **{name: getattr(settings, name) for name in RECORDED_OPTIONS}, host=host_work_of_plan(settings)
         ),
+        files={name: model.file for name, model in deployment.models.items()},
     )
 
 
@@ -118,7 +119,8 @@ def _restore_estimator(
     name = other.estimator or settings.estimator
     asked = measured if name == DEFAULT else make_named_estimator(name, database, graphs)
     tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
-    return estimate_merged(name_services(asked, sources), deployment.models), tried
+    files = {name: model.file for name, model in deployment.models.items()}
+    return estimate_merged(name_services(asked, sources), files), tried
 
 
 def _with_price(device: Device, planned: PlannedDevices | None) -> Device:

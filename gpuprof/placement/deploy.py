@@ -6,7 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigInstance, Node, Partition
+from gpuprof.domain.deployment import (
+    DeployedModel,
+    DeploymentMap,
+    Gpu,
+    MapPrediction,
+    MigInstance,
+    ModelFile,
+    Node,
+    Partition,
+)
 from gpuprof.domain.device import Device
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.placement.device_assignment import DeviceAddress, number_devices
@@ -14,7 +23,7 @@ from gpuprof.placement.early_stop import name_stop
 from gpuprof.placement.objective import measure
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.predict import Predictor
-from gpuprof.placement.problem import ModelFile, Problem
+from gpuprof.placement.problem import Problem
 
 #: Relative excess over a bound up to which a placement does not refute the bound.
 _ROUNDING = 1e-6

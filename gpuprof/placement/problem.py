@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Demand
-from gpuprof.domain.deployment import DeploymentMap, RequestedModel
+from gpuprof.domain.deployment import DeploymentMap, ModelFile
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
@@ -59,16 +59,6 @@ class Options:
                 raise InputError(f"{name} must be at least 1 but got {value}")
         if not 0.0 <= self.overhead_ms < 1e9:
             raise InputError(f"overhead must be at least 0 ms but got {self.overhead_ms:g}")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFile:
-    """Path of a model's file and its hash at profiling; the models in a merged file, and the weights they share."""
-
-    path: str | None = None
-    sha256: str | None = None
-    members: Mapping[str, RequestedModel] = field(default_factory=dict)
-    saved_weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

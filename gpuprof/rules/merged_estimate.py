@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
-from gpuprof.domain.deployment import RequestedModel
+from gpuprof.domain.deployment import ModelFile
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import (
     EXTRAPOLATED,
@@ -55,23 +54,7 @@ class MergedWork:
         return rows
 
 
-class FileOfModels(Protocol):
-    """A model's file, and the models in it if it is merged."""
-
-    @property
-    def path(self) -> str | None:
-        """Path of the file."""
-
-    @property
-    def members(self) -> Mapping[str, RequestedModel]:
-        """What was asked for each model in a merged file; empty for any other file."""
-
-    @property
-    def saved_weight_bytes(self) -> int:
-        """Additional bytes of separate weights for each member."""
-
-
-def estimate_merged(estimator: Estimator, files: Mapping[str, FileOfModels]) -> Estimator:
+def estimate_merged(estimator: Estimator, files: Mapping[str, ModelFile]) -> Estimator:
     """Return ``estimator``, with estimates of the merged models among ``files`` if there are any."""
     works = {
         name: MergedWork(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.deployment import ModelFile
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -25,7 +26,7 @@ from gpuprof.placement.contract import (
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import Placement
-from gpuprof.placement.problem import ModelFile, Options, Problem
+from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published import igniter
 from gpuprof.placement.published.igniter import Igniter
 from tests.placement.published.igniter_workloads import table_1, table_3
