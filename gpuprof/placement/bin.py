@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.device import Device, MigProfile
-from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
+from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.segment import Segments
 
 #: Maximum number of CUDA MPS clients of a device (CUDA up to 13.0).
 MPS_CLIENTS = 48
-#: Percent: shares such as thirds add up to a whole plus a rounding error.
-_EPSILON = 1e-9
 
 
 @dataclass(slots=True)
@@ -56,7 +54,7 @@ class Bin:
     def _fits(self, partition: PlacedPartition) -> bool:
         replicas = partition.replicas
         return (
-            (partition.unshared or sum(one.share.sm_pct for one in replicas) <= 100.0 + _EPSILON)
+            (partition.unshared or sum(one.share.sm_pct for one in replicas) <= 100.0 + TOLERANCE)
             and (len(replicas) < 2 or sum(one.processes for one in replicas) <= MPS_CLIENTS)
             and sum(one.memory_bytes or 0 for one in replicas) <= self.device.memory_bytes(replicas[0].share)
         )

@@ -20,13 +20,11 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.placement.device_assignment import DeviceAddress, number_devices
 from gpuprof.placement.early_stop import name_stop
+from gpuprof.placement.evidence import ABSOLUTE_ROUNDING
 from gpuprof.placement.objective import measure
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import Problem
-
-#: Relative excess over a bound up to which a placement does not refute the bound.
-_ROUNDING = 1e-6
 
 _Disturbances = Mapping[PlacedReplica, BatchServer]
 
@@ -78,9 +76,9 @@ def _drop_refuted_bounds(problem: Problem, placement: Placement) -> Placement:
     if not placement.unplaced:
         own = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
         gpus = None if gpus is not None and gpus > len(placement.gpus) else gpus
-        cost = None if cost is not None and cost > own * (1.0 + _ROUNDING) else cost
+        cost = None if cost is not None and cost > own * (1.0 + ABSOLUTE_ROUNDING) else cost
     served = sum(placement.rates_rps().values())
-    most = None if most is not None and served > most * (1.0 + _ROUNDING) else most
+    most = None if most is not None and served > most * (1.0 + ABSOLUTE_ROUNDING) else most
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost, upper_bound_goodput_rps=most)
 
 

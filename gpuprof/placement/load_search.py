@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from gpuprof.domain.sojourn import LAST_LOAD, grid_to_load, load_to_grid
 
 #: Number of steps between bisections: guesses may converge from one side only.
-_HALVED = 3
+HALVED = 3
 
 
 def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) -> float:
@@ -35,7 +35,7 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
             high = index
         else:
             low = index
-        index = (low + high) // 2 if len(tails) % _HALVED == 0 else _guess_index(tails, low, high, limit_ms)
+        index = (low + high) // 2 if len(tails) % HALVED == 0 else _guess_index(tails, low, high, limit_ms)
     if low < 0:
         return 0.0
     return grid_to_load(low) if high == LAST_LOAD else _interpolate_crossing(tails, low, high, limit_ms)

@@ -26,7 +26,7 @@ from gpuprof.placement.segment import Segments
 #: First guess of a replica's rate in a pool, as a part of its maximum rate.
 _LIKELY = 0.85
 #: Relative difference by which a replica that does not serve the whole rate serves less.
-_LESS = 1.0 - 1e-6
+LESS = 1.0 - 1e-6
 #: Iterations that adapt the number of replicas and the rate of each to one another.
 _ROUNDS = 3
 
@@ -100,7 +100,7 @@ class PooledSegments(Segments):
         parts = parts_in_time(server, demand.slo.latency_ms)
         if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - SLACK:
             return 0.0  # equal replicas cannot compensate for each other's lateness
-        each = min(least_rps or _LIKELY * ceiling, rate * _LESS)
+        each = min(least_rps or _LIKELY * ceiling, rate * LESS)
         if least_rps and not self._groups.can_bear(server, demand, _count(rate, each), each / capacity):
             return 0.0  # less is not used (see `make`), and more need not be searched
         count, best = 0, 0.0
@@ -111,7 +111,7 @@ class PooledSegments(Segments):
             count = needed
             guess = min(each, _LIKELY * ceiling) / capacity
             load = self._groups.load(server, demand, count, guess)
-            each = min(load * capacity, rate * _LESS)
+            each = min(load * capacity, rate * LESS)
             if each <= NEARLY_IDLE * ceiling:
                 return 0.0
             best = each

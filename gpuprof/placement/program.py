@@ -21,9 +21,7 @@ from gpuprof.placement.scaling import Columns, Scales, Vector, dual_bound, find_
 _TOLERANCE = 1e-9
 #: Branch-and-bound nodes, times the entries of the program, after which the incumbent is returned without a time limit.
 #: A count, not a time, so that the same problem has the same result on every machine.
-_MOST_WORK = 400_000
-_MOST_NODES = 500
-_FEWEST_NODES = 20
+_MOST_WORK = 1_000_000
 #: HiGHS (1.15) counts whole numbers in 32 bits: for larger columns its fixing by reduced costs never ends, whatever the
 #: time limit. No plan needs such counts; only segments of negligible capacity could reach them.
 _MOST_COUNTED = 1e9
@@ -105,8 +103,7 @@ class Program:
         for name in ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "mip_feasibility_tolerance"):
             solver.setOptionValue(name, _TOLERANCE)
         if time_limit_s is None:
-            nodes = min(_MOST_NODES, max(_FEWEST_NODES, _MOST_WORK // max(1, len(columns.values))))
-            solver.setOptionValue("mip_max_nodes", nodes)
+            solver.setOptionValue("mip_max_nodes", max(1, _MOST_WORK // max(1, len(columns.values))))
         else:
             solver.setOptionValue("time_limit", time_limit_s)
         solver.passModel(_scaled_model(columns, scales, relaxed=relaxed))

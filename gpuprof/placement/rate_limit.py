@@ -3,8 +3,7 @@
 Results are cached across the policies that work on a problem. A rate below a rate in time is in time, and a rate above
 a late rate is late, so most queries are answered from earlier ones. The search is a bisection with guessed cells:
 between two rates of known tails the time grows nearly in proportion to ``1 / (1 - load)``, so interpolation predicts
-the last cell of the bisection, and only the ends of that cell are evaluated. The first guess is the load sustained by
-similar replicas. The result equals the bisection's own.
+the last cell of the bisection, and only the ends of that cell are evaluated. The result equals the bisection's own.
 """
 
 from __future__ import annotations
@@ -18,24 +17,17 @@ from gpuprof.domain.demand import Slo
 from gpuprof.domain.model_queues import ShapedQueue
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.load_search import find_load
+from gpuprof.placement.load_search import HALVED
 from gpuprof.placement.rate_bound import most_within_rps
-from gpuprof.placement.sustained_loads import SustainedLoads
 
 #: Relative precision, from below, at which the search for a replica's largest rate stops.
 RATE_PRECISION = 0.01
 #: Part of its throughput at which a replica is nearly idle. A replica keeping the SLO only below it is not offered
 #: for more, since hundreds of them would do the work of a better replica.
 NEARLY_IDLE = 0.01
-#: Number of steps between bisections: guesses may converge from one side only.
-_HALVED = 3
-#: Initial load of a search without a known load.
-_LIKELY_LOAD = 0.8
-#: Maximum relative error of the tail of a coarse simulation of Poisson requests, below the given load and above it;
-#: tails nearer to the limit are simulated finely. The largest error over 200 replicas was 7.5% below and 5.3% above.
-_LOW_LOAD, _LOW_LOAD_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
-#: Rates above the times' upper bound by this factor are late whatever the rounding; nearer rates are evaluated.
-_CLEARLY_MORE = 1.01
+#: Maximum relative error of the tail of a coarse simulation of Poisson requests: tails nearer to the limit are
+#: simulated finely. The largest error over 200 replicas was 7.5%.
+_COARSE_ERROR = 0.2
 
 
 @dataclass(slots=True)
@@ -56,7 +48,6 @@ class RateLimits:
     _known: dict[tuple[int, BatchServer, Slo], _KnownRates] = field(default_factory=dict)
     _models: dict[int, QueueModel] = field(default_factory=dict)
     _limit: Limit = field(default_factory=Limit)
-    _sustained: SustainedLoads = field(default_factory=SustainedLoads)
 
     @contextmanager
     def until(self, limit: Limit) -> Iterator[None]:
@@ -91,19 +82,15 @@ class RateLimits:
         if idle_rps >= wanted_rps or not self.in_time(queueing, server, slo, idle_rps):
             return 0.0
         known, asked = self._of(queueing, server, slo), 0
-        first = (self._sustained.load(server, slo) or _guess_load(queueing, server, slo)) * server.capacity_rps
         while True:
-            halve = asked % _HALVED == _HALVED - 1
+            halve = asked % HALVED == HALVED - 1
             guess = None if halve else _guess(known, server.capacity_rps, slo.latency_ms)
-            if asked == 0 and known.passes_rps < first < known.fails_rps:
-                guess = first
             below, above = _cell(idle_rps, wanted_rps, known, guess)
             if below > known.passes_rps:
                 self._ask(queueing, server, slo, below, known)
             elif above < known.fails_rps:
                 self._ask(queueing, server, slo, above, known)
             else:
-                self._sustained.add(server, slo, below / server.capacity_rps)
                 return below
             asked += 1
 
@@ -129,7 +116,7 @@ class RateLimits:
             known = self._known[key] = _KnownRates()
             # Other models may be rules of thumb, which allow more than batches can do.
             if getattr(queueing, "is_analytic", False):
-                known.most_rps = _CLEARLY_MORE * most_within_rps(server, slo.latency_ms, slo.percentile)
+                known.most_rps = (1.0 + RATE_PRECISION) * most_within_rps(server, slo.latency_ms, slo.percentile)
         return known
 
     def _number(self, queueing: QueueModel) -> int:
@@ -144,25 +131,12 @@ def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: floa
     arrivals = Arrivals(rate_rps)
     if _is_simulated(queueing, server):
         coarse = _finite_tail_ms(queueing.pool(arrivals, (server,), coarse=True).whole, slo)
-        off = _LOW_LOAD_ERROR if rate_rps < _LOW_LOAD * server.capacity_rps else _COARSE_ERROR
-        if coarse > (1.0 + off) * slo.latency_ms:
+        if coarse > (1.0 + _COARSE_ERROR) * slo.latency_ms:
             return coarse
         # The error of a coarse tail depends on the shape: with waves of an hour it may have seen none of them.
-        if coarse < (1.0 - off) * slo.latency_ms and not isinstance(queueing, ShapedQueue):
+        if coarse < (1.0 - _COARSE_ERROR) * slo.latency_ms and not isinstance(queueing, ShapedQueue):
             return coarse
     return _finite_tail_ms(queueing.sojourn(arrivals, server), slo)
-
-
-def _guess_load(queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
-    """Return about the load a replica sustains by coarse simulations, 0.0 where its queue is analysed."""
-    if not _is_simulated(queueing, server):
-        return 0.0
-
-    def tail_ms(load: float) -> float:
-        arrivals = Arrivals(load * server.capacity_rps)
-        return _finite_tail_ms(queueing.pool(arrivals, (server,), coarse=True).whole, slo)
-
-    return find_load(tail_ms, slo.latency_ms, _LIKELY_LOAD)
 
 
 def _is_simulated(queueing: QueueModel, server: BatchServer) -> bool:

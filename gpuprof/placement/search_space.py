@@ -17,12 +17,12 @@ from gpuprof.placement.problem import Problem
 
 #: Default maximum of processes inside a MIG instance; ParvaGPU (SC'24 §III) stops at three.
 MIG_PROCESSES = 3
-#: Percent of an instance several models may share.
-PARTS = (10.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 90.0)
 #: Ratio below which neighbouring listed batches are thinned out where each batch takes a solved queue.
 _APART = 1.2
 #: Percent; iGniter allots shares in such units, and finer steps are within every estimate's error.
 SHARE_STEP = 2.5
+#: Percent of an instance several models may share: every second step from a tenth on.
+PARTS = tuple(SHARE_STEP * n for n in range(4, 40, 2))
 #: An unlisted share: an estimator that answers for it answers for all between the listed ones.
 _ODD_PERCENT = 13.0
 

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
@@ -19,16 +20,10 @@ from gpuprof.errors import InputError
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem, collect_evidence
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
-
-_EPSILON = 1e-9
-#: Cycles whose arrivals a batch holds: the least stable number, and more for queues that are still too long.
-_CYCLES_PER_BATCH = (1.0, 1.5, 2.5)
-#: Seconds beyond the time limit in any case: each trial solves a few queues.
-_LEAST_S = 2.0
 
 
 def share_time(problem: Problem, placement: Placement, limit: Limit) -> Placement:
@@ -44,9 +39,9 @@ def share_time(problem: Problem, placement: Placement, limit: Limit) -> Placemen
     sharing = _TimeSharing(problem, segments, devices)
     gpus = list(placement.gpus)
     try:
-        with problem.limits.until(limit.with_least(_LEAST_S)):
-            for unplaced in placement.unplaced:
-                gpus = sharing.add(gpus, unplaced.model, unplaced.rate_rps)
+        for unplaced in placement.unplaced:  # in any case
+            gpus = sharing.add(gpus, unplaced.model, unplaced.rate_rps)
+        with problem.limits.until(limit):
             gpus = sharing.join(gpus)
     except TimeUpError:
         pass  # the joins so far are sound
@@ -135,12 +130,12 @@ class _TimeSharing:
             (replica for replica in gpu.replicas() if not replica.turns and replica.model not in names),
             key=lambda replica: -self._busy(device, replica),
         )
-        for count in range(len(alone), -1, -1):
-            apart = alone[:count]
+        for kept in range(len(alone), -1, -1):
+            apart = alone[:kept]
             left = dict(rates)
             for replica in apart:
                 left[replica.model] -= replica.rate_rps
-            turning = {model: rate for model, rate in left.items() if rate > _EPSILON * rates[model]}
+            turning = {model: rate for model, rate in left.items() if rate > TOLERANCE * rates[model]}
             if len(turning) < 2 or turning.keys() & {replica.model for replica in apart}:
                 continue
             for share in self._shares(device, turning, 100.0 - math.fsum(replica.share.sm_pct for replica in apart)):
@@ -152,13 +147,15 @@ class _TimeSharing:
     def _shares(self, device: Device, rates: Mapping[str, float], free_pct: float) -> Iterator[Share]:
         """Yield the largest share within ``free_pct`` that is listed for every model."""
         known = [set(self.problem.estimator.shares(model, device)) for model in rates]
-        fitting = [share for share in set.intersection(*known) if not share.mig and share.sm_pct <= free_pct + _EPSILON]
+        fitting = [
+            share for share in set.intersection(*known) if not share.mig and share.sm_pct <= free_pct + TOLERANCE
+        ]
         yield from sorted(fitting, key=lambda share: -share.sm_pct)[:1]
 
     def _take_turns(
         self, device: Device, apart: Sequence[PlacedReplica], rates: Mapping[str, float], share: Share
     ) -> PlacedPartition | None:
-        for cycles in _CYCLES_PER_BATCH:
+        for cycles in count(1):  # a batch that holds the arrivals of more cycles waits less, until none is large enough
             batches = self._choose_batches(device, rates, share, cycles)
             if batches is None:
                 return None
@@ -173,7 +170,7 @@ class _TimeSharing:
         return None
 
     def _choose_batches(
-        self, device: Device, rates: Mapping[str, float], share: Share, cycles: float
+        self, device: Device, rates: Mapping[str, float], share: Share, cycles: int
     ) -> dict[str, int] | None:
         """Return for each model the least batch holding the arrivals of ``cycles`` cycles, None where none does.
 

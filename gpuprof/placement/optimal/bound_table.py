@@ -27,14 +27,13 @@ from gpuprof.errors import InputError
 from gpuprof.placement.optimal.candidates import Choices, drop_dominated, list_percents, name_alike
 from gpuprof.placement.optimal.waiting_bound import least_rate_within
 from gpuprof.placement.planned_workloads import planned_ms
+from gpuprof.placement.pooled_segment import LESS
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_bound import SLACK, most_in_time_rps, most_within_rps
 from gpuprof.placement.segment import Segment, Segments
 
 #: Factor by which a request may exceed its SLO in a bound: pools are judged by simulation.
 PATIENT = 1.05
-#: Part of a demand that a replica serves at most if it does not serve the whole demand alone.
-_LESS = 1.0 - 1e-6
 
 _Place = tuple[str, str, Share]
 
@@ -87,7 +86,7 @@ class BoundTable:
             self._serves_alone(demand, server) for server in reversed(servers)
         ):  # a larger share is likelier to suffice
             bound = self._bounds[demand.model][place]
-            self._bounds[demand.model][place] = replace(bound, capacity_rps=demand.rate_rps * _LESS)
+            self._bounds[demand.model][place] = replace(bound, capacity_rps=demand.rate_rps * LESS)
 
     def _serves_alone(self, demand: Demand, server: BatchServer) -> bool:
         if demand.rate_rps >= server.capacity_rps:

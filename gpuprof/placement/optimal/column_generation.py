@@ -14,10 +14,7 @@ import math
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.pattern import PartitionKind
 from gpuprof.placement.optimal.restricted_master import RestrictedMaster
-from gpuprof.placement.program import Solution
-
-#: Relative worth beyond its partition's cost at which a pattern is added.
-_EPSILON = 1e-7
+from gpuprof.placement.program import EXACT, Solution
 
 
 def solve_relaxation(
@@ -98,7 +95,7 @@ def _add_columns(master: RestrictedMaster, solution: Solution, values: dict[Part
     added = False
     for kind in sorted(master.generated, key=str):
         cost = solution.duals[master.kind_rows[kind]]
-        if values[kind] > cost + _EPSILON * max(1.0, math.fabs(cost)):
+        if values[kind] > cost + EXACT * max(1.0, math.fabs(cost)):
             pattern, _ = master.packers[kind].best_pattern(master.slot_values(kind, solution.duals))
             added = master.add_pattern(pattern) or added
     return added

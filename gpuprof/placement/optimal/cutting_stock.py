@@ -21,11 +21,10 @@ from gpuprof.placement.optimal.cost_bound import find_step, list_prices
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.program import Program, Solution
+from gpuprof.placement.program import EXACT, Program, Solution
 
 #: Splits of a demand above this multiple of the least cost of its replicas are left out.
 _DEARER = 1.2
-_LITTLE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -147,7 +146,7 @@ class CuttingStock:
                         break
                     content.append(part)
                     standing = together
-            if math.fsum(worths[part] for part in content) > price * (1.0 + _LITTLE):
+            if math.fsum(worths[part] for part in content) > price * (1.0 + EXACT):
                 self._add(kind, tuple(content))
 
     def _choose(self, parts: Sequence[DemandPart]) -> tuple[PlacedGpu, ...] | None:

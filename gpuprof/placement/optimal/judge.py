@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.incumbent import objective_value, unfairness
-from gpuprof.placement.placement import PlacedGpu, Placement
+from gpuprof.placement.placement import TOLERANCE, PlacedGpu, Placement
 from gpuprof.placement.pool import Gpus, Pools, drop_idle_replicas
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
-
-_EPSILON = 1e-9
 
 
 @dataclass(slots=True)
@@ -107,7 +105,7 @@ class Judge:
             served = self._pools.served_rps(gpus)
         except InputError:
             return None
-        if any(served.get(model, 0.0) < rate * (1.0 - _EPSILON) for model, rate in planned.items()):
+        if any(served.get(model, 0.0) < rate * (1.0 - TOLERANCE) for model, rate in planned.items()):
             return None
         return self._pools.drop_spare(self._pools.rerate(gpus, served), self.limit)
 

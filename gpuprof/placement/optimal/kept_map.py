@@ -16,10 +16,8 @@ from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.optimal.judge import Judge
-from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
-
-_EPSILON = 1e-9
 
 #: Plans a problem anew.
 Planner = Callable[[Problem], Placement]
@@ -162,7 +160,7 @@ class KeptMap:
 def _fits(device: Device, partition: PlacedPartition) -> bool:
     capacity = device.memory_bytes(partition.replicas[0].share)
     return (
-        math.fsum(one.share.sm_pct for one in partition.replicas) <= 100.0 + _EPSILON
+        math.fsum(one.share.sm_pct for one in partition.replicas) <= 100.0 + TOLERANCE
         and sum(one.processes for one in partition.replicas) <= MPS_CLIENTS
         and sum(one.memory_bytes or 0 for one in partition.replicas) <= capacity
     )
@@ -170,7 +168,7 @@ def _fits(device: Device, partition: PlacedPartition) -> bool:
 
 def _find_remainder(demand: Demand, served_rps: float, replicas: int) -> Demand | None:
     """Return the remainder of a demand, None when nothing remains or no more replicas are allowed."""
-    if served_rps >= demand.rate_rps * (1.0 - _EPSILON):
+    if served_rps >= demand.rate_rps * (1.0 - TOLERANCE):
         return None
     allowed = None if demand.max_replicas is None else demand.max_replicas - replicas
     if allowed == 0:

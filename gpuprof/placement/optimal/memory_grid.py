@@ -8,11 +8,8 @@ from dataclasses import dataclass
 
 from gpuprof.placement.optimal.knapsack import best_packing
 
-#: Minimum and maximum number of memory steps where exact bytes are too many: the minimum in any case, and with coarse
-#: shares as many as keep pricing quick.
-_STEPS, _MOST_STEPS = 64, 4_096
-#: Maximum cells of shares times memory for pricing, and the number up to which pricing is quick.
-_MOST_CELLS, _QUICK_CELLS = 2_000_000, 100_000
+#: Maximum cells of shares times memory for pricing.
+_MOST_CELLS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,6 @@ def is_binding(units: Sequence[int], memory_bytes: Sequence[int], space: int, ca
 
 def make_grid(capacity_bytes: int, space: int, *, relaxed: bool) -> MemoryGrid:
     """Return a grid coarse enough for pricing over ``space`` parts of a share."""
-    quick = min(_MOST_STEPS, _QUICK_CELLS // max(1, space))
-    steps = max(1, quick, min(_STEPS, _MOST_CELLS // max(1, space)))
+    steps = max(1, _MOST_CELLS // max(1, space))
     unit = math.ceil(capacity_bytes / steps)
     return MemoryGrid(unit, capacity_bytes // unit, relaxed)

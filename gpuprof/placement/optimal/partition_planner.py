@@ -17,14 +17,13 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
-from gpuprof.placement.placement import PlacedPartition, PlacedReplica
+from gpuprof.placement.placement import TOLERANCE, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
 #: A model and the rate (requests/s) a single replica is to serve.
 Task = tuple[str, float]
 
-_EPSILON = 1e-9
 #: Number of rounds after which shares are raised by two steps at once, after twice as many by four, and so on.
 _PATIENCE = 4
 
@@ -93,7 +92,7 @@ class PartitionPlanner:
             known.append(index)
             running.append(alone)
         rounds = 0
-        while math.fsum(one.share.sm_pct for one in running) <= 100.0 + _EPSILON:
+        while math.fsum(one.share.sm_pct for one in running) <= 100.0 + TOLERANCE:
             broken = [i for i, task in enumerate(tasks) if not self._find_feasible_batch(device, task, running, i)]
             if not broken:
                 return self._partition(device, mig, tasks, running)
@@ -208,7 +207,7 @@ class PartitionPlanner:
 
         def enough(workload: Workload) -> bool:
             self.asked += 1
-            return self._throughput_rps(device, workload, beside) >= rate_rps * (1.0 - _EPSILON)
+            return self._throughput_rps(device, workload, beside) >= rate_rps * (1.0 - TOLERANCE)
 
         first = bisect_left(workloads, True, key=enough)
         chosen = {first} if self.problem.options.latency_budget is not None else {first, first + 1, first + 3}

@@ -20,11 +20,7 @@ from gpuprof.placement.optimal.knapsack import best_packing, multisets
 #: Maximum number of listed patterns of a partition; beyond, patterns are generated during the solution.
 MOST_PACKINGS = 2_000
 #: Maximum number of patterns among which the maximal patterns are found.
-_MOST_LOOKED_AT = 50_000
-#: The same maximum where memory counts too, which takes longer.
-_MOST_LOOKED_AT_WITH_MEMORY = 15_000
-#: Maximum multiplicity of a share beside others in the initial patterns.
-_MOST_ALIKE = 3
+_MOST_LOOKED_AT = 20_000
 #: Shares are counted in thousandths of a percent, rounded down: a third three times over fits a whole.
 _PER_PERCENT = 1_000
 #: A whole partition in the units of shares.
@@ -88,12 +84,11 @@ class PatternPacker:
             return ()
         if not self.memory and multisets([units for units, _ in sizes], SPACE) > _MOST_LOOKED_AT:
             return None
-        most = _MOST_LOOKED_AT_WITH_MEMORY if self.memory else _MOST_LOOKED_AT
         units, held = (np.array(column, dtype=np.int64) for column in zip(*sizes, strict=True))
         packings = np.empty((MOST_PACKINGS, len(sizes)), dtype=np.int64)
         from gpuprof.placement.optimal.pattern_kernel import fill_maximal  # numba takes long to import
 
-        listed = fill_maximal(units, held, SPACE, self.memory, most, packings)
+        listed = fill_maximal(units, held, SPACE, self.memory, _MOST_LOOKED_AT, packings)
         if listed < 0:
             return None
         slots = [by_size[size] for size in sizes]
@@ -108,7 +103,7 @@ class PatternPacker:
         patterns = []
         for slot in order:
             most = _most_times(slot, SPACE, self.memory)
-            for times in {*range(1, min(most, _MOST_ALIKE) + 1), most} - {0}:
+            for times in range(1, most + 1) if most < len(order) else {min(most, 1), most} - {0}:
                 patterns.append(self._fill_with(slot, times, order))
         return tuple(dict.fromkeys(patterns))
 

@@ -29,11 +29,8 @@ from gpuprof.placement.optimal.pattern import (
     list_configurations,
     share_units,
 )
-from gpuprof.placement.program import Program, Solution
+from gpuprof.placement.program import EXACT, Program, Solution
 from gpuprof.placement.segment import Segment
-
-#: Value below which a column is not taken.
-_LITTLE = 1e-7
 
 #: Maximum number of columns of covers of a program; further classes are given by their segments.
 _MOST_COVERS = 40_000
@@ -285,9 +282,9 @@ class RestrictedMaster:
         """Return the segments of its class that a solution takes for each model, however little."""
         used: dict[str, set[int]] = {}
         for group, covers, counts in zip(self.classes, self._covers, self._counts, strict=True):
-            of_all = {i for cover, c in covers if solution.values[c] > _LITTLE for i, n in enumerate(cover) if n}
+            of_all = {i for cover, c in covers if solution.values[c] > EXACT for i, n in enumerate(cover) if n}
             for position, demand in enumerate(group.demands):
-                own = {i for i, column in enumerate(counts.get(position, ())) if solution.values[column] > _LITTLE}
+                own = {i for i, column in enumerate(counts.get(position, ())) if solution.values[column] > EXACT}
                 used[demand.model] = of_all | own
         return used
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-_EPSILON = 1e-9
+from gpuprof.placement.placement import TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ def _find_cycles(models: Sequence[TurnDemand]) -> Iterator[DutyCycle]:
             continue
         times = [one.latency_ms[batch] for one, batch in zip(models, taken, strict=True)]
         cycle = min(longest, *(one.slo_ms - time for one, time in zip(models, times, strict=True)))
-        if 0.0 < sum(times) <= cycle * (1.0 + _EPSILON):
+        if 0.0 < sum(times) <= cycle * (1.0 + TOLERANCE):
             yield DutyCycle(cycle, tuple(taken), sum(times) / cycle)
 
 
 def _smallest_batch(demand: TurnDemand, cycle_ms: float) -> int | None:
     """Return the smallest batch holding the arrivals of a cycle, None where the largest does not."""
-    needed = demand.rate_rps * cycle_ms / 1000.0 * (1.0 - _EPSILON)
+    needed = demand.rate_rps * cycle_ms / 1000.0 * (1.0 - TOLERANCE)
     return min((batch for batch in demand.latency_ms if batch >= needed), default=None)

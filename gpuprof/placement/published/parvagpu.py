@@ -17,6 +17,7 @@ from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.search_space import MIG_PROCESSES
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import explain_shortfall, explain_unplaced
 
@@ -27,8 +28,6 @@ _SMALL_SLICES = 2
 #: Instances of three slices go to their highest start only, so that slot 3 stays usable (§III-E1); the others go to the
 #: lowest free start.
 _HIGH_SLICES = 3
-#: Most processes of an instance (§III-D).
-_PROCESSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class ParvaGpu:
         if self.processes is not None and self.processes < 1:
             raise InputError(f"processes must be at least 1 but got {self.processes}")
         entry = problem.mig_entry("parvagpu")
-        most = said or self.processes or _PROCESSES
+        most = said or self.processes or MIG_PROCESSES
         segments = Segments(replace(problem, options=replace(problem.options, max_processes=most)), capped=False)
         services = [_Service(demand, triplets(segments, demand, entry.device)) for demand in problem.by_priority()]
         kept = standing(problem, segments, entry, services)

@@ -12,12 +12,10 @@ from gpuprof.domain.estimate import Figure, Workload
 from gpuprof.domain.occupancy import cap_occupancy
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.placement import PlacedReplica
+from gpuprof.placement.placement import TOLERANCE, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.search_space import SHARE_STEP
 from gpuprof.placement.segment import Segment, Segments
-
-_EPSILON = 1e-9
 
 CreqMetric = Literal["max-occupancy", "wao", "wsm"]
 
@@ -86,7 +84,7 @@ def _required_pct(creq: Figure) -> float:
     value = float(cap_occupancy(creq.value))
     if creq.is_observed:
         return value
-    return min(100.0, SHARE_STEP * math.ceil(value / SHARE_STEP - _EPSILON))
+    return min(100.0, SHARE_STEP * math.ceil(value / SHARE_STEP - TOLERANCE))
 
 
 def require_gpus(policy: str, problem: Problem) -> None:

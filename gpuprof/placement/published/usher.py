@@ -12,7 +12,7 @@ from random import Random
 from gpuprof.domain.demand import Demand
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import Bin
-from gpuprof.placement.placement import Placement
+from gpuprof.placement.placement import TOLERANCE, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_gpus, require_metric, requirements
 from gpuprof.placement.published.usher_groups import balanced_groups
@@ -31,7 +31,6 @@ from gpuprof.placement.unplaced_reasons import with_unplaced
 _MULTIPLES = 6
 #: Number of configurations of a group above which dominated options are left out.
 _MOST_CONFIGURATIONS = 10_000
-_EPSILON = 1e-9
 #: Tolerance of goodputs above their summation error.
 _ROUNDING = 1e-5
 
@@ -125,7 +124,7 @@ class Usher:
         """Return every {BS, RD} of a model (§3.3.2): RD in multiples of the largest batch's number of replicas."""
         largest = known[max(known)]
         highest = max(requirement.segment.capacity_rps for requirement in largest.values())
-        least = math.ceil(demand.rate_rps / highest * (1 - _EPSILON))
+        least = math.ceil(demand.rate_rps / highest * (1 - TOLERANCE))
         fixed = not problem.fleet.is_elastic
         most = sum(entry.count or 0 for entry in problem.fleet.entries) if fixed else math.inf
         most = min(most, demand.max_replicas or math.inf)
@@ -133,7 +132,7 @@ class Usher:
         for batch in sorted(known):
             for multiple in range(1, 2 if self.without == "WD" else _MULTIPLES + 1):
                 option = Option(demand, batch, least * multiple, known[batch])
-                serves = option.replicas * option.goodput_rps >= demand.rate_rps * (1 - _EPSILON)
+                serves = option.replicas * option.goodput_rps >= demand.rate_rps * (1 - TOLERANCE)
                 if option.replicas <= most and (fixed or serves):
                     options.append(option)
         return options
@@ -223,7 +222,7 @@ def _manageable(options: Sequence[Sequence[Option]]) -> list[list[Option]]:
 
 def _fewer(options: Sequence[Option], most: int) -> list[Option]:
     """Return at most ``most`` options: the first serving everything, and some serving less."""
-    whole = [one for one in options if one.served_rps >= one.demand.rate_rps * (1 - _EPSILON)]
+    whole = [one for one in options if one.served_rps >= one.demand.rate_rps * (1 - TOLERANCE)]
     partial = [one for one in options if one not in whole]
     few = max(most - len(whole), min(len(partial), most // 2))
     return whole[: most - few] + partial[:: max(1, math.ceil(len(partial) / max(1, few)))][:few]

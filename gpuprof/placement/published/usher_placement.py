@@ -10,11 +10,11 @@ from typing import Literal
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.fleet import FleetEntry
+from gpuprof.placement.placement import TOLERANCE
 from gpuprof.placement.published.requirement import Requirement
 
 #: Ratio of a model's requirements from which it is heavy in a resource (§3.3.2).
 HEAVY = 1.2
-_EPSILON = 1e-9
 
 Ablation = Literal["", "CM", "WD", "S"]
 
@@ -73,7 +73,7 @@ class FreeCapacity:
     def after(self, model: str, requirement: Requirement) -> FreeCapacity | None:
         """Return the device with another replica, None when it does not fit. A device holds one replica of a model."""
         compute, memory = self.compute_pct - requirement.creq_pct, self.memory_pct - requirement.mreq_pct
-        if compute < -_EPSILON or memory < -_EPSILON or model in self.models:
+        if compute < -TOLERANCE or memory < -TOLERANCE or model in self.models:
             return None
         return FreeCapacity(self.device, compute, memory, self.models | {model})
 
@@ -103,7 +103,7 @@ class OpenedDevices:
                 if space.device in needs:
                     creq, mreq = needs[space.device]
                     compute, memory = space.compute_pct - creq, space.memory_pct - mreq
-                    if compute >= -_EPSILON and memory >= -_EPSILON:
+                    if compute >= -TOLERANCE and memory >= -TOLERANCE:
                         fits.append((compute + memory, index))
             self._fits[option] = sorted(fits)
         return self._fits[option]
