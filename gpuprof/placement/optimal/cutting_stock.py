@@ -75,7 +75,7 @@ class CuttingStock:
                 self._add(entry.device.name, (part,))
         if not self.partial and {part.model for part in parts} != self._classes.keys():
             return None
-        until = self.limit.keeping((self.limit.left_s or 0.0) / 2.0)
+        until = self.limit.keeping((self.limit.left_s or 0.0) / 4.0)
         for entry in self.problem.fleet.entries:
             device = entry.device
             least = {part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part))) for part in parts}

@@ -126,7 +126,7 @@ class Search:
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
         """Yield the maps of patterns with neighbours, and of the program without."""
         is_partial = self._is_counted and bool(self._best.unplaced)
-        limit = self._halve_limit()
+        limit = self.limit.keeping((self.limit.left_s or 0.0) / 4.0)
         stock = CuttingStock(offers.problem, planner, offers.list_choices(), limit, is_partial).place()
         if stock is not None:
             yield self._judge.settle(stock, "patterns of replicas")
