@@ -25,7 +25,8 @@ from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.conformal import interval_factor
-from gpuprof.estimators.measured.envelope import SLACK, LatencyEnvelope
+from gpuprof.estimators.constants import constant
+from gpuprof.estimators.measured.envelope import LatencyEnvelope
 from gpuprof.estimators.measured.measured import Point, read_measured
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.db import import_measurements
@@ -105,6 +106,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, default=Path("../shared/reference"))
     rows = predict_left_out(read_points(parser.parse_args().reference))
+    ships = constant("published", "extrapolation_slack")
     models = sorted({(row.source, row.model) for row in rows})
     learned = {one: learn_slack([row for row in rows if (row.source, row.model) != one]) for one in models}
     print(f"{'published by':13}{'left out':18}{'times':>7}{'width':>8}{'inside':>8}{'of a model left out':>21}")
@@ -112,12 +114,12 @@ def main() -> int:
         for axis in _AXES:
             own = [row for row in rows if (row.source, row.axis) == (source, axis)]
             if own:
-                shipped = sum(row.outside <= SLACK for row in own) / len(own)
+                shipped = sum(row.outside <= ships for row in own) / len(own)
                 unseen = sum(row.outside <= learned[row.source, row.model] for row in own) / len(own)
-                width = sorted(row.width for row in own)[len(own) // 2] * SLACK**2
+                width = sorted(row.width for row in own)[len(own) // 2] * ships**2
                 print(f"{source:13}{axis:18}{len(own):7}{width:8.2f}{shipped:8.1%}{unseen:21.1%}")
     print(
-        f"slack: {SLACK:g} ships; of all models {learn_slack(rows):.3f}; without one of {len(models)} models", end=" "
+        f"slack: {ships:g} ships; of all models {learn_slack(rows):.3f}; without one of {len(models)} models", end=" "
     )
     print(f"{min(learned.values()):.3f} to {max(learned.values()):.3f}")
     return 0

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.features import bound_times, features_of, regressor_names
 from gpuprof.estimators.cross_gpu.forest import Forest, Forests
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
@@ -22,11 +23,6 @@ TARGETS = ("warps", "waves")
 FIXED_WARPS = ("matmul_cores", "conv_cores")
 #: No launch on tensor cores was published: their kernels are taken to be cut as those on CUDA cores.
 _INSTEAD = {"matmul_tensor": "matmul_cores", "attention": "matmul_cores"}
-#: Turnover of blocks: mean part of the resident warps present during a kernel that fills an SM (alexnet's rows of the
-#: thesis's Table A.1 at batch 4 to 128).
-_TURNOVER = 0.945
-#: Waves for which the last blocks leave the GPU half empty: the time of a single block.
-_TAIL_WAVES = 0.5
 #: Maximum warps of an SM, where the device does not state them.
 _WARPS = 64
 
@@ -72,8 +68,8 @@ class LaunchModel:
 def achieved_occupancy_pct(warps: Array, waves: Array, device: Device) -> Array:
     """Return ncu's achieved occupancy of kernels with ``warps`` on each busy SM, in ``waves`` over the whole GPU."""
     most = device.sm.warps if device.sm is not None else _WARPS
-    tail = np.where(waves > 1.0, waves / (waves + _TAIL_WAVES), 1.0)
-    return np.asarray(100.0 * np.minimum(warps, most) / most * _TURNOVER * tail)
+    tail = np.where(waves > 1.0, waves / (waves + constant("occupancy", "tail_waves")), 1.0)
+    return np.asarray(100.0 * np.minimum(warps, most) / most * constant("occupancy", "turnover") * tail)
 
 
 def kinds_of(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:

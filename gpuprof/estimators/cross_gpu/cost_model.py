@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuprof.estimators.cross_gpu.board_data import board_number
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.features import (
     OpBounds,
     bound_times,
@@ -64,5 +64,5 @@ def _add_convolving(ops: OpTable, seconds: Array) -> Array:
     """Return ``seconds`` of products with the extra time of convolutions on tensor cores added; other ops unchanged."""
     conv = ops.family == _CONVOLUTION
     odd = conv & (ops.b > 1.0) & (np.log2(ops.n) % 1.0 > 0.0)
-    slower = np.where(odd, board_number("sm", "odd_groups"), 1.0)
-    return np.asarray(seconds * slower + np.where(conv, board_number("sm", "convolution_s"), 0.0))
+    slower = np.where(odd, constant("sm", "odd_groups"), 1.0)
+    return np.asarray(seconds * slower + np.where(conv, constant("sm", "convolution_s"), 0.0))

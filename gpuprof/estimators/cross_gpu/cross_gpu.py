@@ -19,8 +19,8 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.adaptation import Adaptation, name_alike
-from gpuprof.estimators.cross_gpu.board_data import board_number
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.evidence import describe_evidence, list_compared_boards
 from gpuprof.estimators.cross_gpu.features import bound_times, widen_products
@@ -228,7 +228,7 @@ def _take_quicker(kernels: KernelList, times: Array, wider: Array) -> Array:
     Where a convolution is quicker in the wider type, the kernels that it launches besides are scaled away with it.
     """
     count = np.array(kernels.count, dtype=float)
-    gap_s = board_number("sm", "gap_s")
+    gap_s = constant("sm", "gap_s")
     seconds = count * (times + gap_s)
     if not np.isfinite(wider).any():
         return np.asarray(seconds)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from math import prod
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
-from gpuprof.estimators.cross_gpu.board_data import board_number
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.node_groups import (
     ATTENTION,
     CONVOLUTIONS,
@@ -265,7 +265,7 @@ class _Walk:
         if groups > 1 and weight.shape[1] == 1:
             row = {
                 **self._measure_output(out),
-                "read_bytes": board_number("kernels", "depthwise_traffic") * moved - made,
+                "read_bytes": constant("kernels", "depthwise_traffic") * moved - made,
                 "written_bytes": made,
             }
             return "movement", {**row, "flops": 2.0 * out.elements * taps}
@@ -295,7 +295,7 @@ class _Walk:
 
     def _bias_row(self, tensor: Tensor) -> dict[str, float]:
         """Return cuDNN's kernel by which ONNX Runtime adds the bias of a convolution, in place."""
-        slow = {"flops": board_number("kernels", "slow_flops") * tensor.elements}
+        slow = {"flops": constant("kernels", "slow_flops") * tensor.elements}
         return {"read_bytes": self._bytes(tensor), **self._measure_output(tensor), **slow}
 
     def _recurrent(self, op: Op) -> Iterable[tuple[_Row, int]]:
@@ -325,9 +325,9 @@ class _Walk:
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
         if self._narrow and op.op_type not in _STREAMED:
-            row["flops"] = max(row["flops"], board_number("kernels", "half_flops") * final.elements)
+            row["flops"] = max(row["flops"], constant("kernels", "half_flops") * final.elements)
         if self._by_onnxruntime and (op.op_type == "Clip" or (self._narrow and _is_broadcast(op))):
-            row["flops"] = board_number("kernels", "slow_flops") * final.elements
+            row["flops"] = constant("kernels", "slow_flops") * final.elements
         if op.op_type in SOFTMAXES | NORMS:
             row["row"] = _count_row(op)
             return ("softmax" if op.op_type in SOFTMAXES else "norm"), row

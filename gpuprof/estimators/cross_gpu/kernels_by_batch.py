@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.model import ModelGraph
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.board_data import board_number, find_number
+from gpuprof.estimators.constants import constant, find_constant
 from gpuprof.estimators.cross_gpu.kernels import LAYOUT_OF_CONVOLUTION, KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import OpTable
 
@@ -140,7 +140,7 @@ def host_seconds(kernels: KernelList, runtime: LaunchMode, host_us: float | None
     """Return the host's time to launch all kernels; ``host_us``: time of a launch, by default the runtime's usual
     time.
     """
-    usual = find_number("host.launch_us", runtime, board_number("host.launch_us", runtime.partition(":")[0]))
+    usual = find_constant("host.launch_us", runtime, constant("host.launch_us", runtime.partition(":")[0]))
     scale = 1e-6 if host_us is None else 1e-6 * host_us / usual
 
     def launch_us(op_type: str) -> float:
@@ -148,7 +148,7 @@ def host_seconds(kernels: KernelList, runtime: LaunchMode, host_us: float | None
             return usual
         if op_type == LAYOUT_OF_CONVOLUTION:
             return 0.0
-        return find_number("host.pytorch_op_us", op_type, usual) if runtime.is_eager else usual
+        return find_constant("host.pytorch_op_us", op_type, usual) if runtime.is_eager else usual
 
     return scale * sum(count * launch_us(name) for count, name in zip(kernels.count, kernels.op_types, strict=True))
 
@@ -159,7 +159,7 @@ def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
     """
     if not runtime.is_onnxruntime or not kernels.count:
         return 0.0
-    to_device, to_host = (board_number("host.copy_bytes_per_s", name) for name in ("to_device", "to_host"))
+    to_device, to_host = (constant("host.copy_bytes_per_s", name) for name in ("to_device", "to_host"))
     return kernels.input_bytes / to_device + kernels.output_bytes / to_host
 
 

@@ -14,7 +14,7 @@ from math import log2
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.board_data import board_number, find_number, process_energy
+from gpuprof.estimators.constants import constant, find_constant, process_energy
 from gpuprof.estimators.roofline.roofline import bandwidth
 
 #: Least compute capability of Volta.
@@ -105,7 +105,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
 
 def smallest_kernel_s(clock_mhz: float = 0.0) -> float:
     """Return the seconds of the smallest kernel; 0: at the clock of the trained regressors' preparation."""
-    return board_number("sm", "kernel_cycles") / (clock_mhz or _CLOCK_MHZ) / 1e6
+    return constant("sm", "kernel_cycles") / (clock_mhz or _CLOCK_MHZ) / 1e6
 
 
 def wider_type(device: Device, precision: str) -> str | None:
@@ -118,19 +118,19 @@ def sustained_part(device: Device, precision: str) -> float:
     fed = 1.0
     if precision == "float32" and device.clock_mhz:
         each = device.flops_per_s["float32"] / (device.compute_units * device.clock_mhz * 1e6)
-        fed = board_number("sm", "lanes_128") if each > 0.9 * _FLOPS_OF_128_LANES else 1.0
+        fed = constant("sm", "lanes_128") if each > 0.9 * _FLOPS_OF_128_LANES else 1.0
     known = process_energy(device.process_nm)
     if known is None or not device.max_power_w or not device.clock_mhz:
         return fed
     watts, clock = known
-    energy = watts * find_number("energy.type", precision, 1.0) * (_clock_of_peak(device, precision) / clock) ** 2
+    energy = watts * find_constant("energy.type", precision, 1.0) * (_clock_of_peak(device, precision) / clock) ** 2
     if precision in TENSOR_TYPES and int(float(device.compute_capability or 0)) == VOLTA:
-        energy *= board_number("energy", "first_tensor_cores")
+        energy *= constant("energy", "first_tensor_cores")
     stacked = (device.dram_type or "").startswith("hbm")
-    by_memory = board_number("energy", "stacked_w_per_gb_s") * device.dram_bytes_per_s / 1e9 if stacked else 0.0
-    rest = board_number("energy", "board_w") + by_memory
+    by_memory = constant("energy", "stacked_w_per_gb_s") * device.dram_bytes_per_s / 1e9 if stacked else 0.0
+    rest = constant("energy", "board_w") + by_memory
     needed = device.flops_per_s[precision] / 1e12 * energy
-    return float(min(fed, (max(1.0, device.max_power_w - rest) / needed) ** board_number("energy", "clock_exponent")))
+    return float(min(fed, (max(1.0, device.max_power_w - rest) / needed) ** constant("energy", "clock_exponent")))
 
 
 def _clock_of_peak(device: Device, precision: str) -> float:
@@ -158,7 +158,7 @@ def _drawn_part(device: Device) -> float:
     kind = (device.dram_type or "").rstrip("23456789xe")  # "hbm2e" is a kind of "hbm", "gddr6x" one of "gddr"
     if kind == "hbm" and float(device.compute_capability or VOLTA) < VOLTA:
         kind = "hbm_before_volta"
-    return find_number("bandwidth", kind, board_number("bandwidth", "other"))
+    return find_constant("bandwidth", kind, constant("bandwidth", "other"))
 
 
 def _slices(device: Device, share: Share) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuprof.estimators.conformal import quantile
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
@@ -22,9 +23,6 @@ from gpuprof.estimators.interference.models import (
 
 Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
 
-#: Error factor of slow-downs on a device without co-locations: iGniter's predictions of the published pairs of a V100
-#: are within it in nine of ten.
-_UNTESTED = 1.12
 #: Least number of co-locations for a fit.
 ENOUGH_ROWS = 8
 #: Level of an interval of nine of ten units: errors are common to all rows of a unit, and there are few units.
@@ -69,7 +67,8 @@ def rank_interference_models(
     if left_out is None:
         if coefficients is None:
             return ()
-        return (RankedModel("igniter", makes["igniter"](), "everything", 0, None, None, 1.0 / _UNTESTED, _UNTESTED),)
+        error = constant("published", "igniter_error")
+        return (RankedModel("igniter", makes["igniter"](), "everything", 0, None, None, 1.0 / error, error),)
     judged = []
     for name, make in makes.items():
         try:

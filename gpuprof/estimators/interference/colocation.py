@@ -11,6 +11,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import BESIDE, BEYOND_SEEN, Figure, Workload
 from gpuprof.domain.runtime_variant import RuntimeVariant, variant_of
 from gpuprof.errors import InputError
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
 from gpuprof.estimators.interference.choice import Coefficients, RankedModel, rank_interference_models
 from gpuprof.estimators.interference.models import ColocatedWorkload, RunningWorkload
@@ -64,8 +65,6 @@ Behaviour = Callable[[Device, Workload], RunningWorkload | None]
 #: Device and workload → SM utilisation in percent (WSM); None where unknown.
 SmUtilization = Callable[[Device, Workload], float | None]
 
-#: Maximum slow-down assumed on devices without data: the worst pairs of iGniter's section 2.2.
-_WORST_ASSUMED = 1.35
 #: Exponent of the error beyond the measured ranges: the interval is twice as wide.
 _BEYOND = 2.0
 _LABELLED = re.compile(r":\d+:[^:]*$")
@@ -250,7 +249,7 @@ def _describe_beyond(names: Sequence[str]) -> str:
 def _widen_unknown(alone: Figure) -> Figure:
     """Return a latency beside neighbours of unknown effect."""
     low = alone.value if alone.low is None else alone.low
-    return Figure(alone.value, alone.source, low, alone.upper() * _WORST_ASSUMED)
+    return Figure(alone.value, alone.source, low, alone.upper() * constant("published", "worst_neighbours"))
 
 
 def _slow_figure(alone: Figure, factor: float, source: str, low: float = 1.0, high: float = 1.0) -> Figure:

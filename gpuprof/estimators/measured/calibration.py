@@ -14,17 +14,10 @@ from gpuprof.estimators.conformal import (
     left_out_residuals,
     quantile,
 )
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.measured.surface import Shape, Surface
 
-#: Assumed errors where the database is too small: of linear interpolation between two batches, and per doubling beyond
-#: the last batch.
-_ASSUMED_BETWEEN = 0.05
-_ASSUMED_BEYOND = 0.25
 _LEAST = 0.01
-#: Range of measured over roofline in published measurements of six networks under PyTorch and TensorRT on a V100 and an
-#: A100 (`bench.roofline`), and the largest ratio of a model to its device's median.
-_PUBLISHED = (0.58, 9.8)
-_PUBLISHED_SPREAD = 4.8
 
 
 class Calibration:
@@ -50,8 +43,9 @@ class Calibration:
         which guarantees nothing on other kinds of devices.
         """
         if not self.ratios:
-            return Figure(least_ms, source, least_ms * _PUBLISHED[0], least_ms * _PUBLISHED[1])
-        return self._scale_by_models(least_ms, source, _PUBLISHED_SPREAD)
+            low, high = (constant("published", f"roofline_{end}") for end in ("low", "high"))
+            return Figure(least_ms, source, least_ms * low, least_ms * high)
+        return self._scale_by_models(least_ms, source, constant("published", "roofline_spread"))
 
     def scale_figure(self, figure: Figure) -> Figure:
         """Return a prediction learned on other devices, scaled like a roofline by the models measured
@@ -70,7 +64,8 @@ class Calibration:
     @cached_property
     def _between(self) -> float:
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.left_out_errors()]
-        return quantile(errors, LEVEL) if len(errors) >= 5 else _ASSUMED_BETWEEN  # type: ignore[return-value]
+        found = quantile(errors, LEVEL) if len(errors) >= 5 else None
+        return constant("published", "interpolation_error") if found is None else found
 
     def carried_error(self, doublings: float) -> float:
         """Return half of the 90% interval over the value, for figures carried over from other sizes."""
@@ -79,7 +74,8 @@ class Calibration:
     @cached_property
     def _beyond(self) -> float:
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.end_errors()]
-        return quantile(errors, LEVEL) if len(errors) >= 5 else _ASSUMED_BEYOND  # type: ignore[return-value]
+        found = quantile(errors, LEVEL) if len(errors) >= 5 else None
+        return constant("published", "extrapolation_error") if found is None else found
 
     @cached_property
     def ratios(self) -> dict[str, list[float]]:

@@ -8,11 +8,8 @@ import numpy as np
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.measured.measured import Point
-
-#: Factor beyond the bounds that holds nine of ten times: of 27 models on an A100 (ParvaGPU, SC'24) and V100 (Elvinger
-#: 2024; iGniter, TPDS'22) with the ends of batches, shares and processes held out (`bench.extrapolation`).
-SLACK = 1.14
 
 
 class LatencyEnvelope:
@@ -41,7 +38,8 @@ class LatencyEnvelope:
             least, most = least * np.minimum(1.0, ratio), most * np.maximum(1.0, ratio)
         return float(least.max()), float(most.min())
 
-    def interval(self, batch: int, share: Share, processes: int, slack: float = SLACK) -> tuple[float, float]:
-        """Return the 90% interval of the time of a batch in ms."""
+    def interval(self, batch: int, share: Share, processes: int, slack: float | None = None) -> tuple[float, float]:
+        """Return the 90% interval of the time of a batch in ms; ``slack``: by default that of published models."""
+        slack = constant("published", "extrapolation_slack") if slack is None else slack
         least, most = sorted(self.bounds(batch, share, processes))
         return least / slack, most * slack

@@ -7,6 +7,7 @@ import numpy as np
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import ROOFLINE, UNCALIBRATED
 from gpuprof.domain.share import Share
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.roofline.op_work import MATRIX_OPS, Array, GraphWork
 
 #: Key of `Device.sources` for rates measured on the device.
@@ -19,15 +20,6 @@ _FETCH_BYTES = 2048 * 16.0
 #: Half of a GPU's SMs draw all of its bandwidth: an SM's outstanding requests cover about twice its fair part.
 _BANDWIDTH_REACH = 2.0
 _FALLBACK_TYPE = "float32"
-#: Least launch time of a kernel where not measured: 1.37 us, the scheduling delay of a kernel alone on a V100 in the
-#: profile that iGniter's authors publish with their code (`idletime` of the hardware).
-LAUNCH_US = 1.37
-#: Maximum time of a CPU for an op with almost no work, where not measured: the median of 1,667 executions of less than
-#: 1,000 FLOPs and 4 KB in ONNX Runtime's profile on two cores of an AMD EPYC, including the profiler's overhead.
-DISPATCH_US = 4.0
-#: Maximum time of an op without a formula: this multiple of its traffic, or the time of the slowest op with a formula.
-#: Local response normalisation, the slowest measured op without a matrix product, takes a hundred times its traffic.
-_DEAREST = 100.0
 
 
 def roofline_ms(work: GraphWork, device: Device, share: Share) -> float:
@@ -65,7 +57,7 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
 
 def dispatch_ms(work: GraphWork, device: Device) -> float:
     """Return a CPU's additional time for dispatching ops in milliseconds, which `roofline_ms` leaves out."""
-    return 0.0 if device.kind == "gpu" else len(work.op_types) * DISPATCH_US * 1e-3
+    return 0.0 if device.kind == "gpu" else len(work.op_types) * constant("roofline", "dispatch_us") * 1e-3
 
 
 def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
@@ -77,7 +69,7 @@ def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
         return 0.0
     times = op_times_s(work, device, share)
     dearest = float(times[~unknown].max(initial=0.0))
-    return float(np.maximum(_DEAREST * times[unknown], dearest).sum() * 1e3)
+    return float(np.maximum(constant("roofline", "dearest") * times[unknown], dearest).sum() * 1e3)
 
 
 def bandwidth(device: Device, share: Share) -> float:
@@ -117,7 +109,7 @@ def source_of(device: Device) -> str:
 
 
 def _launch_us(device: Device) -> float:
-    return device.launch_overhead_us or (LAUNCH_US if device.kind == "gpu" else 0.0)
+    return device.launch_overhead_us or (constant("roofline", "launch_us") if device.kind == "gpu" else 0.0)
 
 
 def _peak(device: Device, dtype: str, matrix: bool) -> float:

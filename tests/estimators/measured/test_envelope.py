@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.domain.share import Share
-from gpuprof.estimators.measured.envelope import SLACK, LatencyEnvelope
+from gpuprof.estimators.measured.envelope import LatencyEnvelope
 from gpuprof.estimators.measured.measured import Point
 from tests.estimators.rows import GPU
 
@@ -29,7 +29,7 @@ def test_a_smaller_share_takes_no_less_and_no_more_than_in_proportion() -> None:
 def test_more_processes_take_no_less_and_no_more_than_in_proportion() -> None:
     envelope = LatencyEnvelope([point(4, 10.0), point(4, 15.0, processes=2)], GPU)
     assert envelope.bounds(4, Share(), 4) == pytest.approx((15.0, 30.0))
-    assert envelope.interval(4, Share(), 4) == pytest.approx((15.0 / SLACK, 30.0 * SLACK))
+    assert envelope.interval(4, Share(), 4) == pytest.approx((15.0 / 1.14, 30.0 * 1.14))
 
 
 @given(

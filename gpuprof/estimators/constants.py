@@ -1,4 +1,4 @@
-"""Constants of GPUs, runtimes and hosts, each with its source in ``datasets/cross_gpu/boards.toml``."""
+"""Constants of GPUs, runtimes, hosts and intervals, each with its source in ``datasets/constants.toml``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gpuprof.domain.catalogue import datasets
 
 @cache
 def _read_data() -> Mapping[str, Any]:
-    return tomllib.loads((datasets() / "cross_gpu" / "boards.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((datasets() / "constants.toml").read_text(encoding="utf-8"))
 
 
-def board_number(table: str, name: str) -> float:
-    """Return a number of a table, such as ``"sm"`` or ``"host.launch_us"``. Raises `KeyError` where there is none."""
+def constant(table: str, name: str) -> float:
+    """Return a number of a table, as ``"memory"`` or ``"host.launch_us"``. Raises `KeyError` where there is none."""
     return _numbers(table)[name]
 
 
-def find_number(table: str, name: str, otherwise: float) -> float:
+def find_constant(table: str, name: str, otherwise: float) -> float:
     """Return a number of a table, ``otherwise`` where there is none."""
     return _numbers(table).get(name, otherwise)
 
