@@ -35,18 +35,20 @@ _SENT = (
     Column("rate_rps", "sent/s", number_formatter()),
 )
 _MEASURED = (
-    Column("goodput_rps", "goodput/s", number_formatter()),
-    Column("predicted_goodput_rps", "predicted", number_formatter(), joined=True),
-    Column("goodput_rps_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-    Column("p50_ms", "p50 ms", number_formatter()),
-    Column("predicted_p50_ms", "predicted", number_formatter(), joined=True),
-    Column("p50_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-    Column("p95_ms", "p95 ms", number_formatter()),
-    Column("predicted_p95_ms", "predicted", number_formatter(), joined=True),
-    Column("p95_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-    Column("p99_ms", "p99 ms", number_formatter()),
-    Column("predicted_p99_ms", "predicted", number_formatter(), joined=True),
-    Column("p99_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
+    *(
+        column
+        for key, heading in (
+            ("goodput_rps", "goodput/s"),
+            ("p50_ms", "p50 ms"),
+            ("p95_ms", "p95 ms"),
+            ("p99_ms", "p99 ms"),
+        )
+        for column in (
+            Column(key, heading, number_formatter()),
+            Column(f"predicted_{key}", "predicted", number_formatter(), joined=True),
+            Column(f"{key}_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
+        )
+    ),
     Column("slo_ms", "SLO ms", number_formatter()),
 )
 _NOT_ANSWERED = (

@@ -22,6 +22,7 @@ _COLUMNS = (
     Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("share", "share", role=ColumnRole.KEY),
     Column("processes", "processes", role=ColumnRole.KEY),
+    Column("device", "device", right=False, role=ColumnRole.KEY),
     Column("latency_p50_ms", "p50 ms", number_formatter()),
     Column("latency_p99_ms", "p99 ms", number_formatter()),
     Column("throughput_rps", "requests/s", number_formatter()),
@@ -36,16 +37,6 @@ _OP_COLUMNS = (
     Column("new", "measured now"),
     Column("untimed", "without a time"),
     Column("sum_ms", "sum of times ms", number_formatter()),
-)
-_CLUSTER_COLUMNS = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("batch", "batch", role=ColumnRole.SUBJECT),
-    Column("share", "share", role=ColumnRole.KEY),
-    Column("processes", "processes", role=ColumnRole.KEY),
-    Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("latency_p50_ms", "p50 ms", number_formatter()),
-    Column("latency_p99_ms", "p99 ms", number_formatter()),
-    Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
 )
 _REPORT_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
@@ -158,5 +149,5 @@ def _measure_cluster(
             result = profile_cluster(models, workloads, options=options, address=address, progress=show)
     finally:
         if rows:
-            print_rows(rows, _CLUSTER_COLUMNS, chosen)
+            print_rows(rows, _COLUMNS, chosen)
     _report(result)
