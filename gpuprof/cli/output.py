@@ -193,12 +193,13 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     texts = {column.key: _show_column(column, [row.get(column.key) for row in rows]) for column in columns}
     kept, common, left_out = list(columns), list[Column](), list[Column]()
     if _share_width(kept, texts, console.width) is None:
-        common = [column for column in columns if _is_common(column, texts[column.key])]
+        has_subject = any(column.role is ColumnRole.SUBJECT for column in columns)
+        common = [column for column in columns[not has_subject :] if _is_common(column, texts[column.key])]
         kept = [column for column in columns if column not in common] or kept[:1]
     if _share_width(kept, texts, console.width) is None:
         left_out = [column for column in kept if column.role is ColumnRole.DERIVED]
         kept = [column for column in kept if column not in left_out]
-    told = [f"{column.heading} {texts[column.key][0]}" for column in common if texts[column.key][0].strip(" –")]
+    told = [_describe_cell(columns, column, texts[column.key][0]) for column in common]
     for line in filter(None, (title, "; ".join(told))):
         console.print(Text(line))
     for number, part in enumerate(_split_columns(kept, texts, console.width)):
@@ -207,15 +208,25 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
         widths = _share_width(part, texts, console.width)
         console.print(_make_table(part, texts, widths or [None] * len(part)))
     if left_out:
-        names = ", ".join(column.heading for column in left_out)
+        names = ", ".join(_describe_cell(columns, column) for column in left_out)
         say(f"not shown at this width: {names} (--json and --csv have everything)")
 
 
 def _is_common(column: Column, cells: Sequence[str]) -> bool:
-    """Return whether all rows have the same key or text."""
-    return len(set(cells)) == 1 and (
-        column.role is ColumnRole.KEY or (column.role is ColumnRole.FIGURE and not column.right)
-    )
+    """Return whether all rows have the same key or text; of a single row, only texts that qualify a figure."""
+    is_text = column.role is ColumnRole.FIGURE and not column.right and (column.joined or len(cells) > 1)
+    return len(set(cells)) == 1 and (column.role is ColumnRole.KEY or is_text)
+
+
+def _describe_cell(columns: Sequence[Column], column: Column, cell: str = "") -> str:
+    """Return a cell with its heading, in natural order: ``latency from measured``, ``share 25%``."""
+    heading = column.heading
+    if column.joined:
+        owner = next(one for one in reversed(columns[: columns.index(column)]) if not one.joined)
+        heading = f"{owner.heading.removesuffix(' ms').removesuffix(' MiB')} {heading}"
+    if heading.endswith(" %") and cell:
+        return f"{heading.removesuffix(' %')} {cell}%"
+    return f"{heading} {cell}".rstrip()
 
 
 def _make_table(columns: Sequence[Column], texts: Mapping[str, Sequence[str]], widths: Sequence[int | None]) -> Table:

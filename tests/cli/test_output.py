@@ -105,7 +105,22 @@ def test_a_wide_table_becomes_several_with_the_same_keys_and_whole_numbers(
     parts = [line for line in lines if line.startswith("resnet50") or "resnet50 " in line]
     assert [f"123,{456 + i}" in " ".join(parts) for i in range(5)] == [True] * 5
     assert (lines[0] == "device a100-80") == (width < 300) == (len(parts) > 1)
-    assert ("not shown at this width: error" in said.err) == (width < 300)
+    assert ("not shown at this width: figure 4 error" in said.err) == (width < 300)
+
+
+def test_what_all_rows_share_stands_above_with_its_heading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = [
+        Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+        Column("share_pct", "share %", number_formatter(), role=ColumnRole.KEY),
+        Column("latency_ms", "latency ms", number_formatter()),
+        Column("source", "from", right=False, joined=True),
+    ]
+    rows = [{"model": name * 12, "share_pct": 25.0, "latency_ms": 1.0, "source": "measured"} for name in ("net", "cat")]
+    monkeypatch.setenv("COLUMNS", "50")
+    print_rows(rows, columns, Format.TABLE)
+    assert capsys.readouterr().out.splitlines()[0].strip() == "share 25%; latency from measured"
 
 
 def test_a_seldom_batch_size_is_not_shown_as_none() -> None:
