@@ -80,13 +80,14 @@ class LoadOutcome:
     is_stable: bool | None = None
 
 
-def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> LoadOutcome:
-    """Send all streams concurrently and return the measurements.
+def run_load(
+    target: Target, streams: Sequence[RequestStream], settings: LoadSettings, schedules: list[Schedule] | None = None
+) -> LoadOutcome:
+    """Send all streams concurrently and return the measurements; ``schedules``: of `plan_load`, where it was called.
 
     Raises `GpuprofError` when no server answers, or the server lacks a model.
     """
-    requests = make_requests(target, streams, settings)
-    schedules = make_schedules(target, streams, requests, settings)
+    schedules = plan_load(target, streams, settings) if schedules is None else schedules
     before = _statistics(target, streams)
     stolen = StolenTime()
     results = run_clients(schedules, settings.rule, settings.warmup_s)
@@ -155,15 +156,12 @@ def read_stream_data(target: Target, stream: RequestStream) -> InputData:
     return read_input_data(stream.data or Path(), shapes)
 
 
-def count_clients(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> int:
-    """Return the number of client processes of `run_load`.
+def plan_load(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> list[Schedule]:
+    """Return what each client process sends, and when.
 
     Raises `GpuprofError` when no server answers, or the server lacks a model.
     """
-    requests = make_requests(target, streams, settings)
-    if any(stream.concurrency for stream in streams):
-        return len(_make_closed(target, streams, requests, settings))
-    return settings.clients or _clients_needed(streams, requests)
+    return make_schedules(target, streams, make_requests(target, streams, settings), settings)
 
 
 def make_schedules(

@@ -16,7 +16,7 @@ from threading import Event, Thread
 from gpuprof.domain.demand import Slo
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import InputError, UnstableError, refuse_unwritable
-from gpuprof.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
+from gpuprof.load.load import LoadOutcome, RequestStream, plan_load, read_stream_data, run_load
 from gpuprof.load.percentiles import loadgen_count
 from gpuprof.load.report import ModelResult
 from gpuprof.load.target import describe_assumed
@@ -223,12 +223,13 @@ def load(
     notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
     # Cores of the workers, which the client must avoid; empty unless server and client run on the same machine.
     taken = worker_cores(resolved) if resolved is not None and is_local(target.host) else frozenset()
-    enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)
+    schedules = plan_load(target, streams, settings)
+    enough = len(schedules) <= len(allowed_cores() - taken)
     with avoiding_cores(taken if enough else ()):
         if resolved is not None and taken and resolved.planned_with.host.host_cores:
             notes.add(*check_machine().notes())
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
-            outcome = run_load(target, streams, settings)
+            outcome = run_load(target, streams, settings, schedules)
     warnings = tuple(_warnings(outcome, predictions))
     return LoadResult(
         notes=(*notes.all(), *warnings),

@@ -21,8 +21,8 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER, SimulatedLink
-from gpuprof.serving.router.worker_handle import WorkerHandle
-from gpuprof.serving.router.worker_link import Link, LinkEvents, WorkerLink
+from gpuprof.serving.router.worker_handle import Link, WorkerHandle
+from gpuprof.serving.router.worker_link import LinkEvents, WorkerLink
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.router.worker_link import BatchAnswer, Link, LinkEvents, SentBatch
+from gpuprof.serving.router.simulated_link import SimulatedLink
+from gpuprof.serving.router.worker_link import BatchAnswer, LinkEvents, SentBatch, WorkerLink
 from gpuprof.serving.transport.inference import Inference
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 
+Link = WorkerLink | SimulatedLink
 _MOST_BATCHES = 32  # sent to a worker at a time
 _WEIGHT = 0.2  # of the last batch in the mean time of batches, by the worker's own clock
 #: Time limit of loading, which a GPU compiler may make long.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.machine_link import MachineLink
@@ -54,36 +54,6 @@ class LinkEvents:
     on_done: Callable[[SentBatch, BatchAnswer], None]
     on_failure: Callable[[SentBatch, str], None]
     on_loss: Callable[[list[SentBatch]], None]
-
-
-class Link(Protocol):
-    """The interface of a worker, real or simulated, to a `WorkerHandle`; see `WorkerLink`."""
-
-    sent: dict[int, SentBatch]
-    spec: ModelSpec | None
-    is_ready: bool
-
-    @property
-    def pid(self) -> int | None:
-        """The worker's process."""
-
-    async def start(self, order: WorkerOrder) -> None:
-        """Start the worker."""
-
-    def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
-        """Send a batch."""
-
-    def ping(self, now: float) -> None:
-        """Ask for a sign of life."""
-
-    def silent_s(self, now: float) -> float:
-        """Return the age of the oldest unanswered message to the worker, in s; 0 without one."""
-
-    def kill(self) -> None:
-        """End the worker at once; another follows."""
-
-    async def end(self) -> None:
-        """Let the worker end, and return once it has gone."""
 
 
 class WorkerLink:
