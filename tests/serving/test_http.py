@@ -50,9 +50,10 @@ def test_the_client_of_triton_finds_everything_it_asks_for(null_server: RunningS
     client.close()
 
 
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-@pytest.mark.parametrize("binary", [True, False])
-@pytest.mark.parametrize(("model", "size"), [("small", 1), ("large", 150_000)])
+@pytest.mark.parametrize(
+    ("algorithm", "binary", "model", "size"),
+    [("gzip", True, "large", 150_000), ("deflate", False, "large", 150_000), ("gzip", False, "small", 1)],
+)
 def test_the_client_of_triton_may_compress_its_requests(
     null_server: RunningServer, algorithm: str, binary: bool, model: str, size: int
 ) -> None:
@@ -322,3 +323,23 @@ def test_router_and_idle_workers_are_small(null_server: RunningServer) -> None:
     router = psutil.Process(null_server.process.pid)
     assert router.memory_info().rss < 150e6
     assert all(worker.memory_info().rss < 150e6 for worker in null_server.workers())
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v2", "GET, HEAD"),
+        ("/v2/models/small/infer", "POST"),
+        ("/v2/repository/index", "POST"),
+        ("/metrics", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_an_address_lacks_is_told_which_it_has(
+    null_server: RunningServer, path: str, allowed: str
+) -> None:
+    connection = null_server.client()
+    connection.request("DELETE", path)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    assert (answer.status, answer.getheader("Allow")) == (405, allowed)

@@ -119,15 +119,14 @@ def test_a_worker_that_hangs_is_found_and_replaced_and_its_request_answered(
         assert eventually(lambda: len(server.workers()) == 2)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_the_server_answers_what_it_accepted_and_leaves_no_process(
-    tmp_path: Path, two_replicas: dict[str, Any], how: signal.Signals
+    tmp_path: Path, two_replicas: dict[str, Any]
 ) -> None:
     with running(tmp_path, two_replicas) as server:
         workers = server.workers()
         with Askers(server, "m", 6) as askers:
             time.sleep(0.3)
-            code, errors = server.stop(how)
+            code, errors = server.stop(signal.SIGINT)
         assert (code, errors) == (0, "drained\n")
         assert askers.wrong == askers.lost == []
         assert set(askers.statuses) == {200}
@@ -141,8 +140,7 @@ def test_workers_end_when_the_router_is_killed(tmp_path: Path, two_replicas: dic
         assert eventually(lambda: all(has_ended(worker) for worker in workers))
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
-def test_fractions_of_a_core_are_held_by_groups_that_do_not_stay_behind(tmp_path: Path, how: str) -> None:
+def test_fractions_of_a_core_are_held_by_groups_that_do_not_stay_behind(tmp_path: Path) -> None:
     try:
         parent, version = quota_parent()
     except UnavailableError as reason:
@@ -153,7 +151,6 @@ def test_fractions_of_a_core_are_held_by_groups_that_do_not_stay_behind(tmp_path
         assert str(server.workers()[0].pid) in (group / "cgroup.procs").read_text().split()
         limit = (group / ("cpu.max" if version == 2 else "cpu.cfs_quota_us")).read_text().split()[0]
         assert int(limit) > 0
-        if how == "kill":
-            server.workers()[0].kill()
+        server.workers()[0].kill()
         server.stop()
     assert not group.exists()

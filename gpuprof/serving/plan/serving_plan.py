@@ -274,37 +274,13 @@ def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
 
 
 def _make_order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group: str) -> WorkerOrder:
+    order = WorkerOrder(replica.model, "1", path, replica.batch)
     if isinstance(part, _GpuPart):
-        return WorkerOrder(
-            model=replica.model,
-            version="1",
-            path=path,
-            batch=replica.batch,
-            provider=gpu_provider() or ORT_CUDA,
-            gpu=part.share,
-            with_mps=part.with_mps,
-        )
+        return replace(order, provider=gpu_provider() or ORT_CUDA, gpu=part.share, with_mps=part.with_mps)
     if part is None:
-        return WorkerOrder(
-            model=replica.model,
-            version="1",
-            path=path,
-            batch=replica.batch,
-            provider=SIMULATED_PROVIDER,
-            group=group,
-            latency_ms=_latency_ms(replica, without_turn_mates=True),
-            latency_cv=replica.predicted.latency_cv,
-        )
-    return WorkerOrder(
-        model=replica.model,
-        version="1",
-        path=path,
-        batch=replica.batch,
-        threads=part.threads,
-        cores=part.cores,
-        quota_cores=part.quota_cores,
-        group=group,
-    )
+        times_ms, cv = _latency_ms(replica, without_turn_mates=True), replica.predicted.latency_cv
+        return replace(order, provider=SIMULATED_PROVIDER, group=group, latency_ms=times_ms, latency_cv=cv)
+    return replace(order, threads=part.threads, cores=part.cores, quota_cores=part.quota_cores, group=group)
 
 
 def _make_plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:

@@ -46,8 +46,6 @@ class HttpDescriptions:
                 return allow_only("POST", method, _simple(_document(described.list_repository)))
             case ["metrics"]:
                 answer: Answer | None = self._metrics
-            case ["openapi.json"]:
-                answer = self._openapi
             case ["v2"]:
                 answer = _document(described.describe_server)
             case ["v2", "health", "live"]:
@@ -107,11 +105,6 @@ class HttpDescriptions:
         from gpuprof.serving.protocol.metrics import CONTENT_TYPE, render_metrics
 
         connection.respond(200, CONTENT_TYPE, render_metrics(self._router, self._find_figures()))
-
-    def _openapi(self, connection: HttpClient) -> None:
-        from gpuprof.serving.protocol.openapi import document
-
-        respond_json(connection, 200, document(model.spec for model in self._router.list_entries()))
 
 
 def _document(describe: Callable[[], object]) -> Answer:

@@ -19,7 +19,6 @@ _CLIP = 2.0
 _SILENCE_S, _HALF_LIFE_S = 1.0, 1.5
 #: Interval at which fading corrections are updated.
 _REFRESH_S = 0.2
-_SMALLEST, _LARGEST = 0.05, 20.0
 
 
 class LatencyTable:
@@ -91,8 +90,6 @@ class _Correction:
     def observe(self, ratio: float, now: float) -> float:
         """Record a ratio of measured to predicted time; return the new mean."""
         before = self._ratio if now <= self._seen + _SILENCE_S else self.at(now)
-        after = before + _WEIGHT * (ratio - before)
-        # This runs for every batch: a call of `min` or `max` would take as long as the rest together.
-        self._ratio = _SMALLEST if after < _SMALLEST else _LARGEST if after > _LARGEST else after
+        self._ratio = before + _WEIGHT * (ratio - before)
         self._seen = now
         return self._ratio

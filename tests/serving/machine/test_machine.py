@@ -27,13 +27,6 @@ def _has_followed(server: RunningServer, old: psutil.Process) -> bool:
     return any(machine.pid != old.pid for machine in machines(server))
 
 
-def test_the_workers_are_the_machines_and_the_machine_is_the_routers(tmp_path: Path) -> None:
-    with running(tmp_path, map_of({"m": "null:4"}, [replica("m"), replica("m")])) as server:
-        (machine,) = machines(server)
-        assert {worker.ppid() for worker in server.workers()} == {machine.pid}
-        assert len(server.workers()) == 2
-
-
 def test_a_killed_machine_loses_no_request_and_its_workers_are_taken_over(tmp_path: Path) -> None:
     with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
         (worker,) = server.workers()
