@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuprof.reporting.number import show_number
@@ -99,7 +99,7 @@ def series_of(mark: Line | Points | Box) -> str:
 
 
 def stack_bars(
-    groups: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, colors: Sequence[int]
+    groups: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, colors: Iterable[int]
 ) -> tuple[Box, ...]:
     """Return stacked bars at 0, 1, …, a bar for each group; the boxes of the lowest part come first."""
     half = _bar_width(groups) / 2

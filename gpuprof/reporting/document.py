@@ -15,7 +15,7 @@ from gpuprof.domain.map_sources import PREDICTED_BY, describe_basis, describe_so
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.reporting.chart import Axis, Chart, stack_bars
+from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.figures import (
     cdf_figure,
     comparison_figures,
@@ -152,31 +152,25 @@ def _make_map_section(deployment: DeploymentMap, where: str) -> Section:
     sources_by_model: dict[str, set[str]] = {}
     for *_, replica in deployment.places():
         sources_by_model.setdefault(replica.model, set()).add(replica.predicted.source)
-    rows: tuple[tuple[str, ...], ...] = tuple(
-        (
-            name,
-            _format_number(model.rate_rps),
-            _format_number(model.slo_ms),
-            _format_number(None if model.predicted is None else model.predicted.goodput_rps),
-            _format_number(None if model.predicted is None else model.predicted.p99_ms),
-            "; ".join(sorted(sources_by_model.get(name, ()))) or "–",
-        )
+    rows = [
+        {
+            "model": name,
+            "rate_rps": model.rate_rps,
+            "slo_ms": model.slo_ms,
+            "predicted goodput/s": None if model.predicted is None else model.predicted.goodput_rps,
+            "predicted p99 ms": None if model.predicted is None else model.predicted.p99_ms,
+            "sources": "; ".join(sorted(sources_by_model.get(name, ()))) or None,
+        }
         for name, model in deployment.models.items()
-    )
-    headings: tuple[str, ...] = (
-        "model",
-        "requests/s",
-        "SLO ms",
-        "predicted goodput/s",
-        "predicted p99 ms",
-        "batch times from",
-    )
-    if len(rows) > 1 and len(common := {row[-1] for row in rows}) == 1:  # print a common value once, not in every row
-        told = common.pop()  # empty, or printed above
-        text += "" if told == "–" or sources.endswith(f" {told}") else f" Batch times: {told}."
-        headings, rows = headings[:-1], tuple(row[:-1] for row in rows)
+    ]
     source = "predicted from measurements" if is_observed(deployment) else "predicted"
-    return Section(f"Map of {deployment.policy}", text, (map_figure(deployment),), Table(headings, rows), source)
+    return Section(
+        f"Map of {deployment.policy}",
+        text,
+        (map_figure(deployment),),
+        _make_table(rows, tuple(rows[0]) if rows else ()),
+        source,
+    )
 
 
 def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Section]:
@@ -219,12 +213,11 @@ def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Se
 def _make_load_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     _require_names(rows, "model")
     table = _make_table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
-    charts = [*load_figures(rows), _load_stage_figure(rows), _batch_figure(rows)]
     text = f"{where}: what clients measured."
     if said := sorted({str(row["predicted_by"]) for row in rows if row.get("predicted_by")}):
         text += f" Predictions come from: {'; '.join(PREDICTED_BY.get(by, by) for by in said)}."
     source = "measured, and predicted" if said else "measured"
-    return Section("Load test", text, tuple(c for c in charts if c is not None), table, source)
+    return Section("Load test", text, tuple(load_figures(rows)), table, source)
 
 
 def _make_evaluation_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
@@ -286,45 +279,3 @@ def _format_number(value: object) -> str:
     if value is None:
         return "–"
     return show_number(value) if isinstance(value, float) else str(value)
-
-
-#: Stages of a served request in their order, with the colours of the simulated stages.
-_STAGES = {"router": 6, "queue": 1, "gather": 4, "infer": 0, "scatter": 5}
-_LABELS = {"router": "network and router", "infer": "model"}
-
-
-def _load_stage_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """Return the mean time of requests by stage and model; None where the server kept no statistics."""
-    counted = [row for row in rows if (row.get("stages") or {}).get("infer_ms") is not None]
-    if not counted:
-        return None
-    names = tuple(row["model"] for row in counted)
-    parts = {
-        _LABELS.get(stage, stage): [max(0.0, row["stages"].get(f"{stage}_ms") or 0.0) for row in counted]
-        for stage in _STAGES
-    }
-    boxes = stack_bars(names, parts, "ms", tuple(_STAGES.values()))
-    return Chart("Mean latency by stage", Axis("model", names=names), Axis("latency in ms", low=0.0), boxes=boxes)
-
-
-def _batch_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """Return the distribution of batch sizes, by model; None where the server kept no statistics."""
-    counted = {row["model"]: _parse_sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
-    counted = {model: sizes for model, sizes in counted.items() if sum(sizes.values())}
-    sizes = sorted({size for counts in counted.values() for size in counts})
-    if not sizes:
-        return None
-    stacks = {
-        f"batch of {size}": [100.0 * counts.get(size, 0) / sum(counts.values()) for counts in counted.values()]
-        for size in sizes
-    }
-    boxes = stack_bars(tuple(counted), stacks, "%", range(len(sizes)))
-    x, y = Axis("model", names=tuple(counted)), Axis("batches in %", low=0.0, high=100.0)
-    return Chart("Batches by size", x, y, boxes=boxes)
-
-
-def _parse_sizes(row: Mapping[str, Any]) -> dict[int, int]:
-    sizes = {int(size): int(count) for size, count in row["stages"]["batches"].items()}
-    if min(*sizes, *sizes.values()) < 0:
-        raise ValueError("a batch size or a count of batches is negative")
-    return sizes

@@ -14,6 +14,14 @@ from gpuprof.reporting.palette import COLORS
 Row = Mapping[str, Any]
 _STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}
 _MISS_COLORS = {**_STAGE_COLORS, "refused": 3, "full": 7, "failed": 2}
+#: Stages of a served request in their order, by the field of a load test, with the colours of the simulated stages.
+_SERVED_STAGES = {
+    "router_ms": ("network and router", 6),
+    "queue_ms": ("queue", 1),
+    "gather_ms": ("gather", 4),
+    "infer_ms": ("model", 0),
+    "scatter_ms": ("scatter", 5),
+}
 _PERCENTILES = ("p50", "p95", "p99")
 _MOST_BARS = 40
 
@@ -73,8 +81,9 @@ def stage_figure(models: Sequence[Row]) -> Chart:
     """Return where the time of a mean request went, by model."""
     names = tuple(model["model"] for model in models)
     parts = {stage: [model["stage_mean_ms"].get(stage) or 0.0 for model in models] for stage in _STAGE_COLORS}
-    boxes = stack_bars(names, parts, "ms", tuple(_STAGE_COLORS.values()))
-    return _bars("Mean latency by stage", names, "latency in ms", boxes)
+    return _bars(
+        "Mean latency by stage", names, "latency in ms", stack_bars(names, parts, "ms", _STAGE_COLORS.values())
+    )
 
 
 def stages_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
@@ -191,8 +200,45 @@ def load_figures(rows: Sequence[Row]) -> list[Chart]:
         goodput_figure(rows),
         _bars("Latency", names, "latency in ms", group_bars(names, latency, "ms")),
         prediction_figure("Latency, predicted against measured", "ms", pairs),
+        _served_stage_figure([row for row in rows if (row.get("stages") or {}).get("infer_ms") is not None]),
+        _batch_figure(rows),
     ]
     return [chart for chart in charts if chart is not None]
+
+
+def _served_stage_figure(rows: Sequence[Row]) -> Chart | None:
+    """Return the mean time of requests by stage and model; None where the server kept no statistics."""
+    if not rows:
+        return None
+    names = tuple(row["model"] for row in rows)
+    parts = {
+        label: [max(0.0, row["stages"].get(field) or 0.0) for row in rows]
+        for field, (label, _) in _SERVED_STAGES.items()
+    }
+    boxes = stack_bars(names, parts, "ms", [color for _, color in _SERVED_STAGES.values()])
+    return _bars("Mean latency by stage", names, "latency in ms", boxes)
+
+
+def _batch_figure(rows: Sequence[Row]) -> Chart | None:
+    """Return the distribution of batch sizes, by model; None where the server kept no statistics."""
+    counted = {row["model"]: _parse_sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
+    counted = {model: sizes for model, sizes in counted.items() if sum(sizes.values())}
+    sizes = sorted({size for counts in counted.values() for size in counts})
+    if not sizes:
+        return None
+    stacks = {
+        f"batch of {size}": [100.0 * counts.get(size, 0) / sum(counts.values()) for counts in counted.values()]
+        for size in sizes
+    }
+    names = tuple(counted)
+    return _bars("Batches by size", names, "batches in %", stack_bars(names, stacks, "%", range(len(sizes))))
+
+
+def _parse_sizes(row: Row) -> dict[int, int]:
+    sizes = {int(size): int(count) for size, count in row["stages"]["batches"].items()}
+    if min(*sizes, *sizes.values()) < 0:
+        raise ValueError("a batch size or a count of batches is negative")
+    return sizes
 
 
 def evaluation_figure(rows: Sequence[Row]) -> Chart:

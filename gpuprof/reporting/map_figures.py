@@ -106,12 +106,8 @@ def cost_figure(maps: Mapping[str, DeploymentMap]) -> Chart:
     """Return the cost of maps by policy: dollars an hour where all have a price, else devices."""
     names = tuple(maps)
     costs = [deployment.predicted.cost_per_hour for deployment in maps.values()]
-    if all(cost is not None for cost in costs):
-        return _bars("Cost by policy", names, "US dollars per hour", costs)
-    return _bars("Devices by policy", names, "devices", [float(planned.predicted.gpus) for planned in maps.values()])
-
-
-def _bars(title: str, names: tuple[str, ...], unit: str, values: Sequence[float | None]) -> Chart:
-    return Chart(
-        title, Axis("map", names=names), Axis(unit, low=0.0), boxes=group_bars(names, {unit: values}, unit), height=200
-    )
+    title, unit, values = "Cost by policy", "US dollars per hour", costs
+    if None in costs:
+        title, unit = "Devices by policy", "devices"
+        values = [float(deployment.predicted.gpus) for deployment in maps.values()]
+    return Chart(title, Axis("map", names=names), Axis(unit, low=0.0), boxes=group_bars(names, {unit: values}, unit))
