@@ -33,13 +33,23 @@ class LatencyGrid:
     device : Device
     model : CrossGpuModel
         Adapted to the measurements of the device, where there are any.
+    only : int, optional
+        The model's fixed batch.
     busy : bool
         Whether the rest of the board works, too. Shares that run together then do no more than the whole board
         (`board_seconds`), whatever their number and batches.
     """
 
-    def __init__(self, kernels: KernelsByBatch, device: Device, model: CrossGpuModel, *, busy: bool = False) -> None:
-        self._kernels, self._device, self._model, self._busy = kernels, device, model, busy
+    def __init__(
+        self,
+        kernels: KernelsByBatch,
+        device: Device,
+        model: CrossGpuModel,
+        only: int | None = None,
+        *,
+        busy: bool = False,
+    ) -> None:
+        self._kernels, self._device, self._model, self._only, self._busy = kernels, device, model, only, busy
         self._board: Figure | None = None
         self._raw: dict[Share, dict[int, Figure]] = {}
         self._raised: dict[tuple[Share, int], Figure] = {}
@@ -71,7 +81,8 @@ class LatencyGrid:
         Raises `InputError` as `at` does.
         """
         if self._board is None:
-            batches = self._kernels.list_grid(MOST_BATCH)  # a smaller grid would give no bound
+            # A smaller grid would give no bound.
+            batches = self._kernels.list_grid(MOST_BATCH) if self._only is None else (self._only,)
             self._board = self._model.board_seconds(self._kernels, batches, self._device)
         return self._board
 
@@ -158,7 +169,9 @@ class CrossGpuLatencies:
         key = (known.name, device.name, device.max_power_w, busy)
         if key not in self._tables:  # a placement asks thousands of times
             model = adapt_model(shipped_model(), device, self._timed_ops(device))
-            self._tables[key] = LatencyGrid(self.kernels_of(known, device), device, model, busy=busy)
+            self._tables[key] = LatencyGrid(
+                self.kernels_of(known, device), device, model, only_batch_of(known), busy=busy
+            )
         return self._tables[key]
 
     def kernels_of(self, known: UnmeasuredModel, device: Device) -> KernelsByBatch:

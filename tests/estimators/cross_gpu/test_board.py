@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
 from gpuprof.domain.board_work import board_work, bound_by_work
 from gpuprof.domain.catalogue import device, devices
@@ -18,6 +19,7 @@ from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.interval_end import IntervalEndEstimator
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
+from tests.small_models import write_model
 
 _BOARDS = [name for name, one in devices().items() if one.kind == "gpu"]
 _BATCHES = (1, 8, 64)
@@ -125,3 +127,12 @@ def test_a_grid_beside_a_busy_board_keeps_the_whole_boards_times(networks: dict[
     for batch in _BATCHES:
         asked = ("squeezenet", device("l4"), batch, Share())
         assert plain.estimate(*asked).latency_ms == alone.estimate(*asked).latency_ms
+
+
+def test_a_model_of_a_fixed_batch_has_the_work_of_that_batch(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = write_model(tmp_path / "six.onnx", nodes, {"x": [6, 1024]}, {"y": [6, 1024]})
+    estimator, gpu = DatabaseEstimator(None, {"six": path}), device("t4")
+    work = board_work(estimator, "six", gpu)
+    half = estimator.estimate("six", gpu, 6, Share(50.0)).latency_ms
+    assert work is not None and half.value >= 2 * 6 * work.value
