@@ -54,8 +54,8 @@ class Proof:
 
     @property
     def worst(self) -> Difference | None:
-        """Difference with the largest ratio to its tolerance."""
-        return max(self.differences, key=lambda d: (not d.is_within, d.relative / d.tolerance), default=None)
+        """Largest difference, of those beyond their tolerance if there are any."""
+        return max(self.differences, key=lambda d: (not d.is_within, d.relative), default=None)
 
 
 def relative_difference(original: Array, merged: Array) -> float:
@@ -67,14 +67,10 @@ def relative_difference(original: Array, merged: Array) -> float:
     if original.dtype.kind not in "fV":
         return float(np.mean(original != merged))
     a, b = original.astype(np.float64), merged.astype(np.float64)
-    if not np.array_equal(np.isfinite(a), np.isfinite(b)) or not np.array_equal(np.isnan(a), np.isnan(b)):
-        return float("inf")
-    finite = np.isfinite(a)
-    if not np.array_equal(a[~finite & ~np.isnan(a)], b[~finite & ~np.isnan(b)]):
-        return float("inf")
-    scale = float(np.abs(a[finite]).max(initial=0.0))
-    apart = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
-    return apart / scale if scale else apart
+    with np.errstate(invalid="ignore"):
+        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    largest = float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max())
+    return largest / (float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) or 1.0)
 
 
 def prove_same(

@@ -40,8 +40,8 @@ def propose_merges(
             continue
         whole = merge_sources([sources[i] for i in group], chosen)
         sets = _sharing(whole.report)
-        for names in sets:
-            part = [sources[i] for i in group if sources[i].name in names]
+        for sharing in sets:
+            part = [sources[i] for i in group if sources[i].name in sharing]
             merges.append(whole if len(part) == len(group) else merge_sources(part, chosen))
         shared = set[str]().union(*sets)
         left_out |= {name: _why(whole.report, name) for name in whole.report.models if name not in shared}

@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
+from gpuprof.merging.proof import relative_difference
 from tests.merging.models import Array, Builder, finetune_model, residual, save, transformer
 
 _LENGTH = 4
@@ -266,3 +267,33 @@ def test_common_output_features_are_multiplied_once_wherever_each_model_has_them
     assert row.how == "super-operator"
     assert row.saved_bytes == 2 * common.nbytes
     assert report.proof is not None and report.proof.worst is not None and report.proof.worst.is_within
+
+
+def test_whole_numbers_of_merged_models_are_the_same_numbers(tmp_path: Path) -> None:
+    paths = []
+    for name in ("a", "b"):
+        b = Builder()
+        b.add("ArgMax", b.add("MatMul", "x", b.weight(8, 8)), axis=1, keepdims=0)
+        b.nodes[-1].output[0] = "y"
+        paths.append(save(b.model({"x": (1, ["batch", 8])}, {"y": (TensorProto.INT64, ["batch"])}), tmp_path, name))
+    options = MergeOptions(force=True)
+    report = write_merged(merge_sources(read_sources(paths), options), tmp_path / "merged.onnx", options)
+    assert report.proof is not None and report.proof.worst is not None
+    assert (report.proof.worst.relative, report.proof.worst.tolerance) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("original", "merged", "difference"),
+    [
+        ([1.0, -4.0], [1.0, -3.0], 0.25),
+        ([np.nan, np.inf, 2.0], [np.nan, np.inf, 2.0], 0.0),
+        ([np.nan, 1.0], [0.0, 1.0], np.inf),
+        ([np.inf, 1.0], [-np.inf, 1.0], np.inf),
+        ([1.0, 1.0], [np.inf, 1.0], np.inf),
+        ([0.0], [0.5], 0.5),
+    ],
+)
+def test_differences_are_parts_of_the_largest_value(
+    original: list[float], merged: list[float], difference: float
+) -> None:
+    assert relative_difference(np.array(original), np.array(merged)) == difference
