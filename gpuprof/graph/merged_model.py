@@ -92,14 +92,14 @@ class MergedModel:
             if given is None:
                 fed |= member.nothing()
                 continue
-            known = {value.name: value.merged for value in member.inputs}
+            merged_names = {value.name: value.merged for value in member.inputs}
             for name in given:
-                if name not in known:
-                    raise unknown_name(f"input of {member.name}", name, list(known))
-            missing = sorted(set(known) - set(given))
+                if name not in merged_names:
+                    raise unknown_name(f"input of {member.name}", name, list(merged_names))
+            missing = sorted(set(merged_names) - set(given))
             if missing:
                 raise InputError(f"{member.name} needs the input {missing[0]!r}")
-            fed |= {known[name]: value for name, value in given.items()}
+            fed |= {merged_names[name]: value for name, value in given.items()}
         return fed
 
     def output_names(self, name: str) -> list[str]:

@@ -140,8 +140,8 @@ def _find_block(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> Common
         if votes[at] <= best.area and not is_sample:
             return best
         row, column = divmod(int(keys[at]), width)
-        found = _block_at(a, b, row - a.shape[0], column - a.shape[1], tolerance)
-        best = found if found.area > best.area else best
+        block = _block_at(a, b, row - a.shape[0], column - a.shape[1], tolerance)
+        best = block if block.area > best.area else best
         if best.area == most_possible:
             return best
     return replace(best, exact=not is_sample and len(order) <= most)
@@ -151,8 +151,8 @@ def _find_equal(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> tuple[
     """Return the positions of equal entries in ``a`` and in ``b``, and whether these are only some of them."""
     kind = np.int64 if a.dtype.kind in "iub" and b.dtype.kind in "iub" else np.float64
     every = -(-a.size // _MOST_LOOKED_UP)
-    asked = np.flatnonzero(np.arange(a.size) // _SEGMENT % every == 0)
-    asking, answering = a.ravel()[asked].astype(kind), b.ravel()[b_order].astype(kind)
+    places = np.flatnonzero(np.arange(a.size) // _SEGMENT % every == 0)
+    asking, answering = a.ravel()[places].astype(kind), b.ravel()[b_order].astype(kind)
     reach = 0 if kind is np.int64 else tolerance * (1.0 + 1e-6)  # no equal entry may be lost by rounding
     begin = np.searchsorted(answering, asking - reach)
     count = np.searchsorted(answering, asking + reach, side="right") - begin
@@ -166,7 +166,7 @@ def _find_equal(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> tuple[
         kept = rarest[: max(1, int(np.searchsorted(np.cumsum(totals[rarest]), _MOST_EQUAL)))]
         chosen = chosen[np.isin(chosen // _SEGMENT, kept)]
     begin, count = begin[chosen], count[chosen]
-    ahead = np.repeat(asked[chosen], count)
+    ahead = np.repeat(places[chosen], count)
     behind = b_order[np.repeat(begin - np.cumsum(count) + count, count) + np.arange(len(ahead))]
     return ahead, behind, is_sample
 

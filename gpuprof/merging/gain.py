@@ -109,12 +109,12 @@ class PlanGain:
     def __init__(self, plan: MergePlan, setting: GainContext) -> None:
         self._plan, self._setting = plan, setting
         self.steps = {i for i, step in enumerate(plan.steps) if step.is_merged}
-        self.own = {i: step_gain(plan, plan.steps[i], setting) for i in sorted(self.steps)}
+        self.step_gains = {i: step_gain(plan, plan.steps[i], setting) for i in sorted(self.steps)}
         self._crossings = _find_crossings(plan)
 
     def gain(self, once: Collection[int]) -> MergeGain:
         """Return the gain of running these steps once."""
-        total = sum((self.own[i] for i in once), MergeGain())
+        total = sum((self.step_gains[i] for i in once), MergeGain())
         for crossing in self._crossings:
             is_produced_once = crossing.producer in once
             users = [i in once for i in crossing.consumers]
@@ -129,7 +129,7 @@ class PlanGain:
         graph = nx.DiGraph()
         graph.add_nodes_from((_ONCE, _APART, *self.steps))
         # All edges are reversed: of several minimum cuts, networkx returns that with most nodes beside its source.
-        for tail, head, seconds in (*self._own_edges(), *self._copy_edges()):
+        for tail, head, seconds in (*self._step_edges(), *self._copy_edges()):
             if seconds is None:
                 graph.add_edge(head, tail)
             else:
@@ -146,10 +146,10 @@ class PlanGain:
                 # A Super-Operator stands alone, because leaving it out does not affect its neighbours.
                 if crossing.producer in among and user in among and self._plan.steps[user].once:
                     graph.add_edge(crossing.producer, user)
-        return [set(found) for found in nx.connected_components(graph)]
+        return [set(steps) for steps in nx.connected_components(graph)]
 
-    def _own_edges(self) -> Iterator[_Edge]:
-        for i, gain in self.own.items():
+    def _step_edges(self) -> Iterator[_Edge]:
+        for i, gain in self.step_gains.items():
             seconds = gain.seconds(self._setting.rates)
             yield (_ONCE, i, seconds) if seconds > 0 else (i, _APART, -seconds)
 
@@ -186,7 +186,7 @@ def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
         # The saved bytes are reported; their time is subtracted, because the measurement includes it.
         return MergeGain(saved_bytes=saved, measured_s=measured - saved / rates.bytes_per_s)
     touched = [_touched_bytes(plan, step, m, setting.batches[m]) for m in step.models]
-    missed = rates.moved_bytes(sum(touched), sum(touched)) - sum(rates.moved_bytes(own, own) for own in touched)
+    missed = rates.moved_bytes(sum(touched), sum(touched)) - sum(rates.moved_bytes(each, each) for each in touched)
     return MergeGain(saved_bytes=saved, added_bytes=missed, saved_launches=others)
 
 

@@ -124,11 +124,11 @@ class _Grouper:
         operator = self._operators[model].get(position)
         if operator is None and not list_captured(node):
             signature = (_signature(node), moment, self._input_identity(model, node, producers))
-            known = self._by_signature.setdefault(signature, [])
-            for index in known:
+            alike = self._by_signature.setdefault(signature, [])
+            for index in alike:
                 if model not in self._result.groups[index].nodes:
                     return index
-            known.append(len(self._result.groups))
+            alike.append(len(self._result.groups))
         group = NodeGroup({model: position}, moment, {} if operator is None else {model: operator})
         self._result.groups.append(group)
         return len(self._result.groups) - 1
@@ -171,11 +171,11 @@ def _input_classes(sources: Sequence[SourceModel]) -> list[dict[str, object]]:
     classes: list[dict[str, object]] = []
     for source in sources:
         counts: Counter[object] = Counter()
-        own: dict[str, object] = {}
+        input_classes: dict[str, object] = {}
         for name in sorted(source.inputs):
             value = source.values[name]
             kind = (value.dtype, tuple(None if dim.per_batch else dim for dim in value.dims))
-            own[name] = ("input", kind, name if name in shared else counts[kind])
+            input_classes[name] = ("input", kind, name if name in shared else counts[kind])
             counts[kind] += name not in shared
-        classes.append(own)
+        classes.append(input_classes)
     return classes

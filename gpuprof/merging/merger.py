@@ -204,12 +204,12 @@ class _Builder:
             node, operators = self.plan.node(step, m), self.plan.group(step).operators
             source, begin, end = self.plan.sources[m], shared.begins[m], shared.begins[m] + shared.outputs
             hint = f"{source.name}/{node.output[0]}"
-            own = self.value(m, names[step.models.index(m)])
+            data = self.value(m, names[step.models.index(m)])
             pieces = [self.part(product, step.models, names, m, f"{hint}/shared")]
             if begin > 0:
-                pieces.insert(0, self._multiply(step, m, own, 0, begin))
+                pieces.insert(0, self._multiply(step, m, data, 0, begin))
             if end < shared.totals[m]:
-                pieces.append(self._multiply(step, m, own, end, shared.totals[m]))
+                pieces.append(self._multiply(step, m, data, end, shared.totals[m]))
             is_conv, rank = operators[m].kind == "conv", len(source.values[node.output[0]].dims)
             axis = 1 if is_conv else rank - 1
             result = pieces[0] if len(pieces) == 1 else self.add("Concat", pieces, f"{hint}/placed", axis=axis)

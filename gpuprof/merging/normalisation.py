@@ -78,10 +78,10 @@ def _rename(node: NodeProto, renamed: dict[str, str]) -> None:
 
 def _is_known(source: SourceModel, node: NodeProto) -> bool:
     names = [name for name in node.output if name]
-    if not all(name in source.known and name not in source.outputs for name in names):
+    if not all(name in source.constants and name not in source.outputs for name in names):
         return False
     for name in names:
-        add_weight(source, name, source.known[name])
+        add_weight(source, name, source.constants[name])
     return True
 
 

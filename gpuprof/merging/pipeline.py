@@ -166,13 +166,13 @@ def source_names(paths: Sequence[Path]) -> list[str]:
 def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
     from gpuprof.graph.dims import declared_dims
 
-    known: set[str] = set()
+    free_dims: set[str] = set()
     for path in paths:
         for info in read_onnx(path).model.graph.input:
             for axis, dim in enumerate(declared_dims(info) or ()):
-                known.add(dim if isinstance(dim, str) else f"{info.name}:{axis}")
+                free_dims.add(dim if isinstance(dim, str) else f"{info.name}:{axis}")
     for name, size in dims.items():
-        if name not in known:
+        if name not in free_dims:
             raise InputError(f"no model has a free dimension {name!r}", "see gpuprof zoo, or leave --dim away")
         check_size(name, size)
 
@@ -185,7 +185,7 @@ def _find_unprofitable(plan: MergePlan, setting: GainContext, force: bool) -> di
         drawn = [plan.steps[i] for i in steps]
         is_weighted = any(step.held or plan.group(step).operators for step in drawn)
         if any(step.is_concatenated or not step.once for step in drawn) and not (
-            is_weighted and any(worth.own[i].saved_bytes for i in steps)
+            is_weighted and any(worth.step_gains[i].saved_bytes for i in steps)
         ):
             why = "as one it would read no fewer weights" if is_weighted else "it has no weights to share"
             reasons |= {step.group: why for step in drawn}

@@ -52,11 +52,11 @@ def _sharing(report: MergeReport) -> list[set[str]]:
     """Return the sets of models that share operators, directly or through other models."""
     sets: list[set[str]] = []
     for row in (*report.merged, *report.shared):
-        mine = set(row.models)
-        for other in [known for known in sets if known & mine]:
-            mine |= other
+        sharing = set(row.models)
+        for other in [members for members in sets if members & sharing]:
+            sharing |= other
             sets.remove(other)
-        sets.append(mine)
+        sets.append(sharing)
     return sets
 
 

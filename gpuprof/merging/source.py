@@ -67,7 +67,7 @@ class SourceModel:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     values: dict[str, Value]
-    known: dict[str, Array]  #: Small values that depend on shapes and constants only and are equal at every batch.
+    constants: dict[str, Array]  #: Small values that depend on shapes and constants only and are equal at every batch.
     #: (input, axis) whose size is the batch at run time; None if the batch is fixed, in a model read for its weights.
     batch_input: tuple[str, int] | None
     external: bool  #: Whether weights are in files of their own.
@@ -155,7 +155,7 @@ def read_source(
         inputs=tuple(info.name for info in infos),
         outputs=tuple(info.name for info in graph.output),
         values=_solve_sizes(small, large),
-        known=_find_constant_values(small, large),
+        constants=_find_constant_values(small, large),
         batch_input=next(iter(axes.items())) if axes else None,
         external=bool(file.external),
         dims=bound,

@@ -66,7 +66,7 @@ class _MapMerger:
         """Merge what pays, and yield a line on each decision."""
         seen: set[tuple[str, ...]] = set()
         for device, batches in _list_shared_devices(self.deployment):
-            models = tuple(m for m in batches if (one := self.deployment.models.get(m)) and not one.members)
+            models = tuple(m for m in batches if (model := self.deployment.models.get(m)) and not model.members)
             if len(models) > 1 and models not in seen:
                 seen.add(models)
                 yield from self._merge_group(models, batches, self.problem.device(device))
@@ -80,7 +80,7 @@ class _MapMerger:
             else:
                 files[model] = Path(path)
         proposals, refused = _find_proposals(files, batches, device, self._db)
-        yield from (f"{one.model} is not merged: {one.reason}" for one in refused)
+        yield from (f"{refusal.model} is not merged: {refusal.reason}" for refusal in refused)
         for proposal in proposals:
             names = " and ".join(proposal.report.models)
             if reason := self._place_merge(proposal):
@@ -116,9 +116,9 @@ class _MapMerger:
 
         before, members = self.deployment, set(proposal.report.models)
         demands = [demand for demand in self.problem.demands if demand.model in members]
-        asked = {demand.model: _describe_member(before, demand.model) for demand in demands}
+        requested = {demand.model: _describe_member(before, demand.model) for demand in demands}
         joined = join_demands(name, demands)
-        merged = ModelFile(str(file), read_onnx(file).sha256, asked, max(0, proposal.report.saved_bytes))
+        merged = ModelFile(str(file), read_onnx(file).sha256, requested, max(0, proposal.report.saved_bytes))
         problem = replace(
             self.problem,
             demands=(*(demand for demand in self.problem.demands if demand.model not in members), joined),
@@ -145,10 +145,10 @@ def _list_shared_devices(deployment: DeploymentMap) -> Iterator[tuple[str, dict[
 
 def _explain_worse(planned: DeploymentMap, before: DeploymentMap) -> str | None:
     """Return the reason why a plan with a merged model is worse than the plan before; None: it is not."""
-    missing = {one.model: one.reason for one in before.unplaced}
-    for one in planned.unplaced:
-        if one.model not in missing:
-            return f"as one, {one.rate_rps:.4g} requests/s of {one.model} cannot be served: {one.reason}"
+    missing = {demand.model: demand.reason for demand in before.unplaced}
+    for demand in planned.unplaced:
+        if demand.model not in missing:
+            return f"as one, {demand.rate_rps:.4g} requests/s of {demand.model} cannot be served: {demand.reason}"
     more, less = planned.predicted, before.predicted
     if more.gpus > less.gpus or (more.cost_per_hour or 0.0) > (less.cost_per_hour or 0.0):
         return f"as one they need {more.gpus} devices in place of {less.gpus}"
@@ -187,8 +187,8 @@ def _find_proposals(
             refused += [_Refusal(name, reason) for name, reason in proposals.left_out]
             return proposals.merges, tuple(refused)
         refused += unreadable
-        for one in unreadable:
-            del readable[one.model]
+        for refusal in unreadable:
+            del readable[refusal.model]
     alone = (_Refusal(model, "no other model here can be merged with it") for model in readable)
     return (), (*refused, *alone)
 

@@ -56,7 +56,7 @@ class MergedFile:
 
     def output_rows(self) -> list[dict[str, object]]:
         """Return how far each output differs from that of the model alone."""
-        return [asdict(one) for one in self.report.proof.differences] if self.report.proof else []
+        return [asdict(difference) for difference in self.report.proof.differences] if self.report.proof else []
 
     def full_row(self) -> dict[str, object]:
         """Return `row` with every operator, every output, and the compared calls."""
@@ -162,10 +162,10 @@ def _output_paths(output: Path, count: int) -> list[Path]:
 
 
 def _check_names(options: MergeOptions, proposals: Proposals) -> None:
-    known = {name for p in proposals.merges for name in p.report.models} | {name for name, _ in proposals.left_out}
+    names = {name for p in proposals.merges for name in p.report.models} | {name for name, _ in proposals.left_out}
     for name in options.batches:
-        if name not in known:
-            raise InputError(f"--batch names {name!r}, which is no model here", f"they are {', '.join(sorted(known))}")
+        if name not in names:
+            raise InputError(f"--batch names {name!r}, which is no model here", f"they are {', '.join(sorted(names))}")
 
 
 def _advise(proposals: Proposals) -> str:

@@ -52,9 +52,9 @@ class MemberModel(ServedModel):
 
     def submit(self, inference: Inference) -> None:
         """Queue a request with the merged model. Raises `RefusedError`: 503, when it could not be answered in time."""
-        own, inputs = inference.inputs, self._whole.spec.inputs
+        given, inputs = inference.inputs, self._whole.spec.inputs
         inference.inputs = [
-            InputTensor([0, *tensor.shape[1:]], b"") if position is None else own[position]
+            InputTensor([0, *tensor.shape[1:]], b"") if position is None else given[position]
             for tensor, position in ((tensor, self._inputs.get(tensor.name)) for tensor in inputs)
         ]
         # All of its outputs, whichever are wanted: in a batch they show whose rows an output has.
@@ -65,8 +65,8 @@ class MemberModel(ServedModel):
         answer = inference.on_done
 
         def on_done(inference: Inference, outputs: list[OutputTensor], slot: Slot | None) -> None:
-            given = {tensor.position: tensor for tensor in outputs}
-            answer(inference, [replace(given[self._outputs[own]], position=own) for own in wanted], slot)
+            by_position = {tensor.position: tensor for tensor in outputs}
+            answer(inference, [replace(by_position[self._outputs[place]], position=place) for place in wanted], slot)
 
         inference.on_done = on_done
         self._whole.submit(inference)
