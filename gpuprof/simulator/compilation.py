@@ -1,6 +1,6 @@
 """Runs the simulator's event loop: as plain Python at first, as machine code once available.
 
-Simulations of few requests end before numba is imported, and compiling takes a minute. Both versions give the same
+Simulations of few requests end before numba is imported, and compiling takes a while. Both versions give the same
 outcome, bit for bit, so a longer run continues in machine code from its current state.
 """
 

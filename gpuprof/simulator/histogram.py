@@ -6,6 +6,8 @@ Integer arithmetic makes the counts equal on every machine.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,17 +21,8 @@ Counts = NDArray[np.int64]
 
 def bin_of(value_ns: int, bits: int) -> int:
     """Return the bin of a time, in a histogram of ``2**(bits - 1)`` bins per doubling."""
-    if value_ns < 1 << bits:
-        return value_ns
     value = min(value_ns, LONGEST_NS)
-    above = value >> bits
-    shift = 0
-    for step in (32, 16, 8, 4, 2, 1):
-        if above >> step > 0:
-            above >>= step
-            shift += step
-    if above > 0:
-        shift += 1
+    shift = max(0, math.frexp(value)[1] - bits)
     return (shift << (bits - 1)) + (value >> shift)
 
 
