@@ -87,11 +87,14 @@ def _count_devices(segments: Segments, demand: Demand, device: Device) -> float:
 
 
 def list_single_kinds(problem: Problem, segments: Segments) -> Iterator[tuple[float, Problem]]:
-    """Yield the problem on each kind alone that has as many devices as needed, with about its cost; then on all."""
+    """Yield the problem on each kind alone that has as many devices as needed, with about its cost; then on all.
+
+    On all kinds where devices are counted, or no kind alone is known to run all demands.
+    """
     kinds = problem.fleet.entries
-    if len(kinds) > 1:
-        for cost, entry in rank_kinds(problem, segments):
-            if entry.count is None:
-                yield cost, replace(problem, fleet=Fleet((entry,)), alike={})
-    if len(kinds) == 1 or any(entry.count is not None for entry in kinds):
+    ranked = rank_kinds(problem, segments) if len(kinds) > 1 else []
+    alone = [(cost, entry) for cost, entry in ranked if entry.count is None]
+    for cost, entry in alone:
+        yield cost, replace(problem, fleet=Fleet((entry,)), alike={})
+    if not alone or any(entry.count is not None for entry in kinds):
         yield 0.0, problem

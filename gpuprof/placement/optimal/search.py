@@ -116,7 +116,9 @@ class Search:
         if by_queues and not is_placed and not self._best.unplaced:
             self._bound_queues(self.limit)
         local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
-        ranked = sorted(starts, key=self._judge.rank)
+        kinds = {entry.device.name for entry in problem.fleet.entries}
+        possible = [start for start in starts if kinds.issuperset(gpu.device for gpu in start.gpus)]
+        ranked = sorted(possible, key=self._judge.rank)
         for start in ranked[:2] if by_queues else ranked:
             for gpus in local_search.improve(start.gpus):
                 self._keep(self._judge.settle(gpus, "local search"))
