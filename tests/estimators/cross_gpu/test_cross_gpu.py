@@ -55,17 +55,17 @@ def _products(count: int, seed: int) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("precision", ["float32", "tfloat32", "float16", "float8"])
-@pytest.mark.parametrize("family", ["matmul", "conv", "elementwise", "norm", "softmax", "attention", "movement"])
-def test_no_op_is_faster_than_the_peaks_of_the_data_sheet(name: str, precision: str, family: str) -> None:
+def test_no_op_is_faster_than_the_peaks_of_the_data_sheet(name: str, precision: str) -> None:
     if precision not in device(name).flops_per_s:
         return
     b, m, n, k = _products(300, 1)
-    ops = product_table(b, m, n, k, 4.0, 4.0, 0.0)
-    ops = replace(ops, family=np.full(300, FAMILIES.index(family)), row=n, kernel=np.ones(300), stride=np.ones(300))
     rates = rates_of(device(name), precision)
-    seconds = shipped_model().kernel_times(ops, rates)
-    assert np.isfinite(seconds).all()
-    assert (seconds >= bound_times(ops, rates).hard_s * (1 - 1e-9)).all()
+    for family in range(len(FAMILIES)):
+        ops = product_table(b, m, n, k, 4.0, 4.0, 0.0)
+        ops = replace(ops, family=np.full(300, family), row=n, kernel=np.ones(300), stride=np.ones(300))
+        seconds = shipped_model().kernel_times(ops, rates)
+        assert np.isfinite(seconds).all()
+        assert (seconds >= bound_times(ops, rates).hard_s * (1 - 1e-9)).all()
 
 
 def test_the_source_says_precision_and_runtime(network: Path) -> None:
