@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.devices import database_path, read_own_devices, resolve_device
-from gpuprof.pipeline.profile import DEFAULT_BATCHES, resolve_shares
+from gpuprof.pipeline.profile import resolve_shares
 from gpuprof.pipeline.profile_settings import ProfileWorkloads, ReportSettings
 from gpuprof.pipeline.result import Result
 from gpuprof.profiling.gpu.gpu_rows import Recording
@@ -70,7 +70,7 @@ def ingest_reports(
     dims : mapping of str to int or sequence of int, optional
         Sizes of free dimensions in the recording, a single size for each.
     """
-    files, runs, batches = list(reports.reports), reports.runs, workloads.batches or DEFAULT_BATCHES
+    files, runs, batches = list(reports.reports), reports.runs, workloads.batches or workloads.usual_batches
     names_batch = runs is not None and "(?P<batch>" in runs
     if (len(batches) != 1 and not names_batch) or len(models) > 1:
         raise InputError(

@@ -26,8 +26,6 @@ from gpuprof.profiling.sweep.cell import Cell, CellResult
 from gpuprof.profiling.sweep.igniter_cells import igniter_cells
 from gpuprof.profiling.sweep.planning import NamedModel
 
-DEFAULT_BATCHES = (1, 2, 4, 8)
-
 
 def profile(
     models: Sequence[PathArgument] | PathArgument,
@@ -77,7 +75,7 @@ def profile(
     with NoteList() as notes:
         target = _choose_target(chosen.device, settings, notes)
         path = database_path(chosen.db)
-        sizes = chosen.batches or DEFAULT_BATCHES
+        sizes = chosen.batches or chosen.usual_batches
         parts = resolve_shares(chosen.shares, target.device)
         neighbours = [planning.parse_neighbour(text, target.device) for text in chosen.beside]
         if chosen.batches is None and not chosen.igniter:
@@ -110,7 +108,7 @@ def profile_ops(
     with NoteList() as notes:
         target = _choose_target(chosen.device, settings, notes)
         path = database_path(chosen.db)
-        sizes = chosen.batches or DEFAULT_BATCHES
+        sizes = chosen.batches or chosen.usual_batches
         named = _free_models(models, sizes, path, settings)
         notes.add(*_describe_sizes(named))
         plans = [
@@ -148,7 +146,7 @@ def profile_cluster(
     tasks = [
         task_of(model.name, model.path, size, options)
         for model in planning.parse_models(models)
-        for size in workloads.batches or DEFAULT_BATCHES
+        for size in workloads.batches or workloads.usual_batches
     ]
     path = database_path(workloads.db)
     sweep = RaySweep(KernelDb.create(path), address)

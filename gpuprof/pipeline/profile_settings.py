@@ -19,6 +19,7 @@ class ProfileWorkloads(Settings):
     """Workloads to measure, and the database."""
 
     title: ClassVar[str] = "Workloads"
+    usual_batches: ClassVar[tuple[int, ...]] = (1, 2, 4, 8)  #: Default batch sizes.
 
     batches: Batches | None = option(
         None,
