@@ -54,29 +54,6 @@ def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
     assert 10.0 < row["latency_ms"] <= 10.0 * (1.0 + 0.2 * 1.3) + 0.05
 
 
-def test_a_gpu_with_too_few_copies_for_igniter_still_ranks_the_interference_models(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gpu = "a100-80"
-    models = [
-        replace(measured_row(name, 1, 10.0, device=gpu, share=50.0), dram_pct=pct) for name, pct in TRAFFIC.items()
-    ]
-    rows = [
-        ColocationRow("r1", gpu, group, 0, victim, 1, f"{other}:1:50%", 50.0,
-                      latency_mean_ms=10.0 * (1.0 + 0.2 * TRAFFIC[other] / 100.0), solo_latency_mean_ms=10.0,
-                      dram_pct=TRAFFIC[victim])
-        for group, (victim, other) in enumerate((v, o) for v in TRAFFIC for o in TRAFFIC)
-    ]  # fmt: skip
-    database(tmp_path / "db", models, [DeviceRow("r1", gpu, "gpu")], rows)
-    words = ["calibrate", "--db", str(tmp_path / "db"), "--device", gpu]
-    assert main([*words, "--csv"]) == 0
-    said = capsys.readouterr()
-    assert "iGniter's coefficients were not fitted: no model was measured on a100-80 with all" in said.err
-    assert "traffic" in said.out
-    assert main([*words, "-o", str(tmp_path / "igniter.json")]) == 3  # asked for, and cannot be had
-    assert not (tmp_path / "igniter.json").exists()
-
-
 def test_nothing_colocated_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database(tmp_path / "db", [measured_row("a", 1, 1.0)], [device_row()])
     assert main(["calibrate", "--db", str(tmp_path / "db")]) == 3

@@ -116,21 +116,6 @@ def test_what_a_loaded_server_refuses_was_predicted(
     assert row["predicted_goodput_rps"] == pytest.approx(80.0, rel=0.1)
 
 
-def test_of_too_many_requests_the_first_speak_for_all() -> None:
-    notes: list[str] = []
-    asked, settings = streams(m=160.0), replace(SETTINGS, duration_s=200.0)
-    whole = predict_load(MAP, asked, settings, note=notes.append).predicted["m"]
-    assert not any("replaying" in note for note in notes)
-    first = predict_load(MAP, asked, settings, most=16_000, note=notes.append).predicted["m"]
-    assert "replaying the first" in notes[-1]
-    assert first.goodput_rps == pytest.approx(whole.goodput_rps, rel=0.03)
-    assert first.refused == pytest.approx(whole.refused, rel=0.1)
-    assert first != whole
-    few = predict_load(MAP, asked, settings, most=100, note=notes.append).predicted["m"]
-    assert few == LoadPrediction()
-    assert "the warm-up alone has more" in notes[-1]
-
-
 def test_a_map_that_does_not_say_what_batches_take_is_not_replayed() -> None:
     notes: list[str] = []
     silent = replica_in_json("n")

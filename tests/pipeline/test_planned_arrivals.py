@@ -25,12 +25,6 @@ from gpuprof.placement.policies import make_policy
 SERVER = BatchServer((4.0, 5.0, 6.0, 7.0), 4, 0.0)
 
 
-@pytest.mark.parametrize("text", [None, "poisson", " Poisson "])
-def test_without_a_shape_arrivals_are_poisson(text: str | None) -> None:
-    found, poisson = (one.pool(Arrivals(300.0), (SERVER, SERVER)) for one in (make_queueing(text, ["a"]), BatchQueue()))
-    assert found.whole.percentile(99.0) == poisson.whole.percentile(99.0)
-
-
 def test_a_shape_by_name_is_planned_for() -> None:
     queueing = make_queueing("batch:8", ["a"])
     assert isinstance(queueing, ShapedQueue)

@@ -104,24 +104,6 @@ def test_policies_are_compared_on_the_same_load(planned_folder: Path, capsys: py
         assert row["goodput_rps"] == pytest.approx(documents[name]["goodput_rps"])
 
 
-def test_one_policy_shows_its_maps(planned_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    words = [
-        "--duration",
-        "30s",
-        "--reschedule",
-        "10s",
-        "--policy",
-        "ffd",
-        "--db",
-        str(planned_folder / "db"),
-        "--json",
-        "--no-fail",
-    ]
-    assert main(["simulate", str(planned_folder / "map.json"), *words]) == 0
-    assert json.loads(capsys.readouterr().out)["epochs"][0]["gpus"] == 1
-
-
 def test_each_map_is_planned_from_the_one_before(planned_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[DeploymentMap | None] = []
     plan = planning.plan_map
