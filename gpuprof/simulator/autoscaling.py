@@ -65,5 +65,5 @@ def _wait_ms(outcome: SimulationOutcome) -> float | None:
 
 
 def _worst_p99_ms(outcome: SimulationOutcome) -> float | None:
-    known = [(model.p99_ms / model.slo_ms, model.p99_ms) for model in outcome.models if model.p99_ms is not None]
-    return max(known)[1] if known else None
+    tails = [(model.p99_ms / model.slo_ms, model.p99_ms) for model in outcome.models if model.p99_ms is not None]
+    return max(tails)[1] if tails else None

@@ -157,8 +157,8 @@ def build_cluster(
 
 
 def _pause_cv(replica: Replica) -> float:
-    own = replica.predicted.pause_cv
-    return replica.predicted.latency_cv if own is None else own
+    pause_cv = replica.predicted.pause_cv
+    return replica.predicted.latency_cv if pause_cv is None else pause_cv
 
 
 def _drop_least(variations: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -189,8 +189,7 @@ def _turn_times(replicas: Sequence[Replica], latency: NDArray[np.float64]) -> ND
     """Return batch times without the wait for a turn."""
     waits = np.array([replica.wait_for_turn_ms for replica in replicas])
     least = 1e-6  # a batch time must be above 0
-    own: NDArray[np.float64] = np.maximum(latency - waits[:, None], least)
-    return own
+    return np.asarray(np.maximum(latency - waits[:, None], least))
 
 
 def _max_wait_ms(deployment: DeploymentMap, replica: Replica, latency_ms: Sequence[float]) -> float:

@@ -35,11 +35,11 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
     slices = cores_of([(replica.sm_share_pct, replica.turns) for replica in replicas], host.host_cores)
     first = np.concatenate([[0], np.cumsum([replica.processes for replica in replicas])]).tolist()
     on = [
-        [process for i, own in enumerate(slices) if core in own.cores for process in range(first[i], first[i + 1])]
+        [process for i, part in enumerate(slices) if core in part.cores for process in range(first[i], first[i + 1])]
         for core in range(host.host_cores)
     ]
-    start = np.concatenate([[0], np.cumsum([len(own) for own in on])]).astype(np.int64)
-    return round(host.event_ms * 1e6), start, np.array([process for own in on for process in own], np.int64)
+    start = np.concatenate([[0], np.cumsum([len(processes) for processes in on])]).astype(np.int64)
+    return round(host.event_ms * 1e6), start, np.array([process for processes in on for process in processes], np.int64)
 
 
 def run_host_work(cluster: ClusterArrays, state: State, requests: int) -> None:

@@ -28,12 +28,12 @@ def arrivals_of_rates(
     for model in rates:
         if model not in deployment.requested:
             raise unknown_name("model", model, list(deployment.requested))
-    asked = dict.fromkeys(deployment.models, 0.0)
+    demanded = dict.fromkeys(deployment.models, 0.0)
     for client, requested in deployment.requested.items():
-        asked[deployment.serving[client]] += rates.get(client, requested.rate_rps)
-    if total is not None and asked:
-        scale *= total / sum(asked.values())
-    return {name: parse_arrivals(form, scale * rate) for name, rate in asked.items()}
+        demanded[deployment.serving[client]] += rates.get(client, requested.rate_rps)
+    if total is not None and demanded:
+        scale *= total / sum(demanded.values())
+    return {name: parse_arrivals(form, scale * rate) for name, rate in demanded.items()}
 
 
 def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, ArrivalProcess]:
@@ -47,12 +47,12 @@ def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, Arri
 def name_requests(deployment: DeploymentMap, trace: Trace) -> Trace:
     """Return the requests of a trace by the map's names for clients; see `arrivals_of_trace`."""
     clients = list(deployment.requested)
-    asked = [name for name, times in trace.times.items() if len(times)]
-    if asked == [""]:
+    names = [name for name, times in trace.times.items() if len(times)]
+    if names == [""]:
         if len(clients) != 1:
             raise InputError(f"the trace names no model and the map has {len(clients)}", "add a column model to it")
         return Trace({clients[0]: trace.times[""]}, trace.duration_s)
-    for model in asked:
+    for model in names:
         if model not in clients:
             raise unknown_name("model", model, clients)
     return trace

@@ -146,7 +146,7 @@ def outcome_of(
 
 
 def _summarize_model(deployment: DeploymentMap, tally: Tally, i: int, name: str, seconds: float) -> ModelOutcome:
-    asked = deployment.models[name]
+    demand = deployment.models[name]
     requests, answered, in_time = int(tally.arrived[i]), int(tally.answered[i]), int(tally.in_time[i])
     pct = 100.0 * in_time / requests if requests else None
     means = {stage: float(tally.stage_ns[i, s]) / answered / 1e6 for s, stage in enumerate(STAGES)} if answered else {}
@@ -154,15 +154,15 @@ def _summarize_model(deployment: DeploymentMap, tally: Tally, i: int, name: str,
     longest = float(tally.longest[i]) / 1e6
     return ModelOutcome(
         model=name,
-        slo_ms=asked.slo_ms,
-        percentile=asked.percentile,
+        slo_ms=demand.slo_ms,
+        percentile=demand.percentile,
         requests=requests,
         answered=answered,
         in_time=in_time,
         rate_rps=requests / seconds,
         goodput_rps=in_time / seconds,
         in_time_pct=pct,
-        slo_met=None if pct is None else pct >= asked.percentile,
+        slo_met=None if pct is None else pct >= demand.percentile,
         mean_ms=sum(means.values()) if answered else None,
         p50_ms=_clip_to(quantile[50.0], longest),
         p95_ms=_clip_to(quantile[95.0], longest),

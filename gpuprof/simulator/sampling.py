@@ -242,8 +242,8 @@ class _SlotTally:
             for name, value in self._sum.items()
         }
         whole = replace(self._options, warmup_s=0.0)
-        found = outcome_of(self._small, self._places, empty._replace(**parts), whole)
-        return replace(found, method="sampled")
+        outcome = outcome_of(self._small, self._places, empty._replace(**parts), whole)
+        return replace(outcome, method="sampled")
 
 
 def _delay_all(tally: Tally, model: int, delays_ms: NDArray[np.float64], slo_ms: float) -> None:

@@ -70,8 +70,8 @@ def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
     key = table.base[replica] + beside
     slot = slot_of(table.keys, key)
     if table.keys[slot] == key:
-        known: float = table.factors[slot]
-        return known
+        factor: float = table.factors[slot]
+        return factor
     table.missing[0], table.missing[1], table.missing[2] = replica, beside, now
     return -1.0
 

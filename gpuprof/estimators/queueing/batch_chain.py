@@ -196,8 +196,8 @@ def _entry_probabilities(rate: float, step: float, cells: int, service: Service,
 def _fresh_from_service(rate: float, max_wait: float, service: Service, live: Array) -> Array:
     """Return F[m, k]: probability of going from the k-th live fresh state to the m-th."""
     starts = (service.fresh_means[live, None] * service.nodes[None, :]).ravel()
-    found = fresh_probabilities(rate, max_wait, len(service.means), starts)[live]
-    probabilities = found.reshape(len(live), len(live), len(service.nodes))
+    by_start = fresh_probabilities(rate, max_wait, len(service.means), starts)[live]
+    probabilities = by_start.reshape(len(live), len(live), len(service.nodes))
     return np.asarray(probabilities @ service.weights, dtype=np.float64)
 
 

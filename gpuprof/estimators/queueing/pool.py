@@ -76,8 +76,8 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     return PoolSojourn(
         scale_sojourn(whole.sojourn, unit_ms, max(server.overhead_ms for server in servers)),
         tuple(
-            ServedPart(arrivals.rate_rps * each[one] / total, scale_sojourn(laws[one], unit_ms, server.overhead_ms))
-            for one, server in zip(scaled, servers, strict=True)
+            ServedPart(arrivals.rate_rps * each[alike] / total, scale_sojourn(laws[alike], unit_ms, server.overhead_ms))
+            for alike, server in zip(scaled, servers, strict=True)
         ),
     )
 
@@ -192,7 +192,7 @@ def _mean_cv(kinds: Kinds) -> float:
 def _tabulate(kinds: Kinds) -> Any:
     servers = [(number, server) for number, (server, count) in enumerate(kinds) for _ in range(count)]
     largest = max(server.batch for _, server in servers)
-    means = np.array([(*one.latency_ms, *[one.latency_ms[-1]] * (largest - one.batch)) for _, one in servers])
+    means = np.array([(*row.latency_ms, *[row.latency_ms[-1]] * (largest - row.batch)) for _, row in servers])
     laws: dict[tuple[float, float], int] = {}
     running = [laws.setdefault((1.0, server.latency_cv), len(laws)) for _, server in servers]
     rested = [laws.setdefault((server.pause_factor, server.pause_cv or 0.0), len(laws)) for _, server in servers]
