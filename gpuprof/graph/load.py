@@ -241,6 +241,11 @@ def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
         raise _explain_error(error, inputs, free, batch) from error
 
 
+def infer_shapes(file: OnnxFile, batch: int, dims: Mapping[str, int]) -> Shapes:
+    """Return the shapes and known values of all tensors. Raises `InputError` where sizes contradict one another."""
+    return _walk_at(file, batch, dict(dims))[2]
+
+
 def _list_loops(file: OnnxFile) -> list[str]:
     graphs = graphs_of(file.model.graph)
     return [name_loop(node) for graph in graphs for node in graph.node if node.op_type == "Loop"]

@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
-from gpuprof.graph.dims import bind_inputs, bound_dims, declared_dims
+from gpuprof.graph.dims import declared_dims
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import OnnxFile, read_onnx
-from gpuprof.graph.nodes import constant_tensor, list_captured, used_names
+from gpuprof.graph.load import infer_shapes
+from gpuprof.graph.nodes import constant_tensor, list_captured
 from gpuprof.graph.shapes import Shapes
 
 Array = npt.NDArray[np.generic]
@@ -96,8 +97,7 @@ class SourceModel:
 
     def weight_bytes(self, weight: str) -> int:
         """Return the size of a weight."""
-        tensor = self.weights[weight]
-        return Tensor(weight, dtype_name(tensor.data_type), tuple(tensor.dims)).bytes
+        return _describe(self.weights[weight], weight).bytes
 
     def maker(self, name: str) -> NodeProto | None:
         """Return the node that computes a value; None for inputs and weights."""
@@ -143,7 +143,8 @@ def read_source(
     bound = {} if any_length else _bind_dims(declared, axes, dict(dims or {}), path)
     fixed = next((int(shape[0]) for shape in declared.values() if shape and isinstance(shape[0], int)), 1)
     # At two batches: sizes that differ between them grow with the batch.
-    small, large = (_infer_shapes(model, file, weights, batch, bound) for batch in ((2, 3) if axes else (fixed, fixed)))
+    file = replace(file, model=model, weights={name: _describe(tensor, name) for name, tensor in weights.items()})
+    small, large = (infer_shapes(file, batch, bound) for batch in ((2, 3) if axes else (fixed, fixed)))
     return SourceModel(
         name=name,
         path=path,
@@ -211,33 +212,8 @@ def _collect_weights(file: OnnxFile, model: ModelProto) -> dict[str, TensorProto
     return tensors
 
 
-def _infer_shapes(
-    model: ModelProto, file: OnnxFile, weights: Mapping[str, TensorProto], batch: int, dims: Mapping[str, int]
-) -> Shapes:
-    graph, label = model.graph, file.path.name
-    infos = [info for info in graph.input if info.name not in file.weights]
-    inputs, names = bind_inputs(infos, batch, dims, label)
-    constants = {
-        name: Tensor(name, dtype_name(tensor.data_type), tuple(tensor.dims)) for name, tensor in weights.items()
-    }
-    opsets = {opset.domain: opset.version for opset in model.opset_import}
-    shapes = Shapes(inputs | constants, constants, _declared_tensors(graph, names), opsets, used_names(graph), label)
-    for tensor in weights.values():
-        shapes.add_value(tensor)
-    for node in graph.node:
-        if node.op_type != "Constant":
-            shapes.add(node)
-    return shapes
-
-
-def _declared_tensors(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
-    declared = {}
-    for info in (*graph.value_info, *graph.output):
-        dims = declared_dims(info) if info.type.HasField("tensor_type") else None
-        sizes = [size for size in bound_dims(dims, names) if size is not None] if dims is not None else []
-        if dims is not None and len(sizes) == len(dims):
-            declared[info.name] = Tensor(info.name, dtype_name(info.type.tensor_type.elem_type), tuple(sizes))
-    return declared
+def _describe(tensor: TensorProto, name: str) -> Tensor:
+    return Tensor(name, dtype_name(tensor.data_type), tuple(tensor.dims))
 
 
 def _solve_sizes(at_two: Shapes, at_three: Shapes) -> dict[str, Value]:

@@ -165,8 +165,7 @@ def _find_proposals(
 ) -> tuple[tuple[MergedInMemory, ...], tuple[_Refusal, ...]]:
     """Return the merges worth trying, and why each other model is in none."""
     from gpuprof.merging.gain import device_rates
-    from gpuprof.merging.pipeline import MergeOptions
-    from gpuprof.merging.proposal import propose_merges
+    from gpuprof.merging.pipeline import MergeOptions, propose_merges
     from gpuprof.pipeline.merge import read_op_seconds
 
     readable, refused = dict(files), list[_Refusal]()

@@ -19,8 +19,7 @@ from gpuprof.pipeline.settings import Dims, Settings, option
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.merging.pipeline import MergeOptions
-    from gpuprof.merging.proposal import Proposals
+    from gpuprof.merging.pipeline import MergeOptions, Proposals
     from gpuprof.merging.report import MergeReport
 
 
@@ -116,7 +115,7 @@ def merge(
     >>> row["models"], row["weight_bytes_after"] < row["weight_bytes_before"]
     (['one', 'other'], True)
     """
-    from gpuprof.merging.proposal import propose_merges
+    from gpuprof.merging.pipeline import propose_merges
 
     paths, target = [Path(model) for model in models], Path(output)
     if len(paths) < 2:

@@ -12,8 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.gain import Rates
-from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
-from gpuprof.merging.proposal import propose_merges
+from gpuprof.merging.pipeline import MergeOptions, merge_sources, propose_merges, read_sources, write_merged
 from gpuprof.merging.report import MergeReport
 from tests.merging.models import Builder, finetune_model, residual, save, transformer
 

@@ -9,8 +9,7 @@ from onnx import TensorProto, numpy_helper
 
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.operators import shareable_constants
-from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
-from gpuprof.merging.proposal import propose_merges
+from gpuprof.merging.pipeline import MergeOptions, merge_sources, propose_merges, read_sources, write_merged
 from tests.merging.models import Array, Builder, recurrent, save
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.load.load import RequestStream
-from gpuprof.merging.pipeline import MergeOptions
-from gpuprof.merging.proposal import propose_merges
+from gpuprof.merging.pipeline import MergeOptions, propose_merges
 from tests.merging.models import Array, finetune_model, residual, save, transformer
 from tests.reruns import serves_in_real_time
 from tests.serving.change.test_shadow import decisions
