@@ -8,7 +8,6 @@ overload, and take CPU time from the server's workers where they share its cores
 from __future__ import annotations
 
 import gc
-import math
 import select
 import socket
 import ssl
@@ -57,9 +56,6 @@ class Schedule:
     until_s: float = 0.0  #: Closed loop: when the last request is sent, at the latest.
     #: Closed loop: sequences of requests, as `gpuprof.load.closed_loop.ClosedLoop` takes them.
     chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    #: A request that finds no free connection for this long counts as lost. Otherwise, once all connections are taken,
-    #: every request would be late, and the latencies would measure this client.
-    give_up_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -272,13 +268,8 @@ class LoadClient:
             now = clock() - start
             if position < count and self._is_over(now):
                 count, deadline = position, clock() + self._schedule.patience_s
-            while position < count and times[position] <= now:
-                if now - times[position] > self._schedule.give_up_s:
-                    self.sent.sent_s[position] = now
-                elif len(self._busy) < _MAX_CONNECTIONS:
-                    self._send(position, self._schedule.models[position], now)
-                else:
-                    break
+            while position < count and times[position] <= now and len(self._busy) < _MAX_CONNECTIONS:
+                self._send(position, self._schedule.models[position], now)
                 position += 1
                 now = clock() - start
             due = times[position] - now if position < count else _LOOK_S

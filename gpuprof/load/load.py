@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +56,6 @@ class LoadSettings:
     scv: float = 4.0  #: Squared coefficient of variation of the gaps of ``gamma``.
     clients: int | None = None  #: Processes; None: as many as the traffic needs.
     patience_s: float = 10.0  #: Time to wait for the last answers.
-    give_up_s: float = math.inf  #: A request that finds no free connection of its client for this long is not sent.
     #: Ends the load once its windows agree; ``duration_s`` is then the maximum duration.
     rule: WindowRule | None = None
 
@@ -187,7 +185,6 @@ def make_schedules(
             models[first::clients].tolist(),
             settings.patience_s,
             target if target.is_encrypted else None,
-            give_up_s=settings.give_up_s,
         )
         for first in range(clients)
     ]
