@@ -27,16 +27,13 @@ class Slot:
 class Arena:
     """Allocates slots of a shared memory file in the router; workers map the file and read and write.
 
-    A slot has a single owner, who releases it once, after the last read or write. Memory of requests and answers
-    outside the arena counts as well, where charged: together they never exceed the capacity. ``capacity``: limit in
-    bytes of all slots and charges; ``poison``: whether released memory is overwritten, to detect later reads.
+    A slot has a single owner, who releases it once, after the last read or write. ``capacity``: limit in bytes of all
+    slots; ``poison``: whether released memory is overwritten, to detect later reads.
 
     Attributes
     ----------
     used : int
-        Bytes of slots and charges.
-    charged : int
-        Bytes of requests and answers outside the arena.
+        Bytes of slots.
     """
 
     def __init__(self, capacity: int, poison: bool = False) -> None:
@@ -50,12 +47,12 @@ class Arena:
         self._taken: dict[int, int] = {}
         self._touched = 0
         self._poison = poison
-        self.used = self.charged = 0
+        self.used = 0
 
     def take(self, size: int) -> Slot | None:
         """Return a slot of at least ``size`` bytes, None when the arena is full."""
         size = _whole_pages(size)
-        offset = self._free.take(size) if self.used + size <= self.capacity else None
+        offset = self._free.take(size)
         if offset is None:
             return None
         self._taken[offset] = size
@@ -76,19 +73,6 @@ class Arena:
                 self._memory[begin:end] = _POISONED[: end - begin]
         self.used -= slot.size
         self._free.give_back(slot.offset, slot.size)
-
-    def charge(self, size: int) -> bool:
-        """Count ``size`` bytes of a request or an answer outside the arena; False, without counting, when full."""
-        if self.used + size > self.capacity:
-            return False
-        self.used += size
-        self.charged += size
-        return True
-
-    def discharge(self, size: int) -> None:
-        """Stop counting ``size`` charged bytes."""
-        self.used -= size
-        self.charged -= size
 
     def view(self, offset: int, size: int) -> memoryview:
         """Return ``size`` bytes from ``offset`` on, writable."""

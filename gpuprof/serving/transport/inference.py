@@ -100,7 +100,6 @@ class Inference:
     on_refused: Callable[[Inference, RefusedError], None]
     priority: int = 0  #: 0 is served first.
     slots: list[Slot] = field(default_factory=list)  #: Memory of the inputs, held until the answer.
-    charged: int = 0  #: Bytes of inputs outside the arena, also counted until the answer.
     #: Expected time from arrival to answer, at admission; corrected when its batch is sent.
     expected_ms: float = 0.0
     expected_rows: int = 0  #: Expected rows of its batch at admission; 0: none expected.
@@ -119,22 +118,9 @@ class Inference:
     #: True if later requests go first, so that this request may miss its deadline though admitted.
     overtaken: bool = False
 
-    def charge_inputs(self, arena: Arena) -> None:
-        """Count the inputs outside the arena towards its capacity, until `release`.
-
-        Raises `RefusedError` when there is no memory for them.
-        """
-        size = sum([len(tensor.data) for tensor in self.inputs if type(tensor.data) is not tuple])
-        if not arena.charge(size):
-            raise out_of_memory()
-        self.charged = size
-
     def release(self, arena: Arena) -> None:
         """Give the memory of the inputs back."""
         if self.slots:
             for slot in self.slots:
                 arena.give_back(slot)
             self.slots = []
-        if self.charged:
-            arena.discharge(self.charged)
-            self.charged = 0
