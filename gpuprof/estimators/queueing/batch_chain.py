@@ -108,19 +108,6 @@ def poisson_cdf(count: int, mean: Array) -> Array:
     return np.asarray(gammaincc(count + 1.0, np.maximum(mean, 0.0)), dtype=np.float64)
 
 
-def geometric_grid(start: float, stop: float, count: int) -> Array:
-    """Return ``count`` points from ``start`` to ``stop`` with a constant ratio.
-
-    Examples
-    --------
-    >>> geometric_grid(1.0, 8.0, 4).round(6).tolist()
-    [1.0, 2.0, 4.0, 8.0]
-    """
-    points = start * (stop / start) ** np.linspace(0.0, 1.0, count)
-    points[-1] = stop
-    return points
-
-
 def poisson_pmf(counts: Array, mean: Array) -> Array:
     """Return P(N = count), broadcast."""
     return np.asarray(np.exp(xlogy(counts, mean) - mean - gammaln(counts + 1.0)), dtype=np.float64)

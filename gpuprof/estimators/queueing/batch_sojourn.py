@@ -17,7 +17,6 @@ from gpuprof.estimators.queueing.batch_chain import (
     Service,
     StationaryLaw,
     fresh_probabilities,
-    geometric_grid,
     poisson_cdf,
     poisson_pmf,
 )
@@ -117,7 +116,7 @@ def _wait_grid(max_wait: float, service: Service, law: StationaryLaw) -> Array:
     last = max(float(law.lattice_y[-1]) + 0.5 * step, float(means.max() * service.edges[-1])) + step
     parts = [
         np.arange(0.0, min(4.0 * means[-1], last), step),
-        geometric_grid(float(means[-1]), last, 48) if last > means[-1] else np.array([last]),
+        np.geomspace(float(means[-1]), last, 48) if last > means[-1] else np.array([last]),
         np.linspace(0.0, 2.0 * means[0], 33),
         np.linspace(0.0, max_wait, 65) if max_wait > 0.0 else np.zeros(1),
         means,

@@ -77,7 +77,7 @@ def _list_times(waits: batch_sojourn.WaitingLaw, service: batch_chain.Service) -
     jumps = np.concatenate([means, means + waits.max_wait]) if service.cv == 0.0 else np.zeros(0)
     grids = (
         np.linspace(shortest, 4.0 * service.means[-1], 100),
-        batch_chain.geometric_grid(float(service.means[0]), longest, 150),
+        np.geomspace(float(service.means[0]), longest, 150),
         # Both sides of a step, since interpolation would turn it into a slope.
         jumps,
         jumps * (1.0 - 1e-9),
