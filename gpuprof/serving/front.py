@@ -48,13 +48,6 @@ class Front:
         UnavailableError
             When the edge is needed and there is no Envoy.
         """
-        try:
-            await self._take_ports()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def _take_ports(self) -> None:
         settings, loop = self._settings, asyncio.get_running_loop()
         through_edge = settings.http_through_edge
         if settings.needs_edge:

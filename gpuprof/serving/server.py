@@ -93,10 +93,10 @@ class Server:
         GpuprofError
             When the port is taken, or a worker cannot have its share or load its model.
         """
-        await self._front.reserve()
         self._handle_signals()
         watch, listen = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self.stalls.run())
         try:
+            await self._front.reserve()
             await asyncio.gather(self._start_workers(), self._api.service.side_process.run(warm_up))
             if not self._stop.is_set():
                 where = await self._front.start()

@@ -154,7 +154,7 @@ def _write_outputs(
 
 
 #: Cached, since most answers are equal before their tensors.
-_write_known_outputs = lru_cache(256)(_write_outputs)
+_write_known_outputs = lru_cache(_write_outputs)
 
 
 def write_streamed(response: Sequence[Buffer]) -> list[Buffer]:
