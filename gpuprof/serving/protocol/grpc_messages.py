@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
-from gpuprof.serving.protocol.large_texts import refuse_long_text
+from gpuprof.serving.protocol.large_texts import copy_tensors, refuse_long_text
 from gpuprof.serving.protocol.open_inference import field_number, message_class
 from gpuprof.serving.router.infer_request import (
     InferRequest,
@@ -124,6 +124,11 @@ def read_infer(spec: ModelSpec, call: InferCall) -> InferRequest:
         timeout_ms=urgency.timeout_ms,
         priority=urgency.priority,
     )
+
+
+def read_large_call(spec: ModelSpec, message: bytes) -> InferRequest:
+    """Read a request in another process, its tensors as bytes. Raises `RefusedError`: 400."""
+    return copy_tensors(read_infer(spec, InferCall.decode(message)))
 
 
 def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor]) -> list[Buffer]:

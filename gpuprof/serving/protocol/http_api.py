@@ -11,7 +11,7 @@ from http import HTTPStatus
 from urllib.parse import unquote
 
 from gpuprof.serving.protocol.grpc_calls import GrpcCalls
-from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, CachedHead, HttpConnection
+from gpuprof.serving.protocol.http_connection import ConnectionOwner
 from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only
@@ -51,7 +51,7 @@ class ApiSettings:
     own_hosts: Collection[str] | None = None
 
 
-class HttpApi:
+class HttpApi(ConnectionOwner):
     """Answers the requests of all connections.
 
     Parameters
@@ -64,9 +64,6 @@ class HttpApi:
     Attributes
     ----------
     service : InferenceService
-    connections : set of HttpConnection
-    turned_away : int
-        Connections beyond the bound.
     count_edge_restarts : callable
         Returns the number of restarts of the edge; None: no edge.
     """
@@ -74,13 +71,8 @@ class HttpApi:
     def __init__(
         self, router: Router, settings: ApiSettings = ApiSettings(), stalls: StallMeter | None = None
     ) -> None:  # fmt: skip
+        super().__init__(router.arena, settings.max_connections)
         self.router = router
-        self.arena = router.arena
-        self.scratch = bytearray(SCRATCH_BYTES)
-        self.max_connections = settings.max_connections
-        self.connections: set[HttpConnection] = set()
-        self.cached_heads: dict[bytes, CachedHead] = {}
-        self.turned_away = 0
         self.count_edge_restarts: Callable[[], int | None] = lambda: None
         self.service = InferenceService(router, settings.max_body_bytes)
         self._settings = settings

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from gpuprof.serving.protocol.http_message import (
     ARRIVAL_HEADER,
@@ -30,13 +31,10 @@ from gpuprof.serving.protocol.http_message import (
 )
 from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, ReceivedBody, Route, respond_json
 from gpuprof.serving.router.infer_request import RequestBody
-from gpuprof.serving.transport.arena import ALIGNMENT, Slot
+from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
-
-if TYPE_CHECKING:
-    from gpuprof.serving.protocol.http_api import HttpApi
 
 #: Read size, and the maximum size of a head.
 SCRATCH_BYTES = 1 << 16
@@ -80,6 +78,38 @@ class _Incoming:
         return self.refusal is not None or self.route is None or not self.route.reads_body
 
 
+class ConnectionOwner(ABC):
+    """What the connections of a server have in common.
+
+    Attributes
+    ----------
+    connections : set of HttpConnection
+    turned_away : int
+        Connections beyond the bound.
+    """
+
+    def __init__(self, arena: Arena, max_connections: int) -> None:
+        self.arena = arena
+        self.max_connections = max_connections
+        self.scratch = bytearray(SCRATCH_BYTES)
+        self.connections: set[HttpConnection] = set()
+        self.cached_heads: dict[bytes, CachedHead] = {}
+        self.turned_away = 0
+
+    @property
+    @abstractmethod
+    def draining(self) -> bool:
+        """Return whether connections close after their answer."""
+
+    @abstractmethod
+    def find_route(self, head: HttpHead) -> Route:
+        """Return the route of a request. Raises `RefusedError`."""
+
+    @abstractmethod
+    def count_refusal(self, refusal: RefusedError, protocol: str = "http") -> None:
+        """Count a refusal by protocol, status and reason."""
+
+
 class HttpConnection(asyncio.BufferedProtocol):
     """Reads requests in sequence and writes their answers.
 
@@ -89,7 +119,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         Whether a received request is unanswered.
     """
 
-    def __init__(self, owner: HttpApi) -> None:
+    def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
         self.peer = self._address = ""
         self.busy = False

@@ -31,14 +31,7 @@ def refuse_long_text(size: int) -> None:
 
 def read_large_request(spec: ModelSpec, data: bytes, json_bytes: int) -> InferRequest:
     """Read an HTTP request, its tensors as bytes. Raises `RefusedError`: 400."""
-    return _copy_tensors(read_request(spec, RequestBody(data, json_bytes)))
-
-
-def read_large_call(spec: ModelSpec, message: bytes) -> InferRequest:
-    """Read a gRPC request, its tensors as bytes. Raises `RefusedError`: 400."""
-    from gpuprof.serving.protocol.grpc_messages import InferCall, read_infer
-
-    return _copy_tensors(read_infer(spec, InferCall.decode(message)))
+    return copy_tensors(read_request(spec, RequestBody(data, json_bytes)))
 
 
 def write_large_response(
@@ -56,7 +49,7 @@ def warm_up() -> None:
     np.zeros(0)
 
 
-def _copy_tensors(request: InferRequest) -> InferRequest:
+def copy_tensors(request: InferRequest) -> InferRequest:
     """Return the request with picklable tensors."""
     inputs = [
         tensor if isinstance(tensor.data, tuple) else InputTensor(tensor.shape, bytes(tensor.data))

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gpuprof.errors import UnavailableError
+from gpuprof.serving.protocol.grpc_messages import read_large_call
 from gpuprof.serving.protocol.large_texts import (
     MAX_TEXT_BYTES,
     place_inputs,
-    read_large_call,
     read_large_request,
     refuse_long_text,
     write_large_response,
