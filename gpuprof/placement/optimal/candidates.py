@@ -51,6 +51,19 @@ class CandidateSegments:
             self._listed = {model: drop_dominated(found) for model, found in offered.items()}
         return name_alike(self.problem, self.segments, self._listed)
 
+    def list_undivided(self) -> Choices:
+        """Return the segments of whole devices and whole instances, which have no neighbours, by model."""
+        found = {}
+        for demand in self.problem.demands:
+            if self.segments.first_alike(demand.model) == demand.model:
+                wholes = (
+                    self.segments.best_of(demand, entry.device, Share(mig=mig))
+                    for entry in self.problem.fleet.entries
+                    for mig in list_percents(self.segments, demand.model, entry.device)
+                )
+                found[demand.model] = tuple(whole for whole in wholes if whole is not None)
+        return name_alike(self.problem, self.segments, found)
+
     def _list_segments(self, demand: Demand) -> Iterator[Segment]:
         for entry in self.problem.fleet.entries:
             for mig, (listed, steps) in list_percents(self.segments, demand.model, entry.device).items():

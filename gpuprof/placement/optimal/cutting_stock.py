@@ -23,9 +23,6 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Program, Solution
 
-#: Splits of a demand above this multiple of the least cost of its replicas are left out.
-_DEARER = 1.2
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class DemandPart:
@@ -96,7 +93,7 @@ class CuttingStock:
         return self._choose(parts)
 
     def _list_parts(self, model: str) -> Iterator[DemandPart]:
-        """Yield the splits of a demand into equal replicas that cost little more than the cheapest, on some kind."""
+        """Yield the splits of a demand into equal replicas that cost less than any split into fewer."""
         demand = self.problem.demand(model)
         most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
         costs: dict[int, float] = {}
@@ -105,8 +102,11 @@ class CuttingStock:
             if segment.share.mig is None and divisor <= most:
                 cost = divisor * segment.fraction * self.problem.entry(segment.device).price_per_hour
                 costs[divisor] = min(cost, costs.get(divisor, math.inf))
-        least = min(costs.values(), default=0.0)
-        yield from (DemandPart(model, divisor) for divisor, cost in costs.items() if cost <= _DEARER * least)
+        least = math.inf
+        for divisor, cost in sorted(costs.items()):
+            if cost < least * (1.0 - EXACT):
+                least = cost
+                yield DemandPart(model, divisor)
 
     def _add(self, kind: str, parts: tuple[DemandPart, ...]) -> bool:
         """Plan a device with these parts and keep the pattern; return whether they keep their SLOs together."""

@@ -37,6 +37,29 @@ class Judge:
             gpus = self._pools.drop_spare(rated, self.limit)
         return with_unplaced(self.problem, self.segments, Placement("optimal", gpus, found_by=method))
 
+    def drop_replicas(self, placement: Placement) -> Placement:
+        """Return the map without the replicas that the others of their pools can spare, the least loaded first."""
+        if not self.is_pooled:
+            return placement
+        gpus, rates = placement.gpus, placement.rates_rps()
+        places = [
+            (replica.rate_rps, g, p, r)
+            for g, gpu in enumerate(gpus)
+            for p, partition in enumerate(gpu.partitions)
+            for r, replica in enumerate(partition.replicas)
+        ]
+        for _, g, p, r in sorted(places):
+            if self.limit.is_over:
+                break
+            # An idle replica keeps its place until the end, so that the places of the others stay.
+            without = _idle_replica(gpus, g, p, r)
+            model = gpus[g].partitions[p].replicas[r].model
+            servers = self._pools.servers(drop_idle_replicas(without))
+            if model in servers and self._pools.keeps(self.problem.demand(model), servers[model], rates[model]):
+                gpus = without
+        kept = drop_idle_replicas(gpus)
+        return placement if len(kept) < len(gpus) else replace(placement, gpus=self._pools.rerate(kept, rates))
+
     def raise_rates(self, placement: Placement) -> Placement:
         """Return the map with the replicas of unmet demands at their full capacity."""
         if self.is_pooled or not placement.unplaced:
@@ -122,3 +145,11 @@ class Judge:
         if self.fair and placement.unplaced:
             return True, *unfairness(self.problem, placement)
         return bool(placement.unplaced) and self.fair, *objective_value(self.problem, placement)
+
+
+def _idle_replica(gpus: Gpus, g: int, p: int, r: int) -> Gpus:
+    """Return the devices with a replica that serves nothing."""
+    gpu, partition = gpus[g], gpus[g].partitions[p]
+    replicas = tuple(replace(one, rate_rps=0.0) if i == r else one for i, one in enumerate(partition.replicas))
+    partitions = tuple(replace(part, replicas=replicas) if i == p else part for i, part in enumerate(gpu.partitions))
+    return (*gpus[:g], replace(gpu, partitions=partitions), *gpus[g + 1 :])

@@ -126,13 +126,14 @@ class Search:
                     return
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
-        """Yield the maps of patterns with neighbours, and of the program without."""
-        is_partial = self._is_counted and bool(self._best.unplaced)
+        """Yield maps of undivided partitions, of patterns with neighbours, and of the program without neighbours."""
+        yield from self._run_program(offers, offers.list_undivided())
+        choices, is_partial = offers.list_choices(), self._is_counted and bool(self._best.unplaced)
         limit = self.limit.keeping((self.limit.left_s or 0.0) / 4.0)
-        stock = CuttingStock(offers.problem, planner, offers.list_choices(), limit, is_partial).place()
+        stock = CuttingStock(offers.problem, planner, choices, limit, is_partial).place()
         if stock is not None:
             yield self._judge.settle(stock, "patterns of replicas")
-        yield from self._run_programs(offers)
+        yield from self._run_program(offers, choices, is_every=True)
 
     def _halve_limit(self) -> Limit:
         """Return a limit at half of the time left."""
@@ -190,13 +191,15 @@ class Search:
         most = bound_goodput(self.problem, able, group_demands(able, choices), self.limit)
         self._best = replace(self._best, upper_bound_goodput_rps=most)
 
-    def _run_programs(self, offers: CandidateSegments) -> Iterator[Placement]:
-        """Yield the maps of the program; with a latency budget it also gives the bound."""
+    def _run_program(
+        self, offers: CandidateSegments, choices: Choices, *, is_every: bool = False
+    ) -> Iterator[Placement]:
+        """Yield the maps of the program; over all choices with a latency budget it also gives the bound."""
         problem, limit = offers.problem, self._halve_limit()
 
         def place(demands: Sequence[Demand]) -> Gpus:
-            plan = plan_by_program(problem, offers.list_choices(), demands, limit, fair=self.fair)
-            if problem.options.latency_budget is not None:
+            plan = plan_by_program(problem, choices, demands, limit, fair=self.fair)
+            if problem.options.latency_budget is not None and is_every:
                 self._bound_budget(offers, plan.bound)
             return plan.pack(problem, offers.segments)
 
@@ -237,6 +240,7 @@ class Search:
         if self.problem.previous is not None:
             self._best = KeptMap(self.problem, self._judge, self.problem.previous).choose(self._best, self._plan_rest)
         elif not self._best.unplaced:
+            self._best = self._judge.drop_replicas(self._best)
             spare = SpareCapacity(self.problem, self._make_segments(self.problem), self.limit)
             spread = self._judge.settle(self._judge.share_out(spare.distribute(self._best.gpus)), "")
             if self._judge.rank(spread) <= self._judge.rank(self._best) and self._judge.is_sound(spread):
