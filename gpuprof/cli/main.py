@@ -156,7 +156,7 @@ def _extra_with(module: str) -> str | None:
         return None
     wanted = module.partition(".")[0].replace("_", "-").lower()
     extras = (re.fullmatch(rf"{re.escape(wanted)}\b[^a-z;]*;.*extra == .(\w+).", one.lower()) for one in needed)
-    return next((found[1] for found in extras if found), None)
+    return next((extra[1] for extra in extras if extra), None)
 
 
 def run_line(line: Sequence[str]) -> int:

@@ -446,7 +446,10 @@ def write_csv(models: dict[str, PlannedModel]) -> str:
 def _write_demands(plan: RunPlan) -> None:
     with refuse_unwritable(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
-        if all(one.rate_rps is not None and one.slo_ms is not None for one in plan.models.values()) and plan.models:
+        if (
+            all(model.rate_rps is not None and model.slo_ms is not None for model in plan.models.values())
+            and plan.models
+        ):
             (plan.folder / "slo.csv").write_text(write_csv(plan.models), encoding="utf-8")
 
 

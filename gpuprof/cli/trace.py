@@ -56,7 +56,7 @@ class ArrivalProcessOptions(Settings):
 
         rates, alone = parse_rates(list(self.rate))
         if self.slo_file is not None:
-            rates = {name_demand(one).model: one.rate_rps for one in read_demands(self.slo_file)} | rates
+            rates = {name_demand(demand).model: demand.rate_rps for demand in read_demands(self.slo_file)} | rates
         if alone is not None:
             rates[""] = alone
         if not rates:

@@ -38,13 +38,13 @@ class RuntimeVariant:
         said = [part for part in (self.runtime, self.execution, self.precision) if part is not None]
         return " ".join(said) or "an unknown runtime"
 
-    def is_comparable(self, other: RuntimeVariant) -> bool:
+    def is_comparable(self, variant: RuntimeVariant) -> bool:
         """Return whether figures of two variants may enter the same fit.
 
         Models may differ in element type (float16, float32), but not in the precision of float32 arithmetic.
         """
-        mixed = {self.precision, other.precision} == _OF_FLOAT32
-        return (self.runtime, self.execution) == (other.runtime, other.execution) and not mixed
+        mixed = {self.precision, variant.precision} == _OF_FLOAT32
+        return (self.runtime, self.execution) == (variant.runtime, variant.execution) and not mixed
 
 
 class ExecutedRow(Protocol):

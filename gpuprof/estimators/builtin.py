@@ -68,9 +68,9 @@ def read_premise(name: str) -> str | None:
 class FailureAwareEstimator:
     """Implements `gpuprof.domain.estimate.Estimator` by another estimator, and refuses failed workloads."""
 
-    def __init__(self, estimator: Estimator, known: KnownModels) -> None:
+    def __init__(self, estimator: Estimator, models: KnownModels) -> None:
         self._estimator = estimator
-        self._known = known
+        self._known = models
         self._models: dict[str, MeasuredModel | None] = {}
 
     def estimate(

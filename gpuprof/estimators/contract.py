@@ -52,8 +52,8 @@ class EstimatorContract(ABC):
 
     def test_an_estimate_says_what_it_is_of(self) -> None:
         """An estimate names the requested workload and device."""
-        for said in self._workloads():
-            assert said.workload.model == self.model and said.device == self.device.name
+        for workload in self._workloads():
+            assert workload.workload.model == self.model and workload.device == self.device.name
 
     def test_figures_are_positive_and_inside_their_intervals_and_say_their_source(self) -> None:
         """Plans take the upper ends of intervals, and maps record sources."""
@@ -78,7 +78,7 @@ class EstimatorContract(ABC):
         """The times of `batch_times` equal those of `estimate`."""
         estimator, share = self.estimator(), self.estimator().shares(self.model, self.device)[0]
         batches = estimator.batches(self.model, self.device, share)[:_MOST_BATCHES]
-        each = [estimator.estimate(self.model, self.device, one, share).latency_ms for one in batches]
+        each = [estimator.estimate(self.model, self.device, batch, share).latency_ms for batch in batches]
         assert list(batch_times(self.estimator(), self.model, self.device, batches, share, 1)) == each
 
     def test_a_neighbour_never_helps(self) -> None:

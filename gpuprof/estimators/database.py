@@ -131,7 +131,7 @@ class DatabaseEstimator:
         Raises `InputError` as `estimate` does for any of them.
         """
         if type(self).estimate is not DatabaseEstimator.estimate:  # a subclass may override `estimate`
-            return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
+            return tuple(self.estimate(model, device, batch, share, (), processes).latency_ms for batch in batches)
         known, identity, times = self.known.find_model(model), _Identity(device), []
         failed = known.failed_on(device.name)
         if device.kind == "gpu" and not (failed or known.points.get(device.name) or known.others):
@@ -228,36 +228,36 @@ class DatabaseEstimator:
             is_padded=self._is_padded(known, device),
         )
 
-    def _is_padded(self, known: MeasuredModel, device: Device) -> bool:
+    def _is_padded(self, model: MeasuredModel, device: Device) -> bool:
         is_served = self._execution.runtime.is_onnxruntime
-        return (is_served or bool(known.points.get(device.name))) and is_padded(known, device)
+        return (is_served or bool(model.points.get(device.name))) and is_padded(model, device)
 
-    def _read_work(self, known: MeasuredModel, latency: Figure) -> WorkByBatch | None:
+    def _read_work(self, model: MeasuredModel, latency: Figure) -> WorkByBatch | None:
         """Return the work of a model where its measurements do not suffice."""
-        certain = classify_source(latency.source) in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
+        certain = classify_source(latency.source) in (MEASURED, INTERPOLATED) and model.weight_bytes is not None
         # Reading a file of hundreds of megabytes takes a second.
-        return None if certain else self.known.read_work(known)
+        return None if certain else self.known.read_work(model)
 
-    def _list_unknown(self, known: MeasuredModel, latency: Figure) -> tuple[str, ...]:
+    def _list_unknown(self, model: MeasuredModel, latency: Figure) -> tuple[str, ...]:
         """Return the ops of unknown cost where they make a time unsure."""
         if classify_source(latency.source) in (MEASURED, INTERPOLATED):
             return ()
-        work = self.known.read_work(known)
+        work = self.known.read_work(model)
         return () if work is None else work.smallest.unknown_ops
 
-    def _creq(self, known: MeasuredModel, device: Device, workload: Workload) -> Sequence[tuple[str, Figure]]:
+    def _creq(self, model: MeasuredModel, device: Device, workload: Workload) -> Sequence[tuple[str, Figure]]:
         """Return the compute requirement by metric: as profiled, else predicted from the kernels on the whole GPU."""
-        if known.points.get(device.name) or known.others:
-            columns = [(metric, figure_of(known, device, workload, column)) for metric, column in CREQ_METRICS.items()]
+        if model.points.get(device.name) or model.others:
+            columns = [(metric, figure_of(model, device, workload, column)) for metric, column in CREQ_METRICS.items()]
             return tuple((metric, figure) for metric, figure in columns if figure is not None)
         if (
             device.kind != "gpu"
             or workload.share != Share()
             or workload.processes > 1
-            or self.known.read_work(known) is None
+            or self.known.read_work(model) is None
         ):
             return ()
-        return PredictedRequirements(lambda: self._unprofiled.predict(known, device, workload.batch))
+        return PredictedRequirements(lambda: self._unprofiled.predict(model, device, workload.batch))
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
         for neighbour in beside:
@@ -295,9 +295,9 @@ class DatabaseEstimator:
             dram_pct=self._traffic_pct(known, device, workload, alone) if dram is None else dram,
         )
 
-    def _traffic_pct(self, known: MeasuredModel, device: Device, workload: Workload, alone_ms: float) -> float:
+    def _traffic_pct(self, model: MeasuredModel, device: Device, workload: Workload, alone_ms: float) -> float:
         """Return the ops' traffic over the memory's capacity in the time alone, in percent; 0 without the graph."""
-        work = self.known.read_work(known)
+        work = self.known.read_work(model)
         if work is None:
             return 0.0
         moved = float(work.at(workload.batch).bytes_moved.sum()) * workload.processes

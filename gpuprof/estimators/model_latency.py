@@ -36,9 +36,9 @@ class ModelLatencies:
     """
 
     def __init__(
-        self, known: KnownModels, learned: Callable[[Device], LearnedModel | None], cross_gpu: CrossGpuLatencies
+        self, models: KnownModels, learned: Callable[[Device], LearnedModel | None], cross_gpu: CrossGpuLatencies
     ) -> None:
-        self._known, self._learned, self._cross_gpu = known, learned, cross_gpu
+        self._known, self._learned, self._cross_gpu = models, learned, cross_gpu
         self._surfaces: dict[tuple[str, str, int], Surface] = {}
         self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
         self._calibrations: dict[str, Calibration] = {}
@@ -53,35 +53,35 @@ class ModelLatencies:
                 return figure_and_cv
         return self._at_sizes(device, known, workload)
 
-    def _over_sizes(self, device: Device, known: MeasuredModel, workload: Workload) -> tuple[Figure, float] | None:
+    def _over_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float] | None:
         """Return the latency at unmeasured sizes: interpolated between measured sizes, else carried over.
 
         None where no size was measured on the device, or neither is possible.
         """
-        parts = blend_measured(known, device.name)
+        parts = blend_measured(model, device.name)
         if parts:
             each = [(*self._at_sizes(device, one, workload), weight) for one, weight in parts]
             figure = blend_figures([(latency, weight) for latency, _, weight in each])
             error = self._calibration(device).interpolation_error(0.0)
             return widen_by(figure, error), max(cv for _, cv, _ in each)
-        return self._carry_over_sizes(device, known, workload)
+        return self._carry_over_sizes(device, model, workload)
 
     def _carry_over_sizes(
-        self, device: Device, known: MeasuredModel, workload: Workload
+        self, device: Device, model: MeasuredModel, workload: Workload
     ) -> tuple[Figure, float] | None:
         """Return the latency at the nearest sizes, scaled by the ratio of the op costs."""
         share = workload.share
-        measured = [one for one in known.others if one.points.get(device.name)]
+        measured = [one for one in model.others if one.points.get(device.name)]
         if not measured:
             return None
-        shape = self._shape(known, device)
+        shape = self._shape(model, device)
         if shape is None:
-            require_readable(known)
+            require_readable(model)
             sizes = " and ".join(sorted(describe_sizes(one.sizes) for one in measured))
             raise InputError(
-                f"{known.model} was measured on {device.name} at {sizes}, which says nothing of "
-                f"{describe_sizes(known.sizes)} without its ONNX file",
-                f"gpuprof profile MODEL --dim {describe_sizes(known.sizes[:1])}, or give the file instead of the name",
+                f"{model.model} was measured on {device.name} at {sizes}, which says nothing of "
+                f"{describe_sizes(model.sizes)} without its ONNX file",
+                f"gpuprof profile MODEL --dim {describe_sizes(model.sizes[:1])}, or give the file instead of the name",
             )
         asked_shape = shape(workload.batch, share)
         factors = []
@@ -91,44 +91,44 @@ class ModelLatencies:
                 factors.append((asked_shape / measured_shape, neighbour_size))
         if not factors:
             raise InputError(
-                f"{known.model} was not measured at {describe_sizes(known.sizes)}, and its ops have nothing to count",
-                f"gpuprof profile MODEL --dim {describe_sizes(known.sizes[:1])}",
+                f"{model.model} was not measured at {describe_sizes(model.sizes)}, and its ops have nothing to count",
+                f"gpuprof profile MODEL --dim {describe_sizes(model.sizes[:1])}",
             )
         factor, nearest = min(factors, key=lambda pair: (abs(math.log2(pair[0])), pair[1].name))
         latency, cv = self._at_sizes(device, nearest, workload)
         error = self._calibration(device).carried_error(abs(math.log2(factor)))
         return widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
 
-    def _at_sizes(self, device: Device, known: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
+    def _at_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
         """Return the latency from measurements at the model's own sizes, and its coefficient of variation."""
-        measured = self._list_processes(known, device)
+        measured = self._list_processes(model, device)
         if not measured:
             part = part_of_one(workload.share, workload.processes)
-            return self.predict(known, device, (workload.batch,), part)[0], 0.0
+            return self.predict(model, device, (workload.batch,), part)[0], 0.0
         processes = workload.processes if workload.processes in measured else measured[0]
         part = replace(workload.share, sm_pct=min(100.0, workload.share.sm_pct * processes / workload.processes))
-        surface = self._surface(known, device, processes)
-        reading = surface.read_latency(workload.batch, part, lambda: self._shape(known, device))
+        surface = self._surface(model, device, processes)
+        reading = surface.read_latency(workload.batch, part, lambda: self._shape(model, device))
         point = surface.nearest(workload.batch, part)
         if processes != workload.processes or reading.source == EXTRAPOLATED:
-            figure = self._extrapolate(known, device, workload, reading.value, point.relative_error)
+            figure = self._extrapolate(model, device, workload, reading.value, point.relative_error)
             return replace(figure, source=point.mark_source(figure.source)), point.cv
         return self._with_interval(reading, point, device), point.cv
 
-    def _list_processes(self, known: MeasuredModel, device: Device) -> list[int]:
+    def _list_processes(self, model: MeasuredModel, device: Device) -> list[int]:
         """Return the measured numbers of processes on the device, rising."""
-        key = known.name, device.name
+        key = model.name, device.name
         if key not in self._processes:
-            self._processes[key] = sorted({point.processes for point in known.points.get(device.name, [])})
+            self._processes[key] = sorted({point.processes for point in model.points.get(device.name, [])})
         return self._processes[key]
 
     def _extrapolate(
-        self, known: MeasuredModel, device: Device, workload: Workload, value: float, measured_error: float
+        self, model: MeasuredModel, device: Device, workload: Workload, value: float, measured_error: float
     ) -> Figure:
         """Return an extrapolated figure, clipped to the bounds from the measurements."""
-        key = known.name, device.name
+        key = model.name, device.name
         if key not in self._envelopes:
-            self._envelopes[key] = LatencyEnvelope(known.points[device.name], device)
+            self._envelopes[key] = LatencyEnvelope(model.points[device.name], device)
         low, high = self._envelopes[key].interval(workload.batch, workload.share, workload.processes)
         low, high = low / (1.0 + measured_error), high * (1.0 + measured_error)
         return Figure(min(max(value, low), high), EXTRAPOLATED, low, high)
@@ -139,24 +139,24 @@ class ModelLatencies:
             error = self._calibration(device).interpolation_error(point.relative_error)
         return figure_within(reading.value, point.mark_source(reading.source), error)
 
-    def predict(self, known: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
+    def predict(self, model: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
         """Return the times of batches of a model without measurements on the device."""
-        work = self._known.read_work(known)
+        work = self._known.read_work(model)
         if work is None:
-            require_success(known.name, device, known.failures.get(device.name, ()))
-            require_readable(known)
+            require_success(model.name, device, model.failures.get(device.name, ()))
+            require_readable(model)
             raise InputError(
-                f"{known.name} was not measured on {device.name} and its ONNX file is not there",
-                f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
+                f"{model.name} was not measured on {device.name} and its ONNX file is not there",
+                f"give the file, or choose {' or '.join(sorted(model.points)) or 'a device it was measured on'}",
             )
         learned = self._learned(device)
         if learned:
-            figures = [learned.latency(self._known.bind_graph(known, batch), share) for batch in batches]
+            figures = [learned.latency(self._known.bind_graph(model, batch), share) for batch in batches]
         else:
-            figures = self._predict_unmeasured(known, work, device, batches, share)
-        if any(one.value <= 0.0 for one in figures):  # only views and constants, or strings of unknown bytes
+            figures = self._predict_unmeasured(model, work, device, batches, share)
+        if any(figure.value <= 0.0 for figure in figures):  # only views and constants, or strings of unknown bytes
             raise InputError(
-                f"{known.name}: none of its ops takes a time that can be predicted, so that it can only be measured",
+                f"{model.name}: none of its ops takes a time that can be predicted, so that it can only be measured",
                 "gpuprof profile MODEL",
             )
         if not work.smallest.unknown_ops:
@@ -165,36 +165,36 @@ class ModelLatencies:
         return [widen_interval(figure, unknown_ms(work.at(batch), device, share)) for figure, batch in each]
 
     def _predict_unmeasured(
-        self, known: MeasuredModel, work: WorkByBatch, device: Device, batches: Sequence[int], share: Share
+        self, model: MeasuredModel, work: WorkByBatch, device: Device, batches: Sequence[int], share: Share
     ) -> list[Figure]:
         """Return predictions learned on other GPUs, on a CPU the roofline, scaled by this device's measured models."""
         calibration = self._calibration(device)
         if device.kind == "gpu":
-            return [*map(calibration.scale_figure, self._cross_gpu.predict_series(known, device, batches, share))]
+            return [*map(calibration.scale_figure, self._cross_gpu.predict_series(model, device, batches, share))]
         widened = []
         for at in map(work.at, batches):
             figure = calibration.scale_prediction(roofline_ms(at, device, share), source_of(device))
             widened.append(widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0))
         return widened
 
-    def board_work(self, known: MeasuredModel, device: Device) -> Figure | None:
+    def board_work(self, model: MeasuredModel, device: Device) -> Figure | None:
         """Return the least time of a whole GPU per request in ms, None where regressors were trained for it.
 
         Raises `InputError` when the device lacks the precision.
         """
         if self._learned(device):
             return None
-        return self._calibration(device).scale_figure(self._cross_gpu.board_seconds(known, device).scale_by(1e3))
+        return self._calibration(device).scale_figure(self._cross_gpu.board_seconds(model, device).scale_by(1e3))
 
     def list_ratios(self, device: Device) -> Mapping[str, Sequence[float]]:
         """Return measured over predicted times of the models measured on a device, which scale its predictions."""
         return self._calibration(device).ratios
 
-    def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface:
+    def _surface(self, model: MeasuredModel, device: Device, processes: int) -> Surface:
         """Return the measurements of a model with ``processes`` processes; some points must have this number."""
-        key = (known.name, device.name, processes)
+        key = (model.name, device.name, processes)
         if key not in self._surfaces:
-            points = [point for point in known.points[device.name] if point.processes == processes]
+            points = [point for point in model.points[device.name] if point.processes == processes]
             self._surfaces[key] = Surface(points, device)
         return self._surfaces[key]
 
@@ -210,12 +210,12 @@ class ModelLatencies:
             )
         return self._calibrations[device.name]
 
-    def _shape(self, known: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
-        work = self._known.read_work(known)
+    def _shape(self, model: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
+        work = self._known.read_work(model)
         if work is None:
             return None
         if device.kind == "gpu":
-            return lambda batch, share: self._cross_gpu.predict(known, device, batch, share).value
+            return lambda batch, share: self._cross_gpu.predict(model, device, batch, share).value
         return lambda batch, share: roofline_ms(work.at(batch), device, share)
 
 

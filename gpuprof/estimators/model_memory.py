@@ -33,27 +33,27 @@ class ModelMemory:
 
     def __init__(
         self,
-        known: KnownModels,
+        models: KnownModels,
         learned: Callable[[Device], LearnedModel | None],
         execution: Execution | None = None,
     ) -> None:
-        self._known, self._learned, self._execution = known, learned, execution or Execution()
+        self._known, self._learned, self._execution = models, learned, execution or Execution()
         self._held: dict[tuple[str, str], WorkByBatch] = {}
         self._reserved: dict[tuple[str, str, int], Figure] = {}
         self._types: dict[str, str] = {}
 
-    def peak(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+    def peak(self, model: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return the peak memory: measured, linear in the batch or between sizes, else from weights and activations."""
-        if not known.points.get(device.name) and not known.others:
-            return self._predict(known, device, workload.batch)
-        if not known.points.get(device.name):
-            parts = blend_measured(known, device.name)
+        if not model.points.get(device.name) and not model.others:
+            return self._predict(model, device, workload.batch)
+        if not model.points.get(device.name):
+            parts = blend_measured(model, device.name)
             each = [(self.peak(one, device, workload), weight) for one, weight in parts]
             if each and all(figure is not None for figure, _ in each):
                 return blend_figures([(figure, weight) for figure, weight in each if figure is not None])
-            if (beyond := self._beyond_sizes(known, device, workload)) is not None:
+            if (beyond := self._beyond_sizes(model, device, workload)) is not None:
                 return beyond
-        points = known.points.get(device.name, [])
+        points = model.points.get(device.name, [])
         same = {p.batch: p.figures["memory_peak_bytes"] for p in points if "memory_peak_bytes" in p.figures}
         same |= {
             p.batch: p.figures["memory_peak_bytes"]
@@ -64,57 +64,57 @@ class ModelMemory:
             curve = BatchCurve(same)
             reading = curve.at(workload.batch)
             return Figure(*reading) if reading else curve.extrapolate(workload.batch)
-        return self._predict(known, device, workload.batch)
+        return self._predict(model, device, workload.batch)
 
-    def _predict(self, known: MeasuredModel, device: Device, batch: int) -> Figure | None:
+    def _predict(self, model: MeasuredModel, device: Device, batch: int) -> Figure | None:
         """Return the memory of weights and activations, under any share; None without the model's file."""
-        work = self._known.read_work(known)
+        work = self._known.read_work(model)
         if work is None:
             return None
         if (learned := self._learned(device)) and learned.memory:
-            return learned.memory_figure(self._known.bind_graph(known, batch))
+            return learned.memory_figure(self._known.bind_graph(model, batch))
         if device.kind != "gpu":
             at = work.at(batch)
             return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
-        if known.name not in self._types:
-            self._types[known.name] = type_of_weights(work.graph)
-        precision = self._execution.rate_name(device, self._types[known.name])
-        key = known.name, precision, batch
+        if model.name not in self._types:
+            self._types[model.name] = type_of_weights(work.graph)
+        precision = self._execution.rate_name(device, self._types[model.name])
+        key = model.name, precision, batch
         if key not in self._reserved:  # a plan asks for each batch under dozens of shares
-            at = self._hold(known, work, precision).at(batch)
+            at = self._hold(model, work, precision).at(batch)
             predict = predict_held if self._execution.runtime.is_onnxruntime else predict_process
             self._reserved[key] = predict(at.weight_bytes, at.activation_bytes, self._execution.precision)
         return self._reserved[key]
 
-    def _hold(self, known: MeasuredModel, work: WorkByBatch, precision: str) -> WorkByBatch:
+    def _hold(self, model: MeasuredModel, work: WorkByBatch, precision: str) -> WorkByBatch:
         """Return the work of a model with the tensors in memory in ``precision``."""
         retyped = self._execution.precision is not None
         if not (retyped or precision in NARROW):
             return work
-        key = known.name, precision
+        key = model.name, precision
         if key not in self._held:
 
             def bind_held(batch: int) -> ModelGraph:
-                return hold_graph(self._known.bind_graph(known, batch), precision, retyped=retyped)
+                return hold_graph(self._known.bind_graph(model, batch), precision, retyped=retyped)
 
             self._held[key] = WorkByBatch(bind_held, work.smallest_batch)
         return self._held[key]
 
-    def _beyond_sizes(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+    def _beyond_sizes(self, model: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return the memory at the nearest measured sizes plus the difference in activations; None where unknown."""
-        work = self._known.read_work(known)
+        work = self._known.read_work(model)
         if work is None:
             return None
         activation_bytes = work.at(workload.batch).activation_bytes
         by_distance = []
-        for one in known.others:
+        for one in model.others:
             figure = self.peak(one, device, workload) if one.points.get(device.name) else None
             if figure is not None and (other := self._known.read_work(one)) is not None:
                 more = activation_bytes - other.at(workload.batch).activation_bytes
                 by_distance.append((abs(more), Figure(max(figure.value + more, work.at(1).weight_bytes), EXTRAPOLATED)))
         return min(by_distance, key=lambda pair: pair[0])[1] if by_distance else None
 
-    def fits(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> bool:
+    def fits(self, model: MeasuredModel, device: Device, batch: int, share: Share) -> bool:
         """Return whether a batch fits into the memory of a share; true where its memory is unknown."""
-        memory = self.peak(known, device, Workload(known.model, batch, share))
+        memory = self.peak(model, device, Workload(model.model, batch, share))
         return memory is None or memory.value <= device.memory_bytes(share)

@@ -61,7 +61,7 @@ class ServiceEstimator:
         parts = name_parts(self.source_of(model))
         if len(parts) == 1:
             return batch_times(self._models, parts[0][0], device, batches, share, processes)
-        return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
+        return tuple(self.estimate(model, device, batch, share, (), processes).latency_ms for batch in batches)
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
         """Return the mean board work of a service's request over its sizes; None where that of any size is unknown."""
@@ -92,11 +92,14 @@ class ServiceEstimator:
 
         Raises `InputError` as `estimate` does.
         """
-        if any(len(name_parts(self.source_of(one.model))) > 1 for one in workloads):
+        if any(len(name_parts(self.source_of(workload.model))) > 1 for workload in workloads):
             return None
         numbers: dict[Workload, int] = {}  # many services may run the same model
-        sources = {name: _largest_part(self.source_of(name)) for name in {one.model for one in workloads}}
-        asked = (Workload(sources[one.model], one.batch, one.share, one.processes) for one in workloads)
+        sources = {name: _largest_part(self.source_of(name)) for name in {workload.model for workload in workloads}}
+        asked = (
+            Workload(sources[workload.model], workload.batch, workload.share, workload.processes)
+            for workload in workloads
+        )
         rows = [numbers.setdefault(one, len(numbers)) for one in asked]
         table = tabulate_interference(self._models, device, list(numbers))
         return None if table is None else table.take(np.array(rows, dtype=np.int64))
@@ -139,7 +142,7 @@ def _size_term(part: float, batch: int, at: Callable[[int], Estimate]) -> _SizeT
         sum(w * (one.latency_ms.value if one.latency_ms.low is None else one.latency_ms.low) for one, w in ends),
         sum(weight * one.latency_ms.upper() for one, weight in ends),
     )
-    return _SizeTerm(present, latency, max(one.latency_cv for one in estimates), tuple(estimates))
+    return _SizeTerm(present, latency, max(estimate.latency_cv for estimate in estimates), tuple(estimates))
 
 
 def _mix_estimates(
@@ -155,8 +158,8 @@ def _mix_estimates(
     second = math.fsum(term.present * term.latency.value**2 * (1.0 + term.cv**2) for term in terms)
     own = [(term.present * term.latency.value) ** 2 for term in terms]
     variance = second - (value**2 if workload.batch == 1 else math.fsum(own))
-    estimates = [one for term in terms for one in term.estimates]
-    has_interval = any(one.latency_ms.low is not None for one in estimates)
+    estimates = [estimate for term in terms for estimate in term.estimates]
+    has_interval = any(estimate.latency_ms.low is not None for estimate in estimates)
     low = math.fsum(term.present * (term.latency.low or 0.0) for term in terms)
     high = math.fsum(term.present * term.latency.upper() for term in terms)
     return replace(
@@ -164,14 +167,16 @@ def _mix_estimates(
         workload=workload,
         latency_ms=Figure(
             value,
-            " and ".join(dict.fromkeys(one.latency_ms.source for one in estimates)),
+            " and ".join(dict.fromkeys(estimate.latency_ms.source for estimate in estimates)),
             low if has_interval else None,
             high if has_interval else None,
         ),
         latency_cv=math.sqrt(max(0.0, variance)) / value,
-        pause_factor=max(one.pause_factor for one in estimates),
+        pause_factor=max(estimate.pause_factor for estimate in estimates),
         pause_cv=None,
-        memory_bytes=max((one.memory_bytes for one in estimates if one.memory_bytes), key=Figure.upper, default=None),
+        memory_bytes=max(
+            (estimate.memory_bytes for estimate in estimates if estimate.memory_bytes), key=Figure.upper, default=None
+        ),
     )
 
 

@@ -110,7 +110,7 @@ def sample_sizes(sample: Sample, path: Path) -> Sizes:
     """
     file = read_onnx(path)
     infos = [info for info in file.model.graph.input if info.name not in file.weights]
-    free = {one.name for one in list_free_dims(infos)}
+    free = {dim.name for dim in list_free_dims(infos)}
     sizes: dict[str, int] = {}
     for shape in model_inputs(path):
         for axis, dim in enumerate(shape.dims):

@@ -86,7 +86,7 @@ def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable
     ``whole``: the graph at a batch above 1; ``alone``: the graph at batch 1; ``batched``: the inputs with the batch as
     their first dimension, which must be all inputs.
     """
-    shapes = {one.name: one.shape for op in alone.graph.ops for one in op.outputs}
+    shapes = {output.name: output.shape for op in alone.graph.ops for output in op.outputs}
     shapes |= {one.name: one.shape for one in alone.graph.inputs}
     graph = whole.graph
     seen = KnownTensors(graph.batch, whole.values, alone.values, shapes, set(batched))
@@ -96,14 +96,14 @@ def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable
         # Ops of other domains may have a listed name and another meaning.
         if op.domain not in ("", "ai.onnx") or not _note_outputs(op, seen):
             return False
-    return all(one.name in seen.items and one.shape[:1] == (seen.batch,) for one in graph.outputs)
+    return all(output.name in seen.items and output.shape[:1] == (seen.batch,) for output in graph.outputs)
 
 
 def _note_outputs(op: Op, seen: KnownTensors) -> bool:
     """Record the classes of an op's outputs; return whether any class applies."""
-    constants = {one.name for one in op.weights}
+    constants = {weight.name for weight in op.weights}
     free = [one.name for one in op.inputs if one.name not in constants]
-    names = {one.name for one in op.outputs}
+    names = {output.name for output in op.outputs}
     is_apart = _repeats_fixed(op, seen) or keeps_items_apart(op, seen)
     is_size = op.op_type == "Shape" or (op.op_type in KNOWN_OPS and seen.sizes.issuperset(free))
     is_fixed = op.op_type in _REPEATABLE and seen.fixed.issuperset(free)
@@ -117,7 +117,7 @@ def _note_outputs(op: Op, seen: KnownTensors) -> bool:
 
 
 def _is_fixed(tensor: Tensor, op: Op, seen: KnownTensors) -> bool:
-    return tensor.name in seen.fixed or any(tensor.name == one.name for one in op.weights)
+    return tensor.name in seen.fixed or any(tensor.name == weight.name for weight in op.weights)
 
 
 def _repeats_fixed(op: Op, seen: KnownTensors) -> bool:
@@ -167,7 +167,7 @@ def keeps_items_apart(op: Op, seen: KnownTensors) -> bool:
         return False
     first, rank = op.inputs[0], len(of_items[0].shape)
     if op.op_type in _ELEMENTWISE:
-        return all(len(one.shape) == rank for one in of_items) and all(_is_alike_for_all(one, rank) for one in others)
+        return all(len(item.shape) == rank for item in of_items) and all(_is_alike_for_all(one, rank) for one in others)
     if op.op_type in _BY_ITEM:
         # Normalisation over the batch mixes items, and a random mask changes with each run.
         trains = bool(op.attributes.get("training_mode")) or (op.op_type == "Dropout" and len(op.inputs) > 2)

@@ -139,7 +139,7 @@ def explain_numbered_names(path: Path, names: Iterable[str]) -> str:
     if not counted or not path.is_file():
         return ""
     places = (
-        f"{one.name} is dimension {one.axis} of {one.source}" for one in read_free_dims(path) if one.name in counted
+        f"{dim.name} is dimension {dim.axis} of {dim.source}" for dim in read_free_dims(path) if dim.name in counted
     )
     return f" ({', '.join(places)})"
 
@@ -207,7 +207,7 @@ def _walk_graph(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult
         if steps := lengths - past_dims(free):
             with suppress(InputError):
                 return _walk_at(file, batch, dims | dict.fromkeys(steps, 1))
-        unknown = {one.name for one in list_free_dims(free) if not one.is_usual} - set(dims)
+        unknown = {dim.name for dim in list_free_dims(free) if not dim.is_usual} - set(dims)
         if unknown:
             with suppress(InputError):
                 return _walk_at(file, batch, dims | dict.fromkeys(unknown, LONGER_DIM))

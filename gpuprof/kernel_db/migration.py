@@ -97,7 +97,7 @@ def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:
     variants = [known.get(run_id, (None, None, None)) for run_id in rows.column("run_id").to_pylist()]
     for position, name in enumerate(_VARIANT):
         if name not in rows.column_names:
-            rows = rows.append_column(name, pa.array([one[position] for one in variants], pa.string()))
+            rows = rows.append_column(name, pa.array([variant[position] for variant in variants], pa.string()))
     return rows
 
 

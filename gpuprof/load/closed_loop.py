@@ -22,7 +22,7 @@ class ClosedLoop:
     """
 
     def __init__(self, in_flight: Sequence[int], chains: Sequence[Sequence[Chain]] = ()) -> None:
-        self._free = [deque(own) for own in chains] or [deque[Chain]() for _ in in_flight]
+        self._free = [deque(chain) for chain in chains] or [deque[Chain]() for _ in in_flight]
         self._count = 0
         self._due: list[tuple[float, int, int, Chain, int]] = []
         self._on_way: dict[int, tuple[int, Chain, int]] = {}

@@ -172,7 +172,7 @@ def make_schedules(
         return _make_closed(target, streams, requests, settings)
     all_times = send_times(streams, settings)
     times = np.concatenate(all_times)
-    models = np.repeat(np.arange(len(streams)), [len(own) for own in all_times])
+    models = np.repeat(np.arange(len(streams)), [len(time) for time in all_times])
     order = np.argsort(times, kind="stable")
     times, models = times[order], models[order]
     clients = settings.clients or _clients_needed(streams, requests)

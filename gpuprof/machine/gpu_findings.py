@@ -132,7 +132,7 @@ def _find_importer(root: Path, binary: str) -> Path | None:
     places = [near.glob("host-linux-*/QdstrmImporter")]
     for pattern in ("usr/lib/nsight-systems/host-linux-*", "opt/nvidia/nsight-systems*/*/host-linux-*"):
         places.append(root.glob(f"{pattern}/QdstrmImporter"))
-    return next((path for found in places for path in sorted(found)), None)
+    return next((path for place in places for path in sorted(place)), None)
 
 
 def _examine_ncu(machine: MachineView) -> Finding:

@@ -70,11 +70,11 @@ class MergeGain:
     #: Seconds saved by the ops with measurements; no other field includes them.
     measured_s: float = 0.0
 
-    def __add__(self, other: MergeGain) -> MergeGain:
-        return MergeGain(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, gain: MergeGain) -> MergeGain:
+        return MergeGain(*(a + b for a, b in zip(astuple(self), astuple(gain), strict=True)))
 
-    def __sub__(self, other: MergeGain) -> MergeGain:
-        return MergeGain(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __sub__(self, gain: MergeGain) -> MergeGain:
+        return MergeGain(*(a - b for a, b in zip(astuple(self), astuple(gain), strict=True)))
 
     def seconds(self, rates: Rates) -> float:
         """Return the time saved; negative if merging costs time."""

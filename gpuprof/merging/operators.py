@@ -29,8 +29,8 @@ class Moment:
     level: int
     depth: float
 
-    def __lt__(self, other: Moment) -> bool:
-        return (self.level, self.depth) < (other.level, other.depth)
+    def __lt__(self, moment: Moment) -> bool:
+        return (self.level, self.depth) < (moment.level, moment.depth)
 
 
 @dataclass(frozen=True, slots=True)

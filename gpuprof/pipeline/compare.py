@@ -52,7 +52,7 @@ class CompareResult(Result):
 
         target = Path(path)
         devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
-        drawn = [(one, one.deployment) for one in self.outcomes if one.deployment]
+        drawn = [(outcome, outcome.deployment) for outcome in self.outcomes if outcome.deployment]
         models = list(dict.fromkeys(model for _, deployment in drawn for model in deployment.models))
         charts = [
             map_figure(deployment, devices, title=f"{one.policy}: {_count_gpus(one)} devices", models=models)
@@ -119,7 +119,7 @@ def compare(
 
 def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
     """Note demands that no policy serves at all, with the reason."""
-    maps = [one.deployment for one in outcomes if one.deployment is not None]
+    maps = [outcome.deployment for outcome in outcomes if outcome.deployment is not None]
     if not maps:
         return
     for name in maps[0].models:
@@ -187,7 +187,7 @@ class CompareGpusResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each kind: number, cost, utilisation, bound, and how sure they are."""
-        return [_row(one) for one in self.outcomes]
+        return [_row(outcome) for outcome in self.outcomes]
 
 
 def compare_gpus(

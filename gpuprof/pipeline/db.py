@@ -53,7 +53,9 @@ class VerifyResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each defect."""
-        return [{"path": str(one.path), "what": one.what, "harmless": one.is_harmless} for one in self.defects]
+        return [
+            {"path": str(defect.path), "what": defect.what, "harmless": defect.is_harmless} for defect in self.defects
+        ]
 
     def require_whole(self) -> None:
         """Refuse a database of which something is damaged. Raises `InputError` naming the first damaged file."""

@@ -88,7 +88,7 @@ class EstimateResult(Result):
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each estimate."""
         beside = " + ".join(f"{short_name(one.model)}@{one.batch}:{one.share}" for one in self.beside) or None
-        return [{**_row(one), "beside": beside} for one in self.estimates]
+        return [{**_row(estimate), "beside": beside} for estimate in self.estimates]
 
 
 def estimate(
@@ -168,7 +168,7 @@ def _describe_distances(estimates: Sequence[Estimate], device: Device) -> list[s
     from gpuprof.estimators.cross_gpu.cross_gpu import SOURCE
     from gpuprof.estimators.cross_gpu.learned_range import describe_distance
 
-    sources = [one.latency_ms.source.split(", ") for one in estimates]
+    sources = [estimate.latency_ms.source.split(", ") for estimate in estimates]
     precisions = {words[0].removeprefix(f"{SOURCE}: "): None for words in sources if words[0].startswith(SOURCE)}
     told = (describe_distance(device, precision) for precision in precisions)
     return list(dict.fromkeys(one for one in told if one))
@@ -209,7 +209,7 @@ def _size_models(
     sized: list[str] = []
     for name in names:
         model, given = split_name(name)
-        for sizes in dict.fromkeys(tuple(one for one in sizes if one[0] in free[name]) for sizes in sweep if sizes):
+        for sizes in dict.fromkeys(tuple(size for size in sizes if size[0] in free[name]) for sizes in sweep if sizes):
             sized.append(sized_name(model, {**dict(given), **dict(sizes)}.items()))
         if not dims:
             sized.append(name)

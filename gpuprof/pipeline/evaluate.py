@@ -169,9 +169,14 @@ def draw_predictions(predictions: Sequence[Prediction]) -> list[Chart]:
     charts = []
     for setting, quantity, predictor in (*panels, (NEW_BATCH, "latency", INTERPOLATION)):
         pairs = [
-            (one.model, f"{one.model} batch {one.batch}", one.measured, one.predicted)
-            for one in predictions
-            if (one.setting, one.quantity, one.predictor) == (setting, quantity, predictor)
+            (
+                prediction.model,
+                f"{prediction.model} batch {prediction.batch}",
+                prediction.measured,
+                prediction.predicted,
+            )
+            for prediction in predictions
+            if (prediction.setting, prediction.quantity, prediction.predictor) == (setting, quantity, predictor)
         ]
         charts.append(prediction_figure(f"{quantity} by {predictor}, {setting} left out", _UNITS[quantity], pairs))
     return [chart for chart in charts if chart is not None]

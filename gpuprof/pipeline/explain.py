@@ -48,21 +48,21 @@ class ExplainResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each possible share of the model, cheapest first."""
-        return [_describe_alternative(one) for one in self.alternatives]
+        return [_describe_alternative(alternative) for alternative in self.alternatives]
 
     def place_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each replica of the model: its place and its neighbours."""
-        return [{**asdict(one), "beside": ", ".join(one.beside) or "nobody"} for one in self.places]
+        return [{**asdict(place), "beside": ", ".join(place.beside) or "nobody"} for place in self.places]
 
     def neighbour_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each neighbour of a replica of the model: its interference and the figure's source."""
         return [
             {
-                **asdict(one),
-                "interval_ms": one.interval_ms and list(one.interval_ms),
-                "added_pct": 100.0 * one.added_ms / one.alone_ms,
+                **asdict(neighbour),
+                "interval_ms": neighbour.interval_ms and list(neighbour.interval_ms),
+                "added_pct": 100.0 * neighbour.added_ms / neighbour.alone_ms,
             }
-            for one in self.neighbours
+            for neighbour in self.neighbours
         ]
 
     def what_if_rows(self) -> Sequence[Mapping[str, object]]:

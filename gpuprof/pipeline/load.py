@@ -203,7 +203,7 @@ def load(
         require_planned_files(locate_files(resolved, base))
     streams, settings = traffic.make_streams(resolved, base)
     target = access.reach(server)
-    read = {one.model: read_stream_data(target, one) for one in streams if one.data is not None}
+    read = {stream.model: read_stream_data(target, stream) for stream in streams if stream.data is not None}
     inputs = {model: str(data) for model, data in read.items()}
     for stream in streams:
         if stream.model in inputs:
@@ -285,25 +285,25 @@ def explain_result(
     return f"{result.answered - result.in_slo:,} of {result.sent:,} answers came after {result.slo_ms:g} ms"
 
 
-def _rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str, object]]:
-    if known is None:
+def _rows(outcome: LoadOutcome, predictions: LoadPredictions | None) -> list[dict[str, object]]:
+    if predictions is None:
         return [report_row(result, None) for result in outcome.results]
     return [
         report_row(
             result,
-            known.predicted.get(result.model),
-            known.planned.get(result.model),
+            predictions.predicted.get(result.model),
+            predictions.planned.get(result.model),
         )
         for result in outcome.results
     ]
 
 
-def _stage_rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str, object]]:
-    predicted = {} if known is None else known.predicted
+def _stage_rows(outcome: LoadOutcome, predictions: LoadPredictions | None) -> list[dict[str, object]]:
+    predicted = {} if predictions is None else predictions.predicted
     return [beside_prediction(row, predicted.get(str(row["model"]))) for row in outcome.stages]
 
 
-def _warnings(outcome: LoadOutcome, known: LoadPredictions | None) -> Iterator[str]:
+def _warnings(outcome: LoadOutcome, predictions: LoadPredictions | None) -> Iterator[str]:
     for result in outcome.results:
         if result.refused or result.failed or result.lost:
             said = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
@@ -319,11 +319,11 @@ def _warnings(outcome: LoadOutcome, known: LoadPredictions | None) -> Iterator[s
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
     if (remark := describe_stolen(outcome.stolen)) is not None:
         yield f"while requests were sent, {remark}"
-    for row in _rows(outcome, known):
+    for row in _rows(outcome, predictions):
         error = row["p99_ms_error"]
         if isinstance(error, float) and abs(error) > FAR_OFF:
             yield f"{row['model']}: p99 is {100.0 * error:+.0f}% off the prediction"
-    for row in _stage_rows(outcome, known):
+    for row in _stage_rows(outcome, predictions):
         error = row["infer_ms_error"]
         if isinstance(error, float) and error > FAR_OFF:
             why = "the machine is slower than when it was profiled, or not alone, and waiting grows with it"

@@ -153,7 +153,7 @@ def _replay(
     outcome = _simulate(deployment, by_model, settings, until_s, note)
     model_outcomes = {model.model: model for model in outcome.models}
     handover_ms = host_work_of_plan(deployment.planned_with).handover_ms
-    counted = [int((own >= settings.warmup_s).sum()) for own in times]
+    counted = [int((time >= settings.warmup_s).sum()) for time in times]
     return {
         stream.model: _predict_model(
             model_outcomes[deployment.serving[stream.model]], count, settings.duration_s, handover_ms

@@ -155,8 +155,8 @@ class LoadTraffic(Settings):
         files = {name: Path(file) for name, file in self.input_data.items()}
         if files and self.dims:
             raise InputError("--input-data says how large requests are: --dim cannot change that")
-        if unknown := [name for name in files if name and name not in {one.model for one in streams}]:
-            raise unknown_name("model", unknown[0], [one.model for one in streams])
+        if unknown := [name for name in files if name and name not in {stream.model for stream in streams}]:
+            raise unknown_name("model", unknown[0], [stream.model for stream in streams])
         return [
             replace(stream, data=files.get(stream.model, files.get(""))) for stream in size_streams(streams, self.dims)
         ]
@@ -217,7 +217,9 @@ def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> l
 
     if not dims:
         return list(streams)
-    free = [None if one.path is None else {dim.name for dim in read_free_dims(Path(one.path))} for one in streams]
+    free = [
+        None if stream.path is None else {dim.name for dim in read_free_dims(Path(stream.path))} for stream in streams
+    ]
     if None not in free:  # a model without a file may have any
         require_dimensions(dims, (own or () for own in free))
     sized = []

@@ -265,7 +265,7 @@ def add_interval_ends(problem: Problem, policy: Policy, deployment: DeploymentMa
         The time limit of the plan, still running.
     """
     predictions = [replica.predicted for *_, replica in deployment.places()]
-    if all(one.latency_ms_interval is None or _is_observed(one) for one in predictions):
+    if all(prediction.latency_ms_interval is None or _is_observed(prediction) for prediction in predictions):
         return deployment
     upper = _as_planned(deployment) if _is_planned_at_upper_ends(problem, deployment) else None
     if spent.is_over:

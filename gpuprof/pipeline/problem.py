@@ -146,26 +146,26 @@ def _require_loadable(unmeasured: Mapping[str, Path], fleet: Fleet, planning: Pl
             raise refusal
 
 
-def _is_any_measured(known: KnownModels, names: Iterable[str], fleet: Fleet) -> bool:
+def _is_any_measured(models: KnownModels, names: Iterable[str], fleet: Fleet) -> bool:
     """Return whether any of the models was measured on any of the fleet's devices."""
     kinds = {entry.device.name for entry in fleet.entries}
-    return any(kinds.intersection(known.devices_of(name)) for name in names)
+    return any(kinds.intersection(models.devices_of(name)) for name in names)
 
 
 def source_names(demands: Iterable[Demand]) -> dict[str, str]:
     """Return the model name of each service, followed by the sizes of its inputs."""
-    return {one.model: mixed_name(one.source_model or one.model, one.dims) for one in demands}
+    return {demand.model: mixed_name(demand.source_model or demand.model, demand.dims) for demand in demands}
 
 
 def size_demands(
-    demands: Sequence[Demand], known: KnownModels, dims: Mapping[str, int], note: NoteCallback = say_nothing
+    demands: Sequence[Demand], models: KnownModels, dims: Mapping[str, int], note: NoteCallback = say_nothing
 ) -> tuple[Demand, ...]:
     """Return the demands with their input sizes; a note reports assumed sizes.
 
     Raises `InputError` when a model lacks a given dimension, or a dimension has neither a usual nor a given size.
     ``dims``: sizes of dimensions without a size in their demand.
     """
-    free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
+    free = {demand.model: models.list_dims(demand.source_model or demand.model) for demand in demands}
     require_dimensions(dims, free.values())
     dims = {name: check_size(name, size) for name, size in dims.items()}
     sized = []
@@ -176,8 +176,8 @@ def size_demands(
         whole = []
         for sizes, part in parts:
             asked = sized_name(model, {**dict(more), **dict(sizes)}.items())
-            whole.append((known.sizes_of(asked), part))
-            if demand.dims is None and (remark := known.describe_sizes(asked)):
+            whole.append((models.sizes_of(asked), part))
+            if demand.dims is None and (remark := models.describe_sizes(asked)):
                 note(remark)
         said = str(SizeMix(tuple(whole))) if any(sizes for sizes, _ in whole) else None
         sized.append(replace(demand, dims=said))

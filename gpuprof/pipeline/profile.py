@@ -79,7 +79,9 @@ def profile(
         parts = resolve_shares(chosen.shares, target.device)
         neighbours = [planning.parse_neighbour(text, target.device) for text in chosen.beside]
         if chosen.batches is None and not chosen.igniter:
-            kept = [planning.free_batch_or_keep(one, sizes, path / COPIES) for one in _read_models(models, settings)]
+            kept = [
+                planning.free_batch_or_keep(model, sizes, path / COPIES) for model in _read_models(models, settings)
+            ]
             notes.add(*(why for _, why in kept if why))
             named = [model for model, _ in kept]
         else:
@@ -187,7 +189,7 @@ def resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tupl
     if shares is None:
         return planning.parse_shares(None, device)
     units = device.compute_units
-    return tuple(sorted({parse_share(one, units) if isinstance(one, str) else one for one in shares}))
+    return tuple(sorted({parse_share(share, units) if isinstance(share, str) else share for share in shares}))
 
 
 def _free_models(
@@ -377,7 +379,7 @@ class OpProfileResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each op under each share."""
-        found = (one for outcomes in self.outcomes.values() for one in outcomes)
+        found = (outcome for outcomes in self.outcomes.values() for outcome in outcomes)
         return [{**asdict(one.row), "measured_now": one.measured_now} for one in found]
 
     def type_rows(self) -> Sequence[Mapping[str, object]]:

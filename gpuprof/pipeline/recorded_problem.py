@@ -82,7 +82,10 @@ def restore_problem(
     return Problem(
         demands=demands,
         fleet=Fleet(
-            tuple(FleetEntry(_with_price(resolve_device(one.device, database), one), one.count) for one in devices)
+            tuple(
+                FleetEntry(_with_price(resolve_device(device.device, database), device), device.count)
+                for device in devices
+            )
         ),
         estimator=times,
         tried=tried,
@@ -98,7 +101,7 @@ def _restore_estimator(
     deployment: DeploymentMap,
     database: KernelDb | None,
     paths: Mapping[str, Path],
-    other: OtherTimes,
+    times: OtherTimes,
     note: NoteCallback,
 ) -> tuple[Estimator, TriedRuns]:
     """Return an estimator of a map's services, and the database's records of their successful and failed runs."""
@@ -110,13 +113,13 @@ def _restore_estimator(
     from gpuprof.rules.merged_estimate import estimate_merged
 
     settings, sources = deployment.planned_with, source_models(deployment)
-    runtime = other.runtime or settings.runtime
-    execution = parse_execution(other.precision or settings.precision, runtime, settings.host_us)
+    runtime = times.runtime or settings.runtime
+    execution = parse_execution(times.precision or settings.precision, runtime, settings.host_us)
     # Only models that the database lacks: measurements of a name take precedence over predictions from its file.
     known = make_database_estimator(database, note=note).known
     graphs = {name: path for name, path in paths.items() if not known.has_measured(name)}
     measured = make_database_estimator(database, graphs, note, execution)
-    name = other.estimator or settings.estimator
+    name = times.estimator or settings.estimator
     asked = measured if name == DEFAULT else make_named_estimator(name, database, graphs)
     tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
     files = {name: model.file for name, model in deployment.models.items()}

@@ -125,7 +125,8 @@ def _read_sections(sources: Sequence[Path]) -> list[Section]:
         sections, deployment = sections_of(read_result(source), source.name)
         taken = {section.title for section in all_sections}
         all_sections += (
-            replace(one, title=f"{one.title}, {source.name}") if one.title in taken else one for one in sections
+            replace(section, title=f"{section.title}, {source.name}") if section.title in taken else section
+            for section in sections
         )
         if deployment is not None:
             maps[source.stem if deployment.policy in maps else deployment.policy] = deployment

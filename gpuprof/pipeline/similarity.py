@@ -28,19 +28,19 @@ class SimilarityResult(Result):
         """Return a row for each pair of models."""
         return [
             {
-                "first": one.first,
-                "second": one.second,
-                "layers": len(one.layers),
-                "all_pairs": one.all_pairs,
-                "matched": one.matched,
-                "exact": one.exact,
+                "first": pair.first,
+                "second": pair.second,
+                "layers": len(pair.layers),
+                "all_pairs": pair.all_pairs,
+                "matched": pair.matched,
+                "exact": pair.exact,
             }
-            for one in self.pairs
+            for pair in self.pairs
         ]
 
     def layer_rows(self, most: int = 0) -> Sequence[Mapping[str, object]]:
         """Return a row for each pair of layers, in each pair of models for the ``most`` largest matches; 0: all."""
-        return [row for one in self.pairs for row in _layer_rows(one, most)]
+        return [row for pair in self.pairs for row in _layer_rows(pair, most)]
 
 
 def similarity(

@@ -298,7 +298,7 @@ def make_interference(deployment: DeploymentMap, db: Path | None, estimator: str
     from gpuprof.pipeline.recorded_problem import restore_problem
 
     problem = restore_problem(deployment, db, estimator=estimator or DEFAULT)
-    return over_all_neighbours(problem.estimator, {one.device.name: one.device for one in problem.fleet.entries})
+    return over_all_neighbours(problem.estimator, {entry.device.name: entry.device for entry in problem.fleet.entries})
 
 
 def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Interference:

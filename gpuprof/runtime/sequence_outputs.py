@@ -42,8 +42,8 @@ def to_numbers(value: object) -> Array:
     if not isinstance(value, list | dict):
         return np.asarray(value)
     elements = value if isinstance(value, list) else [value]
-    if elements and all(isinstance(one, dict) and one.keys() == elements[0].keys() for one in elements):
-        rows = [[one[key] for key in sorted(one)] for one in elements]
+    if elements and all(isinstance(element, dict) and element.keys() == elements[0].keys() for element in elements):
+        rows = [[element[key] for key in sorted(element)] for element in elements]
         return np.asarray(rows)
     return to_texts(value)
 

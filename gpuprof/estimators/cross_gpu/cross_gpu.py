@@ -243,9 +243,9 @@ def _describe(precision: str, runtime: LaunchMode, unlike: Sequence[str]) -> str
     return f"{SOURCE}: {precision}, {runtime}" + (f", nothing measured like {', '.join(unlike)}" if unlike else "")
 
 
-def only_batch_of(known: UnmeasuredModel) -> int | None:
+def only_batch_of(model: UnmeasuredModel) -> int | None:
     """Return the fixed batch of a model, None where any batch is accepted."""
-    path = Path(known.path or "")
+    path = Path(model.path or "")
     return read_fixed_batch(path) if path.is_file() else None
 
 

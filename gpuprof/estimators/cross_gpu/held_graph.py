@@ -36,7 +36,9 @@ def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGrap
     multiplied = {weight.name for op in ops if op.op_type in PRODUCTS | CONVOLUTIONS for weight in op.weights}
 
     def retype(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        types = ((one, operand if one.name in multiplied and len(one.shape) > 1 else general) for one in tensors)
+        types = (
+            (tensor, operand if tensor.name in multiplied and len(tensor.shape) > 1 else general) for tensor in tensors
+        )
         return tuple(replace(one, dtype=dtype) if one.dtype in _CHANGED else one for one, dtype in types)
 
     changed = (replace(op, inputs=retype(op.inputs), outputs=retype(op.outputs)) for op in ops)

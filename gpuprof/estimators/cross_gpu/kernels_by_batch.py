@@ -46,8 +46,8 @@ class KernelsByBatch:
 
     def list_grid(self, most: int) -> tuple[int, ...]:
         """Return the predicted batches up to ``most``."""
-        points = {*range(1, _DENSE + 1), *(one for low in _DOUBLINGS for one in self._list_steps(low))}
-        return tuple(one for one in sorted(points) if one <= most and (self.is_linear() or self._is_taken(one)))
+        points = {*range(1, _DENSE + 1), *(step for low in _DOUBLINGS for step in self._list_steps(low))}
+        return tuple(point for point in sorted(points) if point <= most and (self.is_linear() or self._is_taken(point)))
 
     def _is_taken(self, batch: int) -> bool:
         """Return whether the model accepts a batch: a fixed batch excludes all others."""
@@ -130,7 +130,7 @@ class KernelsByBatch:
 
 def find_distinct_rows(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first row of each group of rows that agree in all tables, and the group of every row."""
-    keys = np.column_stack([getattr(one, field.name) for one in tables for field in fields(OpTable)])
+    keys = np.column_stack([getattr(table, field.name) for table in tables for field in fields(OpTable)])
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     # NumPy 2.0 returns the inverse of unique along an axis in another shape than other versions.
     return first, inverse.reshape(-1)

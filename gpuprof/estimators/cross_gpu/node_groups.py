@@ -133,7 +133,7 @@ class NodeGroups:
             if added is None:
                 continue
             biases = (self._find_sum(tensor.name, weights=1) for tensor in self._ops[added].inputs)
-            tied = [added, *[one for one in biases if one is not None][:1]]
+            tied = [added, *[bias for bias in biases if bias is not None][:1]]
             self._absorbed.update({one: place for one in tied if one not in self._absorbed})
 
     def _find_sum(self, tensor: str, *, weights: int) -> int | None:
@@ -145,7 +145,7 @@ class NodeGroups:
 
     def has_bias(self, place: int) -> bool:
         """Return whether a convolution has a bias, of its own or from a normalisation folded into it."""
-        return self._normaliser(place) is not None or any(len(one.shape) == 1 for one in self._ops[place].weights)
+        return self._normaliser(place) is not None or any(len(weight.shape) == 1 for weight in self._ops[place].weights)
 
     def _normaliser(self, place: int) -> int | None:
         """Return the batch normalisation behind a convolution, folded into its weights and bias."""

@@ -77,7 +77,7 @@ class NormSearch:
 
     def _list_readers(self, place: int, kinds: Sequence[str]) -> list[int]:
         readers = (one for tensor in self._ops[place].outputs for one in self._readers[tensor.name])
-        return [one for one in readers if self._ops[one].op_type in kinds]
+        return [reader for reader in readers if self._ops[reader].op_type in kinds]
 
     def _read_by(self, place: int, kind: str) -> int | None:
         """Return the first op of type ``kind`` that reads an output of ``place``."""

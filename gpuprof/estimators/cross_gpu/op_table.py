@@ -59,7 +59,7 @@ class OpTable:
 
 def stack_tables(tables: Sequence[OpTable]) -> OpTable:
     """Return the ops of all tables, concatenated."""
-    return OpTable(*(np.concatenate([getattr(one, field.name) for one in tables]) for field in fields(OpTable)))
+    return OpTable(*(np.concatenate([getattr(table, field.name) for table in tables]) for field in fields(OpTable)))
 
 
 def make_table(family: str, count: int, **columns: Any) -> OpTable:

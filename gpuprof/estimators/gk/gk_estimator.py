@@ -97,11 +97,11 @@ class GkEstimator:
             self._known[key] = _ModelWork(required, work)
         return self._known[key]
 
-    def _figure(self, known: _ModelWork, device: Device) -> Figure:
+    def _figure(self, work: _ModelWork, device: Device) -> Figure:
         """Return the latency on the whole device, ops without kernels by their roofline."""
-        unseen = np.array([op in known.work.unknown_ops for op in known.work.op_types], dtype=bool)
-        value = known.required.latency_ms + 1e3 * float(op_times_s(known.work, device, Share())[unseen].sum())
-        more = unknown_ms(known.work, device, Share())
+        unseen = np.array([op in work.work.unknown_ops for op in work.work.op_types], dtype=bool)
+        value = work.required.latency_ms + 1e3 * float(op_times_s(work.work, device, Share())[unseen].sum())
+        more = unknown_ms(work.work, device, Share())
         spread = self._spread(device)
         if spread is None and not more:
             return Figure(value, SOURCE)

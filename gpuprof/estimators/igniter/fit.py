@@ -105,10 +105,10 @@ def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficie
 
     _require_configurations(profile)
     configurations = profile.configurations
-    batch = np.array([one.batch for one in configurations], dtype=float)
-    percent = np.array([100.0 * one.share for one in configurations])
-    speed = np.array([min(1.0, one.clock_mhz / hardware.max_clock_mhz) for one in configurations])
-    time = np.array([one.gpu_ms for one in configurations]) * speed - profile.idle_ms
+    batch = np.array([configuration.batch for configuration in configurations], dtype=float)
+    percent = np.array([100.0 * configuration.share for configuration in configurations])
+    speed = np.array([min(1.0, configuration.clock_mhz / hardware.max_clock_mhz) for configuration in configurations])
+    time = np.array([configuration.gpu_ms for configuration in configurations]) * speed - profile.idle_ms
     k, _ = curve_fit(_compute_active, np.stack([batch, percent]), time)
     k1, k2, k3, k4, k5 = k.tolist()
     return _fit_rest(profile, hardware, (k1 / 100.0, k2 / 100.0, k3 / 100.0, k4 / 100.0, k5))
@@ -128,8 +128,8 @@ def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Wo
     Raises `InputError` when there are fewer configurations than coefficients.
     """
     _require_configurations(profile)
-    batch = np.array([one.batch for one in profile.configurations], dtype=float)
-    share = np.array([one.share for one in profile.configurations])
+    batch = np.array([configuration.batch for configuration in profile.configurations], dtype=float)
+    share = np.array([configuration.share for configuration in profile.configurations])
     return _fit_rest(profile, hardware, _fit_active(batch, share, _active_ms(profile, hardware)))
 
 
@@ -140,12 +140,12 @@ def _require_configurations(profile: WorkloadProfile) -> None:
 
 def _speeds(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Array:
     """Return the frequency of each configuration, as a part of the highest."""
-    return np.array([one.clock_mhz for one in profile.configurations]) / hardware.max_clock_mhz
+    return np.array([configuration.clock_mhz for configuration in profile.configurations]) / hardware.max_clock_mhz
 
 
 def _active_ms(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Array:
     """Return the active time of each configuration at the highest frequency."""
-    total = np.array([one.gpu_ms for one in profile.configurations]) * _speeds(profile, hardware)
+    total = np.array([configuration.gpu_ms for configuration in profile.configurations]) * _speeds(profile, hardware)
     # Kept positive, since errors are relative: the delay comes from another run and may exceed a short time.
     return np.maximum(total - profile.idle_ms, 0.05 * total)
 
@@ -154,9 +154,9 @@ def _fit_rest(
     profile: WorkloadProfile, hardware: HardwareCoefficients, active: tuple[float, float, float, float, float]
 ) -> WorkloadCoefficients:
     """Return the coefficients of a model, given k_1 … k_5."""
-    batch = np.array([one.batch for one in profile.configurations], dtype=float)
+    batch = np.array([configuration.batch for configuration in profile.configurations], dtype=float)
     ability = batch / _active_ms(profile, hardware)
-    above_idle = np.array([one.power_w for one in profile.configurations]) - hardware.idle_power_w
+    above_idle = np.array([configuration.power_w for configuration in profile.configurations]) - hardware.idle_power_w
     # A GPU at its power limit draws the limit under any load: such points are not on the line.
     unthrottled = _speeds(profile, hardware) > 0.999
     known = [(a, one.l2_pct) for a, one in zip(ability, profile.configurations, strict=True) if one.l2_pct is not None]

@@ -78,8 +78,8 @@ class IgniterEstimator:
         Raises `InputError` for a model or device without coefficients.
         """
         placed = [
-            self._place_workload(device, one) if one.processes == 1 and one.share.mig is None else None
-            for one in workloads
+            self._place_workload(device, workload) if workload.processes == 1 and workload.share.mig is None else None
+            for workload in workloads
         ]
         return tabulate_workloads(self.coefficients(device)[0], placed)
 

@@ -78,6 +78,6 @@ def _row(hardware: HardwareCoefficients, placed: PlacedWorkload | None) -> tuple
     )
 
 
-def _copied_ms(hardware: HardwareCoefficients, own: WorkloadCoefficients, batch: int) -> tuple[float, float]:
+def _copied_ms(hardware: HardwareCoefficients, coefficients: WorkloadCoefficients, batch: int) -> tuple[float, float]:
     per_ms = hardware.pcie_bytes_per_ms
-    return own.load_bytes * batch / per_ms, own.feedback_bytes * batch / per_ms
+    return coefficients.load_bytes * batch / per_ms, coefficients.feedback_bytes * batch / per_ms

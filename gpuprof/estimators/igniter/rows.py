@@ -150,11 +150,11 @@ def _make_hardware_profile(
     device: Device, rows: Sequence[_SoloMeasurement], beside: Sequence[ColocationRow], pcie: float
 ) -> HardwareProfile:
     copies, kernels = max(
-        ((_collect_copies(one, beside), one.kernels) for one in rows), key=lambda found: _count_known(found[0])
+        ((_collect_copies(row, beside), row.kernels) for row in rows), key=lambda found: _count_known(found[0])
     )
     counts = range(1, len(copies) + 1)
     delays_ms = {count: one.dispatch_ms / kernels for count, one in copies.items() if one.dispatch_ms is not None}
-    idle = next((one.row.idle_power_w for one in rows if one.row.idle_power_w is not None), None)
+    idle = next((row.row.idle_power_w for row in rows if row.row.idle_power_w is not None), None)
     if len(delays_ms) < 3 or sorted(copies) != list(counts) or idle is None or device.max_power_w is None:
         raise InputError(
             f"iGniter's hardware coefficients need one to five copies of a model at once on {device.name}, and its "
@@ -175,7 +175,7 @@ def _make_hardware_profile(
 
 def _count_known(copies: Mapping[int, _MeasuredWorkload]) -> int:
     """Return the number of counts of copies with a known gap, the criterion for the fitted model."""
-    return sum(one.dispatch_ms is not None for one in copies.values())
+    return sum(copy.dispatch_ms is not None for copy in copies.values())
 
 
 def _list_counts(counts: Iterable[int]) -> str:
@@ -184,7 +184,7 @@ def _list_counts(counts: Iterable[int]) -> str:
 
 def _find_highest_clock(rows: Sequence[_MeasuredWorkload]) -> float:
     """Return the GPU's clock below its limits: some GPUs never reach the clock of their data sheet."""
-    return max(one.clock_mhz for one in rows)
+    return max(row.clock_mhz for row in rows)
 
 
 def _snap_clock(clock_mhz: float, rows: Sequence[_MeasuredWorkload]) -> float:
@@ -199,7 +199,7 @@ def _make_workload_profile(
     everything: Sequence[_SoloMeasurement],
 ) -> WorkloadProfile | None:
     """Return the profile of a model, None if it lacks a complete measurement beside a copy of itself."""
-    pairs = ((one, _collect_copies(one, beside).get(2)) for one in rows)
+    pairs = ((row, _collect_copies(row, beside).get(2)) for row in rows)
     pair = next(((one, two, gap) for one, two in pairs if two and (gap := two.dispatch_ms) is not None), None)
     if pair is None:
         return None
@@ -215,14 +215,14 @@ def _make_workload_profile(
         l2_beside_pct=_find_l2_pct(alone, rows, pcie),
         configurations=tuple(
             Configuration(
-                one.row.batch,
-                one.row.sm_share_pct / 100.0,
-                _subtract_copies(one, one, pcie),
-                one.power_w,
-                _snap_clock(one.clock_mhz, everything),
-                one.row.l2_pct,
+                row.row.batch,
+                row.row.sm_share_pct / 100.0,
+                _subtract_copies(row, row, pcie),
+                row.power_w,
+                _snap_clock(row.clock_mhz, everything),
+                row.row.l2_pct,
             )
-            for one in rows
+            for row in rows
         ),
     )
 
@@ -236,7 +236,7 @@ def _find_l2_pct(alone: _SoloMeasurement, rows: Sequence[_SoloMeasurement], pcie
     def rate(alone: _SoloMeasurement) -> float:
         return alone.row.batch / _subtract_copies(alone, alone, pcie)
 
-    known = [(one, one.row.l2_pct) for one in rows if one.row.l2_pct is not None]
+    known = [(row, row.row.l2_pct) for row in rows if row.row.l2_pct is not None]
     return min(known, key=lambda pair: abs(rate(pair[0]) - rate(alone)))[1] if known else 0.0
 
 

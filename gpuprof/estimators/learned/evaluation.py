@@ -138,17 +138,17 @@ def summarise_errors(predictions: Iterable[Prediction], by_architecture: bool = 
     it.
     """
     groups: dict[tuple[str, str, str, str], list[Prediction]] = {}
-    for one in predictions:
-        which = one.model if by_architecture else ""
-        groups.setdefault((one.setting, one.quantity, one.predictor, which), []).append(one)
+    for prediction in predictions:
+        which = prediction.model if by_architecture else ""
+        groups.setdefault((prediction.setting, prediction.quantity, prediction.predictor, which), []).append(prediction)
     return [_summary(*key, members) for key, members in groups.items()]
 
 
 def coverage(predictions: Sequence[Prediction]) -> float | None:
     """Return the fraction of measured figures inside intervals made from the other architectures' residuals."""
     residuals: dict[str, list[float]] = {}
-    for one in predictions:
-        residuals.setdefault(one.model, []).append(math.log(one.measured / one.predicted))
+    for prediction in predictions:
+        residuals.setdefault(prediction.model, []).append(math.log(prediction.measured / prediction.predicted))
     if len(residuals) < 3:
         return None
     inside = 0
@@ -159,7 +159,7 @@ def coverage(predictions: Sequence[Prediction]) -> float | None:
 
 
 def _summary(setting: str, quantity: str, predictor: str, architecture: str, members: Sequence[Prediction]) -> Summary:
-    errors = 100.0 * np.array([one.error for one in members])
+    errors = 100.0 * np.array([member.error for member in members])
     has_interval = (quantity, predictor) in (("latency", STACK), ("latency", SCALED), ("memory", ALLOCATION))
     inside = coverage(members) if has_interval else None
     return Summary(

@@ -22,10 +22,10 @@ class LatencyEnvelope:
 
     def __init__(self, points: Sequence[Point], device: Device) -> None:
         self._device = device
-        self._batches = np.array([one.batch for one in points], dtype=float)
-        self._processes = np.array([one.processes for one in points], dtype=float)
-        self._parts = np.array([device.fraction(one.share) for one in points], dtype=float)
-        self._latencies = np.array([one.latency_ms for one in points], dtype=float)
+        self._batches = np.array([point.batch for point in points], dtype=float)
+        self._processes = np.array([point.processes for point in points], dtype=float)
+        self._parts = np.array([device.fraction(point.share) for point in points], dtype=float)
+        self._latencies = np.array([point.latency_ms for point in points], dtype=float)
 
     def bounds(self, batch: int, share: Share, processes: int) -> tuple[float, float]:
         """Return the least and the largest time of a batch in ms, without widening.

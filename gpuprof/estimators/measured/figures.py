@@ -70,17 +70,17 @@ def widen_interval(figure: Figure, more: float) -> Figure:
     return replace(figure, low=figure.value**2 / high if figure.low is None else figure.low, high=high)
 
 
-def figure_of(known: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:
+def figure_of(model: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:
     """Return another measured quantity at the same share and processes, interpolated over the batch and the sizes."""
-    if not known.points.get(device.name):
+    if not model.points.get(device.name):
         each = [
-            (figure_of(one, device, workload, column), weight) for one, weight in blend_measured(known, device.name)
+            (figure_of(one, device, workload, column), weight) for one, weight in blend_measured(model, device.name)
         ]
         found_all = [(figure, weight) for figure, weight in each if figure is not None]
         return blend_figures(found_all) if found_all and len(found_all) == len(each) else None
     points = {
         p.batch: p.figures[column]
-        for p in known.points.get(device.name, [])
+        for p in model.points.get(device.name, [])
         if column in p.figures and p.share == workload.share and p.processes == workload.processes
     }
     found = BatchCurve(points).at(workload.batch) if points else None
@@ -88,15 +88,15 @@ def figure_of(known: MeasuredModel, device: Device, workload: Workload, column: 
 
 
 def estimate_bandwidth(
-    known: MeasuredModel, device: Device, workload: Workload, column: str, alone_ms: float
+    model: MeasuredModel, device: Device, workload: Workload, column: str, alone_ms: float
 ) -> float | None:
     """Return a workload's percent of a bandwidth alone: measured, or by the traffic per request of the
     nearest point.
     """
-    exact = figure_of(known, device, workload, column)
+    exact = figure_of(model, device, workload, column)
     if exact is not None:
         return exact.value
-    points = [point for point in known.points.get(device.name, []) if column in point.figures]
+    points = [point for point in model.points.get(device.name, []) if column in point.figures]
     if not points:
         return None
     nearest = min(
@@ -106,9 +106,9 @@ def estimate_bandwidth(
     return min(100.0, each * workload.batch * workload.processes / alone_ms)
 
 
-def behaviour_after_pause(known: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:
+def behaviour_after_pause(model: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:
     """Return pause factor and variation of the nearest measured batch, under the same share if measured."""
-    points = known.points.get(device.name) or [p for one in known.others for p in one.points.get(device.name, ())]
+    points = model.points.get(device.name) or [p for one in model.others for p in one.points.get(device.name, ())]
     near = [point for point in points if point.share == workload.share] or points
     if not near:
         return 1.0, cv

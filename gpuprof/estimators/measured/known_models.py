@@ -73,7 +73,7 @@ class KnownModels:
         path = self._graphs.get(name) or (Path(name) if not by_sizes and _is_path(name) else None)
         if path is None and not by_sizes:
             raise unknown_name("model", name, [*self._sized, *self._graphs])
-        recorded = path or Path(next((one.path or "" for one in by_sizes.values()), ""))
+        recorded = path or Path(next((size.path or "" for size in by_sizes.values()), ""))
         if recorded.is_file() or not by_sizes:  # a missing file without measurements is reported by name
             try:
                 return (*(dim.name for dim in read_free_dims(recorded)), *read_turns(recorded))
@@ -129,13 +129,13 @@ class KnownModels:
         return found.name if found.name in self.measured or found.sha256 is None else next(same, model)
 
     def require_no_failure(
-        self, known: MeasuredModel, device: Device, workload: Workload, beside: Sequence[Workload]
+        self, model: MeasuredModel, device: Device, workload: Workload, beside: Sequence[Workload]
     ) -> None:
         """Raise `InputError` with the failure where a failure rules out a workload of ``known``, alone
         or with ``beside``.
         """
-        failed = known.failed_on(device.name)
-        if failed and not known.has_run(device.name, workload):
+        failed = model.failed_on(device.name)
+        if failed and not model.has_run(device.name, workload):
             require_no_failure(device, workload, failed)
         if beside and self.groups.failed:
             named = [replace(one, model=self.find_recorded_name(one.model)) for one in (workload, *beside)]
@@ -187,20 +187,20 @@ class KnownModels:
             self._only_batches[path] = read_fixed_batch(Path(path))
         return self._only_batches[path]
 
-    def read_work(self, known: MeasuredModel) -> WorkByBatch | None:
+    def read_work(self, model: MeasuredModel) -> WorkByBatch | None:
         """Return the work of a model by batch, None where its file is gone or has changed."""
-        if known.name not in self._works:
-            self._works[known.name] = _read_work(known)
-        return self._works[known.name]
+        if model.name not in self._works:
+            self._works[model.name] = _read_work(model)
+        return self._works[model.name]
 
-    def bind_graph(self, known: MeasuredModel, batch: int) -> ModelGraph:
+    def bind_graph(self, model: MeasuredModel, batch: int) -> ModelGraph:
         """Return the graph of a model at its own sizes and ``batch``.
 
         Raises `InputError` as `gpuprof.graph.load.load_graph` does.
         """
         from gpuprof.graph.load import load_graph
 
-        return load_graph(Path(known.path or ""), batch, dims=dict(known.sizes))
+        return load_graph(Path(model.path or ""), batch, dims=dict(model.sizes))
 
     def select_comparable(self, device: Device) -> dict[str, MeasuredModel]:
         """Return the models whose figures on ``device`` are comparable in a fit."""
@@ -230,11 +230,11 @@ class KnownModels:
         return choose_sizes(name, same, sizes) if same else unmeasured_at(file, name, require_sizes(graph).sizes)
 
 
-def _as_file(known: MeasuredModel, file: MeasuredModel) -> MeasuredModel:
+def _as_file(model: MeasuredModel, file: MeasuredModel) -> MeasuredModel:
     """Return the measurements of a content under the name and path of the given file."""
     return replace(
-        known,
-        name=sized_name(file.name, known.sizes),
+        model,
+        name=sized_name(file.name, model.sizes),
         path=file.path,
         sha256=file.sha256,
         weight_bytes=file.weight_bytes,
@@ -246,21 +246,21 @@ def _is_path(model: str) -> bool:
     return model.endswith(".onnx") or "/" in model or Path(model).is_file()
 
 
-def _read_work(known: MeasuredModel) -> WorkByBatch | None:
+def _read_work(model: MeasuredModel) -> WorkByBatch | None:
     """Return the work of a model, None where its file is gone or has changed."""
     from gpuprof.graph.load import load_graph, read_fixed_batch
 
-    path = Path(known.path or "")
+    path = Path(model.path or "")
     if not path.is_file():
         return None
     try:
-        work = WorkByBatch(lambda batch: load_graph(path, batch, dims=dict(known.sizes)), read_fixed_batch(path))
+        work = WorkByBatch(lambda batch: load_graph(path, batch, dims=dict(model.sizes)), read_fixed_batch(path))
     except InputError:
         return None
-    return work if known.sha256 is None or known.sha256 == work.graph.sha256 else None
+    return work if model.sha256 is None or model.sha256 == work.graph.sha256 else None
 
 
-def require_readable(known: MeasuredModel) -> None:
+def require_readable(model: MeasuredModel) -> None:
     """Raise `InputError` as `gpuprof.graph.load.load_graph` does: the reason why the graph gives no estimate.
 
     Does nothing where the file of the model is gone, has changed, or can be read.
@@ -268,6 +268,6 @@ def require_readable(known: MeasuredModel) -> None:
     from gpuprof.graph.file import read_onnx
     from gpuprof.graph.load import load_graph, read_fixed_batch
 
-    path = Path(known.path or "")
-    if path.is_file() and (known.sha256 is None or known.sha256 == read_onnx(path).sha256):
-        load_graph(path, read_fixed_batch(path) or 1, dims=dict(known.sizes))
+    path = Path(model.path or "")
+    if path.is_file() and (model.sha256 is None or model.sha256 == read_onnx(path).sha256):
+        load_graph(path, read_fixed_batch(path) or 1, dims=dict(model.sizes))

@@ -78,7 +78,7 @@ class MeasuredEstimator:
         key = (model, device.name)
         if key not in self._points:
             points = self._known.find_model(model).points.get(device.name, ())
-            self._points[key] = {(one.batch, one.share, one.processes): one for one in points}
+            self._points[key] = {(point.batch, point.share, point.processes): point for point in points}
         return self._points[key]
 
 

@@ -14,17 +14,17 @@ from gpuprof.graph.op_types import list_op_types
 from gpuprof.rules.padding import needs_padding
 
 
-def is_padded(known: MeasuredModel, device: Device) -> bool:
+def is_padded(model: MeasuredModel, device: Device) -> bool:
     """Return whether `gpuprof serve` pads partial batches of a model on a device.
 
     It pads on GPUs where ONNX Runtime runs the model, the assumption without measurements. A model without its file
     cannot be served, and its batches are taken as measured.
     """
-    variants = known.variants.get(device.name)
-    if device.kind != "gpu" or known.path is None or (variants and variants[0].runtime != SERVED_BY):
+    variants = model.variants.get(device.name)
+    if device.kind != "gpu" or model.path is None or (variants and variants[0].runtime != SERVED_BY):
         return False
     try:
-        return _needs_padding(known.path, read_onnx(Path(known.path)).stamp)
+        return _needs_padding(model.path, read_onnx(Path(model.path)).stamp)
     except InputError:
         return False
 

@@ -75,12 +75,12 @@ def unmeasured_at(like: MeasuredModel, name: str, sizes: Sizes, others: Iterable
     )
 
 
-def blend_measured(known: MeasuredModel, device: str) -> list[tuple[MeasuredModel, float]]:
+def blend_measured(model: MeasuredModel, device: str) -> list[tuple[MeasuredModel, float]]:
     """Return the measured sizes on a device around those of ``known``, with the weight of each; empty outside."""
-    if not known.others:
+    if not model.others:
         return []
-    measured = {one.sizes: one for one in known.others if one.points.get(device)}
-    weights = interpolate_sizes(measured, known.sizes) or {}
+    measured = {one.sizes: one for one in model.others if one.points.get(device)}
+    weights = interpolate_sizes(measured, model.sizes) or {}
     return [(measured[sizes], weight) for sizes, weight in weights.items() if weight > 0.0]
 
 
@@ -100,7 +100,7 @@ def _without_file(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes)
             f"{name} was measured at sizes that the database does not say, and its ONNX file is not there",
             f"give the file, or measure it: gpuprof profile MODEL --dim {describe_sizes(sizes[:1])}",
         )
-    names = {own: {dim for dim, _ in own} for own in with_sizes}
+    names = {size: {dim for dim, _ in size} for size in with_sizes}
     if {dim for dim, _ in sizes} not in names.values():
         raise _ask(name, with_sizes)
     return unmeasured_at(next(iter(with_sizes.values())), name, sizes, with_sizes.values())

@@ -135,7 +135,9 @@ class Campaign:
     ) -> Iterator[Collected | UnavailableError]:
         """Yield the results of a collector in order, together if it can keep processes for several batch sizes."""
         together = getattr(self.collector, "collect_batches", None)
-        results = together(requests) if together and requests else (self._collect_alone(one) for one in requests)
+        results = (
+            together(requests) if together and requests else (self._collect_alone(request) for request in requests)
+        )
         with closing(results):
             for cell in cells:
                 begin(cell)
@@ -206,7 +208,7 @@ class Campaign:
         A run without recorded sizes is taken to have the assumed sizes.
         """
         graphs = (job.graph for cell in cells for job in (cell.job, *cell.beside))
-        assumed = {one.sha256: describe_sizes(one.sizes) for one in graphs if _is_assumed(one)}
+        assumed = {graph.sha256: describe_sizes(graph.sizes) for graph in graphs if _is_assumed(graph)}
         runtime, runtime_version = self.collector.runtime()
         wanted = {
             "device": self.device.name,

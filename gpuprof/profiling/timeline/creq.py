@@ -59,7 +59,7 @@ class GpuRequirement:
 
 
 def compute_requirement(
-    kernels: pd.DataFrame, others: Timeline | None, device: Device | None, latency_ms: float | None = None
+    kernels: pd.DataFrame, timeline: Timeline | None, device: Device | None, latency_ms: float | None = None
 ) -> GpuRequirement | None:
     """Return the requirements of a run of the model; None if no kernel has a time.
 
@@ -83,12 +83,12 @@ def compute_requirement(
         return _counted_requirement(kernels)
     timed = timed.assign(sm_util_pct=_sm_utilization(timed, device))
     source = _occupancy_source(timed)
-    runs = [_run_figures(part, others, turn, source, latency_ms) for turn, part in timed.groupby("repeat", sort=True)]
-    copied = {name: _copied_bytes(others, name, len(runs)) for name in (H2D, D2H)}
+    runs = [_run_figures(part, timeline, turn, source, latency_ms) for turn, part in timed.groupby("repeat", sort=True)]
+    copied = {name: _copied_bytes(timeline, name, len(runs)) for name in (H2D, D2H)}
     busy_ms, copy_ms = (median(run[name] or 0.0 for run in runs) for name in ("busy_ms", "copy_ms"))
     in_trace_ms = median(run["dispatch_ms"] or 0.0 for run in runs)
     dispatch_ms, notes = (in_trace_ms, ()) if latency_ms is None else _gap_ms(latency_ms, busy_ms, copy_ms)
-    has_graphs = others is not None and len(others.graphs) > 0
+    has_graphs = timeline is not None and len(timeline.graphs) > 0
     return GpuRequirement(
         **{name: None if has_graphs else _median(run[name] for run in runs) for name in _MEDIANS},
         occupancy_source=None if has_graphs else source,
@@ -171,10 +171,10 @@ def _occupancy_source(kernels: pd.DataFrame) -> str | None:
 
 
 def _run_figures(
-    part: pd.DataFrame, others: Timeline | None, turn: Any, source: str | None, latency_ms: float | None
+    part: pd.DataFrame, timeline: Timeline | None, turn: Any, source: str | None, latency_ms: float | None
 ) -> dict[str, float | None]:
     def of_turn(*names: str) -> list[pd.DataFrame]:
-        tables = [] if others is None else [getattr(others, name) for name in names]
+        tables = [] if timeline is None else [getattr(timeline, name) for name in names]
         return [table[table["repeat"] == turn] for table in tables if len(table)]
 
     starts, ends = _spans(part)
@@ -238,11 +238,11 @@ def _weighted_mean(part: pd.DataFrame, name: str) -> float | None:
     return None if values is None or not weights.sum() else float(np.average(values, weights=weights))
 
 
-def _copied_bytes(others: Timeline | None, direction: str, runs: int) -> float | None:
+def _copied_bytes(timeline: Timeline | None, direction: str, runs: int) -> float | None:
     """Return the bytes of a run; None if copies were not recorded, or their direction is unknown."""
-    if others is None or (others.copies["direction"] == UNKNOWN).any():
+    if timeline is None or (timeline.copies["direction"] == UNKNOWN).any():
         return None
-    return float(others.copies.loc[others.copies["direction"] == direction, "bytes"].sum()) / runs
+    return float(timeline.copies.loc[timeline.copies["direction"] == direction, "bytes"].sum()) / runs
 
 
 def _median(values: Any) -> float | None:

@@ -79,4 +79,4 @@ def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str
 
 
 def _typical_rate(rates: tuple[LinkRate, ...], direction: str) -> LinkRate | None:
-    return max((one for one in rates if one.direction == direction), key=lambda one: one.copies, default=None)
+    return max((rate for rate in rates if rate.direction == direction), key=lambda one: one.copies, default=None)
