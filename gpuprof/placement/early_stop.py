@@ -6,15 +6,13 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.plural import count_of
 from gpuprof.placement.placement import Placement
 
-#: Map entry for the cause of an early stop, with the unfinished quick policies, if any.
-_STOPPED, _BEFORE = "time limit", " before these were done: "
+#: Map entry for the cause of an early stop.
+_STOPPED = "time limit"
 
 
 def name_stop(placement: Placement) -> str | None:
     """Return the cause of a search's early end, None without an early end."""
-    if not placement.stopped:
-        return None
-    return _STOPPED + (_BEFORE + ", ".join(placement.unfinished) if placement.unfinished else "")
+    return _STOPPED if placement.stopped else None
 
 
 def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str | None:
@@ -22,7 +20,7 @@ def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str |
 
     ``limit_s``: the time limit in seconds, printed with its option.
     """
-    if (stopped_by := deployment.planned_with.stopped_by) is None:
+    if (stop := deployment.planned_with.stopped_by) is None:
         return None
     predicted, words = deployment.predicted, []
     if predicted.lower_bound_gpus is not None:
@@ -40,9 +38,6 @@ def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str |
             f"{predicted.goodput_rps:.4g} requests/s, and none serves more than {predicted.upper_bound_goodput_rps:.4g}"
         )
     result = "; ".join(words) or "no bound is known"
-    stop, _, unfinished = stopped_by.partition(_BEFORE)
-    if unfinished:
-        result += f"; the maps of {unfinished}, which were not done, may be better"
     if limit_s is None:
         return f"the {stop} ended the search early: {result}"
     return f"the {stop} of {limit_s:g} s ended the search early (--time-limit gives it longer): {result}"

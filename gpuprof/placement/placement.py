@@ -87,7 +87,6 @@ class Placement:
     upper_bound_goodput_rps: float | None = None
     found_by: str | None = None  #: Method that found this placement, for policies with several.
     stopped: bool = False  #: True if a time limit ended the search.
-    unfinished: tuple[str, ...] = ()  #: Quick policies the limit ended, whose maps may be better.
 
     def rate_rps(self, model: str) -> float:
         """Return the total planned rate of the replicas of ``model``."""

@@ -29,14 +29,6 @@ _CALM: Mapping[PlacedReplica, BatchServer] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """The part of a model's requests a replica answers."""
-
-    rate_rps: float
-    sojourn: Sojourn
-
-
-@dataclass(frozen=True, slots=True)
 class _Pool:
     """The queue of all replicas of a model, with the expected times and with those at both interval ends."""
 
@@ -202,22 +194,6 @@ def batch_figures(estimate: Estimate) -> dict[str, Any]:
 def is_memory_known(estimate: Estimate) -> bool:
     """Return whether the memory may be enforced as a limit: a guessed limit could end a working process."""
     return estimate.memory_bytes is not None and estimate.memory_bytes.is_observed
-
-
-def percentile_over(streams: Sequence[Stream], percent: float) -> float | None:
-    """Return the time within which ``percent`` of the requests of all streams are answered, None without any."""
-    total = sum(stream.rate_rps for stream in streams)
-    if not total:
-        return None
-    own = [stream.sojourn.percentile(percent) for stream in streams]
-    low, high = min(own), max(own)
-    if math.isinf(high):
-        return None
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2.0
-        within = sum(stream.rate_rps * stream.sojourn.fraction_within(middle) for stream in streams)
-        low, high = (low, middle) if within >= total * percent / 100.0 else (middle, high)
-    return high
 
 
 def _make_end_servers(server: BatchServer, latency: Figure) -> list[BatchServer]:

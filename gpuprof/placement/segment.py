@@ -209,11 +209,6 @@ class Segments(PlannedWorkloads):
                 if most >= best.capacity_rps:
                     return
 
-    def looked_at(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
-        """Return the best segments under the shares evaluated so far."""
-        known = self._best_of.get((demand.model, device.name), {})
-        return tuple(segment for segment in known.values() if segment is not None)
-
     def _best_between(self, demand: Demand, device: Device, share: Share, best: Segment | None) -> Segment | None:
         """Return the best segment of any batch, given the best of the listed batches."""
         listed = self.search_space.listed_batches(demand.model, device, share)

@@ -60,14 +60,6 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
     return f"{reasons_given[0]}; nor can any of the other {len(reasons_given) - 1} kinds of devices serve it"
 
 
-def is_refused_everywhere(segments: Segments, demand: Demand) -> bool:
-    """Return whether no batch of the demand's model has an estimate on any kind of device."""
-    devices = [entry.device for entry in segments.problem.fleet.entries]
-    return not any(
-        _is_known(segments, device, one) for device in devices for one in _list_workloads(segments, demand, device)
-    )
-
-
 def explain_shortfall(problem: Problem, demand: Demand, served_rps: float) -> str:
     """Return why only ``served_rps`` of ``demand`` were placed."""
     fleet = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries if e.count is not None)
@@ -129,14 +121,6 @@ def find_least_slo_ms(segments: Segments, demand: Demand, device: Device) -> flo
 def _list_workloads(segments: Segments, demand: Demand, device: Device) -> Iterator[Workload]:
     for share in segments.problem.estimator.shares(demand.model, device):
         yield from segments.workloads(demand.model, device, share)
-
-
-def _is_known(segments: Segments, device: Device, workload: Workload) -> bool:
-    try:
-        segments.estimate(device, workload)
-    except InputError:
-        return False
-    return True
 
 
 def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | None:

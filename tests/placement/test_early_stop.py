@@ -46,12 +46,3 @@ def test_without_a_bound_it_says_so_and_on_a_fixed_fleet_what_could_be_served_at
     )
     line = early_stop(to_map(fixed, bounded))
     assert line == "the time limit ended the search early: 20 requests/s, and none serves more than 30"
-
-
-def test_quick_policies_that_were_not_done_are_named() -> None:
-    placement = replace(Optimal().place(GIVEN), stopped=True, unfinished=("gpulet", "ffd"))
-    deployment = to_map(GIVEN, placement)
-    assert deployment.planned_with.stopped_by == "time limit before these were done: gpulet, ffd"
-    line = str(early_stop(deployment, 2.0))
-    assert line.startswith("the time limit of 2 s ended the search early (--time-limit gives it longer): ")
-    assert line.endswith("; the maps of gpulet, ffd, which were not done, may be better")

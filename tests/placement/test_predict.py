@@ -12,7 +12,7 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.placement.contract import ExponentialQueue, LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
-from gpuprof.placement.predict import Predictor, Stream, percentile_over
+from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import Options
 
 REPLICA = PlacedReplica("m", 4, 1, Share(50.0), 100.0)
@@ -80,15 +80,6 @@ def test_under_the_papers_rule_goodput_is_throughput_up_to_the_rate_and_nothing_
     predicted = Predictor(given).replica(plain_device(), replace(REPLICA, rate_rps=400.0), ()).predicted
     assert predicted.goodput_rps == pytest.approx(4000.0 / 12.0)
     assert predicted.p99_ms is None
-
-
-def test_a_models_percentile_lies_between_those_of_its_replicas_by_their_rates() -> None:
-    quick = Sojourn(0.1, 1.0, 5.0, ((0.0, 0.0), (1.0, 10.0)))
-    slow = Sojourn(0.1, 1.0, 50.0, ((0.0, 0.0), (1.0, 100.0)))
-    assert percentile_over([Stream(10.0, quick)], 50.0) == pytest.approx(5.0)
-    # within 20 ms: all of the quick and a fifth of the slow, 60% in all
-    assert percentile_over([Stream(10.0, quick), Stream(10.0, slow)], 60.0) == pytest.approx(20.0)
-    assert percentile_over([], 50.0) is None
 
 
 def test_a_neighbour_that_slows_down_is_in_the_prediction() -> None:

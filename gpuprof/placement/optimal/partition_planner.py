@@ -52,10 +52,6 @@ class PartitionPlanner:
             self._planned[key] = self._find_plan(device, mig, key[2], standing)
         return self._planned[key]
 
-    def is_planned(self, device: Device, mig: str | None, tasks: Sequence[Task]) -> bool:
-        """Return whether the plan for these tasks is cached."""
-        return (device.name, mig, tuple(sorted(tasks))) in self._planned
-
     def least_pct(self, device: Device, mig: str | None, task: Task) -> float:
         """Return the least percentage of the partition under which a task can be done alone, infinity without any."""
         index = self._find_least_step(device, mig, task)
