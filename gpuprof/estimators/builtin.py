@@ -9,7 +9,6 @@ from pathlib import Path
 from gpuprof.domain.board_work import board_work
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
-from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.estimators.foreign_estimator import ForeignEstimator
@@ -104,11 +103,3 @@ class FailureAwareEstimator:
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the shares of the wrapped estimator."""
         return self._estimator.shares(model, device)
-
-    def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
-        """Return the estimator's interference table, which ignores failures; None where workloads
-        failed beside others.
-        """
-        if any(failed.device == device.name for failed in self._known.groups.failed):
-            return None
-        return tabulate_interference(self._estimator, device, workloads)

@@ -18,7 +18,6 @@ from gpuprof.domain.estimate import (
     Workload,
     batch_times,
 )
-from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, PluginError
 from gpuprof.plugins import describe_failure
@@ -96,10 +95,6 @@ class ForeignEstimator:
         if wrong := [share for share in shares if not isinstance(share, Share)]:
             raise self._wrong("a share", "a Share", wrong[0])
         return shares
-
-    def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
-        """Return the estimator's interference table, None where it has none."""
-        return self._ask(lambda: tabulate_interference(self._estimator, device, workloads))
 
     def _require_figure(self, name: str, figure: Figure, *, above_zero: bool) -> None:
         if not isinstance(figure, Figure) or not isinstance(figure.source, str):

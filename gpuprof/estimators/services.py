@@ -12,13 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from gpuprof.domain.board_work import board_work
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, SlowingEstimator, Workload, batch_times
 from gpuprof.domain.failure import TriedRuns, rename_workloads
-from gpuprof.domain.interference_table import InterferenceTable, tabulate_interference
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import name_parts
 from gpuprof.estimators.measured.figures import blend_figures
@@ -86,23 +83,6 @@ class ServiceEstimator:
         known = self._models.shares(first, device)
         others = [set(self._models.shares(name, device)) for name, _ in rest]
         return tuple(share for share in known if all(share in other for other in others)) or known
-
-    def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> InterferenceTable | None:
-        """Return the table of the services' models; None where requests of a service have several sizes.
-
-        Raises `InputError` as `estimate` does.
-        """
-        if any(len(name_parts(self.source_of(workload.model))) > 1 for workload in workloads):
-            return None
-        numbers: dict[Workload, int] = {}  # many services may run the same model
-        sources = {name: _largest_part(self.source_of(name)) for name in {workload.model for workload in workloads}}
-        asked = (
-            Workload(sources[workload.model], workload.batch, workload.share, workload.processes)
-            for workload in workloads
-        )
-        rows = [numbers.setdefault(one, len(numbers)) for one in asked]
-        table = tabulate_interference(self._models, device, list(numbers))
-        return None if table is None else table.take(np.array(rows, dtype=np.int64))
 
     def source_of(self, name: str) -> str:
         """Return the name of a service's model, with its sizes."""

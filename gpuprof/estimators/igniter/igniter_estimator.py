@@ -11,7 +11,6 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.igniter.fit import fit_hardware, fit_published_workload, fit_workload
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, PlacedWorkload, WorkloadCoefficients, predict
-from gpuprof.estimators.igniter.igniter_table import IgniterTable, tabulate_workloads
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
 from gpuprof.estimators.igniter.rows import imported_profile, profile_of
 from gpuprof.kernel_db.store import KernelDb
@@ -71,17 +70,6 @@ class IgniterEstimator:
         self._workload(device, model)
         unit = self.coefficients(device)[0].share_unit
         return tuple(Share(min(100.0, 100.0 * unit * n)) for n in range(1, round(1.0 / unit) + 1))
-
-    def tabulate_interference(self, device: Device, workloads: Sequence[Workload]) -> IgniterTable | None:
-        """Return the times of many workloads beside sums of L2 use and power; None where these may shorten a time.
-
-        Raises `InputError` for a model or device without coefficients.
-        """
-        placed = [
-            self._place_workload(device, workload) if workload.processes == 1 and workload.share.mig is None else None
-            for workload in workloads
-        ]
-        return tabulate_workloads(self.coefficients(device)[0], placed)
 
     def coefficients(self, device: Device) -> Coefficients:
         """Return the coefficients of a device and of the models on it.
