@@ -75,9 +75,9 @@ def _list_more_verbs() -> str:
 
 
 def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> typer.Typer:
-    """Return the typer app with these verbs; heavy imports happen inside the verbs.
+    """Return the typer app with these verbs, whose functions import heavy packages only when called.
 
-    ``names_only``: skip the verbs' modules, which the list of verbs does not need.
+    ``names_only``: list the verbs without importing their modules.
     """
     app = Verbs(
         name="gpuprof",

@@ -55,8 +55,8 @@ class ColumnRole(StrEnum):
 class Column:
     """A column of a table: its key in each row, its heading, the text of a value, and its role.
 
-    Machine-readable formats contain every key of the row, unrounded, whatever the columns. ``right``: whether the
-    column holds numbers, which are not broken; ``joined``: whether it stays behind its predecessor, which it qualifies.
+    JSON and CSV contain every key of the row, unrounded, even without a column. ``right``: whether the column holds
+    numbers, which are not wrapped; ``joined``: whether it must follow the preceding column, which it qualifies.
     """
 
     key: str

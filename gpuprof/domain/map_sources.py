@@ -106,7 +106,7 @@ def _describe_kind(deployment: DeploymentMap, kind: str) -> str:
 
 
 def describe_basis(deployment: DeploymentMap) -> str:
-    """Return a line on the basis of a map, empty where all times are measured.
+    """Return a line on the sources of a map's times, empty if all are measured.
 
     The line gives the number of measured models on each kind of device, and the plans at both ends of the estimates'
     intervals where these differ from the map.

@@ -63,13 +63,13 @@ def replica_names(deployment: DeploymentMap) -> Iterator[tuple[str, Node, Gpu, P
 
 
 def public_name(deployment: DeploymentMap, model: str) -> PublicName:
-    """Return the public name and version of a model of the map, by its name there or its name for clients."""
+    """Return the public name and version of ``model``, a name in the map or for clients."""
     known = deployment.models.get(model) or deployment.requested.get(model)
     return PublicName.of(model, None if known is None else known.path)
 
 
 def model_file(deployment: DeploymentMap, model: str, base: Path) -> Path | None:
-    """Return the file of a model, in the map's folder or at its path; None where the map or disk has none."""
+    """Return the file of a model, in the map's folder ``base`` or at its path; None if the map or disk lacks it."""
     known = deployment.models.get(model)
     if known is None or known.path is None:
         return None
@@ -111,10 +111,10 @@ def folder_name(name: str) -> str:
 
 
 def start_node_bundle(deployment: DeploymentMap, base: Path, root: str) -> tuple[Bundle, DeploymentMap]:
-    """Return a bundle with the models' files, and the map for its servers: paths below ``root``, GPUs numbered from 0.
+    """Return a bundle with the models' files, and the map for its servers, with GPUs numbered from 0 on each node.
 
-    ``base``: folder of the map, where model files are looked for first; ``root``: servers' path of the bundle's
-    ``models/``, ``"/models"`` or, in the map's folder, ``"models"``.
+    ``base``: folder of the map, which is searched first for model files; ``root``: path of the bundle's ``models/`` on
+    the servers, which starts the paths in the map: ``"/models"``, or ``"models"`` relative to the map.
     """
     bundle = Bundle()
     models = {

@@ -24,9 +24,9 @@ from gpuprof.graph.file import read_onnx
 def triton(deployment: DeploymentMap, base: Path) -> Bundle:
     """Return a model repository for each replica, and the environment of its server.
 
-    Triton gives all models of a server the same share, so each replica gets a server of its own; its processes are
-    instances of the model there. Raises `InputError` when the map has a merged model, for whose members Triton has no
-    names, or a model has inputs or outputs other than tensors.
+    All models of a Triton server have the same share, so each replica has its own server, whose model instances are the
+    replica's processes. Raises `InputError` when the map has a merged model, whose members Triton cannot name, or a
+    model has inputs or outputs other than tensors.
     """
     if merged := [name for name, model in deployment.models.items() if model.members]:
         raise InputError(

@@ -50,7 +50,7 @@ class LabCell:
 
     @property
     def key(self) -> str:
-        """Hash of everything that decides the record."""
+        """Hash of everything that determines the record."""
         scenario = self.scenario
         setup = scenario.setup(self.policy)
         content = [

@@ -1,4 +1,4 @@
-"""The papers' figures, read as tables from ``datasets/papers/figures.toml``, with any policy in them."""
+"""The papers' figures, defined by tables in ``datasets/papers/figures.toml``, with further policies on request."""
 
 from __future__ import annotations
 
@@ -214,10 +214,10 @@ class PaperFigure:
 
 
 def make_figure(name: str, data: Path | None, policies: Sequence[str] = ()) -> PaperFigure:
-    """Return a figure by its name, with these policies in addition to its own.
+    """Return the figure of a name, with ``policies`` in addition to the paper's.
 
-    A baseline of the figure that is not installed, since only the repository contains it, is left out. Raises
-    `InputError` for an unknown name, or missing data.
+    Baselines that are not installed, because only the repository contains them, are omitted. Raises `InputError` for an
+    unknown name, or missing data.
     """
     tables = _read_tables()
     if name not in tables:

@@ -128,7 +128,7 @@ class Connection:
     def read_answer(self, buffer: bytearray) -> int | None:
         """Read the received bytes; return the status when the answer is complete, else None.
 
-        Raises `OSError` when the connection ends before.
+        Raises `OSError` when the connection ends before the answer is complete.
         """
         while True:
             try:

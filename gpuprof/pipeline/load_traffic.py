@@ -55,7 +55,7 @@ def _parse_concurrency(text: str) -> tuple[str, int]:
 class LoadTraffic(Settings):
     """Requests of a load test, and its length.
 
-    ``concurrency``: by model, ``""`` for each that is not named; rates do not count then.
+    ``concurrency``: requests in flight by model, ``""`` for all other models; replaces rates.
     """
 
     title: ClassVar[str] = "Traffic"

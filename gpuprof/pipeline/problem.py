@@ -65,7 +65,7 @@ def build_problem(
 ) -> Problem:
     """Read demands, fleet and database into a problem.
 
-    Raises `InputError` for a file, device or model that is wrong or unknown. ``demands`` and ``fleet``: as in
+    Raises `InputError` for an invalid or unknown file, device or model. ``demands`` and ``fleet``: as in
     `gpuprof.place`; ``db``: kernel database; ``note``: called with each remark immediately.
     """
     from gpuprof.estimators.builtin import DEFAULT

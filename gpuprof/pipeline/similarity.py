@@ -39,7 +39,7 @@ class SimilarityResult(Result):
         ]
 
     def layer_rows(self, most: int = 0) -> Sequence[Mapping[str, object]]:
-        """Return a row for each pair of layers, in each pair of models for the ``most`` largest matches; 0: all."""
+        """Return a row for each of the ``most`` best-matching pairs of layers of each pair of models; 0: all pairs."""
         return [row for pair in self.pairs for row in _layer_rows(pair, most)]
 
 

@@ -289,10 +289,11 @@ class _Run:
 
 
 def make_interference(deployment: DeploymentMap, db: Path | None, estimator: str | None = None) -> Interference:
-    """Return an estimator's interference of batches: the time beside some neighbours over the time beside all.
+    """Return a function that estimates the slow-down of a batch by the neighbours running at its start.
 
-    The default estimator is used unless another is named. Raises `InputError` when there is neither a database nor the
-    models' files, or a device of the map is unknown.
+    The slow-down is relative to the time beside all neighbours (`over_all_neighbours`). ``estimator``: name; by default
+    the default estimator. Raises `InputError` when there is neither a database nor the models' files, or a device of
+    the map is unknown.
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.pipeline.recorded_problem import restore_problem
@@ -302,10 +303,10 @@ def make_interference(deployment: DeploymentMap, db: Path | None, estimator: str
 
 
 def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Interference:
-    """Return the ratio of a batch's times: beside some neighbours over beside all neighbours of its partition.
+    """Return a function that gives the ratio of a batch's time with some neighbours to its time with all neighbours.
 
-    Both times come from the estimator. For replicas that take turns, they are times of a turn: the simulator adds the
-    waits.
+    Neighbours are those in the batch's partition; both times come from the estimator. For replicas that take turns, the
+    times exclude waits for a turn, which the simulator adds.
     """
     from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
     from gpuprof.rules.turns import without_turn_mates

@@ -73,7 +73,11 @@ def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now
 def choose_harmless(
     cluster: ClusterArrays, state: State, model: int, now: int, allowed_ms: float, waited_ms: float
 ) -> tuple[int, float]:
-    """Return the fastest replica that answers in time without delaying others beyond their SLO, and its ms; else -1."""
+    """Return the replica that answers first and its time in ms, among those that answer in time and delay no other.
+
+    A replica delays another request if it makes the oldest request of the batch late. The replica is -1 if there is
+    none.
+    """
     chosen, soonest = -1, allowed_ms - waited_ms
     for position in range(cluster.choice_start[model], cluster.choice_start[model + 1]):
         replica = cluster.choice[position]

@@ -57,9 +57,10 @@ class NeighbourSlowdowns:
         return new_slowdown(self._partition, self._weight, self._base)
 
     def fill(self, table: Slowdown) -> Slowdown:
-        """Return the table with the missing combination added; equal devices share the estimator's answers.
+        """Return the table with the factor of the missing combination, cached for equal devices.
 
-        Raises `InputError` when the factor is not above 0 and below a million, and the function's own errors.
+        Raises `InputError` when the factor is not above 0 and below a million, and the errors of the interference
+        function.
         """
         replica, beside = int(table.missing[0]), int(table.missing[1])
         place, running, rest = self._places[replica], list[PlacedInstance](), beside

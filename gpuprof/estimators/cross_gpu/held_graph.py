@@ -25,9 +25,9 @@ NARROW = frozenset({"float16", "bfloat16", "float8", "int8"})
 
 
 def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGraph:
-    """Return the graph with the tensors in memory when its products are computed in ``precision``.
+    """Return the graph with the tensors that a runtime holds in memory when it computes products in ``precision``.
 
-    ``retyped``: whether the precision differs from the file's, so that weights and activations change their types.
+    ``retyped``: whether the precision differs from the file's, so that weights and activations change type.
     """
     ops = _join_attention(graph.ops) if precision in NARROW else graph.ops
     if not retyped:

@@ -129,7 +129,7 @@ class KernelsByBatch:
 
 
 def find_distinct_rows(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first row of each group of rows that agree in all tables, and the group of every row."""
+    """Return the first row of each group of rows that are equal in all tables, and the group of every row."""
     keys = np.column_stack([getattr(table, field.name) for table in tables for field in fields(OpTable)])
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     # NumPy 2.0 returns the inverse of unique along an axis in another shape than other versions.

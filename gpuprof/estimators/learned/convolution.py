@@ -19,7 +19,7 @@ _FILLED = 4
 
 
 def is_blocked(facts: OpFacts) -> bool:
-    """Return whether an op is a two-dimensional convolution that runs with its channels in blocks."""
+    """Return whether an op is a two-dimensional convolution computed in a channel-blocked layout."""
     if not _is_convolution(facts):
         return False
     group, outputs, inputs = _channels(facts)

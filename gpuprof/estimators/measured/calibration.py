@@ -21,10 +21,10 @@ _LEAST = 0.01
 
 
 class Calibration:
-    """Errors of the ways to fill gaps, on one device.
+    """Errors of interpolation, extrapolation and predictions on a device, fitted to its measurements.
 
-    ``surfaces``: model's name → its measurements with one process. ``shape_of``: model's name → its roofline in ms by
-    batch size and share, None where its graph is missing; called only to scale a roofline, since it reads the file.
+    ``surfaces``: measurements with one process by model name. ``shape_of``: returns a model's roofline in ms by batch
+    size and share, None without a graph; called only to scale a roofline, because it reads the file.
     """
 
     def __init__(self, surfaces: Mapping[str, Surface], shape_of: Callable[[str], Shape | None]) -> None:
@@ -32,15 +32,18 @@ class Calibration:
         self._shape_of = shape_of
 
     def interpolation_error(self, measured_error: float) -> float:
-        """Return half of the 90% interval over the value, for interpolation between measurements with such an error."""
+        """Return the half-width of an interpolated value's 90% interval, as a fraction of the value.
+
+        ``measured_error``: relative error of the measurements.
+        """
         return max(self._between, _LEAST) + measured_error
 
     def scale_prediction(self, least_ms: float, source: str) -> Figure:
-        """Return the figure for a roofline of ``least_ms``, scaled by measured over roofline of the device's models.
+        """Return the figure for a roofline of ``least_ms``, scaled by the device's ratio of measurement to roofline.
 
-        From four models on the interval is conformal: each model's measurements against the common factor of the
-        others. With fewer models it is the spread of published measurements on two GPUs, and without any their range,
-        which guarantees nothing on other kinds of devices.
+        From four measured models on, the interval is conformal: each model's ratio is compared with that of the others.
+        With fewer models it is the spread of published measurements on two GPUs, and without models their range, which
+        guarantees nothing on other kinds of devices.
         """
         if not self.ratios:
             low, high = (constant("published", f"roofline_{end}") for end in ("low", "high"))
@@ -79,7 +82,7 @@ class Calibration:
 
     @cached_property
     def ratios(self) -> dict[str, list[float]]:
-        """Measured over predicted time of each model's points, without models whose ops have nothing to count."""
+        """Ratios of measured to roofline time by model name, without models whose roofline is zero."""
         shapes = {name: self._shape_of(name) for name in self._surfaces}
         ratios = {
             name: [

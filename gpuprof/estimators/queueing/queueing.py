@@ -1,4 +1,4 @@
-"""The default queueing model: one process under Poisson requests is solved, all other cases are simulated."""
+"""The default queueing model: analytic for a single process under Poisson arrivals, else by simulation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LATTICE_SERVICES = 4
 class BatchQueue:
     """Implements `gpuprof.domain.sojourn.QueueModel` for the rules of `gpuprof.rules.batching` and `routing`.
 
-    One process under Poisson requests is solved by its embedded Markov chain (`replica`). Several
-    processes or replicas, other arrivals, batches whose variation differs after a pause, and small batches that take
-    several times as long as full ones are simulated request by request (`pool`). Service times are gamma with the given
-    coefficient of variation. A server whose batches take longer after a pause is stable if it is stable at full speed.
+    A single process under Poisson arrivals is solved by its embedded Markov chain (`replica`). Several processes or
+    replicas, other arrivals, batches whose variation differs after a pause, and small batches that take several times
+    as long as full ones are simulated request by request (`pool`). Service times have a gamma distribution with the
+    given coefficient of variation. Longer batches after a pause do not affect stability.
 
-    Results are cached by ratios of times, which alone matter. `bench.queueing` prints the errors.
+    Results depend only on ratios of times, by which they are cached. `bench.queueing` prints the errors.
     """
 
     is_analytic = True

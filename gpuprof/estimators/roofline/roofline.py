@@ -83,8 +83,8 @@ def bandwidth(device: Device, share: Share) -> float:
 def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:
     """Return the bytes per second at which ``share`` rereads data at a reuse distance of ``touched`` bytes.
 
-    Caches belong to the cores, so that a share has its part of their bandwidth; beyond the caches, or where they were
-    not measured, `bandwidth` holds.
+    Caches belong to cores, so that a share has a proportional part of their bandwidth; beyond the caches, or if they
+    were not measured, `bandwidth` applies.
 
     Parameters
     ----------

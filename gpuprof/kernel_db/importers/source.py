@@ -153,10 +153,10 @@ class Source:
     def finer_latency_ms(
         self, line: int, row: Mapping[str, str], latency_s: str, throughput: str, *, batch: int
     ) -> float | None:
-        """Return a batch's time in ms: as printed, in seconds, or from the throughput of a single process if finer.
+        """Return a batch's time in ms: from the printed time or, if more precise, a single process's throughput.
 
         A time printed as 2 ms may be anything from 1.5 to 2.5 ms. None when both are missing, or no request was
-        answered.
+        answered. ``latency_s``, ``throughput``: names of columns, in seconds and requests per second.
         """
         printed, rate = self.number(line, row, latency_s), self.number(line, row, throughput)
         if not printed and not rate:

@@ -23,7 +23,7 @@ from gpuprof.placement.segment import Segment, Segments
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
-    """The program's choice of segments, and a lower bound on the cost of all maps of the same segments."""
+    """Segments chosen by the integer program, and a lower bound on the cost of all maps of the same segments."""
 
     demands: tuple[Demand, ...]  #: Those with a segment, at rates that their replicas reach.
     choices: Choices

@@ -175,9 +175,9 @@ def allocate(entry: FleetEntry, queue: Sequence[tuple[_Service, _Triplet]], gpus
 
 
 def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: Sequence[_Service]) -> list[_Gpu]:
-    """Return the GPUs of the older map with the segments of the services it still serves as demanded.
+    """Return the GPUs of the previous map with the segments of all services that need no reconfiguration.
 
-    Nothing of the map is kept when it takes more GPUs of this kind than available, or two of its segments overlap.
+    Empty if the map needs more GPUs of this kind than available, or two of its segments overlap.
     """
     if problem.previous is None:
         return []
@@ -221,10 +221,10 @@ def _segments_then(
 
 
 def optimize(entry: FleetEntry, gpus: Sequence[_Gpu], movable: frozenset[str]) -> list[_Gpu]:
-    """Allocation Optimization (Algorithm 2, lines 12 to 32): breaks up fragmented GPUs, the last first.
+    """Empty fragmented GPUs, the last first: Allocation Optimization (Algorithm 2, lines 12 to 32).
 
-    Their services get segments of one or two slices instead, in the gaps of the GPUs before them. Surplus capacity
-    counts towards the service's next segments. GPUs with a service that is not ``movable`` stay.
+    Their services get segments of one or two slices in gaps of earlier GPUs instead. Surplus capacity is credited to
+    the service's next segments. GPUs with a service that is not ``movable`` are kept.
     """
     current = list(gpus)
     owed: dict[str, float] = {}  # by model; a negative value is a surplus (freed_rate of Algorithm 2)

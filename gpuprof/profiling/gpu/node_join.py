@@ -27,9 +27,8 @@ _TICK_NS = 1000  # ONNX Runtime's profile is in whole microseconds
 def join_nodes(timeline: Timeline, profile: Timeline) -> Timeline:
     """Return the timeline with ONNX Runtime's ``nodes``, and for each kernel the row of its ``node``, or -1.
 
-    ``timeline``: runs selected (`Timeline.select_runs`); ``profile``: profile of the same session, which ends with
-    these runs.
-    Raises `InputError` when the clocks cannot be joined.
+    ``timeline``: the selected runs (`Timeline.select_runs`); ``profile``: of the same session, which ends with these
+    runs. Raises `InputError` when the clocks cannot be aligned.
     """
     runs = find_runs(timeline.ranges)[0]
     offset = _find_offset(timeline, profile, runs)

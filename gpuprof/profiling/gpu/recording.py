@@ -97,7 +97,7 @@ def run_for_recording(resident: Resident, model: Path, feeds: Feeds, repeats: in
 
 
 def run_nodes_for_recording(resident: Resident, model: Path, feeds: Feeds, directory: Path) -> None:
-    """Run a model some times in ranges, in a session profiled by ONNX Runtime, for another program that records."""
+    """Run a model repeatedly, each run in a range, profiled by ONNX Runtime while an external profiler records."""
     _record_nodes(resident, model, feeds, RecordedFiles(directory), lambda: nullcontext(_nvtx()))
 
 

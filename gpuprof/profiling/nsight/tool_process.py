@@ -60,7 +60,7 @@ def run_tool(
     explain: Callable[[str], GpuprofError | None] = lambda printed: None,
     keep_log: bool = True,
 ) -> str:
-    """Run ``command`` in its own process group and return its standard output and standard error, as they came.
+    """Run ``command`` in its own process group and return its interleaved standard output and standard error.
 
     The call returns only after the whole group has ended; otherwise a profiler's child could outlive the profiler. The
     group of a tool that hangs, dies or leaves processes behind is ended: SIGTERM first, then SIGKILL. Raises

@@ -143,11 +143,11 @@ class RaySweep:
     def run(
         self, tasks: Sequence[Task], device: str | None, tell: Callable[[str], None]
     ) -> Iterator[ModelRow | ColocationRow]:
-        """Measure and yield the rows of ``models`` and ``colocations`` as they are stored in the database.
+        """Measure the tasks; yield the rows of ``models`` and ``colocations`` once they are stored in the database.
 
-        Raises `UnavailableError` when the cluster has no such device; `GpuprofError`: the error of the first failed
-        task, after all other tasks. ``device``: ``"cpu"``, ``"gpu"``, the name of a device, or None: each worker's
-        best; ``tell``: receives progress messages.
+        Raises `UnavailableError` when the cluster has no such device; the `GpuprofError` of the first failed task,
+        after all other tasks have ended. ``device``: ``"cpu"``, ``"gpu"``, the name of a device, or None: each worker's
+        first GPU, else its CPU; ``tell``: called with progress messages.
         """
         groups = self._group_workers(device)
         tell("; ".join(f"{len(group.idle)} × {group.device}" for group in groups))

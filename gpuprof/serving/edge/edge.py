@@ -1,4 +1,4 @@
-"""Runs Envoy as a child of the server: starts, watches, restarts and drains it, and ends it with the server."""
+"""Runs Envoy as a child process of the server: starts, watches, restarts, drains and ends it."""
 
 from __future__ import annotations
 

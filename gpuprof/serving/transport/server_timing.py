@@ -29,7 +29,7 @@ class ServerTimes(NamedTuple):
 
 
 def read_times(value: bytes) -> ServerTimes:
-    """Return the times that a server reports; ``value``: of the header, in lower case, other times are ignored."""
+    """Return the times in ``value``, the ``Server-Timing`` header in lower case; unknown metrics are ignored."""
     told = dict.fromkeys(_METRICS, UNKNOWN_MS)
     for metric in value.split(b","):
         name, *parameters = (part.strip() for part in metric.split(b";"))

@@ -105,7 +105,7 @@ class SpanTracer:
 
 
 def span_tracer(exporter: SpanExporter, sampled: float) -> SpanTracer:
-    """Return a tracer that exports a sample of the requests, and all requests traced by their clients."""
+    """Return a tracer that exports spans of a sample of the requests, and of all requests traced by their clients."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
