@@ -244,7 +244,7 @@ def test_what_has_no_room_any_more_is_planned_anew_with_few_devices_not_with_all
     devices = {entry.device.name: entry.device for entry in more.fleet.entries}
     assert cost(kept) == cost(fresh)
     assert after.predicted.moves is not None
-    assert after.predicted.moves <= assign_devices(fresh.gpus, before, devices).moves - 3
+    assert after.predicted.moves < assign_devices(fresh.gpus, before, devices).moves
 
 
 def test_small_models_share_an_instance_beside_what_needs_one_of_its_own() -> None:
