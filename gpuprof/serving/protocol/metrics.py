@@ -59,7 +59,7 @@ class RouterCollector(Collector):
         yield from _places(replicas)
         yield _neighbours(models)
         yield from _devices(self._gpus())
-        memory = GaugeMetricFamily("gpuprof_buffer_bytes", "Shared memory that requests and answers hold")
+        memory = GaugeMetricFamily("gpuprof_buffer_bytes", "Shared memory in use by requests and answers")
         memory.add_metric([], float(self._router.arena.used))
         yield memory
         if self._protocol is not None:
@@ -76,31 +76,31 @@ def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     refused = CounterMetricFamily(
         # prometheus_client appends _total to the names of counters.
         "gpuprof_refused_requests",
-        "Requests that were refused, and why, by HTTP's status",
+        "Refused requests by HTTP status and reason",
         labels=["protocol", "status", "reason"],
     )
     for (protocol, status, reason), count in sorted(figures.refusals.items()):
         refused.add_metric([protocol, str(status), reason], float(count))
     turned = CounterMetricFamily(
         "gpuprof_refused_connections",
-        "Connections beyond the bound",
+        "Connections refused beyond --max-connections",
     )
     turned.add_metric([], float(figures.turned_away))
-    stalls = CounterMetricFamily("gpuprof_router_stalls", "How often the router stood still for 50 ms or more")
+    stalls = CounterMetricFamily("gpuprof_router_stalls", "Stalls of the router's event loop of 50 ms or more")
     stalls.add_metric([], float(figures.stalls.count))
-    seconds = CounterMetricFamily("gpuprof_router_stall_seconds", "For how long it did so altogether")
+    seconds = CounterMetricFamily("gpuprof_router_stall_seconds", "Total duration of these stalls")
     seconds.add_metric([], figures.stalls.total_s)
-    longest = GaugeMetricFamily("gpuprof_router_longest_stall_seconds", "For how long it did so at most")
+    longest = GaugeMetricFamily("gpuprof_router_longest_stall_seconds", "Duration of the longest stall")
     longest.add_metric([], figures.stalls.longest_s)
     yield from (refused, turned, stalls, seconds, longest)
     if figures.edge_restarts is not None:
-        restarts = CounterMetricFamily("gpuprof_edge_restarts", "How often the edge (Envoy) was started again")
+        restarts = CounterMetricFamily("gpuprof_edge_restarts", "Restarts of the edge (Envoy)")
         restarts.add_metric([], float(figures.edge_restarts))
         yield restarts
 
 
 def _requests(models: _StatisticsByModel) -> Metric:
-    family = CounterMetricFamily("gpuprof_requests", "Requests by what became of them", labels=["model", "outcome"])
+    family = CounterMetricFamily("gpuprof_requests", "Requests by outcome", labels=["model", "outcome"])
     for model, own in models.items():
         for outcome, value in _count_outcomes(own).items():
             family.add_metric([model, outcome], value)
@@ -118,7 +118,7 @@ def _count_outcomes(statistics: ModelStatistics) -> dict[str, float]:
 
 def _seconds(models: _StatisticsByModel) -> Metric:
     family = CounterMetricFamily(
-        "gpuprof_stage_seconds", "Time that answered requests spent by stage", labels=["model", "stage"]
+        "gpuprof_stage_seconds", "Total time of answered requests by stage", labels=["model", "stage"]
     )
     for model, own in models.items():
         for stage in STAGES:
@@ -137,7 +137,7 @@ def _latencies(models: _StatisticsByModel) -> Metric:
 
 def _stage_latencies(models: _StatisticsByModel) -> Metric:
     family = HistogramMetricFamily(
-        "gpuprof_stage_latency_seconds", "Time that an answered request spent in a stage", labels=["model", "stage"]
+        "gpuprof_stage_latency_seconds", "Time of an answered request in each stage", labels=["model", "stage"]
     )
     for model, statistics in models.items():
         for stage in STAGES:
@@ -155,28 +155,32 @@ def _cumulate_counts(counts: Sequence[int]) -> list[tuple[str, float]]:
 def _replicas(replicas: _Replicas) -> Iterator[Metric]:
     labels = ["model", "replica", "place", "mig"]
     answered = CounterMetricFamily(
-        "gpuprof_replica_requests", "Requests that a replica answered", labels=[*labels, "outcome"]
+        "gpuprof_replica_requests", "Requests answered by a replica", labels=[*labels, "outcome"]
     )
     seconds = CounterMetricFamily(
-        "gpuprof_replica_stage_seconds", "Time that they spent by stage", labels=[*labels, "stage"]
+        "gpuprof_replica_stage_seconds", "Total time of these requests by stage", labels=[*labels, "stage"]
     )
     latencies = HistogramMetricFamily(
-        "gpuprof_replica_latency_seconds", "Time from their arrival to their answer", labels=labels
+        "gpuprof_replica_latency_seconds", "Time from arrival to answer of these requests", labels=labels
     )
     share = GaugeMetricFamily(
-        "gpuprof_replica_share_ratio", "Part of the device or MIG instance that its workers have", labels=labels
+        "gpuprof_replica_share_ratio", "Fraction of the device or MIG instance available to the replica", labels=labels
     )
-    planned = GaugeMetricFamily("gpuprof_replica_planned_rps", "Requests per second in the plan", labels=labels)
-    waiting = GaugeMetricFamily("gpuprof_queue_requests", "Requests that wait for a batch", labels=labels)
-    workers = GaugeMetricFamily("gpuprof_workers_ready", "Workers that take batches", labels=labels)
-    restarts = CounterMetricFamily("gpuprof_worker_restarts", "Workers that were started again", labels=labels)
+    planned = GaugeMetricFamily(
+        "gpuprof_replica_planned_rps", "Planned requests per second of the replica", labels=labels
+    )
+    waiting = GaugeMetricFamily("gpuprof_queue_requests", "Requests waiting for a batch", labels=labels)
+    workers = GaugeMetricFamily("gpuprof_workers_ready", "Workers ready to run batches", labels=labels)
+    restarts = CounterMetricFamily("gpuprof_worker_restarts", "Restarts of workers", labels=labels)
     refusing = CounterMetricFamily(
         "gpuprof_worker_refusals",
-        "Workers that refused to start: a changed file, a share that is not there",
+        "Workers that refused to start: changed model file, or missing share",
         labels=labels,
     )
-    retried = CounterMetricFamily("gpuprof_requests_retried", "Requests whose worker died", labels=labels)
-    batches = CounterMetricFamily("gpuprof_batches", "Batches by their size", labels=[*labels, "size"])
+    retried = CounterMetricFamily(
+        "gpuprof_requests_retried", "Requests retried after the death of their worker", labels=labels
+    )
+    batches = CounterMetricFamily("gpuprof_batches", "Batches by size", labels=[*labels, "size"])
     for model, replica in replicas:
         label_values, counted = [model, replica.plan.name, replica.plan.place, replica.plan.mig], replica.statistics
         answered.add_metric([*label_values, "in_slo"], counted.in_slo)
@@ -200,7 +204,7 @@ def _estimates(replicas: _Replicas, now: float) -> Metric:
     """Return the expected times of a batch of one row and of a full batch, which admission control uses."""
     family = GaugeMetricFamily(
         "gpuprof_batch_estimate_seconds",
-        "Time that the router expects of a batch of this size",
+        "Time of a batch of this size expected by the router",
         labels=["model", "replica", "place", "mig", "size"],
     )
     for model, replica in replicas:
@@ -217,10 +221,10 @@ def _places(replicas: _Replicas) -> Iterator[Metric]:
     """
     labels = ["replica", "place", "mig"]
     busy = CounterMetricFamily(
-        "gpuprof_replica_busy_seconds", "Time that its workers spent on batches, added up", labels=labels
+        "gpuprof_replica_busy_seconds", "Total time of the replica's workers on batches", labels=labels
     )
     share = GaugeMetricFamily(
-        "gpuprof_place_share_ratio", "Part of a device or MIG instance that its replicas have", labels=labels[1:]
+        "gpuprof_place_share_ratio", "Fraction of a device or MIG instance in use by replicas", labels=labels[1:]
     )
     shares: dict[tuple[str, str], float] = {}
     for replica in {replica.plan.name: replica for _, replica in replicas}.values():
@@ -238,7 +242,7 @@ def _neighbours(models: Sequence[ServedModel]) -> Metric:
     """Return the slow-down by neighbours since the current replicas were started."""
     family = GaugeMetricFamily(
         "gpuprof_neighbour_slowdown_ratio",
-        "Time of a model's batches over what was planned for them, by who runs on the same device",
+        "Ratio of batch time to planned batch time, by running neighbours",
         labels=["model", "beside"],
     )
     for model, cost in sorted(attribute_times(list_replica_times(models)).items()):
@@ -250,9 +254,9 @@ def _neighbours(models: Sequence[ServedModel]) -> Metric:
 def _devices(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
     """Yield NVML's figures of the GPUs and MIG instances of this machine."""
     labels = ["gpu", "mig", "uuid"]
-    sm = GaugeMetricFamily("gpuprof_gpu_sm_ratio", "Part of the time in which a kernel ran (NVML)", labels=labels)
+    sm = GaugeMetricFamily("gpuprof_gpu_sm_ratio", "Fraction of time with a running kernel (NVML)", labels=labels)
     memory = GaugeMetricFamily("gpuprof_gpu_memory_bytes", "Memory in use (NVML)", labels=labels)
-    total = GaugeMetricFamily("gpuprof_gpu_memory_total_bytes", "Memory that there is (NVML)", labels=labels)
+    total = GaugeMetricFamily("gpuprof_gpu_memory_total_bytes", "Total memory (NVML)", labels=labels)
     for gpu in gpus:
         label_values = [str(gpu.index), gpu.mig, gpu.uuid]
         if gpu.sm_ratio is not None:
