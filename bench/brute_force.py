@@ -66,9 +66,9 @@ def truth(arrivals: Arrivals, server: BatchServer, requests: int, seed: int, err
         Of the mean and of p99, as a fraction.
     """
     while True:
-        found = _summary(simulate(arrivals, server, requests, seed))
-        if max(found.mean_error, found.p99_error) <= error or requests >= most:
-            return found
+        summary = _summary(simulate(arrivals, server, requests, seed))
+        if max(summary.mean_error, summary.p99_error) <= error or requests >= most:
+            return summary
         requests *= 2
 
 

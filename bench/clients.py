@@ -162,9 +162,9 @@ def triton_loops(
 
 
 def _triton_input(module: Any, name: str, array: Any) -> Any:
-    own = module.InferInput(name, list(array.shape), "FP32")
-    own.set_data_from_numpy(array)
-    return own
+    tensor = module.InferInput(name, list(array.shape), "FP32")
+    tensor.set_data_from_numpy(array)
+    return tensor
 
 
 def _check(answer: Any, array: Any) -> None:
@@ -175,7 +175,7 @@ def _check(answer: Any, array: Any) -> None:
 
 def _cpu_s(process: psutil.Process) -> tuple[float, float, float]:
     """Return seconds of CPU time of this client, of the router and of all workers."""
-    own = psutil.Process().cpu_times()
+    client = psutil.Process().cpu_times()
     router = process.cpu_times()
     workers = [child.cpu_times() for child in process.children(recursive=True)]
-    return own.user + own.system, router.user + router.system, sum(times.user + times.system for times in workers)
+    return client.user + client.system, router.user + router.system, sum(times.user + times.system for times in workers)

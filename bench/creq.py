@@ -96,35 +96,35 @@ def print_launches(data: Sequence[Launches]) -> None:
                     _print_launch_errors(part.take(part.measured.device == name), name, model)
 
 
-def _print_launch_errors(own: Launches, name: str, model: LaunchModel) -> None:
+def _print_launch_errors(launches: Launches, name: str, model: LaunchModel) -> None:
     gpu = device(name)
-    found = model.predict(own.measured.ops, gpu, rates_of(gpu, own.measured.precision))
-    occupancy = achieved_occupancy_pct(own.warps, own.waves, gpu)
-    used = 100.0 * np.minimum(1.0, own.waves)
-    off = np.abs(found.occupancy_pct - occupancy).mean(), np.abs(found.sm_utilization_pct - used).mean()
-    line = f"{name:14}{own.measured.name:14}{len(used):7}"
+    predicted = model.predict(launches.measured.ops, gpu, rates_of(gpu, launches.measured.precision))
+    occupancy = achieved_occupancy_pct(launches.warps, launches.waves, gpu)
+    used = 100.0 * np.minimum(1.0, launches.waves)
+    off = np.abs(predicted.occupancy_pct - occupancy).mean(), np.abs(predicted.sm_utilization_pct - used).mean()
+    line = f"{name:14}{launches.measured.name:14}{len(used):7}"
     print(f"{line}{occupancy.mean():8.1f}{off[0]:6.1f}{used.mean():8.1f}{off[1]:6.1f}")
 
 
 def judge(exports: Path, model: CrossGpuModel, launches: LaunchModel) -> list[JudgedModel]:
     """Return the rows of Table A.1 whose export is there."""
     v100 = device("v100")
-    found = []
+    models = []
     for row in v100_profiles().rows:
         path = exports / f"{row.model}.onnx"
-        said = (row.max_occupancy_pct, row.wavg_occupancy_pct, row.wavg_sm_util_pct)
-        if not path.is_file() or None in said:
+        metrics = (row.max_occupancy_pct, row.wavg_occupancy_pct, row.wavg_sm_util_pct)
+        if not path.is_file() or None in metrics:
             continue
         graph = load_graph(path, row.batch)
         kernels = list_kernels(graph, "float32", LaunchMode.EAGER)
         fill = fill_of(kernels, model, launches, v100, "float32", LaunchMode.EAGER)
-        measured = {metric: value for metric, value in zip(METRICS, said, strict=True) if value is not None}
+        measured = {metric: value for metric, value in zip(METRICS, metrics, strict=True) if value is not None}
         held = None
         if row.memory_pct is not None:
             measured_bytes = row.memory_pct / 100.0 * v100.dram_bytes
             held = (measured_bytes, float(graph.weight_bytes), float(peak_activation_bytes(graph)))
-        found.append(JudgedModel(row.model, row.batch, measured, _values(fill), _values(fill, _PROFILED_HOST), held))
-    return found
+        models.append(JudgedModel(row.model, row.batch, measured, _values(fill), _values(fill, _PROFILED_HOST), held))
+    return models
 
 
 def _values(fill: KernelFill, host: float = 1.0) -> dict[str, float]:
@@ -136,24 +136,24 @@ def print_models(judged: Sequence[JudgedModel]) -> None:
     """Print each row: measured, predicted, predicted as profiled."""
     print("\nTable A.1, no launch on a V100 learned: measured, predicted, predicted as a profiler sees it\n")
     print(f"{'model':17}{'batch':>5}" + "".join(f"{_SHORT[metric]:>9}{'':12}" for metric in METRICS) + f"{'memory':>8}")
-    for one in judged:
+    for row in judged:
         cells = "".join(
-            f"{one.measured[metric]:9.1f}{one.predicted[metric]:6.1f}{one.as_profiled[metric]:6.1f}"
+            f"{row.measured[metric]:9.1f}{row.predicted[metric]:6.1f}{row.as_profiled[metric]:6.1f}"
             for metric in METRICS
         )
-        memory = "" if one.memory is None else f"{100 * (sum(one.memory[1:]) / one.memory[0] - 1):+7.0f}%"
-        print(f"{one.model:17}{one.batch:5}{cells}{memory:>9}")
+        memory = "" if row.memory is None else f"{100 * (sum(row.memory[1:]) / row.memory[0] - 1):+7.0f}%"
+        print(f"{row.model:17}{row.batch:5}{cells}{memory:>9}")
 
 
 def print_errors(judged: Sequence[JudgedModel]) -> None:
     """Print errors in points, and how often the interval made without a model holds its figures."""
     print(f"\n{'':6}{'error':>7}{'bias':>7}{'as profiled':>13}{'batch 4':>9}{'interval holds':>16}{'width':>7}")
-    widths = {name: intervals([one for one in judged if one.model != name]) for name in {o.model for o in judged}}
+    widths = {name: intervals([row for row in judged if row.model != name]) for name in {o.model for o in judged}}
     for metric in METRICS:
-        off = np.array([one.predicted[metric] - one.measured[metric] for one in judged])
-        profiled = np.array([one.as_profiled[metric] - one.measured[metric] for one in judged])
-        small = np.array([one.batch == 4 for one in judged])
-        ends = [(widths[one.model][metric][0], widths[one.model][metric][1]) for one in judged]
+        off = np.array([row.predicted[metric] - row.measured[metric] for row in judged])
+        profiled = np.array([row.as_profiled[metric] - row.measured[metric] for row in judged])
+        small = np.array([row.batch == 4 for row in judged])
+        ends = [(widths[row.model][metric][0], widths[row.model][metric][1]) for row in judged]
         held = [low <= -value <= high for value, (low, high) in zip(off, ends, strict=True)]
         print(
             f"{_SHORT[metric]:6}{np.abs(off).mean():7.1f}{off.mean():+7.1f}{np.abs(profiled).mean():13.1f}"
@@ -163,17 +163,17 @@ def print_errors(judged: Sequence[JudgedModel]) -> None:
 
 def print_memory(judged: Sequence[JudgedModel]) -> None:
     """Print how far the memory is off: as the sum of its parts, and scaled as other models have it."""
-    rows = [one for one in judged if one.memory is not None]
-    names = sorted({one.model for one in rows})
-    fits = {name: fit_memory([one for one in rows if one.model != name]) for name in names}
-    ratios = {name: _measured_over_fit([one for one in rows if one.model == name], fits[name]) for name in names}
+    rows = [row for row in judged if row.memory is not None]
+    names = sorted({row.model for row in rows})
+    fits = {name: fit_memory([row for row in rows if row.model != name]) for name in names}
+    ratios = {name: _measured_over_fit([row for row in rows if row.model == name], fits[name]) for name in names}
     held = [
-        (min(map(np.min, others)) <= own) & (own <= max(map(np.max, others)))
-        for name, own in ratios.items()
-        if (others := [ratio for other, ratio in ratios.items() if other != name])
+        (min(map(np.min, other_ratios)) <= model_ratios) & (model_ratios <= max(map(np.max, other_ratios)))
+        for name, model_ratios in ratios.items()
+        if (other_ratios := [ratio for model, ratio in ratios.items() if model != name])
     ]
     plain = 1.0 / _measured_over_fit(rows, np.ones(2)) - 1.0
-    scaled = np.concatenate([1.0 / own - 1.0 for own in ratios.values()])
+    scaled = np.concatenate([1.0 / model_ratios - 1.0 for model_ratios in ratios.values()])
     for words, off in (("weights and activations", plain), ("scaled, models left out", scaled)):
         print(
             f"memory, {words}: mean error {100 * np.abs(off).mean():.0f}%, median {100 * np.median(np.abs(off)):.0f}%"
@@ -185,17 +185,17 @@ def print_memory(judged: Sequence[JudgedModel]) -> None:
 
 
 def _measured_over_fit(rows: Sequence[JudgedModel], fit: NDArray[np.float64]) -> NDArray[np.float64]:
-    parts = np.array([one.memory for one in rows])
+    parts = np.array([row.memory for row in rows])
     return np.asarray(parts[:, 0] / (parts[:, 1:] @ fit))
 
 
 def fit_memory(rows: Sequence[JudgedModel]) -> NDArray[np.float64]:
     """Return what is held for a byte of weights and for one of activations: least squares of relative errors, (2,)."""
-    parts = np.array([one.memory for one in rows])
-    counts = Counter(one.model for one in rows)
-    weights = np.array([counts[one.model] ** -0.5 for one in rows])
-    found, _ = nnls(parts[:, 1:] / parts[:, :1] * weights[:, None], weights)
-    return np.asarray(found)
+    parts = np.array([row.memory for row in rows])
+    counts = Counter(row.model for row in rows)
+    weights = np.array([counts[row.model] ** -0.5 for row in rows])
+    factors, _ = nnls(parts[:, 1:] / parts[:, :1] * weights[:, None], weights)
+    return np.asarray(factors)
 
 
 def intervals(judged: Sequence[JudgedModel]) -> dict[str, tuple[float, float]]:
@@ -203,13 +203,13 @@ def intervals(judged: Sequence[JudgedModel]) -> dict[str, tuple[float, float]]:
 
     Conformal prediction for groups at each end: one more model, the new one, counts as outside.
     """
-    found = {}
+    ends = {}
     for metric in METRICS:
         groups: dict[str, list[float]] = defaultdict(list)
-        for one in judged:
-            groups[one.model].append(one.measured[metric] - one.predicted[metric])
-        found[metric] = (-_end([[-x for x in group] for group in groups.values()]), _end([*groups.values()]))
-    return found
+        for row in judged:
+            groups[row.model].append(row.measured[metric] - row.predicted[metric])
+        ends[metric] = (-_end([[-x for x in group] for group in groups.values()]), _end([*groups.values()]))
+    return ends
 
 
 def _end(groups: Sequence[Sequence[float]]) -> float:

@@ -55,17 +55,17 @@ class LeftOut:
 
 def read_points(reference: Path) -> dict[tuple[str, str, str], list[Point]]:
     """Return what was published, by source, model and name of the GPU."""
-    found: dict[tuple[str, str, str], list[Point]] = {}
+    points_of: dict[tuple[str, str, str], list[Point]] = {}
     for source, path in (("ParvaGPU", reference / "parvagpu_a100"), ("thesis", datasets() / "v100_profiles.csv")):
         with tempfile.TemporaryDirectory() as folder:
             import_measurements([Path(str(path))], db=Path(folder) / "db")
-            for model, known in read_measured(KernelDb(Path(folder) / "db")).items():
-                found |= {(source, model, gpu): points for gpu, points in known.points.items()}
+            for model, measured in read_measured(KernelDb(Path(folder) / "db")).items():
+                points_of |= {(source, model, gpu): points for gpu, points in measured.points.items()}
     for row in csv.DictReader((reference / "igniter_v100" / "solo.csv").read_text(encoding="utf-8").splitlines()):
         share, latency = Share(float(row["mps_share_pct"])), float(row["latency_ms"])
         point = Point(int(row["batch"]), share, 1, latency, 0.0, 0.0, 1.0, 0.0, {})
-        found.setdefault(("iGniter", row["model"], "v100"), []).append(point)
-    return found
+        points_of.setdefault(("iGniter", row["model"], "v100"), []).append(point)
+    return points_of
 
 
 def leave_ends_out(points: Sequence[Point], gpu: Device) -> Iterator[tuple[str, LatencyEnvelope, list[Point]]]:
@@ -79,14 +79,14 @@ def leave_ends_out(points: Sequence[Point], gpu: Device) -> Iterator[tuple[str, 
 
 def predict_left_out(published: Mapping[tuple[str, str, str], Sequence[Point]]) -> list[LeftOut]:
     """Return every time that was left out and how far it is outside of the bounds."""
-    found = []
+    predictions = []
     for (source, model, name), points in published.items():
         for axis, envelope, left_out in leave_ends_out(points, device(name)):
             for point in left_out:
                 low, high = sorted(envelope.bounds(point.batch, point.share, point.processes))
                 outside = max(low / point.latency_ms, point.latency_ms / high, 1.0)
-                found.append(LeftOut(source, model, axis, outside, high / low))
-    return found
+                predictions.append(LeftOut(source, model, axis, outside, high / low))
+    return predictions
 
 
 def learn_slack(rows: Sequence[LeftOut]) -> float:
@@ -108,16 +108,16 @@ def main() -> int:
     rows = predict_left_out(read_points(parser.parse_args().reference))
     ships = constant("published", "extrapolation_slack")
     models = sorted({(row.source, row.model) for row in rows})
-    learned = {one: learn_slack([row for row in rows if (row.source, row.model) != one]) for one in models}
+    learned = {model: learn_slack([row for row in rows if (row.source, row.model) != model]) for model in models}
     print(f"{'published by':13}{'left out':18}{'times':>7}{'width':>8}{'inside':>8}{'of a model left out':>21}")
     for source in dict.fromkeys(row.source for row in rows):
         for axis in _AXES:
-            own = [row for row in rows if (row.source, row.axis) == (source, axis)]
-            if own:
-                shipped = sum(row.outside <= ships for row in own) / len(own)
-                unseen = sum(row.outside <= learned[row.source, row.model] for row in own) / len(own)
-                width = sorted(row.width for row in own)[len(own) // 2] * ships**2
-                print(f"{source:13}{axis:18}{len(own):7}{width:8.2f}{shipped:8.1%}{unseen:21.1%}")
+            kept = [row for row in rows if (row.source, row.axis) == (source, axis)]
+            if kept:
+                shipped = sum(row.outside <= ships for row in kept) / len(kept)
+                unseen = sum(row.outside <= learned[row.source, row.model] for row in kept) / len(kept)
+                width = sorted(row.width for row in kept)[len(kept) // 2] * ships**2
+                print(f"{source:13}{axis:18}{len(kept):7}{width:8.2f}{shipped:8.1%}{unseen:21.1%}")
     print(
         f"slack: {ships:g} ships; of all models {learn_slack(rows):.3f}; without one of {len(models)} models", end=" "
     )

@@ -62,9 +62,9 @@ def hostile_server(
         authority, certified = _certify(folder) if secured else ("", [])
         command = [sys.executable, "-m", "gpuprof", "serve", str(map_path), "--port", "0", "--grpc-port", "0"]
         command += ["--buffer-mb", str(BUFFER_MB), "--token-file", token, *certified, *options]
-        own = {**os.environ, "GPUPROF_POISON": "1"}
+        environment = {**os.environ, "GPUPROF_POISON": "1"}
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=own
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
         ) as process:
             assert process.stdout is not None
             words = [word for word in process.stdout.readline().split() if "://" in word]

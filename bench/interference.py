@@ -160,8 +160,8 @@ def _mean_pct(rows: Sequence[LeftOutRow]) -> float:
 def _coverage(rows: Sequence[LeftOutRow], model: str) -> float:
     """Return how often the interval made of the other models' rows holds those of ``model``."""
     factor = quantile((max(row.ratio, 1.0 / row.ratio) for row in rows if row.unit != model), 0.95) or 1.0
-    own = [max(row.ratio, 1.0 / row.ratio) for row in rows if row.unit == model]
-    return float(np.mean([ratio <= factor for ratio in own]))
+    ratios = [max(row.ratio, 1.0 / row.ratio) for row in rows if row.unit == model]
+    return float(np.mean([ratio <= factor for ratio in ratios]))
 
 
 if __name__ == "__main__":

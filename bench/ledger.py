@@ -91,8 +91,8 @@ class Line:
 def read_measurements() -> list[Measurement]:
     """Return every measurement. Raises `ValueError` when the file is not the one that the sources were written for."""
     content = (FOLDER / "measurements.csv").read_bytes()
-    known = tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))
-    if hashlib.sha256(content).hexdigest() != known["sha256"]:
+    source = tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))
+    if hashlib.sha256(content).hexdigest() != source["sha256"]:
         raise ValueError("measurements.csv is not the file that sources.toml has the hash of")
     return [Measurement(**row) for row in csv.DictReader(content.decode().splitlines())]
 
@@ -105,13 +105,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with the page instead of writing it")
     args = parser.parse_args()
     measurements = read_measurements()
-    judged = [one for one in measurements if not args.source or one.source in args.source]
-    known = read_table(PAGE.read_text(encoding="utf-8"))
-    kept = [line for line in known if args.source and line.name.partition(":")[0] not in args.source]
+    judged = [entry for entry in measurements if not args.source or entry.source in args.source]
+    published_lines = read_table(PAGE.read_text(encoding="utf-8"))
+    kept = [line for line in published_lines if args.source and line.name.partition(":")[0] not in args.source]
     with tempfile.TemporaryDirectory() as folder:
         lines = sorted([*kept, *judge(judged, args.output or Path(folder))], key=lambda line: line.name)
     if args.check:
-        worse = find_worse(known, lines)
+        worse = find_worse(published_lines, lines)
         print("\n".join(worse) or "no line is worse")
         return int(bool(worse))
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
@@ -123,33 +123,33 @@ def main() -> int:
 def judge(measurements: Iterable[Measurement], folder: Path) -> Iterator[Line]:
     """Yield a line for each source, runtime, precision and board, batches of one apart."""
     groups: dict[tuple[str, str, str, str, str], list[tuple[float, Figure]]] = defaultdict(list)
-    for one in measurements:
-        if one.model in _MODELS:
-            batches = "batch 1" if one.batch == "1" else "larger batches"
-            key = (one.source, one.runtime, one.precision, one.device, batches)
-            groups[key].append((float(one.latency_ms), estimate(one, folder)))
+    for entry in measurements:
+        if entry.model in _MODELS:
+            batches = "batch 1" if entry.batch == "1" else "larger batches"
+            key = (entry.source, entry.runtime, entry.precision, entry.device, batches)
+            groups[key].append((float(entry.latency_ms), estimate(entry, folder)))
     for key, pairs in sorted(groups.items()):
         errors = np.array([figure.value / measured_ms - 1.0 for measured_ms, figure in pairs])
         inside = [(figure.low or 0.0) <= measured_ms <= figure.upper() for measured_ms, figure in pairs]
         widths = [figure.upper() / (figure.low or figure.value) for _, figure in pairs]
         name = f"{key[0]}: {', '.join(key[1:])}"
         figures = (100.0 * np.abs(errors).mean(), 100.0 * np.median(errors), 100.0 * np.mean(inside), np.median(widths))
-        yield Line(name, len(pairs), *(round(float(one), 1) for one in figures))
+        yield Line(name, len(pairs), *(round(float(entry), 1) for entry in figures))
 
 
-def estimate(one: Measurement, folder: Path) -> Figure:
+def estimate(entry: Measurement, folder: Path) -> Figure:
     """Return the time of a batch in ms; layers are exported into ``folder`` unless they are there."""
-    mode = LaunchMode(one.runtime)
-    kernels = _list_kernels(one.model, int(one.size), int(one.batch), one.precision, mode, folder)
-    return shipped_model().latency(kernels, device(one.device), Share(), one.precision, mode)
+    mode = LaunchMode(entry.runtime)
+    kernels = _list_kernels(entry.model, int(entry.size), int(entry.batch), entry.precision, mode, folder)
+    return shipped_model().latency(kernels, device(entry.device), Share(), entry.precision, mode)
 
 
 def write_table(lines: Sequence[Line], measurements: Sequence[Measurement]) -> str:
     """Return the table, and the number of measurements that were not estimated, as Markdown."""
     head = "| measurements | number | mean absolute error, % | median, % | inside the 90% interval, % | width |"
     rows = "\n".join(map(str, lines))
-    others = Counter(one.source for one in measurements if one.model not in _MODELS)
-    told = ", ".join(f"{count:,} of {source}" for source, count in sorted(others.items()))
+    other_sources = Counter(entry.source for entry in measurements if entry.model not in _MODELS)
+    told = ", ".join(f"{count:,} of {source}" for source, count in sorted(other_sources.items()))
     return f"\n{head}\n|{' --- |' * 6}\n{rows}\n\nNot estimated, their networks being in no file here: {told}.\n\n"
 
 
@@ -177,8 +177,8 @@ def find_worse(before: Sequence[Line], after: Sequence[Line]) -> list[str]:
 
 
 def _list_kernels(name: str, length: int, batch: int, precision: str, mode: LaunchMode, folder: Path) -> KernelList:
-    one, two = (_follow_batch(name, length, layers, precision, mode, folder).at(batch) for layers in (1, 2))
-    return _deepen(one, two, _MODELS[name][0])
+    one_layer, two = (_follow_batch(name, length, layers, precision, mode, folder).at(batch) for layers in (1, 2))
+    return _deepen(one_layer, two, _MODELS[name][0])
 
 
 @cache
@@ -196,9 +196,9 @@ def _load_graph(path: Path, length: int, batch: int) -> ModelGraph:
     return load_graph(path, batch, dims={"length": length})
 
 
-def _deepen(one: KernelList, two: KernelList, layers: int) -> KernelList:
+def _deepen(one_layer: KernelList, two: KernelList, layers: int) -> KernelList:
     """Return the kernels of so many alike layers from those of one layer and of two."""
-    in_one, in_two = _count_kernels(one), _count_kernels(two)
+    in_one, in_two = _count_kernels(one_layer), _count_kernels(two)
     counts = tuple((layers - 1) * (in_two[key] - in_one[key]) + in_one[key] for key in in_two)
     places = {key: place for place, key in enumerate(_keys(two))}
     kept = [places[key] for key in in_two]

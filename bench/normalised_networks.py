@@ -56,15 +56,15 @@ def _drop_scales(graph: GraphProto) -> list[NodeProto]:
 
 def _add_normalisations(graph: GraphProto, nodes: list[NodeProto]) -> list[NodeProto]:
     channels = {tensor.name: tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) > 2}
-    found = []
+    kept = []
     for node in nodes:
-        found.append(node)
+        kept.append(node)
         if node.op_type != "Conv" or node.input[1] not in channels:
             continue
-        own, count = node.output[0], channels[node.input[1]]
-        node.output[0] = f"{own}_convolved"
-        weights = [f"{own}_{part}" for part in ("scale", "shift", "mean", "variance")]
+        output, count = node.output[0], channels[node.input[1]]
+        node.output[0] = f"{output}_convolved"
+        weights = [f"{output}_{part}" for part in ("scale", "shift", "mean", "variance")]
         for weight in weights:
             graph.initializer.append(helper.make_tensor(weight, onnx.TensorProto.FLOAT, [count], [1.0] * count))
-        found.append(helper.make_node("BatchNormalization", [node.output[0], *weights], [own]))
-    return found
+        kept.append(helper.make_node("BatchNormalization", [node.output[0], *weights], [output]))
+    return kept

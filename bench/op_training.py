@@ -62,8 +62,8 @@ class Trained:
 def published_ops() -> list[MeasuredOps]:
     """Return all that ships with gpuprof; of AIConfigurator's so much as is learned from."""
     kinds = ("gemm", "context_attention", "generation_attention", "encoder_attention")
-    found = [neusight_ops(family) for family in OP_FAMILIES]
-    return found + [part for kind in kinds for part in aiconfigurator_ops(kind, _ROWS_OF_A_KIND)]
+    tables = [neusight_ops(family) for family in OP_FAMILIES]
+    return tables + [part for kind in kinds for part in aiconfigurator_ops(kind, _ROWS_OF_A_KIND)]
 
 
 def chip_of(name: str) -> str:
@@ -97,17 +97,17 @@ def train(data: Iterable[MeasuredOps], excluded: str | None = None, rounds: int 
     found_floors = {part.name: floors(part, excluded) for part in listed}
     for part in listed:
         launched_as = LAUNCHED_AS.get(part.name, part.name)
-        known = found_floors.get(launched_as, found_floors[part.name])
-        floor_s.setdefault(part.name, []).extend(known.values())
-        typical = float(np.median(list(known.values()))) if known else 0.0
+        named_floors = found_floors.get(launched_as, found_floors[part.name])
+        floor_s.setdefault(part.name, []).extend(named_floors.values())
+        typical = float(np.median(list(named_floors.values()))) if named_floors else 0.0
         seen = part.take(np.array([chip_of(name) != excluded for name in part.device]))
         prepared = _preparations(seen)
         for name, seconds in prepared.items():
             floor_s.setdefault(name, []).append(seconds)
         for name in sorted(set(seen.device.tolist())):
-            _add_rows(rows, seen.take(seen.device == name), name, known.get(name, typical), prepared)
-    models = {name: _fit(found, rounds) for name, found in rows.items() if found}
-    return Trained(models, {name: float(np.median(found)) for name, found in floor_s.items() if found})
+            _add_rows(rows, seen.take(seen.device == name), name, named_floors.get(name, typical), prepared)
+    models = {name: _fit(model_rows, rounds) for name, model_rows in rows.items() if model_rows}
+    return Trained(models, {name: float(np.median(floors)) for name, floors in floor_s.items() if floors})
 
 
 def bounds_as_measured(part: MeasuredOps, rates: Any) -> OpBounds:

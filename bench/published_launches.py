@@ -59,11 +59,11 @@ def published_launches() -> list[Launches]:
 def _launches_of(family: str) -> Launches:
     measured, launched = neusight_ops(family), neusight_launches(family)
     registers, shared = _resources(family, measured, launched.kernel)
-    known = (registers > 0) & (launched.blocks > 0) & (launched.threads > 0)
-    count = len(known)
+    is_launch = (registers > 0) & (launched.blocks > 0) & (launched.threads > 0)
+    count = len(is_launch)
     warps, waves, held = np.zeros(count), np.zeros(count), np.zeros(count)
     for name in np.unique(measured.device).tolist():
-        rows = np.flatnonzero(known & (measured.device == name))
+        rows = np.flatnonzero(is_launch & (measured.device == name))
         gpu = device(name)
         occupancy = occupancies(
             gpu,
@@ -77,15 +77,18 @@ def _launches_of(family: str) -> Launches:
         there = np.maximum(1.0, launched.blocks[rows] / gpu.compute_units)
         warps[rows] = np.minimum(occupancy.blocks_per_sm, there) * of_block
         waves[rows] = launched.blocks[rows] / np.maximum(1, occupancy.blocks_per_sm) / gpu.compute_units
-    runs = known & (held > 0)
+    runs = is_launch & (held > 0)
     return Launches(measured, warps, waves, held).take(runs)
 
 
 def _resources(family: str, measured: MeasuredOps, kernel: NDArray[np.str_]) -> tuple[NDArray[np.int64], ...]:
     if family not in LIBRARY_FAMILIES:
         return np.full(len(kernel), _FEW_REGISTERS), np.zeros(len(kernel), dtype=np.int64)
-    known = kernel_resources()
+    resources = kernel_resources()
     capability = {name: device(name).compute_capability or "" for name in np.unique(measured.device).tolist()}
-    pairs = [known.get((capability[name], said), (0, 0)) for name, said in zip(measured.device, kernel, strict=True)]
-    found = np.array(pairs, dtype=np.int64)
-    return found[:, 0], found[:, 1]
+    pairs = [
+        resources.get((capability[name], kernel_name), (0, 0))
+        for name, kernel_name in zip(measured.device, kernel, strict=True)
+    ]
+    launched = np.array(pairs, dtype=np.int64)
+    return launched[:, 0], launched[:, 1]

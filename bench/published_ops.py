@@ -56,9 +56,9 @@ class MeasuredOps:
 
     def take(self, rows: Any) -> MeasuredOps:
         """Return the rows at positions, or where a mask is true."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        kept = {name: found[name].take(rows) if name == "ops" else found[name][rows] for name in _PER_ROW}
-        return MeasuredOps(**{**found, **kept})
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        kept = {name: columns[name].take(rows) if name == "ops" else columns[name][rows] for name in _PER_ROW}
+        return MeasuredOps(**{**columns, **kept})
 
     def estimate_throttling(self, bound_s: Array) -> Array:
         """Return how far the power limit was reached in each measurement, in [0.5, 1]; see `features.bound_times`."""

@@ -64,6 +64,6 @@ def _pair(
             power_w=power,
         )
 
-    other = solo[row["beside"], row["beside_batch"], row["beside_mps_share_pct"]]
+    neighbour = solo[row["beside"], row["beside_batch"], row["beside_mps_share_pct"]]
     victim = running("", row["model"], float(row["solo_latency_ms"]))
-    return ColocatedWorkload(victim, (running("beside_", row["beside"], other),), float(row["latency_ms"]))
+    return ColocatedWorkload(victim, (running("beside_", row["beside"], neighbour),), float(row["latency_ms"]))

@@ -62,21 +62,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--error", type=float, default=0.004)
     arguments = parser.parse_args()
-    found = [
+    rows = [
         compare(arrivals, server, arguments.error, arguments.seed)
         for arrivals, server in configurations(arguments.configurations, arguments.seed)
     ]
-    locked = [one for one in found if one.locked]
-    found = [one for one in found if not one.locked]
-    for one in locked:
-        print(f"  no one answer: {one}")
-    print(f"{len(found)} random replicas; brute force is known to {100 * max(c.brute_force_error for c in found):.1f}%")
-    for name in found[0].errors:
-        errors = sorted(abs(one.errors[name]) for one in found)
+    locked = [row for row in rows if row.locked]
+    rows = [row for row in rows if not row.locked]
+    for row in locked:
+        print(f"  no one answer: {row}")
+    print(f"{len(rows)} random replicas; brute force is known to {100 * max(c.brute_force_error for c in rows):.1f}%")
+    for name in rows[0].errors:
+        errors = sorted(abs(row.errors[name]) for row in rows)
         print(f"{name:5} median error {100 * statistics.median(errors):.2f}%, largest {100 * errors[-1]:.2f}%")
-    print(f"a call takes {1000 * statistics.median(one.cpu_s for one in found):.1f} ms of CPU time (median)")
-    for one in sorted(found, key=lambda one: -abs(one.errors["p99"]))[:_WORST]:
-        print(f"  {one}")
+    print(f"a call takes {1000 * statistics.median(row.cpu_s for row in rows):.1f} ms of CPU time (median)")
+    for row in sorted(rows, key=lambda row: -abs(row.errors["p99"]))[:_WORST]:
+        print(f"  {row}")
     return 0
 
 
@@ -104,22 +104,24 @@ def configurations(count: int, seed: int) -> Iterator[tuple[Arrivals, BatchServe
 
 def compare(arrivals: Arrivals, server: BatchServer, error: float, seed: int) -> Comparison:
     """Return what the model says against brute force."""
-    known = truth(arrivals, server, _REQUESTS, seed, error, _MOST)
+    reference = truth(arrivals, server, _REQUESTS, seed, error, _MOST)
     again = truth(arrivals, server, _REQUESTS, seed + 1, error, _MOST)
     start = time.process_time()
-    said = BatchQueue().sojourn(arrivals, server)
+    predicted = BatchQueue().sojourn(arrivals, server)
     spent = time.process_time() - start
-    uncertain = max(known.mean_error, known.p99_error)
-    apart = max(abs(again.mean / known.mean - 1.0), abs(again.p99 / known.p99 - 1.0))
-    return Comparison(arrivals, server, _errors(said, known), uncertain, spent, apart > 6.0 * max(error, uncertain))
+    uncertain = max(reference.mean_error, reference.p99_error)
+    apart = max(abs(again.mean / reference.mean - 1.0), abs(again.p99 / reference.p99 - 1.0))
+    return Comparison(
+        arrivals, server, _errors(predicted, reference), uncertain, spent, apart > 6.0 * max(error, uncertain)
+    )
 
 
-def _errors(said: Sojourn, known: Truth) -> dict[str, float]:
+def _errors(predicted: Sojourn, truth: Truth) -> dict[str, float]:
     pairs = {
-        "mean": (said.mean_ms, known.mean),
-        "p50": (said.percentile(50), known.p50),
-        "p95": (said.percentile(95), known.p95),
-        "p99": (said.percentile(99), known.p99),
+        "mean": (predicted.mean_ms, truth.mean),
+        "p50": (predicted.percentile(50), truth.p50),
+        "p95": (predicted.percentile(95), truth.p95),
+        "p99": (predicted.percentile(99), truth.p99),
     }
     return {name: float(value / true - 1.0) for name, (value, true) in pairs.items()}
 

@@ -119,8 +119,8 @@ def serve_one(out: Path) -> list[Row]:
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(timeout=30)
-    found: Any = json.loads((out / "load.json").read_text())
-    rows: list[Row] = found if isinstance(found, list) else found["models"]
+    report: Any = json.loads((out / "load.json").read_text())
+    rows: list[Row] = report if isinstance(report, list) else report["models"]
     return rows
 
 
@@ -146,8 +146,8 @@ def print_comparison(rows: Sequence[tuple[float, Sequence[Row], Row]]) -> bool:
 
 def spread(runs: Sequence[Row]) -> str:
     """Return the least and the largest p99 of several runs."""
-    found = [float(run["p99_ms"] or 0.0) for run in runs]
-    return f"({min(found):.1f} to {max(found):.1f} in {len(found)} runs) " if len(found) > 1 else ""
+    p99_ms = [float(run["p99_ms"] or 0.0) for run in runs]
+    return f"({min(p99_ms):.1f} to {max(p99_ms):.1f} in {len(p99_ms)} runs) " if len(p99_ms) > 1 else ""
 
 
 def off_pct(simulated: Row, served: Row, key: str) -> float:

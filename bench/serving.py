@@ -86,19 +86,19 @@ def main() -> int:
     every = ",".join(peer.name for peer in PEERS)
     parser.add_argument("--peers", default=every, help=f"servers to run beside ours: {every}, or none")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where they are installed")
-    said = parser.parse_args()
+    arguments = parser.parse_args()
     cases = list(IDENTITIES)
-    if said.model is not None:
-        cases += [Case(str(said.model.resolve()), workers, 16) for workers in (1, 2)]
+    if arguments.model is not None:
+        cases += [Case(str(arguments.model.resolve()), workers, 16) for workers in (1, 2)]
     options = ServingOptions(
-        tuple(case for case in cases if said.cases in case.name),
-        said.seconds,
-        tuple(peer for peer in PEERS if peer.name in said.peers.split(",")),
-        said.cache,
+        tuple(case for case in cases if arguments.cases in case.name),
+        arguments.seconds,
+        tuple(peer for peer in PEERS if peer.name in arguments.peers.split(",")),
+        arguments.cache,
     )
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     parts = {"http": over_http, "grpc": over_grpc, "tritonclient": by_tritonclient, "load": at_load, "memory": memory}
-    for part in said.only.split(","):
+    for part in arguments.only.split(","):
         parts[part](options)
     return 0
 
@@ -136,13 +136,13 @@ def _show_peer(
     peer: Peer, case: Case, options: ServingOptions, ours: MeasuredServer, request: bytes, message: bytes | None = None
 ) -> None:
     """Measure a peer over HTTP, or over gRPC with ``message``; ``request`` is what our server is sent over HTTP."""
-    asked = peer.http_request(_tensor(case.model), request)
+    payload = peer.http_request(_tensor(case.model), request)
     try:
-        with peer.serve(case.model, case.workers, asked, options.cache) as (process, ports):
+        with peer.serve(case.model, case.workers, payload, options.cache) as (process, ports):
             if message is not None:
                 loop = grpc_loop(ports.grpc, message, case.concurrency)
             else:
-                loop = http_loop(ports.http, [asked], case.concurrency)
+                loop = http_loop(ports.http, [payload], case.concurrency)
             _show_beside(MeasuredServer(peer.name, process, loop), case, options, ours)
     except (AnswerError, PeerMissingError) as error:
         print(f"{peer.name:24s} {case.name:12s} not measured: {error}", flush=True)
@@ -152,9 +152,9 @@ def _show_beside(theirs: MeasuredServer, case: Case, options: ServingOptions, ou
     """Measure both in turn, several times, and print one of the rounds, with the ratio of the median one."""
     rounds = []
     for _ in range(_ROUNDS):
-        pair = [measure_loop(one.process, options.seconds / _ROUNDS, one.loop) for one in (ours, theirs)]
+        pair = [measure_loop(measured.process, options.seconds / _ROUNDS, measured.loop) for measured in (ours, theirs)]
         rounds.append((pair[0].rate_rps / pair[1].rate_rps, pair[1]))
-    ratio, result = sorted(rounds, key=lambda one: one[0])[_ROUNDS // 2]
+    ratio, result = sorted(rounds, key=lambda result_pair: result_pair[0])[_ROUNDS // 2]
     _show(theirs.name, case, result, ratio)
 
 
@@ -196,9 +196,11 @@ def memory(options: ServingOptions) -> None:
     for case in {case.model: case for case in options.cases if case.workers == 1}.values():
         with server(case.model, 1) as (process, _):
             (worker,) = (
-                one for one in process.children(recursive=True) if "gpuprof.serving.worker.worker" in one.cmdline()
+                child
+                for child in process.children(recursive=True)
+                if "gpuprof.serving.worker.worker" in child.cmdline()
             )
-            figures = [one.memory_info().rss / 1e6 for one in (process, worker)]
+            figures = [served.memory_info().rss / 1e6 for served in (process, worker)]
         print(f"  {case.name:12s} {figures[0]:6.0f} {figures[1]:6.0f} {_bare_mb(case.model):6.0f}", flush=True)
 
 

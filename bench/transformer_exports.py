@@ -26,26 +26,26 @@ def main() -> int:
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     for name in args.models:
-        known = json.loads((args.configurations / f"config_{name}.json").read_text(encoding="utf-8"))
+        configuration = json.loads((args.configurations / f"config_{name}.json").read_text(encoding="utf-8"))
         for layers in args.layers:
             path = args.output / f"{name}-{layers}.onnx"
-            export(make_model(name, known, layers), LENGTHS[name], path)
+            export(make_model(name, configuration, layers), LENGTHS[name], path)
             print(path)
     return 0
 
 
-def make_model(name: str, known: dict[str, Any], layers: int) -> Any:
+def make_model(name: str, configuration: dict[str, Any], layers: int) -> Any:
     """Return the network that NeuSight measured, with so many layers and random weights."""
     import transformers
 
     if name == "bert_large":
-        config: Any = transformers.BertConfig(**{**known, "num_hidden_layers": layers, "num_labels": 2})
+        config: Any = transformers.BertConfig(**{**configuration, "num_hidden_layers": layers, "num_labels": 2})
         kind: Any = transformers.BertForSequenceClassification
     elif name == "opt_13":
-        config = transformers.OPTConfig(**{**known, "num_hidden_layers": layers})
+        config = transformers.OPTConfig(**{**configuration, "num_hidden_layers": layers})
         kind = transformers.OPTForCausalLM
     else:
-        config = transformers.GPT2Config(**{**known, "n_layer": layers})
+        config = transformers.GPT2Config(**{**configuration, "n_layer": layers})
         kind = transformers.GPT2LMHeadModel
     config._attn_implementation = "eager"
     config.use_cache = False

@@ -59,7 +59,7 @@ def _add_node(
     tree: dict[str, Any], number: int, nodes: dict[str, list[Any]], leaves: list[tuple[int, int, float]]
 ) -> int:
     """Add a node and those below it; return its number in its tree, less than those of its children."""
-    place = sum(1 for one in reversed(nodes["treeids"]) if one == number)
+    place = sum(1 for tree_index in reversed(nodes["treeids"]) if tree_index == number)
     is_leaf = "leaf_value" in tree
     if not is_leaf and tree["decision_type"] != "<=":
         raise ValueError(f"a split by {tree['decision_type']}")

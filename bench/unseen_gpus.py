@@ -89,9 +89,9 @@ class OpErrors:
         name = f"{self.family} {self.precision} {self.split[0]}"
         return sample_residuals(self.device, name, self.kinds, self.measured / self.predicted)
 
-    def error(self, found: Array | None = None) -> Array:
+    def error(self, predicted: Array | None = None) -> Array:
         """Return the absolute relative errors."""
-        return np.abs((self.predicted if found is None else found) / self.measured - 1.0)
+        return np.abs((self.predicted if predicted is None else predicted) / self.measured - 1.0)
 
 
 def main() -> int:
@@ -109,13 +109,13 @@ def main() -> int:
     data = published_ops()
     chips = sorted({chip_of(name) for part in data for name in np.unique(part.device).tolist()})
     trained = {chip: train_without(data, chip, args.left_out) for chip in chips}
-    predicted = [found for chip in chips for found in predict_gpus(data, trained[chip], chip)]
-    ranges = [one for found in predicted for one in found.by_range()]
-    residuals = [one.residuals() for one in ranges]
+    predicted = [prediction for chip in chips for prediction in predict_gpus(data, trained[chip], chip)]
+    ranges = [chip_range for prediction in predicted for chip_range in prediction.by_range()]
+    residuals = [chip_range.residuals() for chip_range in ranges]
     left_out = {
         chip: CrossGpuModel(
             CostModel.of_files(trained[chip].models, trained[chip].floor_s),
-            fit_scales([one for one in residuals if one.chip != chip], []),
+            fit_scales([residual for residual in residuals if residual.chip != chip], []),
         )
         for chip in chips
     }
@@ -139,12 +139,12 @@ def train_without(data: Sequence[MeasuredOps], chip: str, folder: Path | None) -
     if path is not None and path.is_file():
         kept = json.loads(path.read_text(encoding="utf-8"))
         return Trained({name: b64decode(text) for name, text in kept["models"].items()}, kept["floor_s"])
-    found = train(data, excluded=chip)
+    trained = train(data, excluded=chip)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        models = {name: b64encode(content).decode() for name, content in found.models.items()}
-        path.write_text(json.dumps({"models": models, "floor_s": dict(found.floor_s)}), encoding="utf-8")
-    return found
+        models = {name: b64encode(content).decode() for name, content in trained.models.items()}
+        path.write_text(json.dumps({"models": models, "floor_s": dict(trained.floor_s)}), encoding="utf-8")
+    return trained
 
 
 def predict_gpus(data: Sequence[MeasuredOps], trained: Trained, chip: str) -> Iterator[OpErrors]:
@@ -163,8 +163,8 @@ def predict_ops(rows: MeasuredOps, name: str, costs: CostModel, floor_s: float |
     kernels = costs.kernel_times(rows.ops, rates, bounds_as_measured(rows, rates))
     bound = bound_times(rows.ops, rates).hard_s
     kinds = name_kinds(rows.ops, rates.tensor)
-    said = (rows.name, rows.precision, name, 0.0 if rows.kernels_only else usual)
-    return OpErrors(*said, rows.split, kernels, bound, rows.seconds, kinds, rows.ops)
+    label = (rows.name, rows.precision, name, 0.0 if rows.kernels_only else usual)
+    return OpErrors(*label, rows.split, kernels, bound, rows.seconds, kinds, rows.ops)
 
 
 def print_ops(errors: Sequence[OpErrors]) -> None:
@@ -172,13 +172,13 @@ def print_ops(errors: Sequence[OpErrors]) -> None:
     print("\nOps on GPUs left out: mean / median absolute error in %, roofline's mean; rows\n")
     print(f"{'family':22}{'precision':11}{'range':7}{'GPU':14}{'mean':>7}{'median':>8}{'roofline':>10}{'rows':>8}")
     groups: dict[tuple[str, str, str], list[OpErrors]] = defaultdict(list)
-    for one in errors:
-        groups[one.family, one.precision, str(one.split[0])].append(one)
-    for (family, precision, split), found in groups.items():
-        rows = [(100 * e.error().mean(), 100 * np.median(e.error()), 100 * e.error(e.bound).mean()) for e in found]
-        for one, (mean, median, roofline) in zip(found, rows, strict=True):
-            line = f"{family:22}{precision:11}{split:7}{one.device:14}"
-            print(f"{line}{mean:7.1f}{median:8.1f}{roofline:10.1f}{len(one.measured):8}")
+    for ops in errors:
+        groups[ops.family, ops.precision, str(ops.split[0])].append(ops)
+    for (family, precision, split), group in groups.items():
+        rows = [(100 * e.error().mean(), 100 * np.median(e.error()), 100 * e.error(e.bound).mean()) for e in group]
+        for ops, (mean, median, roofline) in zip(group, rows, strict=True):
+            line = f"{family:22}{precision:11}{split:7}{ops.device:14}"
+            print(f"{line}{mean:7.1f}{median:8.1f}{roofline:10.1f}{len(ops.measured):8}")
         mean, median, roofline = np.mean(rows, axis=0)
         print(f"{family:22}{precision:11}{split:7}{'ALL':14}{mean:7.1f}{median:8.1f}{roofline:10.1f}")
 
@@ -188,18 +188,18 @@ def print_models(errors: Sequence[ModelDeviation]) -> None:
     if not errors:
         return
     print("\nWhole models on GPUs left out, ms\n")
-    for one in errors:
-        others = "".join(f"  {name} {100 * (ms / one.measured_ms - 1):+.1f}%" for name, ms in one.others.items())
-        line = f"{one.source:12}{one.device:14}{one.model:16}{one.batch:5} {one.runtime:6}{one.measured_ms:10.2f}"
-        print(f"{line}{one.predicted_ms:10.2f} {100 * one.error:+7.1f}%{others}")
+    for row in errors:
+        other_errors = "".join(f"  {name} {100 * (ms / row.measured_ms - 1):+.1f}%" for name, ms in row.others.items())
+        line = f"{row.source:12}{row.device:14}{row.model:16}{row.batch:5} {row.runtime:6}{row.measured_ms:10.2f}"
+        print(f"{line}{row.predicted_ms:10.2f} {100 * row.error:+7.1f}%{other_errors}")
     groups: dict[tuple[str, str, str], list[ModelDeviation]] = defaultdict(list)
-    for one in errors:
-        groups[one.source, one.device, one.runtime].append(one)
-    for key, found in groups.items():
-        means = {"gpuprof": np.mean([abs(e.error) for e in found])}
-        for name in found[0].others:
-            known = [abs(e.others[name] / e.measured_ms - 1) for e in found if name in e.others]
-            means[name] = np.mean(known)
+    for row in errors:
+        groups[row.source, row.device, row.runtime].append(row)
+    for key, group in groups.items():
+        means = {"gpuprof": np.mean([abs(e.error) for e in group])}
+        for name in group[0].others:
+            off = [abs(e.others[name] / e.measured_ms - 1) for e in group if name in e.others]
+            means[name] = np.mean(off)
         print(f"{' '.join(key):34}" + "".join(f"  {name} {100 * mean:5.1f}%" for name, mean in means.items()))
     print(f"{'all':34}  gpuprof {100 * np.mean([abs(e.error) for e in errors]):5.1f}%")
 

@@ -53,12 +53,12 @@ def sample_residuals(gpu: str, name: str, kinds: NDArray[np.str_], ratio: Array)
 
 def fit_op_scales(groups: Iterable[OpResiduals]) -> dict[str, float]:
     """Return the error that nine of ten ops of each kind keep within, each group counting alike."""
-    found: dict[str, list[tuple[Array, Array]]] = defaultdict(list)
-    for one in groups:
-        for kind in np.unique(one.kinds):
-            own = one.sizes[one.kinds == kind]
-            found[str(kind)].append((own, np.full(len(own), 1.0 / len(one.sizes))))
-    return {kind: _quantile(pairs) for kind, pairs in sorted(found.items())}
+    by_kind: dict[str, list[tuple[Array, Array]]] = defaultdict(list)
+    for group in groups:
+        for kind in np.unique(group.kinds):
+            sizes = group.sizes[group.kinds == kind]
+            by_kind[str(kind)].append((sizes, np.full(len(sizes), 1.0 / len(group.sizes))))
+    return {kind: _quantile(pairs) for kind, pairs in sorted(by_kind.items())}
 
 
 def fit_scales(groups: Sequence[OpResiduals], models: Sequence[ModelDeviation]) -> ErrorScales:
@@ -67,15 +67,17 @@ def fit_scales(groups: Sequence[OpResiduals], models: Sequence[ModelDeviation]) 
     Scales are of GPUs since Volta. How many of them hold nine of ten ops, or models, is conformal: each GPU by the
     scales without it, every family of a GPU (every architecture on a GPU) counting once.
     """
-    modern = [one for one in groups if not one.generation]
+    modern = [group for group in groups if not group.generation]
     scales = fit_op_scales(modern)
-    without = {chip: fit_op_scales([one for one in modern if one.chip != chip]) for chip in {o.chip for o in groups}}
+    without = {
+        chip: fit_op_scales([group for group in modern if group.chip != chip]) for chip in {o.chip for o in groups}
+    }
     op_factors: dict[str, float] = {}
     for generation in _GENERATIONS:
         units = {
-            f"{one.chip} {one.name}": (one.sizes / _plain(without[one.chip]).scale_ops(one.kinds)).tolist()
-            for one in groups
-            if one.generation == generation
+            f"{group.chip} {group.name}": (group.sizes / _plain(without[group.chip]).scale_ops(group.kinds)).tolist()
+            for group in groups
+            if group.generation == generation
         }
         op_factors[generation] = _conformal(units, op_factors.get("", 1.0))
     return ErrorScales(scales, op_factors, _fit_models(models, without, scales), _HOST)
@@ -84,28 +86,30 @@ def fit_scales(groups: Sequence[OpResiduals], models: Sequence[ModelDeviation]) 
 def _fit_models(
     models: Sequence[ModelDeviation], without: Mapping[str, Mapping[str, float]], scales: Mapping[str, float]
 ) -> dict[str, float]:
-    def size(one: ModelDeviation) -> float:
-        return abs(one.log_error) / _plain(without.get(chip_of(one.device), scales)).mean_scale(one.parts.by_kind)
+    def size(deviation: ModelDeviation) -> float:
+        return abs(deviation.log_error) / _plain(without.get(chip_of(deviation.device), scales)).mean_scale(
+            deviation.parts.by_kind
+        )
 
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for generation in _GENERATIONS:
-        own = [one for one in models if not one.by_host and one.generation == generation]
-        everything = _group(own, lambda one: True, size)
-        found[ANY_MODEL + generation] = _conformal(everything, found.get(ANY_MODEL, 1.0))
-        for kind in sorted({one.kind for one in own}):
-            units = _group(own, lambda one, kind=kind: one.kind == kind, size)  # type: ignore[misc]
+        generation_models = [model for model in models if not model.by_host and model.generation == generation]
+        everything = _group(generation_models, lambda model: True, size)
+        factors[ANY_MODEL + generation] = _conformal(everything, factors.get(ANY_MODEL, 1.0))
+        for kind in sorted({model.kind for model in generation_models}):
+            units = _group(generation_models, lambda model, kind=kind: model.kind == kind, size)  # type: ignore[misc]
             if len(units) >= _ENOUGH:
-                found[kind + generation] = _conformal(units, 1.0)
-    return found
+                factors[kind + generation] = _conformal(units, 1.0)
+    return factors
 
 
 def _group(
     models: Iterable[ModelDeviation], wanted: Callable[[ModelDeviation], bool], size: Callable[[ModelDeviation], float]
 ) -> dict[str, list[float]]:
     units: dict[str, list[float]] = defaultdict(list)
-    for one in models:
-        if wanted(one):
-            units[f"{chip_of(one.device)} {one.model.split()[0]}"].append(size(one))
+    for model in models:
+        if wanted(model):
+            units[f"{chip_of(model.device)} {model.model.split()[0]}"].append(size(model))
     return units
 
 
@@ -134,45 +138,49 @@ def _quantile(pairs: Sequence[tuple[Array, Array]], level: float = LEVEL) -> flo
 def print_intervals(groups: Sequence[OpResiduals], models: Sequence[ModelDeviation]) -> None:
     """Print coverage and median half width of the 90% intervals of GPUs, and of architectures, that were not seen."""
     print(f"\n{LEVEL:.0%} intervals: coverage and median half width, fitted without the GPU's own errors\n")
-    chips = {one.chip for one in groups} | {chip_of(one.device) for one in models}
+    chips = {group.chip for group in groups} | {chip_of(model.device) for model in models}
     fitted = {
         chip: fit_scales(
-            [one for one in groups if one.chip != chip], [one for one in models if chip_of(one.device) != chip]
+            [group for group in groups if group.chip != chip],
+            [model for model in models if chip_of(model.device) != chip],
         )
         for chip in chips
     }
-    rows = [(one.name, one.generation, *_judge_ops(one, fitted[one.chip])) for one in groups]
+    rows = [(group.name, group.generation, *_judge_ops(group, fitted[group.chip])) for group in groups]
     _print_rows("ops", rows)
-    _print_rows("models", [_judge_model(one, fitted[chip_of(one.device)]) for one in models])
-    architectures = sorted({one.model.split()[0] for one in models})
+    _print_rows("models", [_judge_model(model, fitted[chip_of(model.device)]) for model in models])
+    architectures = sorted({model.model.split()[0] for model in models})
     without = {
-        name: fit_scales(groups, [one for one in models if one.model.split()[0] != name]) for name in architectures
+        name: fit_scales(groups, [model for model in models if model.model.split()[0] != name])
+        for name in architectures
     }
-    rows = [_judge_model(one, without[one.model.split()[0]]) for one in models]
+    rows = [_judge_model(model, without[model.model.split()[0]]) for model in models]
     _print_rows("models, the architecture left out on all GPUs", rows)
 
 
 _Judged = tuple[str, str, float, float]
 
 
-def _judge_ops(one: OpResiduals, scales: ErrorScales) -> tuple[float, float]:
-    factors = scales.widen_ops(one.kinds, one.generation)
-    return float((one.sizes <= np.log(factors)).mean()), float(np.median(factors)) - 1.0
+def _judge_ops(group: OpResiduals, scales: ErrorScales) -> tuple[float, float]:
+    factors = scales.widen_ops(group.kinds, group.generation)
+    return float((group.sizes <= np.log(factors)).mean()), float(np.median(factors)) - 1.0
 
 
-def _judge_model(one: ModelDeviation, scales: ErrorScales) -> _Judged:
-    factor = scales.widen_model(one.parts, one.kind, one.generation)
-    name = f"{one.source} {one.kind}{', host' if one.by_host else ''}"
-    return name, one.generation, float(abs(one.log_error) <= np.log(factor)), factor - 1.0
+def _judge_model(deviation: ModelDeviation, scales: ErrorScales) -> _Judged:
+    factor = scales.widen_model(deviation.parts, deviation.kind, deviation.generation)
+    name = f"{deviation.source} {deviation.kind}{', host' if deviation.by_host else ''}"
+    return name, deviation.generation, float(abs(deviation.log_error) <= np.log(factor)), factor - 1.0
 
 
 def _print_rows(title: str, rows: Sequence[_Judged]) -> None:
-    found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    by_label: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for name, generation, inside, width in rows:
-        found[name, generation].append((inside, width))
-        found["ALL", generation].append((inside, width))
+        by_label[name, generation].append((inside, width))
+        by_label["ALL", generation].append((inside, width))
     print(f"{title:50}{'inside':>8}{'width':>8}")
-    for (name, generation), pairs in sorted(found.items(), key=lambda item: (item[0][1], item[0][0] == "ALL", item[0])):
+    for (name, generation), pairs in sorted(
+        by_label.items(), key=lambda item: (item[0][1], item[0][0] == "ALL", item[0])
+    ):
         inside, width = np.array(pairs).T
-        said = f"{name}{', before Volta' if generation else ''}"
-        print(f"  {said:48}{100 * np.mean(inside):7.1f}%  +{100 * np.median(width):.0f}%  {len(pairs)}")
+        label = f"{name}{', before Volta' if generation else ''}"
+        print(f"  {label:48}{100 * np.mean(inside):7.1f}%  +{100 * np.median(width):.0f}%  {len(pairs)}")

@@ -91,30 +91,32 @@ def transformer_errors(exports: Path, left_out: Mapping[str, CrossGpuModel]) -> 
     def kernels(name: str, layers: int, batch: int, runtime: LaunchMode) -> KernelList:
         return list_kernels(load_graph(exports / f"{name}-{layers}.onnx", batch), "float32", runtime)
 
-    found = []
+    deviations = []
     for row in csv.DictReader((datasets() / "neusight" / "models.csv").read_text(encoding="utf-8").splitlines()):
         name, batch = row["model"], int(row["batch"])
         if name not in LAYERS or not (exports / f"{name}-2.onnx").is_file():
             continue
         runtime = LaunchMode.FUSED if row["fused"] == "True" else LaunchMode.EAGER
         model, rates = _model(left_out, row["device"]), rates_of(device(row["device"]), "float32")
-        one, two = (model.time_parts(kernels(name, n, batch, runtime), rates, runtime) for n in (1, 2))
-        others = {said: float(row[column]) for said, column in _OTHERS.items() if row[column]}
+        one_layer, two = (model.time_parts(kernels(name, n, batch, runtime), rates, runtime) for n in (1, 2))
+        predictions = {predictor: float(row[column]) for predictor, column in _OTHERS.items() if row[column]}
         measured = float(row["latency_ms"])
         kind = kind_of(kernels(name, 2, batch, runtime), "float32")
         label = (row["device"], name, str(runtime), kind)
-        found.append(ModelDeviation("NeuSight", *label, batch, measured, _deepen(one, two, LAYERS[name]), others))
-    return found
+        deviations.append(
+            ModelDeviation("NeuSight", *label, batch, measured, _deepen(one_layer, two, LAYERS[name]), predictions)
+        )
+    return deviations
 
 
-def _deepen(one: TimeParts, two: TimeParts, layers: int) -> TimeParts:
+def _deepen(one_layer: TimeParts, two: TimeParts, layers: int) -> TimeParts:
     """Return the parts of so many layers from those of one and of two."""
 
     def extend(of_one: float, of_two: float) -> float:
         return of_one + (layers - 1) * (of_two - of_one)
 
-    by_kind = {kind: extend(one.by_kind.get(kind, 0.0), part) for kind, part in two.by_kind.items()}
-    return TimeParts(extend(one.kernels_s, two.kernels_s), extend(one.host_s, two.host_s), by_kind)
+    by_kind = {kind: extend(one_layer.by_kind.get(kind, 0.0), part) for kind, part in two.by_kind.items()}
+    return TimeParts(extend(one_layer.kernels_s, two.kernels_s), extend(one_layer.host_s, two.host_s), by_kind)
 
 
 def convolutional_errors(
@@ -122,7 +124,7 @@ def convolutional_errors(
 ) -> list[ModelDeviation]:
     """Return the networks of the thesis's V100 table, and of ParvaGPU's and iGniter's where they are given."""
     models: dict[tuple[str, str, LaunchMode], KernelsByBatch] = {}
-    found = []
+    deviations = []
     for source, gpu, name, batch, share, runtime, precision, measured in _published_rows(reference):
         if name not in ARCHITECTURES or name in _NOT_ALIKE:
             continue
@@ -136,9 +138,9 @@ def convolutional_errors(
         rates = rates_of(device(gpu), precision, share)
         parts = _model(left_out, gpu).time_parts(models[key].at(batch), rates, runtime)
         kind = kind_of(models[key].at(batch), precision)
-        said = name if share == Share() else f"{name} {share}"
-        found.append(ModelDeviation(source, gpu, said, str(runtime), kind, batch, measured, parts))
-    return found
+        label = name if share == Share() else f"{name} {share}"
+        deviations.append(ModelDeviation(source, gpu, label, str(runtime), kind, batch, measured, parts))
+    return deviations
 
 
 def _model(left_out: Mapping[str, CrossGpuModel], gpu: str) -> CrossGpuModel:

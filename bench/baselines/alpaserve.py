@@ -46,7 +46,7 @@ class AlpaServe:
         refused: _Refused = defaultdict(set)
         waiting = list(problem.demands)
         while waiting:
-            demand = max(waiting, key=lambda one: (one.priority, missing_rps[one.model]))
+            demand = max(waiting, key=lambda candidate: (candidate.priority, missing_rps[candidate.model]))
             served = 0.0
             if counts[demand.model] < min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS):
                 left_rps = missing_rps[demand.model]
@@ -73,12 +73,12 @@ def _add_replica(
 
     ``refused`` is kept up to date.
     """
-    enough = sorted((one for one in choices if one.capacity_rps >= missing_rps), key=cost)
-    others = sorted(choices, key=lambda one: -one.capacity_rps / cost(one))
-    for segment in (*enough[:1], *others):
+    enough = sorted((choice for choice in choices if choice.capacity_rps >= missing_rps), key=cost)
+    by_efficiency = sorted(choices, key=lambda choice: -choice.capacity_rps / cost(choice))
+    for segment in (*enough[:1], *by_efficiency):
         replica = segment.replica(min(missing_rps, segment.capacity_rps))
         full = refused[segment.device, replica.workload, replica.rate_rps]
-        left = [n for n, one in enumerate(bins.bins) if n not in full and one.device.name == segment.device]
+        left = [n for n, gpu_bin in enumerate(bins.bins) if n not in full and gpu_bin.device.name == segment.device]
         for number in sorted(left, key=lambda n: _used_fraction(bins.bins[n])):
             if bins.bins[number].add(replica, segments):
                 return replica.rate_rps

@@ -42,18 +42,18 @@ class MigConfiguration:
     @property
     def keys(self) -> tuple[str, ...]:
         """What its instances add to a deployment."""
-        return tuple(one.key for one in self.instances)
+        return tuple(instance.key for instance in self.instances)
 
     def exchange(
         self, index: int, other: MigConfiguration, other_index: int
     ) -> tuple[MigConfiguration, MigConfiguration]:
         """Return both with the services of two instances exchanged."""
-        ours, others = list(self.instances), list(other.instances)
-        ours[index], others[other_index] = (
-            FilledInstance(others[other_index].segment, ours[index].start),
-            FilledInstance(ours[index].segment, others[other_index].start),
+        ours, theirs = list(self.instances), list(other.instances)
+        ours[index], theirs[other_index] = (
+            FilledInstance(theirs[other_index].segment, ours[index].start),
+            FilledInstance(ours[index].segment, theirs[other_index].start),
         )
-        return MigConfiguration(tuple(ours)), MigConfiguration(tuple(others))
+        return MigConfiguration(tuple(ours)), MigConfiguration(tuple(theirs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def rank_configurations(
         configuration = _fill(services, layout, completion, replicas)
         if configuration.score > 0.0:
             distinct.setdefault(tuple(sorted(configuration.keys)), configuration)
-    return sorted(distinct.values(), key=lambda one: -one.score)
+    return sorted(distinct.values(), key=lambda candidate: -candidate.score)
 
 
 def _fill(

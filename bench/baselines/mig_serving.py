@@ -42,8 +42,12 @@ class MigServing:
 
 
 def _by_profile(segments: Segments, problem: Problem, model: str, entry: FleetEntry) -> dict[str, Segment]:
-    found = segments.best(problem.demand(model), entry.device)
-    return {one.share.mig: one for one in found if one.share.mig is not None and one.share.sm_pct == 100.0}
+    best = segments.best(problem.demand(model), entry.device)
+    return {
+        segment.share.mig: segment
+        for segment in best
+        if segment.share.mig is not None and segment.share.sm_pct == 100.0
+    }
 
 
 def _configure(services: Services, layouts: Sequence[Layout], most: int | None) -> tuple[MigConfiguration, ...]:
@@ -55,9 +59,9 @@ def _configure(services: Services, layouts: Sequence[Layout], most: int | None) 
         ranked = rank_configurations(services, layouts, completion, replicas)
         if not ranked:
             break
-        for one in ranked[0]:
-            model = one.segment.model
-            completion[model] += one.segment.capacity_rps / services.rates[model]
+        for instance in ranked[0]:
+            model = instance.segment.model
+            completion[model] += instance.segment.capacity_rps / services.rates[model]
             replicas[model] += 1
         gpus.append(ranked[0])
     return tuple(gpus)
@@ -76,8 +80,12 @@ def _gpus(problem: Problem, entry: FleetEntry, gpus: Sequence[MigConfiguration])
     placed = []
     for chosen in gpus:
         partitions = [
-            PlacedPartition((one.segment.replica(rates[one.segment.model].pop(0)),), one.segment.share.mig, one.start)
-            for one in chosen
+            PlacedPartition(
+                (filled.segment.replica(rates[filled.segment.model].pop(0)),), filled.segment.share.mig, filled.start
+            )
+            for filled in chosen
         ]
-        placed.append(PlacedGpu(entry.device.name, tuple(sorted(partitions, key=lambda one: one.start or 0))))
+        placed.append(
+            PlacedGpu(entry.device.name, tuple(sorted(partitions, key=lambda partition: partition.start or 0)))
+        )
     return placed

@@ -44,7 +44,7 @@ class ParisElsa:
         for demand in problem.by_priority():
             parts = _choose_instances(demand, find_knees(segments, demand, entry))
             cover = share_out_rate(demand.rate_rps, parts).parts if parts else ()
-            replicas += [(-demand.priority, -one.fraction, one.replica(rate)) for one, rate in cover]
+            replicas += [(-demand.priority, -segment.fraction, segment.replica(rate)) for segment, rate in cover]
         for _, _, replica in sorted(replicas, key=lambda item: item[:2]):
             bins.first_fit(entry.device.name, replica)
         return with_unplaced(problem, segments, Placement("paris-elsa", bins.to_gpus()))
@@ -68,7 +68,7 @@ def find_knees(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Se
                     most = max(most, segments.throughput_rps(entry.device, workload))
                 able += [] if segment is None else [segment]
         if able:
-            beyond = [one for one in able if 1000.0 * one.batch / one.latency_ms >= KNEE * most]
+            beyond = [candidate for candidate in able if 1000.0 * candidate.batch / candidate.latency_ms >= KNEE * most]
             knees.append(beyond[0] if beyond else able[-1])
     return knees
 
@@ -76,12 +76,12 @@ def find_knees(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Se
 def _choose_instances(demand: Demand, knees: list[Segment]) -> list[Segment]:
     if not knees:
         return []
-    best = max(knees, key=lambda one: (round(one.capacity_rps / one.fraction, 6), -one.fraction))
+    best = max(knees, key=lambda segment: (round(segment.capacity_rps / segment.fraction, 6), -segment.fraction))
     limit = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     full = min(limit, int(demand.rate_rps / best.capacity_rps * (1.0 + 1e-12)))
     rest = demand.rate_rps - full * best.capacity_rps
     parts = [best] * full
     if rest > demand.rate_rps * 1e-9 and full < limit:
-        enough = [one for one in knees if one.capacity_rps >= rest]
-        parts.append(min(enough, key=lambda one: one.fraction, default=best))
+        enough = [segment for segment in knees if segment.capacity_rps >= rest]
+        parts.append(min(enough, key=lambda segment: segment.fraction, default=best))
     return parts

@@ -30,22 +30,22 @@ class Shepherd:
     def place(self, problem: Problem) -> Placement:
         """Return the placement."""
         segments = Segments(problem, capped=False)
-        known = {demand.model: _find_whole(problem, segments, demand) for demand in problem.demands}
+        segments_by_model = {demand.model: _find_whole(problem, segments, demand) for demand in problem.demands}
         missing_rps = {demand.model: demand.rate_rps for demand in problem.demands}
         chosen: dict[str, list[Segment]] = {demand.model: [] for demand in problem.demands}
         free = {entry.device.name: entry.count for entry in problem.fleet.entries}
-        while (best := _find_best(problem, known, missing_rps, chosen, free)) is not None:
+        while (best := _find_best(problem, segments_by_model, missing_rps, chosen, free)) is not None:
             chosen[best.model].append(best)
             missing_rps[best.model] = max(0.0, missing_rps[best.model] - best.capacity_rps)
             count = free[best.device]
             free[best.device] = None if count is None else count - 1
         gpus = []
         for demand in problem.by_priority():
-            own = chosen[demand.model]
-            for segment, rate in share_out_rate(demand.rate_rps, own).parts if own else ():
-                one = Bin(problem.device(segment.device))
-                one.add(segment.replica(rate), segments)
-                gpus.append(one.to_gpu())
+            replicas = chosen[demand.model]
+            for segment, rate in share_out_rate(demand.rate_rps, replicas).parts if replicas else ():
+                gpu_bin = Bin(problem.device(segment.device))
+                gpu_bin.add(segment.replica(rate), segments)
+                gpus.append(gpu_bin.to_gpu())
         return with_unplaced(problem, segments, Placement("shepherd", tuple(gpus)))
 
 
@@ -63,7 +63,7 @@ def _find_whole(problem: Problem, segments: Segments, demand: Demand) -> list[Se
 
 def _find_best(
     problem: Problem,
-    known: Mapping[str, list[Segment]],
+    segments_by_model: Mapping[str, list[Segment]],
     missing_rps: Mapping[str, float],
     chosen: Mapping[str, list[Segment]],
     free: Mapping[str, int | None],
@@ -75,7 +75,7 @@ def _find_best(
             continue
         if len(chosen[demand.model]) >= min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS):
             continue
-        for segment in known[demand.model]:
+        for segment in segments_by_model[demand.model]:
             if free[segment.device] == 0:
                 continue
             gain = min(missing_rps[demand.model], segment.capacity_rps) / problem.entry(segment.device).price_per_hour

@@ -42,10 +42,10 @@ def main() -> int:
         print("torch sees no GPU: no ceilings", file=sys.stderr)
         return 1
     idle_power_w = idle_figures().power_w  # before anything of ours runs: a GPU cools down for some seconds
-    found = measure(torch, options.device, options.size, options.mib * 2**20)
-    print(json.dumps({**found, "idle_power_w": idle_power_w}, indent=1))
+    ceilings = measure(torch, options.device, options.size, options.mib * 2**20)
+    print(json.dumps({**ceilings, "idle_power_w": idle_power_w}, indent=1))
     if options.db is not None:
-        keep(options.db, "cuda" if options.as_gpu else options.device, found, idle_power_w)
+        keep(options.db, "cuda" if options.as_gpu else options.device, ceilings, idle_power_w)
     return 0
 
 
@@ -55,19 +55,19 @@ def measure(torch: Any, device: str, size: int, traffic: int) -> dict[str, float
     All values are random: on zeros a GPU draws less power and runs faster than on data.
     """
     timed = partial(least, torch, device)
-    found: dict[str, float] = {}
+    ceilings: dict[str, float] = {}
     for name, dtype, tf32 in products(torch, device):
         torch.backends.cuda.matmul.allow_tf32 = tf32
         left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
         result = torch.empty(size, size, device=device, dtype=dtype)
-        found[f"{name}_flops_per_s"] = 2.0 * size**3 / timed(partial(torch.mm, left, right, out=result))
+        ceilings[f"{name}_flops_per_s"] = 2.0 * size**3 / timed(partial(torch.mm, left, right, out=result))
     torch.backends.cuda.matmul.allow_tf32 = False
     vector = torch.rand(traffic // 8, device=device, dtype=torch.float32)
     target = torch.empty_like(vector)
-    found["dram_bytes_per_s"] = 2.0 * vector.numel() * 4 / timed(partial(target.copy_, vector))
+    ceilings["dram_bytes_per_s"] = 2.0 * vector.numel() * 4 / timed(partial(target.copy_, vector))
     if device == "cuda":
-        found |= link(torch, timed)
-    return found
+        ceilings |= link(torch, timed)
+    return ceilings
 
 
 def products(torch: Any, device: str) -> list[tuple[str, Any, bool]]:
@@ -112,7 +112,7 @@ def least(torch: Any, device: str, work: Callable[[], Any]) -> float:
     return min(times[2:])
 
 
-def keep(path: Path, kind: str, found: dict[str, Any], idle_power_w: float | None) -> None:
+def keep(path: Path, kind: str, ceilings: dict[str, Any], idle_power_w: float | None) -> None:
     """Append a run with the ceilings to the database."""
     from gpuprof.kernel_db.schema import DeviceRow, RunRow
     from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
@@ -134,10 +134,10 @@ def keep(path: Path, kind: str, found: dict[str, Any], idle_power_w: float | Non
         compute_capability=device.compute_capability,
         max_power_w=device.max_power_w,
         idle_power_w=idle_power_w,
-        pcie_memory="pinned" if "pcie_bytes_per_s" in found else None,
+        pcie_memory="pinned" if "pcie_bytes_per_s" in ceilings else None,
         measured=True,
         source="measured: torch.mm of square matrices, Tensor.copy_ on it and from pinned memory; best of repeats",
-        **{name: value for name, value in found.items() if name in columns},
+        **{name: value for name, value in ceilings.items() if name in columns},
     )
     KernelDb.create(path).append(Run(RunRow(run_id, started, device.name, "ceilings", ""), devices=[row]))
 

@@ -36,16 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def find_wrong_rows(tables: Tables) -> dict[str, int]:
     """Return in words what is wrong, and of how many rows; empty where nothing is."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for rule in _RULES:
-        found.update(rule(tables))
-    return dict(found)
+        counts.update(rule(tables))
+    return dict(counts)
 
 
 def _runtimes(tables: Tables) -> Iterator[str]:
-    known = {row["runtime"] for row in tables["models"] if row["runtime"] is not None}
-    if len(known) > 1:
-        yield from ("of two runtimes in one database" for row in tables["models"] if row["runtime"] != min(known))
+    runtimes = {row["runtime"] for row in tables["models"] if row["runtime"] is not None}
+    if len(runtimes) > 1:
+        yield from ("of two runtimes in one database" for row in tables["models"] if row["runtime"] != min(runtimes))
     for run in tables["runs"]:
         on_gpu = not str(run["device"]).startswith("cpu")
         if on_gpu and run["provider"] == "CPUExecutionProvider":

@@ -60,7 +60,7 @@ def print_batches(rows: Sequence[Row], kernels: Sequence[Row], files: Mapping[st
         listed = list_kernels(load_graph(files[row["model"]], row["batch"]), "tfloat32", _RUNTIME)
         took_ms, copied_ms = row["latency_mean_ms"], 1e3 * copy_seconds(listed, _RUNTIME)
         busy_ms, host_ms = _sum_ms(row, kernels), 1e3 * host_seconds(listed, _RUNTIME)
-        both = [copied_ms + float(one) for one in (max(busy_ms, host_ms), np.hypot(busy_ms, host_ms))]
+        both = [copied_ms + float(busy) for busy in (max(busy_ms, host_ms), np.hypot(busy_ms, host_ms))]
         longer_off.append(abs(both[0] / took_ms - 1.0))
         root_off.append(abs(both[1] / took_ms - 1.0))
         each = f"{1e3 * (took_ms - copied_ms) / sum(listed.count):.1f}" if row["batch"] == 1 else ""
@@ -88,9 +88,9 @@ def print_biases(rows: Sequence[Row], kernels: Sequence[Row], files: Mapping[str
 
 def _sum_ms(row: Row, kernels: Sequence[Row], name: str = "") -> float:
     """Return the time of the kernels of one batch whose name contains ``name``, the mean of those recorded."""
-    own = [one for one in kernels if one["run_id"] == row["run_id"] and one["batch"] == row["batch"]]
-    repeats = len({one["repeat"] for one in own}) or 1
-    return float(sum(one["duration_ns"] for one in own if name in one["name"])) / 1e6 / repeats
+    launches = [kernel for kernel in kernels if kernel["run_id"] == row["run_id"] and kernel["batch"] == row["batch"]]
+    repeats = len({kernel["repeat"] for kernel in launches}) or 1
+    return float(sum(kernel["duration_ns"] for kernel in launches if name in kernel["name"])) / 1e6 / repeats
 
 
 if __name__ == "__main__":

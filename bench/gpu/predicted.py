@@ -40,29 +40,29 @@ def main(arguments: Sequence[str]) -> int:
         end="",
     )
     print(f"{'WAO %':>7}{'':>6}{'WSM %':>7}")
-    for row, said in predict(rows):
-        took_ms, low, high = row["latency_mean_ms"], *(said.latency_ms.interval or (0.0, 0.0))
+    for row, estimate in predict(rows):
+        took_ms, low, high = row["latency_mean_ms"], *(estimate.latency_ms.interval or (0.0, 0.0))
         inside += low <= took_ms <= high
-        assert said.memory_bytes is not None
-        found = errors[row["model"]]
-        found["time"].append(said.latency_ms.value / took_ms - 1.0)
-        found["memory"].append(said.memory_bytes.value / row["memory_peak_bytes"] - 1.0)
-        held_mib, said_mib = row["memory_peak_bytes"] / _MIB, said.memory_bytes.value / _MIB
+        assert estimate.memory_bytes is not None
+        by_metric = errors[row["model"]]
+        by_metric["time"].append(estimate.latency_ms.value / took_ms - 1.0)
+        by_metric["memory"].append(estimate.memory_bytes.value / row["memory_peak_bytes"] - 1.0)
+        held_mib, said_mib = row["memory_peak_bytes"] / _MIB, estimate.memory_bytes.value / _MIB
         print(
-            f"{row['model']:14}{row['batch']:6}{row['sm_share_pct']:5.0f}%{took_ms:9.3f}{said.latency_ms.value:10.3f}"
+            f"{row['model']:14}{row['batch']:6}{row['sm_share_pct']:5.0f}%{took_ms:9.3f}{estimate.latency_ms.value:10.3f}"
             f"{f'{low:.2f} … {high:.2f}':>16}{held_mib:7.0f}{said_mib:7.0f}",
             end="",
         )
         for metric in _AVERAGES:
-            figure, measured = said.creq(metric), row[f"{metric}_pct"]
+            figure, measured = estimate.creq(metric), row[f"{metric}_pct"]
             if figure is not None and measured is not None:  # under a share nothing is predicted
-                found[metric].append(figure.value - measured)
+                by_metric[metric].append(figure.value - measured)
                 print(f"{measured:7.1f}{figure.value:6.1f}", end="")
         print(flush=True)
-    for model, found in sorted(errors.items()):
-        time, memory, wao, wsm = (mean(map(abs, found[name])) for name in ("time", "memory", *_AVERAGES))
+    for model, by_metric in sorted(errors.items()):
+        time, memory, wao, wsm = (mean(map(abs, by_metric[name])) for name in ("time", "memory", *_AVERAGES))
         print(
-            f"{model}: {len(found['time'])} rows, mean absolute error {time:.1%} in time, {memory:.1%} in memory, "
+            f"{model}: {len(by_metric['time'])} rows, mean absolute error {time:.1%} in time, {memory:.1%} in memory, "
             f"{wao:.1f} points in WAO, {wsm:.1f} in WSM"
         )
     print(f"in the 90% interval of the time: {inside} of {len(rows)}")
@@ -82,11 +82,11 @@ def predict(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, An
     with tempfile.TemporaryDirectory() as folder, chdir(folder):  # where there is no database
         for model in sorted({row["model"] for row in rows}):
             path = gpuprof.build_model(model, Path(folder) / f"{model}.onnx")
-            own = [row for row in rows if row["model"] == model]
-            for row in sorted(own, key=lambda one: (-one["sm_share_pct"], one["batch"])):
+            model_rows = [row for row in rows if row["model"] == model]
+            for row in sorted(model_rows, key=lambda profiled: (-profiled["sm_share_pct"], profiled["batch"])):
                 share = f"{row['sm_share_pct']:g}"
-                found = gpuprof.estimate([path], batches=(row["batch"],), device=row["device"], share=share)
-                yield row, found.estimates[0]
+                result = gpuprof.estimate([path], batches=(row["batch"],), device=row["device"], share=share)
+                yield row, result.estimates[0]
             path.unlink()
 
 

@@ -119,9 +119,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [int(listener.getsockname()[1]) for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 
@@ -142,9 +142,13 @@ def _mlserver(python: Path, model: str, workers: int, ports: Ports, directory: P
         "debug": False,
         "grpc_max_message_length": 1 << 24,
     }
-    own = {"name": "m", "implementation": "bench.peers.mlserver_runtime.PeerRuntime", "parameters": {"uri": model}}
+    model_settings = {
+        "name": "m",
+        "implementation": "bench.peers.mlserver_runtime.PeerRuntime",
+        "parameters": {"uri": model},
+    }
     (directory / "settings.json").write_text(json.dumps(settings))
-    (directory / "model-settings.json").write_text(json.dumps(own))
+    (directory / "model-settings.json").write_text(json.dumps(model_settings))
     return [str(python.parent / "mlserver"), "start", str(directory)]
 
 

@@ -24,10 +24,10 @@ def triton_command(python: Path, model: str, workers: int, ports: Ports, directo
     home = packages / "pytriton" / "tritonserver"
     repository, backends = directory / "models", directory / "backends"
     _write_backend(packages, home, backends / "python", python)
-    own = repository / "m"
-    (own / "1").mkdir(parents=True)
-    (own / "1" / "model.py").write_text("from bench.peers.triton_model import TritonPythonModel\n")
-    (own / "config.pbtxt").write_text(describe_model(model, workers))
+    folder = repository / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("from bench.peers.triton_model import TritonPythonModel\n")
+    (folder / "config.pbtxt").write_text(describe_model(model, workers))
     program = home / "bin" / "tritonserver"
     program.chmod(0o755)
     options = {

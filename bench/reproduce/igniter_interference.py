@@ -105,10 +105,14 @@ def list_errors(pairs: Sequence[Pair]) -> list[dict[str, Cell]]:
     shares = sorted({pair.workload.share.sm_pct for pair in pairs})
     rows: list[dict[str, Cell]] = []
     for model in sorted({pair.workload.model for pair in pairs}):
-        own = [pair for pair in pairs if pair.workload.model == model]
-        row: dict[str, Cell] = {"model": model, "pairs": float(len(own)), "all": fmean(one.error_pct for one in own)}
+        model_pairs = [pair for pair in pairs if pair.workload.model == model]
+        row: dict[str, Cell] = {
+            "model": model,
+            "pairs": float(len(model_pairs)),
+            "all": fmean(pair.error_pct for pair in model_pairs),
+        }
         for share in shares:
-            errors = [pair.error_pct for pair in own if pair.workload.share.sm_pct == share]
+            errors = [pair.error_pct for pair in model_pairs if pair.workload.share.sm_pct == share]
             row[f"{share:g}%"] = fmean(errors) if errors else None
         rows.append(row)
     return rows
@@ -153,14 +157,19 @@ def _slowed_pct(pairs: Sequence[Pair]) -> dict[str, dict[float, tuple[float, flo
     """Return the measured and predicted slow-down in percent, by neighbour and its batch."""
     slowed: dict[str, dict[float, tuple[float, float]]] = {}
     for pair in pairs:
-        own, other = pair.workload, pair.beside
-        shares = (own.share.sm_pct, other.share.sm_pct)
-        if own.model != _MODEL or own.batch != _BATCH or other.model == _MODEL or shares != (_HALF_PCT, _HALF_PCT):
+        workload, neighbour = pair.workload, pair.beside
+        shares = (workload.share.sm_pct, neighbour.share.sm_pct)
+        if (
+            workload.model != _MODEL
+            or workload.batch != _BATCH
+            or neighbour.model == _MODEL
+            or shares != (_HALF_PCT, _HALF_PCT)
+        ):
             continue
         if not pair.solo_ms:
             continue
-        seen, said = (100.0 * (ms / pair.solo_ms - 1.0) for ms in (pair.observed_ms, pair.predicted_ms))
-        slowed.setdefault(other.model, {})[float(other.batch)] = (seen, said)
+        seen, predicted = (100.0 * (ms / pair.solo_ms - 1.0) for ms in (pair.observed_ms, pair.predicted_ms))
+        slowed.setdefault(neighbour.model, {})[float(neighbour.batch)] = (seen, predicted)
     return slowed
 
 
@@ -170,8 +179,8 @@ def _row(figure: str, what: str, at: str, measured: float, modelled: float) -> t
 
 def _beside_rows(beside: Mapping[str, Mapping[float, tuple[float, float]]]) -> Iterator[tuple[Cell, ...]]:
     for model, by_batch in sorted(beside.items()):
-        for batch, (seen, said) in sorted(by_batch.items()):
-            yield "4", f"{_MODEL} slower by, %", f"beside {model}, batch {batch:g}", seen, said, None
+        for batch, (seen, predicted) in sorted(by_batch.items()):
+            yield "4", f"{_MODEL} slower by, %", f"beside {model}, batch {batch:g}", seen, predicted, None
 
 
 def _copies_rows(measured: HardwareProfile, hardware: HardwareCoefficients) -> Iterator[tuple[Cell, ...]]:
@@ -191,24 +200,24 @@ def _copies_rows(measured: HardwareProfile, hardware: HardwareCoefficients) -> I
 
 
 def _active_rows(
-    own: WorkloadProfile, fitted: WorkloadCoefficients, hardware: HardwareCoefficients
+    profile: WorkloadProfile, fitted: WorkloadCoefficients, hardware: HardwareCoefficients
 ) -> Iterator[tuple[Cell, ...]]:
-    for one in own.configurations:
-        active = one.gpu_ms * one.clock_mhz / hardware.max_clock_mhz - fitted.launch_ms * fitted.kernels
-        at = f"batch {one.batch}, {100.0 * one.share:g}%"
-        yield _row("8", f"GPU active time of {_MODEL}, ms", at, active, fitted.active_ms(one.batch, one.share))
+    for point in profile.configurations:
+        active = point.gpu_ms * point.clock_mhz / hardware.max_clock_mhz - fitted.launch_ms * fitted.kernels
+        at = f"batch {point.batch}, {100.0 * point.share:g}%"
+        yield _row("8", f"GPU active time of {_MODEL}, ms", at, active, fitted.active_ms(point.batch, point.share))
 
 
 def _demand_rows(
-    own: WorkloadProfile, fitted: WorkloadCoefficients, hardware: HardwareCoefficients
+    profile: WorkloadProfile, fitted: WorkloadCoefficients, hardware: HardwareCoefficients
 ) -> Iterator[tuple[Cell, ...]]:
-    for one in own.configurations:
-        ability = one.batch / fitted.active_ms(one.batch, one.share)
+    for point in profile.configurations:
+        ability = point.batch / fitted.active_ms(point.batch, point.share)
         at = f"{ability:.3g} inferences/ms"
-        power = one.power_w - hardware.idle_power_w
-        yield _row("9", "power above idle, W", at, power, fitted.power_w(one.batch, one.share))
-        if one.l2_pct is not None:
-            yield _row("9", "L2 utilisation, %", at, one.l2_pct, fitted.l2_pct(one.batch, one.share))
+        power = point.power_w - hardware.idle_power_w
+        yield _row("9", "power above idle, W", at, power, fitted.power_w(point.batch, point.share))
+        if point.l2_pct is not None:
+            yield _row("9", "L2 utilisation, %", at, point.l2_pct, fitted.l2_pct(point.batch, point.share))
 
 
 def _first_slow_copy(measured: HardwareProfile) -> float | None:

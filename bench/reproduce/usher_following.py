@@ -60,27 +60,27 @@ def main() -> int:
     rows = [
         {
             "scheduler": name,
-            "mean GPUs": one.mean_gpus,
-            "most GPUs": one.most_gpus,
-            "maps": one.maps,
-            "replicas started": one.started,
-            "in time %": one.in_time_pct,
-            "mean wait ms": one.wait_ms,
+            "mean GPUs": figure.mean_gpus,
+            "most GPUs": figure.most_gpus,
+            "maps": figure.maps,
+            "replicas started": figure.started,
+            "in time %": figure.in_time_pct,
+            "mean wait ms": figure.wait_ms,
         }
-        for name, one in figures.items()
+        for name, figure in figures.items()
     ]
     columns = [Column(key, key, number_formatter(4), right=key != "scheduler") for key in rows[0]]
     print_rows(rows, columns, Format.TABLE, f"USHER Figure 24: {_RATE_RPS:g} requests/s in the mean for {seconds:g} s")
     printed = [
         PrintedNumber(
-            f"{own}: times fewer GPUs than {other}",
+            f"{usher}: times fewer GPUs than {baseline}",
             "§5.4",
             _PRINTED,
-            figures[other].mean_gpus / figures[own].mean_gpus,
+            figures[baseline].mean_gpus / figures[usher].mean_gpus,
             1,
         ).row()
-        for own in _USHERS
-        for other in _BASELINES
+        for usher in _USHERS
+        for baseline in _BASELINES
     ]
     print_rows(printed, [Column(key, key, right=False) for key in printed[0]], Format.TABLE)
     return 0
@@ -98,7 +98,7 @@ def surging(shares: Mapping[str, float], rate_rps: float, seconds: float) -> dic
             count = random.poisson(share * rate_rps * surge * (end - begin))
             pieces[model].append(np.sort(random.uniform(begin, end, count) * 1e9).astype(np.int64))
         begin = end
-    return {model: RecordedArrivals(np.concatenate(own), seconds) for model, own in pieces.items()}
+    return {model: RecordedArrivals(np.concatenate(gaps), seconds) for model, gaps in pieces.items()}
 
 
 def follow(policy: str, seconds: float, work: Path, rate_rps: float = _RATE_RPS) -> Autoscaling:
@@ -107,12 +107,14 @@ def follow(policy: str, seconds: float, work: Path, rate_rps: float = _RATE_RPS)
     scenario = scenario.vary(rate=rate_rps / sum(demand.rate_rps for demand in scenario.demands))
     problem, _ = make_problem(LabCell(scenario, policy), work, None)
     planner = parse_policy(policy)
-    load = surging({one.model: one.rate_rps / rate_rps for one in scenario.demands}, rate_rps, seconds)
+    load = surging({demand.model: demand.rate_rps / rate_rps for demand in scenario.demands}, rate_rps, seconds)
     running: DeploymentMap | None = None
 
     def plan(rates: Mapping[str, float]) -> DeploymentMap:
         nonlocal running
-        demands = tuple(replace(one, rate_rps=max(1.0, _HEADROOM * rates[one.model])) for one in problem.demands)
+        demands = tuple(
+            replace(demand, rate_rps=max(1.0, _HEADROOM * rates[demand.model])) for demand in problem.demands
+        )
         anew = replace(problem, demands=demands, previous=running)
         running = to_map(anew, planner.place(anew))
         return running

@@ -68,7 +68,7 @@ def _profiler(module: ModuleType) -> None:
     begin = module.profile.__init__
 
     def without_cuda(self: Any, *, activities: Any = None, **more: Any) -> None:
-        begin(self, activities=[one for one in activities or () if "CUDA" not in str(one)] or None, **more)
+        begin(self, activities=[activity for activity in activities or () if "CUDA" not in str(activity)] or None, **more)
 
     module.profile.__init__ = without_cuda
     module.profile.export_chrome_trace = export
