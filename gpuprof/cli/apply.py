@@ -18,7 +18,7 @@ def apply(
     port: Annotated[int, typer.Option(help="HTTP port of the server.", min=1, max=65535)] = ServeSettings().port,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Move the server on this machine to MAP; only what changed is started and stopped, and no request is lost."""
+    """Move the server on this machine to MAP; only changed replicas are restarted, and no request is lost."""
     from gpuprof.pipeline.serve import apply as apply_map
 
     print_rows(apply_map(map_file, port=port).rows(), _COLUMNS, chosen)

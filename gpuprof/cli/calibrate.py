@@ -29,12 +29,12 @@ def calibrate(
     models: ModelsArgument = None,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Fit how workloads slow each other down on a device, for estimates beside others.
+    """Fit the interference of workloads on a device, for estimates with neighbours.
 
-    Of MODELs it first measures what is missing: on a GPU iGniter's eleven configurations and copies at once, on a
-    CPU two to four models beside one another. On a GPU iGniter's coefficients are fitted and kept in the database; on
-    any device the interference models are fitted to what was co-located, and judged by leaving out each victim.
-    --quick measures a few small networks alone instead, which scale the estimates for all other models.
+    First measures missing co-locations of MODELs: on a GPU iGniter's eleven configurations and several copies, on a
+    CPU two to four models at the same time. On a GPU, fits iGniter's coefficients and keeps them in the database. On
+    any device, fits the interference models to measured co-locations, and tests them on held-out victims.
+    --quick only measures a few small networks without neighbours, which scale the estimates for all other models.
     """
     from gpuprof.pipeline.calibrate import calibrate as fit
 

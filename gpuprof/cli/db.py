@@ -50,7 +50,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
 
 @app.command("ls", short_help="List the models that were measured.")
 def list_models(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> None:
-    """List the models that were measured, on which devices, at which batch sizes and shares."""
+    """List the measured models with their devices, batch sizes and shares."""
     from gpuprof.pipeline.db import list_measured_models
 
     result = list_measured_models(db)
@@ -69,7 +69,7 @@ def show(
     db: DbOption = DEFAULT_DB,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Show the newest rows of a table, without the columns that are empty, or what is known of one model."""
+    """Show the newest rows of a table, or the measurements of a model, without empty columns."""
     from gpuprof.pipeline.db import show_table
 
     result = show_table(table, limit=limit, db=db)
@@ -89,7 +89,7 @@ def sql(
     db: DbOption = DEFAULT_DB,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Answer an SQL query over the tables; it can read them and nothing else."""
+    """Run a read-only SQL query over the tables."""
     from gpuprof.pipeline.db import query_database
 
     result = query_database(statement, db=db)
@@ -142,7 +142,7 @@ def import_measurements(
     db: DbOption = DEFAULT_DB,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Bring in measurements of ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator, once."""
+    """Import measurements of ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator, once."""
     from gpuprof.pipeline.db import import_measurements as bring_in
 
     rows = bring_in(files, device=device, form=form, db=db).rows()

@@ -45,7 +45,7 @@ def estimate(
     ] = None,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Predict latency, throughput and memory: measured where measured, interpolated between, else predicted."""
+    """Estimate latency, throughput and memory: measured, interpolated between measurements, or predicted."""
     from gpuprof.pipeline.estimate import estimate as predict
 
     result = predict(models or (), options)

@@ -19,7 +19,7 @@ _ARCHITECTURE = Column("architecture", "architecture", right=False)
 
 
 def evaluate(options: EvaluateOptions, chosen: Format = Format.TABLE) -> None:
-    """Compare estimates with measurements left out of the fit: by architecture, or of any estimator by --estimator."""
+    """Compare estimates with held-out measurements: of each architecture, or for any estimator with --estimator."""
     from gpuprof.pipeline.evaluate import evaluate as compare
 
     with show_progress() as show:

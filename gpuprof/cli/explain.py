@@ -68,10 +68,10 @@ def explain(
     ] = "",
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change.
+    """Show the alternatives of a model's replicas, and the effect of 10% more rate or a 10% shorter SLO.
 
-    Of each neighbour on the same device it says what it adds to the time of a batch, and what that stands on.
-    With --csv what the model could have had is printed alone.
+    For each neighbour on the same device, prints the slow-down of a batch and its source.
+    With --csv, prints only the alternatives.
     """
     from gpuprof.pipeline.explain import explain as explain_model
 

@@ -142,7 +142,7 @@ def draw_figures(
     time_limit: LimitOption = None,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Run papers' figures with further policies in them; each printed number is compared with ours."""
+    """Reproduce the papers' figures, also with further policies; compare each published number with ours."""
     from gpuprof.lab.laboratory import draw, write_page
 
     settings = _make_settings(work, data, jobs, time_limit)

@@ -110,7 +110,7 @@ def load(
     ] = None,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Send traffic at the map's rates, or in a closed loop; print which SLOs were kept, beside what was predicted."""
+    """Send traffic at the map's rates, or in a closed loop; print which SLOs were met, with the predictions."""
     from gpuprof.pipeline.load import check_output
     from gpuprof.pipeline.load import load as load_server
 

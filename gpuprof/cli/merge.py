@@ -59,7 +59,7 @@ def merge(
     db: Annotated[Path | None, typer.Option(help="Kernel database: what ops were measured to take.")] = None,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Merge models that share weights into one graph, prove that it gives the same, and write it."""
+    """Merge models that share weights into one graph, prove that its outputs are the same, and write it."""
     from gpuprof.pipeline.merge import merge as merge_models
 
     merged = merge_models(models, output, settings=settings, device=device, db=db)

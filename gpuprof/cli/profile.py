@@ -74,7 +74,7 @@ def profile(
 ) -> None:
     """Measure models on this machine: latency, throughput, memory and the time of every op.
 
-    What is in the database already is not measured again; interrupted, it goes on where it was.
+    Skips rows that the database already has, and so resumes after an interruption.
     """
     names = models or []
     if reports.reports:
