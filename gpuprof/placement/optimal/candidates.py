@@ -2,8 +2,8 @@
 
 An estimator lists shares worth considering, and may give estimates for others too: parts of a MIG instance, and
 percentages between the listed ones. With a latency budget every share is evaluated. Under the queueing model, where
-each takes solved queues, the listed shares are evaluated up to the smallest that serves the whole demand, and the
-unlisted ones met by bisection for the smallest that serves the demand or its remainder.
+each evaluation solves queues, the listed shares are evaluated up to the smallest that serves the whole demand; of the
+unlisted shares, only those that a bisection tries for the smallest share that serves the demand or its remainder.
 
 The segment of largest capacity is offered for each share. Where the best segments together may exceed the memory,
 segments with less memory and less capacity are offered too: memory and batch are then decided by the program.

@@ -16,7 +16,7 @@ from gpuprof.placement.unplaced_reasons import with_reasons
 
 @dataclass(frozen=True, slots=True)
 class Optimal:
-    """Decides batch, processes, replicas, shares and places together, by an integer program and a local search.
+    """Optimises batches, processes, replicas, shares and devices together, by an integer program and a local search.
 
     Every share of the search space is considered with its best batch, and where memory may not suffice also batches
     with less memory (`CandidateSegments`). Demands that can all be met are met at the least cost; otherwise as much as

@@ -17,7 +17,7 @@ from gpuprof.placement.unplaced_reasons import explain_shortfall, explain_unplac
 
 @dataclass(frozen=True, slots=True)
 class FirstFitDecreasing:
-    """Chooses for each demand the cheapest segments serving it, then packs the largest first.
+    """First fit decreasing: chooses the cheapest segments for each demand and packs the largest first.
 
     Only shares, batch sizes and numbers of processes with an estimate are used. A replica goes to the first device with
     enough room where all co-located replicas keep their SLOs. On a fixed fleet, the remainder is tried again in smaller

@@ -52,12 +52,13 @@ class _Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Gpulet:
-    """Elastic partitioning: the size is the smaller of the most efficient size and the least serving the rate.
+    """Elastic partitioning of gpulet: GPUs split in two, best fit by falling rate.
 
-    Follows the descriptions by iGniter (TPDS'22 §5.1, gpu-lets+) and ParvaGPU (SC'24 §II): a workload goes to the
-    best-fitting free part; a GPU is split once, and the second workload gets its whole rest; workloads are placed by
-    falling rate. Decided here: the fleet's first kind of device with room is used; among equally free parts, the one
-    opened first; the estimator decides whether two workloads can be co-located, in place of the paper's linear model.
+    The size of a part is the smaller of the most efficient size and the smallest size that serves the rate. Follows the
+    descriptions by iGniter (TPDS'22 §5.1, gpu-lets+) and ParvaGPU (SC'24 §II): a workload goes to the best-fitting free
+    part; a GPU is split once, and the second workload gets its whole rest; workloads are placed by falling rate.
+    Decided here: the fleet's first kind of device with room is used; among equally free parts, the one opened first;
+    the estimator decides whether two workloads can be co-located, in place of the paper's linear model.
     """
 
     #: True if models may also share a gpu-let in time (`duty_cycle`). A workload takes turns, with its whole rate or

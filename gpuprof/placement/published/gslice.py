@@ -25,14 +25,14 @@ _State = tuple[PlacedReplica, ...]  # of one device
 
 @dataclass(frozen=True, slots=True)
 class Gslice:
-    """GSLICE with iGniter's placement of the workloads, the baseline of iGniter (TPDS'22 §5.1, §5.3) and ParvaGPU.
+    """GSLICE with iGniter's co-locations, a baseline of iGniter (TPDS'22 §5.1, §5.3) and ParvaGPU.
 
-    The workloads are co-located as in iGniter's map. Each starts with the least share keeping its SLO alone, and
-    always takes the largest batch that does (adaptive batching). Then, up to five times, each workload independently
-    raises its share when its observed latency or throughput beside the others misses its objective, and lowers it when
-    both are better by more than the threshold.
+    Workloads are co-located as in iGniter's map. Each starts with the smallest share that keeps its SLO without
+    neighbours, and always takes the largest batch that keeps it (adaptive batching). Then, up to five times, each
+    workload independently raises its share if its latency or throughput with neighbours misses its objective, and
+    lowers it if both are better by more than the threshold.
 
-    The descriptions leave open, and here is decided: observations come from the estimator; shares change in proportion
+    Decided here, where the descriptions are silent: observations come from the estimator; shares change in proportion
     to the deviation from the objective, in whole units, and grow at most into the free part of the device (GSLICE
     itself assigns more than the whole, iGniter's Table 1); the last state in which every SLO holds is kept; without
     such a state, the workload furthest off gets another device, or is reported as not served.

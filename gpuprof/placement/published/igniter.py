@@ -43,7 +43,7 @@ _State = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Igniter:
-    """Algorithm 1 with Algorithm 2 for the shares, on the kind of device of least total cost.
+    """iGniter's interference-aware placement (Algorithms 1 and 2), on the kind of device with the least total cost.
 
     The estimator's ``beside`` is the interference model; with iGniter's own (equations 1 to 11) the lower bounds are
     those of Theorem 1. Decided here where the paper is silent: the lower bound is searched among the multiples of the

@@ -23,7 +23,7 @@ _Known = Mapping[str, Mapping[str, Mapping[int, Requirement]]]
 
 @dataclass(frozen=True, slots=True)
 class Milp:
-    """Maximises Σ min(rate, goodput) over binary placements of (model, batch) on the GPUs of a fixed fleet.
+    """Elvinger's MILP: maximises Σ min(rate, goodput) over placements of (model, batch) on the GPUs of a fixed fleet.
 
     Constraints: one batch size per model, at most one replica of a model on a GPU, ΣCreq and ΣMreq at most 100% on each
     GPU, at most ``max_replicas`` replicas. With several kinds of devices, goodput, Creq and Mreq have the device as a

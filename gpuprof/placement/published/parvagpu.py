@@ -82,17 +82,18 @@ class _Gpu:
 
 @dataclass(frozen=True, slots=True)
 class ParvaGpu:
-    """Optimal Triplet Decision, Demand Matching, Segment Relocation and Allocation Optimization (Algorithms 1, 2).
+    """ParvaGPU's Algorithms 1 and 2: MIG instances for each service, filled with processes that share them by MPS.
 
-    Every service gets MIG instances of its own, in each of which its processes share the compute units by MPS. The
-    paper and the published code leave open, and here is decided: the starts are those that the driver allows (the
-    paper's configuration 18 has a forbidden one); among equally efficient instance sizes the smaller is taken; the
-    broken-up placement is kept only where it takes no more GPUs; the rate is divided among a service's segments in
-    proportion to their throughput. `triplets` and `_match_rate` are Algorithm 1, `allocate` and `optimize` Algorithm 2.
+    Algorithm 1 is Optimal Triplet Decision and Demand Matching, Algorithm 2 Segment Relocation and Allocation
+    Optimization. Decided here, where the paper and the published code are silent: the starts are those that the driver
+    allows (the paper's configuration 18 has a forbidden one); among equally efficient instance sizes the smaller is
+    taken; the broken-up placement is kept only if it takes no more GPUs; the rate is divided among a service's segments
+    in proportion to their throughput. `triplets` and `_match_rate` are Algorithm 1, `allocate` and `optimize` Algorithm
+    2.
 
-    With an older map in the problem (`Problem.previous`), only services with a changed demand or profile are configured
-    and relocated (§III-F), beside the segments of the others. Decided here: Allocation Optimization then breaks up only
-    GPUs with changed services alone, so that no other service moves.
+    With a previous map in the problem (`Problem.previous`), only services with a changed demand or profile are
+    configured and relocated (§III-F), around the segments of the others. Decided here: Allocation Optimization then
+    breaks up only GPUs that hold nothing but changed services, so that no other service moves.
     """
 
     single: bool = False  #: One process in each instance (the paper's ParvaGPU-single).

@@ -37,7 +37,7 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Usher:
-    """Algorithms 1 and 2, for elastic fleets (least cost) and fixed fleets (most goodput).
+    """USHER's Algorithms 1 and 2, for elastic fleets (least cost) and fixed fleets (most goodput).
 
     `balanced_groups` makes the groups (§3.3.1); `_options` lists the configurations of a group (Algorithm 1, line 2)
     and `_best` tries them and keeps the best (lines 3 to 5); `Trial` and `order_models` in `usher_placement` are
