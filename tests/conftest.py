@@ -29,7 +29,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
     text = collection_path.read_text(encoding="utf-8")
     marks = re.search(r"^pytestmark = (\[\n.*?^\]|[^\n]*)", text, re.MULTILINE | re.DOTALL)
-    named = (name for name, one in vars(reruns).items() if isinstance(one, pytest.MarkDecorator))
+    named = (name for name, mark in vars(reruns).items() if isinstance(mark, pytest.MarkDecorator))
     return True if marks and any(word in marks[1] for word in ("pytest.mark.slow", *named)) else None
 
 
@@ -91,5 +91,10 @@ def deal_slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]
 
 def _shares_fixture(item: pytest.Item) -> bool:
     fixtures = getattr(item, "_fixtureinfo", None)
-    found = () if fixtures is None else [one for many in fixtures.name2fixturedefs.values() for one in many]
-    return any(one.scope != "function" and one.baseid and one.baseid in item.nodeid for one in found)
+    definitions = (
+        () if fixtures is None else [definition for many in fixtures.name2fixturedefs.values() for definition in many]
+    )
+    return any(
+        definition.scope != "function" and definition.baseid and definition.baseid in item.nodeid
+        for definition in definitions
+    )

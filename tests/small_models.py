@@ -77,14 +77,14 @@ def write_classifier(path: Path) -> Path:
 
     Its input is ``x`` of shape [batch, 2], its outputs are ``label`` and ``scores``, a map of 7 and 9 for each item.
     """
-    own = "ai.onnx.ml"
+    domain = "ai.onnx.ml"
     nodes = [
-        helper.make_node("Scaler", ["x"], ["scaled"], domain=own, offset=[0.0, 0.0], scale=[1.0, 1.0]),
+        helper.make_node("Scaler", ["x"], ["scaled"], domain=domain, offset=[0.0, 0.0], scale=[1.0, 1.0]),
         helper.make_node(
-            "LinearClassifier", ["scaled"], ["label", "table"], domain=own, classlabels_ints=[7, 9],
+            "LinearClassifier", ["scaled"], ["label", "table"], domain=domain, classlabels_ints=[7, 9],
             coefficients=[1.0, 0.0, 0.0, 1.0], intercepts=[0.0, 0.0], post_transform="NONE",
         ),
-        helper.make_node("ZipMap", ["table"], ["scores"], domain=own, classlabels_int64s=[7, 9]),
+        helper.make_node("ZipMap", ["table"], ["scores"], domain=domain, classlabels_int64s=[7, 9]),
     ]  # fmt: skip
     scores = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
     outputs = [

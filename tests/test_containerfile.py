@@ -30,7 +30,7 @@ def test_every_line_is_an_instruction_and_each_stage_begins_from_a_named_release
     assert {name for name, _ in _instructions()} <= _INSTRUCTIONS
     given = dict(rest.split("=", 1) for name, rest in _instructions() if name == "ARG")
     froms = [rest.split()[0] for name, rest in _instructions() if name == "FROM"]
-    bases = [given["BASE"] if one == "${BASE}" else one for one in froms]
+    bases = [given["BASE"] if image == "${BASE}" else image for image in froms]
     assert bases and all("/" in base and not base.endswith(":latest") and ":" in base for base in bases)
 
 
@@ -40,7 +40,7 @@ def test_what_is_copied_exists_and_is_not_ignored() -> None:
         word for name, rest in _instructions() if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]
     ]
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "gpuprof"} <= set(copied)
-    assert all((ROOT / one).exists() and f"!{one}" in ignored for one in copied)
+    assert all((ROOT / path).exists() and f"!{path}" in ignored for path in copied)
 
 
 def test_it_runs_gpuprof_without_root_and_tells_the_ports_of_the_manifests() -> None:
@@ -52,14 +52,14 @@ def test_it_runs_gpuprof_without_root_and_tells_the_ports_of_the_manifests() -> 
 
 @pytest.mark.skipif(shutil.which("hadolint", path=_PATH) is None, reason="hadolint is not installed")
 def test_the_linter_of_containerfiles_has_nothing_to_say() -> None:
-    said = subprocess.run(
+    completed = subprocess.run(
         ["hadolint", str(ROOT / "Containerfile")],
         env={**os.environ, "PATH": _PATH},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (said.returncode, said.stdout) == (0, "")
+    assert (completed.returncode, completed.stdout) == (0, "")
 
 
 @pytest.mark.slow

@@ -20,6 +20,6 @@ _MODULES = sorted(
 
 @pytest.mark.parametrize("name", _MODULES)
 def test_the_examples_of_a_module_do_what_they_show(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(name))
-    assert found.attempted
-    assert found.failed == 0
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted
+    assert results.failed == 0

@@ -97,14 +97,14 @@ def _parse(path: Path) -> ast.Module:
 
 @cache
 def _imports(path: Path) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path} imports relatively"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] == "gpuprof"}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.split(".")[0] == "gpuprof"}
 
 
 def _sources() -> list[Path]:
@@ -174,19 +174,19 @@ _TERMINAL_LIBRARIES = {"typer", "rich", "click"}
 
 def _speaks(text: str) -> list[str]:
     """Return what a module does that only the command line may: print, write on stdout, use a terminal's library."""
-    found: list[str] = []
+    problems: list[str] = []
     if not any(word in text for word in ("print", "stdout", *_TERMINAL_LIBRARIES)):
-        return found  # most need not be parsed
+        return problems  # most need not be parsed
     for node in ast.walk(ast.parse(text)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]
-        found += [f"imports {name}" for name in names if name.split(".")[0] in _TERMINAL_LIBRARIES]
+        problems += [f"imports {name}" for name in names if name.split(".")[0] in _TERMINAL_LIBRARIES]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-            found.append("prints")
+            problems.append("prints")
         if isinstance(node, ast.Attribute) and node.attr in {"stdout", "__stdout__"} and _is_sys(node.value):
-            found.append("uses sys.stdout")
-    return found
+            problems.append("uses sys.stdout")
+    return problems
 
 
 def _is_sys(node: ast.expr) -> bool:
@@ -214,12 +214,12 @@ def test_what_speaks_is_told_from_what_does_not() -> None:
 
 
 def test_no_two_public_classes_share_a_name() -> None:
-    found: dict[str, list[str]] = {}
+    definitions: dict[str, list[str]] = {}
     for path in _sources():
         for node in _parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
-    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+                definitions.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: places for name, places in definitions.items() if len(places) > 1} == {}
 
 
 @pytest.mark.parametrize("folder", ["gpuprof", "bench"])
@@ -229,7 +229,7 @@ def test_what_runs_a_module_stands_at_its_end(folder: str) -> None:
         statements = _parse(path).body
         runs = [
             number
-            for number, one in enumerate(statements)
-            if isinstance(one, ast.If) and "__main__" in ast.dump(one.test)
+            for number, statement in enumerate(statements)
+            if isinstance(statement, ast.If) and "__main__" in ast.dump(statement.test)
         ]
         assert runs in ([], [len(statements) - 1]), path

@@ -53,9 +53,11 @@ def test_profile_and_look_measures_both_models_and_writes_a_page() -> None:
     world, shown = _run("profile_and_look")
     assert set(world["table"]["model"]) == {"mlp", "other"} and set(world["table"]["batch"]) == {1, 2, 4}
     assert (world["ops"]["ms"] > 0).all()
-    assert any({"latency_low_ms", "latency_high_ms"} <= set(one) for one in shown if isinstance(one, pandas.DataFrame))
+    assert any(
+        {"latency_low_ms", "latency_high_ms"} <= set(frame) for frame in shown if isinstance(frame, pandas.DataFrame)
+    )
     assert Path(world["page"]).is_file()
-    assert sum(isinstance(one, pandas.DataFrame) and len(one) > 0 for one in shown) == 4
+    assert sum(isinstance(frame, pandas.DataFrame) and len(frame) > 0 for frame in shown) == 4
 
 
 @pytest.mark.slow

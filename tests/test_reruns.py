@@ -36,24 +36,24 @@ def test_it():
 
 def test_a_mark_with_a_reason_has_the_test_tried_again_and_its_failure_shown(tmp_path: Path) -> None:
     code = _FAILS_ONCE.replace("MARK", "@pytest.mark.flaky(reruns=1, reason='waits by the clock')")
-    status, said = run_tests(tmp_path, code)
-    assert status == 0, said
-    assert "1 rerun" in said
-    assert "failed and tried again" in said and "AssertionError: the first time" in said
+    status, output = run_tests(tmp_path, code)
+    assert status == 0, output
+    assert "1 rerun" in output
+    assert "failed and tried again" in output and "AssertionError: the first time" in output
 
 
 def test_what_is_not_marked_fails_the_first_time(tmp_path: Path) -> None:
-    status, said = run_tests(tmp_path, _FAILS_ONCE.replace("MARK", ""))
-    assert status == 1, said
-    assert "rerun" not in said and "tried again" not in said
+    status, output = run_tests(tmp_path, _FAILS_ONCE.replace("MARK", ""))
+    assert status == 1, output
+    assert "rerun" not in output and "tried again" not in output
 
 
 @pytest.mark.slow
 def test_a_mark_without_a_reason_is_refused(tmp_path: Path) -> None:
     for mark in ("@pytest.mark.flaky(reruns=1)", "@pytest.mark.flaky(reruns=1, reason=' ')"):
-        status, said = run_tests(tmp_path, _FAILS_ONCE.replace("MARK", mark))
-        assert status == 4, said
-        assert "test_it is marked flaky without a reason" in said
+        status, output = run_tests(tmp_path, _FAILS_ONCE.replace("MARK", mark))
+        assert status == 4, output
+        assert "test_it is marked flaky without a reason" in output
 
 
 @pytest.mark.slow
@@ -63,6 +63,6 @@ def test_a_counterexample_is_not_tried_again(tmp_path: Path) -> None:
         "pytestmark = pytest.mark.flaky(reruns=3, reason='waits by the clock')\n"
         "@given(strategies.integers())\ndef test_it(n):\n    assert n < 100\n"
     )
-    status, said = run_tests(tmp_path, code)
-    assert status == 1, said
-    assert "rerun" not in said
+    status, output = run_tests(tmp_path, code)
+    assert status == 1, output
+    assert "rerun" not in output

@@ -37,9 +37,9 @@ def system(request: pytest.FixtureRequest) -> System:
         times = RecordedArrivals(np.array([round(t * 1e6) for t in arrivals], np.int64), 1.0)
         seen = simulate(make_map([[r] for r in replicas]), {"m": times}, SimulationOptions(10.0, failures=failures))
         # A bin of the histogram is a 256th of its value wide.
-        one = seen.series[0]
-        counts = np.diff(np.rint(np.array([0.0, *one.fraction]) * seen.models[0].answered)).astype(int)
-        return np.repeat(one.latency_ms, counts).tolist(), seen.models[0].missed["failed"]
+        latencies = seen.series[0]
+        counts = np.diff(np.rint(np.array([0.0, *latencies.fraction]) * seen.models[0].answered)).astype(int)
+        return np.repeat(latencies.latency_ms, counts).tolist(), seen.models[0].missed["failed"]
 
     return serve_requests if request.param == "served" else simulate_requests
 

@@ -60,5 +60,9 @@ def test_the_site_builds_without_a_warning_and_has_what_is_filled_in(tmp_path: P
     assert all(f"gpuprof {verb}" in commands for verb in VERBS)
     reference = (tmp_path / "site/reference/index.html").read_text(encoding="utf-8")
     public = [getattr(gpuprof, name) for name in gpuprof.__all__ if name != "__version__"]
-    missing = [one.__qualname__ for one in public if f'id="{one.__module__}.{one.__qualname__}"' not in reference]
+    missing = [
+        definition.__qualname__
+        for definition in public
+        if f'id="{definition.__module__}.{definition.__qualname__}"' not in reference
+    ]
     assert missing == []

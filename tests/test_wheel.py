@@ -49,7 +49,7 @@ def test_its_only_top_level_name_is_gpuprof(wheel: Path) -> None:
 
 def test_what_an_index_shows_of_it_links_into_the_repository(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+        (name,) = (metadata for metadata in archive.namelist() if metadata.endswith(".dist-info/METADATA"))
         metadata = message_from_bytes(archive.read(name))
     assert metadata["Name"] == DISTRIBUTION
     urls = dict(url.split(", ", 1) for url in metadata.get_all("Project-URL", []))

@@ -78,7 +78,7 @@ class VirtualRun:
     def latencies_ms(self) -> dict[float, float]:
         """Latency by the time of arrival, of those that were answered."""
         pairs = zip(self.requests, self.took_ms, strict=True)
-        return {one.at_ms: took for one, took in pairs if took is not None}
+        return {request.at_ms: took for request, took in pairs if took is not None}
 
     @property
     def failed(self) -> int:
@@ -88,7 +88,9 @@ class VirtualRun:
     def in_time(self, slo_ms: float, begin_ms: float = 0.0, end_ms: float = float("inf")) -> int:
         """Return how many of those that came in a time were answered within ``slo_ms``."""
         pairs = zip(self.requests, self.took_ms, strict=True)
-        return sum(begin_ms <= one.at_ms < end_ms and took is not None and took <= slo_ms for one, took in pairs)
+        return sum(
+            begin_ms <= request.at_ms < end_ms and took is not None and took <= slo_ms for request, took in pairs
+        )
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -182,7 +184,7 @@ async def _play(
 ) -> VirtualRun:
     start = loop.time()
     model = ServedModel("m", slo_ms, rule, Arena(1 << 20))  # type: ignore[arg-type]
-    links = [await _start_replica(model, number, one) for number, one in enumerate(replicas)]
+    links = [await _start_replica(model, number, replica) for number, replica in enumerate(replicas)]
     for at_ms, action in _events(outages, slow, links):
         loop.call_at(start + at_ms / 1000.0, action)
     run = VirtualRun(requests, [None] * len(requests))
@@ -193,9 +195,9 @@ async def _play(
     return run
 
 
-async def _start_replica(model: ServedModel, number: int, one: Replica) -> list[_Link]:
-    times = one.batch_latency_ms or ()
-    cv = one.predicted.latency_cv
+async def _start_replica(model: ServedModel, number: int, replica: Replica) -> list[_Link]:
+    times = replica.batch_latency_ms or ()
+    cv = replica.predicted.latency_cv
     links: list[_Link] = []
 
     def connect(events: LinkEvents) -> _Link:
@@ -203,11 +205,11 @@ async def _start_replica(model: ServedModel, number: int, one: Replica) -> list[
         return links[-1]
 
     workers = []
-    for process in range(one.processes):
+    for process in range(replica.processes):
         group = f"{number}.{process}"
-        order = WorkerOrder("m", "1", f"{NULL_PREFIX}4", one.batch, group=group, latency_ms=times, latency_cv=cv)
+        order = WorkerOrder("m", "1", f"{NULL_PREFIX}4", replica.batch, group=group, latency_ms=times, latency_cv=cv)
         workers.append(WorkerHandle(f"m/{group}", order, connect, 1e6))
-    plan = ReplicaPlan(f"m/{number}", one.batch, one.max_wait_ms, times)
+    plan = ReplicaPlan(f"m/{number}", replica.batch, replica.max_wait_ms, times)
     model.replicas.append(ServedReplica(plan, workers, model, ModelStatistics()))
     for worker in workers:
         model.spec = await worker.start()

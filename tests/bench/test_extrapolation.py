@@ -15,9 +15,14 @@ def law(each_ms: float) -> list[Point]:
 
 
 def test_what_is_left_out_is_beyond_what_is_kept() -> None:
-    found = list(leave_ends_out(law(1.0), device("v100")))
-    assert {axis for axis, *_ in found} == {"larger batches", "smaller batches", "larger shares", "smaller shares"}
-    larger = [left_out for axis, _, left_out in found if axis == "larger batches"]
+    left_out_rows = list(leave_ends_out(law(1.0), device("v100")))
+    assert {axis for axis, *_ in left_out_rows} == {
+        "larger batches",
+        "smaller batches",
+        "larger shares",
+        "smaller shares",
+    }
+    larger = [left_out for axis, _, left_out in left_out_rows if axis == "larger batches"]
     assert [sorted({point.batch for point in points}) for points in larger] == [[2, 4, 8], [4, 8], [8]]
 
 

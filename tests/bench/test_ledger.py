@@ -21,12 +21,12 @@ def test_every_measurement_has_a_source_with_a_licence_a_board_and_a_runtime() -
     measurements = read_measurements()
     sources = tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))["sources"]
     assert len(measurements) > 5000
-    assert {one.source for one in measurements} == set(sources)
+    assert {measurement.source for measurement in measurements} == set(sources)
     assert all(source["from"] and source["licence"] for source in sources.values())
-    assert {one.device for one in measurements} <= set(devices())
-    assert {one.runtime for one in measurements} <= set(LaunchMode)
-    for one in measurements:
-        assert float(one.latency_ms or one.throughput_rps) > 0.0
+    assert {measurement.device for measurement in measurements} <= set(devices())
+    assert {measurement.runtime for measurement in measurements} <= set(LaunchMode)
+    for measurement in measurements:
+        assert float(measurement.latency_ms or measurement.throughput_rps) > 0.0
 
 
 def test_the_table_is_read_as_it_was_written() -> None:
@@ -71,5 +71,5 @@ def test_the_estimates_are_no_worse_than_the_page_says_and_a_slower_board_is_not
     monkeypatch.setattr("sys.argv", ["ledger", "--check", "-o", str(tmp_path)])
     assert ledger.main() == 0
     kernel_times = CostModel.kernel_times
-    monkeypatch.setattr(CostModel, "kernel_times", lambda *asked: 1.5 * kernel_times(*asked))
+    monkeypatch.setattr(CostModel, "kernel_times", lambda *arguments: 1.5 * kernel_times(*arguments))
     assert ledger.main() == 1

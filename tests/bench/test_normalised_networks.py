@@ -49,7 +49,7 @@ def test_folded_normalisations_are_put_back_where_pytorch_runs_them(tmp_path: Pa
         tmp_path / "a.onnx", [node], {"x": [1, 3, 8, 8]}, {"y": [1, 4, 6, 6]}, {"w": floats(4, 3, 3, 3)}
     )
     write_unfolded("mobilenet_v2", source, tmp_path / "b.onnx")
-    assert [one.op_type for one in onnx.load(tmp_path / "b.onnx").graph.node] == ["Conv", "BatchNormalization"]
+    assert [op.op_type for op in onnx.load(tmp_path / "b.onnx").graph.node] == ["Conv", "BatchNormalization"]
     assert np.allclose(_run(source), _run(tmp_path / "b.onnx"), atol=1e-4)
     write_unfolded("vgg19", source, tmp_path / "c.onnx")
-    assert [one.op_type for one in onnx.load(tmp_path / "c.onnx").graph.node] == ["Conv"]
+    assert [op.op_type for op in onnx.load(tmp_path / "c.onnx").graph.node] == ["Conv"]

@@ -21,9 +21,9 @@ def test_rows_that_failed_or_did_not_run_alone_are_left_out() -> None:
 def test_predictions_know_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUPROF_DB", "bench/gpu/results/h200/gpuprof-db")
     rows = [_row(), _row(sm_share_pct=100.0)]
-    found = list(predict(rows))
-    assert [row["sm_share_pct"] for row, _ in found] == [100.0, 50.0]
-    for _, said in found:
-        assert said.latency_ms.source == "cross-gpu: tfloat32, onnxruntime"
-        assert said.memory_bytes is not None and said.memory_bytes.source.startswith("process")
-    assert found[0][1].creq("wavg_sm_util") is not None
+    predictions = list(predict(rows))
+    assert [row["sm_share_pct"] for row, _ in predictions] == [100.0, 50.0]
+    for _, estimate in predictions:
+        assert estimate.latency_ms.source == "cross-gpu: tfloat32, onnxruntime"
+        assert estimate.memory_bytes is not None and estimate.memory_bytes.source.startswith("process")
+    assert predictions[0][1].creq("wavg_sm_util") is not None

@@ -17,12 +17,14 @@ GPUS = {"v100": "", "t4": "", "a100-80": "", "h100": "", "p4": " old", "p100": "
 
 def _residuals(gpu: str, seed: int, worse: float = 1.0) -> list[OpResiduals]:
     random = np.random.default_rng(seed)
-    found = []
+    residuals = []
     for kind, sigma in SIGMA.items():
         for part in range(3):
             sizes = np.abs(random.normal(0.0, sigma * worse, 400))
-            found.append(OpResiduals(gpu.removesuffix("-80"), GPUS[gpu], f"{kind} {part}", np.full(400, kind), sizes))
-    return found
+            residuals.append(
+                OpResiduals(gpu.removesuffix("-80"), GPUS[gpu], f"{kind} {part}", np.full(400, kind), sizes)
+            )
+    return residuals
 
 
 def _groups() -> list[OpResiduals]:

@@ -25,10 +25,10 @@ def _write_pairs(folder: Path) -> str:
     """Write pairs of three models, each slowed down by a fifth of the bandwidth that the other draws."""
     models = [replace(measured_row(name, 1, 10.0, share=50.0), dram_pct=drawn) for name, drawn in TRAFFIC.items()]
     rows = [
-        ColocationRow("r1", CPU.name, group, 0, victim, 1, f"{other}:1:50%", 50.0,
-                      latency_mean_ms=10.0 * (1.0 + 0.2 * TRAFFIC[other] / 100.0), solo_latency_mean_ms=10.0,
+        ColocationRow("r1", CPU.name, group, 0, victim, 1, f"{neighbour}:1:50%", 50.0,
+                      latency_mean_ms=10.0 * (1.0 + 0.2 * TRAFFIC[neighbour] / 100.0), solo_latency_mean_ms=10.0,
                       dram_pct=TRAFFIC[victim])
-        for group, (victim, other) in enumerate((v, o) for v in TRAFFIC for o in TRAFFIC)
+        for group, (victim, neighbour) in enumerate((v, o) for v in TRAFFIC for o in TRAFFIC)
     ]  # fmt: skip
     database(folder / "db", models, [device_row()], rows)
     return str(folder / "db")
@@ -46,7 +46,7 @@ def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
     assert main(["calibrate", "--db", db, "--json"]) == 0
     ranked = json.loads(capsys.readouterr().out)
     assert ranked[0]["interference"] == "traffic" and ranked[0]["mean_pct"] < 0.1
-    assert next(one for one in ranked if one["interference"] == "none")["mean_pct"] > 5.0
+    assert next(row for row in ranked if row["interference"] == "none")["mean_pct"] > 5.0
     words = ["estimate", "a", "--db", db, "--share", "50", "--beside", "b@1:25", "--beside", "c@1:25", "--json"]
     assert main(words) == 0
     (row,) = json.loads(capsys.readouterr().out)
@@ -57,8 +57,8 @@ def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
 def test_nothing_colocated_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database(tmp_path / "db", [measured_row("a", 1, 1.0)], [device_row()])
     assert main(["calibrate", "--db", str(tmp_path / "db")]) == 3
-    said = capsys.readouterr().err
-    assert "too little was co-located on cpu-test-4c" in said and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert "too little was co-located on cpu-test-4c" in stderr and stderr.count("\n") == 1
 
 
 def _profile(path: Path) -> Path:
@@ -72,7 +72,7 @@ def _profile(path: Path) -> Path:
            "frequency": [[1530.0] * 3] * 3, "l2caches": [5.0, 6.0, 7.0], "inputdata": 600000, "outputdata": 4000,
            "kernel": 50, "idletime_1": 0.05, "activetime_1": 17.0, "activetime_2": 17.5, "frequency_2": 1530,
            "l2cache": 6.0}  # fmt: skip
-    path.write_text("\n".join(json.dumps(one) for one in ({"hardware": hardware}, {"net": net})))
+    path.write_text("\n".join(json.dumps(section) for section in ({"hardware": hardware}, {"net": net})))
     return path
 
 
@@ -99,10 +99,10 @@ def test_models_are_colocated_for_real_on_this_cpu(tmp_path: Path, capsys: pytes
     model = str(two_layers(tmp_path / "one.onnx", 256))
     words = ["calibrate", model, "--db", str(tmp_path / "db"), "--device", "cpu", "--time-limit", "0.1"]
     code = main(words)
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert "8 measured, 0 were there before, 0 failed" in said.err
-    assert "none" in said.out and "traffic" in said.out
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert "8 measured, 0 were there before, 0 failed" in captured.err
+    assert "none" in captured.out and "traffic" in captured.out
     rows = KernelDb(tmp_path / "db").read_table("colocations").to_pylist()
     assert sorted(row["beside"].count(" + ") + 2 for row in rows) == [2] * 4 + [3] * 3 + [4] * 4
     assert all(row["latency_mean_ms"] > 0.0 and row["solo_latency_mean_ms"] > 0.0 for row in rows)
@@ -153,11 +153,11 @@ def test_on_a_gpu_the_eleven_configurations_are_measured_and_fitted_once(
     monkeypatch.setattr("gpuprof.profiling.collector.choose_collector", lambda name, kind: (PlayedGpu(), "played"))
     words = ["calibrate", str(two_layers(tmp_path / "net.onnx")), "--db", str(tmp_path / "db"), "--json"]
     assert main(words) == 0
-    said = capsys.readouterr()
-    assert "15 measured, 0 were there before" in said.err
-    found = {(row["of"], row["coefficient"]): row["value"] for row in json.loads(said.out)}
-    assert found["net", "k2"] == pytest.approx(0.5, rel=0.05) and found["v100", "alpha_f"] < 0.0
-    assert found["v100", "alpha_sch"] > 0.0
+    captured = capsys.readouterr()
+    assert "15 measured, 0 were there before" in captured.err
+    coefficients = {(row["of"], row["coefficient"]): row["value"] for row in json.loads(captured.out)}
+    assert coefficients["net", "k2"] == pytest.approx(0.5, rel=0.05) and coefficients["v100", "alpha_f"] < 0.0
+    assert coefficients["v100", "alpha_sch"] > 0.0
     assert main(words) == 0
     assert "0 measured, 15 were there before" in capsys.readouterr().err
 
@@ -172,12 +172,12 @@ def test_quick_networks_scale_the_estimates_of_others(
     assert [row["of"] for row in rows] == ["mlp", "transformer_encoder"]
     assert all(row["coefficient"] == "measured / predicted" and row["value"] > 0.0 for row in rows)
     path = two_layers(tmp_path / "other.onnx")
-    said = []
+    widths = []
     for words in ([], ["--db", db]):
         assert main(["estimate", str(path), "--device", "cpu", "--json", *words]) == 0
         (row,) = json.loads(capsys.readouterr().out)
-        said.append(row["latency_high_ms"] / row["latency_low_ms"])
-    assert said[0] != said[1]
+        widths.append(row["latency_high_ms"] / row["latency_low_ms"])
+    assert widths[0] != widths[1]
 
 
 def test_quick_takes_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,12 +32,12 @@ def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_regression_is_named_with_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "last", "tonight"]) == 1
-    said = capsys.readouterr()
-    assert said.out.splitlines()[0] == (
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0] == (
         "last → tonight: 1 slower, 1 no difference of 2 cells (at most 1% false alarms)."
     )
-    assert "+10.0%" in said.out
-    assert "1 of 2 cells slower by more than 0%, most slow batch 8 on 100% of v100" in said.err
+    assert "+10.0%" in captured.out
+    assert "1 of 2 cells slower by more than 0%, most slow batch 8 on 100% of v100" in captured.err
 
 
 def test_a_threshold_tolerates_it_and_equal_databases_do_not_differ(capsys: pytest.CaptureFixture[str]) -> None:

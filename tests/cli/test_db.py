@@ -34,8 +34,8 @@ def test_show_gives_a_table_or_what_is_known_of_a_model(capsys: pytest.CaptureFi
     (row,) = json.loads(capsys.readouterr().out)
     assert row["batch"] == 8 and "power_w" not in row
     assert main(["db", "show", "kernels", "--limit", "2"]) == 0
-    said = capsys.readouterr()
-    assert said.out.count("CPU:Conv") == 2 and "2 of 6 rows" in said.err
+    captured = capsys.readouterr()
+    assert captured.out.count("CPU:Conv") == 2 and "2 of 6 rows" in captured.err
     assert main(["db", "show", "othr"]) == 3
     assert "did you mean other" in capsys.readouterr().err
 

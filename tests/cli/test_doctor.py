@@ -40,8 +40,8 @@ def test_the_verdict_names_what_works_and_where(findings: list[str], verdict: st
 
 
 def test_a_gpu_that_is_limited_is_no_gpu_to_work_on() -> None:
-    found = (finding("GPU 0", Status.LIMITED), finding("extra gpu"), finding("ONNX Runtime"), finding("extra serve"))
-    assert "on the CPU" in DoctorResult(findings=found).verdict()
+    findings = (finding("GPU 0", Status.LIMITED), finding("extra gpu"), finding("ONNX Runtime"), finding("extra serve"))
+    assert "on the CPU" in DoctorResult(findings=findings).verdict()
 
 
 def test_doctor_begins_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def read(verb: str, option: str, text: str) -> Any:
     """Return what an option of a verb makes of a text."""
     group: Any = typer.main.get_command(build_app([verb]))
     command = group.commands[verb]
-    name = next(one.name for one in command.params if option in one.opts)
+    name = next(parameter.name for parameter in command.params if option in parameter.opts)
     return command.make_context(verb, [option, text, *FILES.get(verb, ())]).params[name]
 
 

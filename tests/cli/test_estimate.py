@@ -67,8 +67,8 @@ def test_a_batch_that_is_none_is_refused(db: str, batch: str, capsys: pytest.Cap
 
 
 def test_a_batch_that_cannot_fit_in_memory_is_refused(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = _expect_refusal(capsys, "fast", "--db", db, "--batch", "64")
-    assert "fast at batch 64 needs 64.0 GiB (measured), but a30 at 100% has 24.0 GiB" in said
+    message = _expect_refusal(capsys, "fast", "--db", db, "--batch", "64")
+    assert "fast at batch 64 needs 64.0 GiB (measured), but a30 at 100% has 24.0 GiB" in message
 
 
 def test_an_empty_database_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

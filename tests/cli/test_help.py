@@ -54,15 +54,17 @@ def test_no_list_of_commands_cuts_what_is_said_of_one(group: str, capsys: pytest
 def _commands(command: Any) -> Iterator[Any]:
     inner = getattr(command, "commands", {})
     yield from () if inner else (command,)
-    for one in inner.values():
-        yield from _commands(one)
+    for subcommand in inner.values():
+        yield from _commands(subcommand)
 
 
 def test_every_command_refuses_an_option_of_one_value_that_is_given_twice() -> None:
     commands = list(_commands(typer.main.get_command(build_app())))
     assert len(commands) > 30
     for command in commands:
-        taken = [one for one in command.params if one.param_type_name == "option" and not one.is_flag]
+        taken = [
+            parameter for parameter in command.params if parameter.param_type_name == "option" and not parameter.is_flag
+        ]
         for option in taken:
             words = [word for value in ("1", "2") for word in (option.opts[-1], value)]
             if option.multiple:

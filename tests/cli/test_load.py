@@ -69,16 +69,16 @@ def test_a_closed_loop_says_whether_its_windows_agree(tmp_path: Path, capsys: py
             "--json",
         ]
         assert main([*words, "--map", str(tmp_path / "map.json"), "--stability", "900"]) == 0
-        said = capsys.readouterr()
-        (row,) = json.loads(said.out)
+        captured = capsys.readouterr()
+        (row,) = json.loads(captured.out)
         assert (row["model"], row["is_stable"]) == ("a", True)
         assert row["windows"] >= 3  # more where the machine stands still in one of them
         assert row["answered"] == row["sent"] > 20 and row["predicted_p50_ms"] is None
-        assert "a 2 at a time" in said.err and "nothing is predicted" in said.err
+        assert "a 2 at a time" in captured.err and "nothing is predicted" in captured.err
         assert main([*words, "--stability", "0.1", "--max-windows", "3"]) == 2
-        said = capsys.readouterr()
-        assert json.loads(said.out)[0]["is_stable"] is False
-        assert "windows do not agree" in said.err.splitlines()[-1]
+        captured = capsys.readouterr()
+        assert json.loads(captured.out)[0]["is_stable"] is False
+        assert "windows do not agree" in captured.err.splitlines()[-1]
 
 
 def test_an_address_alone_takes_the_map_that_is_here(

@@ -24,8 +24,8 @@ _MODELS = (
 )
 
 
-def result_of(*models: ModelResult, **others: Any) -> LoadResult:
-    return LoadResult(outcome=LoadOutcome(list(models), [], 1), **others)
+def result_of(*models: ModelResult, **fields: Any) -> LoadResult:
+    return LoadResult(outcome=LoadOutcome(list(models), [], 1), **fields)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140, 200])

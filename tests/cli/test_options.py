@@ -60,8 +60,8 @@ def test_fields_of_settings_are_options_with_their_defaults_beside_other_paramet
 
 
 def test_texts_become_what_the_field_holds() -> None:
-    said = run("--dim", "a=1", "--dim", "b=2", "--drying", "2m")[1]
-    assert said == "wall 1 {'dims': {'a': 1, 'b': 2}, 'drying_s': 120.0}\n"
+    output = run("--dim", "a=1", "--dim", "b=2", "--drying", "2m")[1]
+    assert output == "wall 1 {'dims': {'a': 1, 'b': 2}, 'drying_s': 120.0}\n"
 
 
 def test_settings_become_the_command_line_that_they_were_read_from() -> None:
@@ -86,10 +86,10 @@ def test_every_field_is_documented_by_its_help() -> None:
     assert "max_batch\n    Largest batch size." in (gpuprof.PlanningOptions.__doc__ or "")
 
 
-def sections(said: str) -> dict[str, list[str]]:
+def sections(page: str) -> dict[str, list[str]]:
     """Return the long option names of a help by the heading that they stand under."""
     listed: dict[str, list[str]] = {}
-    for line in said.splitlines():
+    for line in page.splitlines():
         if heading := re.match(r"╭─ (.+?) ─", line):
             listed[heading[1]] = []
         elif listed and (option := re.match(r"│ (?:[* ]  )?(--[\w-]+)", line)):
@@ -123,8 +123,8 @@ def list_verbs() -> list[tuple[str, Callable[..., None]]]:
 def test_every_setting_of_a_verb_is_an_option_under_its_heading(words: str, function: Callable[..., None]) -> None:
     hints: dict[str, Any] = get_type_hints(function.__wrapped__)  # type: ignore[attr-defined]
     groups = [kind for kind in hints.values() if isinstance(kind, type) and issubclass(kind, Settings)]
-    said = CliRunner().invoke(build_app([words.split()[0]]), [*words.split(), "--help"]).output
-    shown = sections(said)
+    page = CliRunner().invoke(build_app([words.split()[0]]), [*words.split(), "--help"]).output
+    shown = sections(page)
     for group in groups:
         assert group() is not None, "settings need no argument"
         for field in group.model_fields.values():

@@ -99,13 +99,13 @@ def test_a_wide_table_becomes_several_with_the_same_keys_and_whole_numbers(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     print_rows(_REPLICAS, _PLAN, Format.TABLE)
-    said = capsys.readouterr()
-    lines = said.out.splitlines()
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
     assert all(len(line) <= max(width, 87) for line in lines)
     parts = [line for line in lines if line.startswith("resnet50") or "resnet50 " in line]
     assert [f"123,{456 + i}" in " ".join(parts) for i in range(5)] == [True] * 5
     assert (lines[0] == "device a100-80") == (width < 300) == (len(parts) > 1)
-    assert ("not shown at this width: figure 4 error" in said.err) == (width < 300)
+    assert ("not shown at this width: figure 4 error" in captured.err) == (width < 300)
 
 
 def test_what_all_rows_share_stands_above_with_its_heading(

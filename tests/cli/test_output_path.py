@@ -32,8 +32,8 @@ def test_every_verb_looks_at_its_output_first(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, str(tmp_path / "missing" / "out.json")]) == 3
-    said = capsys.readouterr().err
-    assert f"{tmp_path / 'missing'} does not exist (name a file in a directory that exists)" in said
+    stderr = capsys.readouterr().err
+    assert f"{tmp_path / 'missing'} does not exist (name a file in a directory that exists)" in stderr
 
 
 def test_a_directory_is_no_file_and_what_may_not_be_written_is_refused(

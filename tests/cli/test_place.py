@@ -53,8 +53,8 @@ def test_bare_it_plans_for_the_profiled_device_and_writes_a_sound_map(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["place"]) == 0
-    said = capsys.readouterr().out
-    assert "1 × v100 (" in said and "/h), proven minimum. 20 of 20 requests/s within SLO. Unused: " in said
+    output = capsys.readouterr().out
+    assert "1 × v100 (" in output and "/h), proven minimum. 20 of 20 requests/s within SLO. Unused: " in output
     placed = read_map(here / "map.json")
     assert placed.models["net"].path == "net.onnx"
     assert placed.created is None
@@ -81,9 +81,9 @@ def test_a_demand_that_cannot_be_met_is_named_and_nothing_is_written(
 ) -> None:
     (here / "slo.csv").write_text(SOUND + "other,5,3\n")
     assert main(["place"]) == 1
-    said = capsys.readouterr().err
-    assert "other: 5 requests/s cannot be served" in said
-    assert "the least SLO that works is" in said
+    stderr = capsys.readouterr().err
+    assert "other: 5 requests/s cannot be served" in stderr
+    assert "the least SLO that works is" in stderr
     assert not (here / "map.json").exists()
 
 
@@ -91,7 +91,7 @@ def test_with_best_effort_the_rest_is_placed(here: Path, capsys: pytest.CaptureF
     (here / "slo.csv").write_text(SOUND + "other,5,3\n")
     assert main(["place", "--best-effort"]) == 1
     placed = read_map(here / "map.json")
-    assert [one.model for one in placed.unplaced] == ["other"]
+    assert [shortfall.model for shortfall in placed.unplaced] == ["other"]
     assert [replica.model for *_, replica in placed.places()] == ["net"]
     assert main(["check"]) == 0
     assert main(["check", "--against", "slo.csv"]) == 1
@@ -100,15 +100,17 @@ def test_with_best_effort_the_rest_is_placed(here: Path, capsys: pytest.CaptureF
 
 def test_programs_get_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place", "--json", "--gpus", "v100:2"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["predicted"]["gpus"] == 1
-    assert said["replicas"][0]["model"] == "net"
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["predicted"]["gpus"] == 1
+    assert printed["replicas"][0]["model"] == "net"
     assert main(["check", "--json"]) == 0
     checked = json.loads(capsys.readouterr().out)
     assert (checked["map"], checked["sound"], checked["violations"]) == ("map.json", True, [])
-    assert checked["basis"] == said["basis"] and [one["kind"] for one in said["basis"]["sources"]] == ["measured"]
+    assert checked["basis"] == printed["basis"] and [source["kind"] for source in printed["basis"]["sources"]] == [
+        "measured"
+    ]
     assert main(["simulate", "--json", "--duration", "2"]) == 0
-    assert json.loads(capsys.readouterr().out)["basis"] == said["basis"]
+    assert json.loads(capsys.readouterr().out)["basis"] == printed["basis"]
     assert main(["compare", "--json", "--policies", "ffd", "--gpus", "v100:2"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["sources"] == "1 replica (100% of the requests) measured" and row["gpus_at_upper_ends"] is None
@@ -135,9 +137,9 @@ def test_policies_are_compared_in_a_table_and_a_picture(here: Path, capsys: pyte
 def test_a_model_of_the_map_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place"]) == 0
     assert main(["explain", "map.json", "net"]) == 0
-    said = capsys.readouterr().out
-    assert "net: 20 requests/s, 99% of them within 100 ms" in said
-    assert "10% less SLO" in said
+    output = capsys.readouterr().out
+    assert "net: 20 requests/s, 99% of them within 100 ms" in output
+    assert "10% less SLO" in output
     assert main(["explain", "map.json", "net", "--csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("device,share,batch,processes,capacity_rps") and len(lines) > 1
@@ -163,13 +165,13 @@ def test_what_neighbours_add_to_a_batch_is_told_with_what_it_stands_on(
 
 def test_place_names_the_file_that_it_wrote_or_replaced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place"]) == 0
-    said = capsys.readouterr()
-    assert "gpuprof: wrote map.json" in said.err
-    assert "Sure of its times: all measured, planned at the means." in " ".join(said.out.split())
+    captured = capsys.readouterr()
+    assert "gpuprof: wrote map.json" in captured.err
+    assert "Sure of its times: all measured, planned at the means." in " ".join(captured.out.split())
     assert main(["place", "--confidence", "0.9"]) == 0
-    said = capsys.readouterr()
-    assert "gpuprof: replaced map.json" in said.err
-    assert "planned at the upper ends of 90% intervals." in " ".join(said.out.split())
+    captured = capsys.readouterr()
+    assert "gpuprof: replaced map.json" in captured.err
+    assert "planned at the upper ends of 90% intervals." in " ".join(captured.out.split())
 
 
 def test_explain_and_report_find_the_map(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,8 +288,8 @@ def test_equal_mistakes_are_one_line_with_their_number(
     lines = capsys.readouterr().out.splitlines()
     assert sum("no kernels of v100" in line for line in lines) == 1
     same = [{"rule": "slo", "where": place, "message": "m"} for place in ("a", "a", "b")]
-    other = {"rule": "rate", "where": "a", "message": "m"}
-    assert group_equal([*same, other]) == [
+    rate_violation = {"rule": "rate", "where": "a", "message": "m"}
+    assert group_equal([*same, rate_violation]) == [
         {"rule": "slo", "where": "a, b", "times": 3, "message": "m"},
         {"rule": "rate", "where": "a", "times": 1, "message": "m"},
     ]

@@ -81,15 +81,15 @@ def test_fine_tuned_models_on_one_device_become_one_replica_that_holds_shared_we
     slo(here, a=(20, 200), b=(10, 300))
     assert main(["place", "--gpus", "cpu:1", "-o", "apart.json"]) == 0
     assert run_place() == 0
-    said = capsys.readouterr().err
-    assert "are merged" in said
+    stderr = capsys.readouterr().err
+    assert "are merged" in stderr
     apart, merged = read_map(here / "apart.json"), read_map(here / "map.json")
     (replica,) = [replica for *_, replica in merged.places()]
     before = [replica for *_, replica in apart.places()]
-    assert replica.sm_share_pct <= sum(one.sm_share_pct for one in before)
+    assert replica.sm_share_pct <= sum(separate.sm_share_pct for separate in before)
     ((name, merge),) = merged.models.items()
     assert replica.model == name
-    assert {member: asked.rate_rps for member, asked in merge.members.items()} == {"a": 20.0, "b": 10.0}
+    assert {member: member_plan.rate_rps for member, member_plan in merge.members.items()} == {"a": 20.0, "b": 10.0}
     assert (merge.rate_rps, merge.slo_ms) == (30.0, 200.0)
     assert merge.saved_weight_bytes > 0
     assert replica.memory_limit_bytes == 2 * 2**20 - merge.saved_weight_bytes
@@ -155,7 +155,7 @@ def test_two_services_of_one_model_become_one_replica_under_their_own_names(
     merged = read_map(here / "map.json")
     (replica,) = [replica for *_, replica in merged.places()]
     (model,) = merged.models.values()
-    assert {name: (one.source_model, one.rate_rps) for name, one in model.members.items()} == {
+    assert {name: (member_plan.source_model, member_plan.rate_rps) for name, member_plan in model.members.items()} == {
         "search": ("a", 20.0),
         "mail": ("a", 10.0),
     }

@@ -30,8 +30,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_is_profiled_and_the_second_time_remembered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_convs(tmp_path / "convs.onnx")
     code = main(["profile", "convs.onnx", "--batch", "1,2", *QUICK, "--json"])
-    said = capsys.readouterr()
-    rows = json.loads(said.out)
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)
     assert code in (0, 2)  # a noisy machine is told, and the rows are kept all the same
     assert [row["batch"] for row in rows] == [1, 2]
     assert all(row["latency_p50_ms"] > 0 and row["memory_peak_bytes"] > 0 and row["measured_now"] for row in rows)
@@ -68,8 +68,8 @@ def test_a_model_that_mixes_the_items_of_a_batch_is_said_to_and_placed_with_batc
     write_model(tmp_path / "mixer.onnx", nodes, {"x": dims}, {"y": dims}, {"w": np.ones((64, 64), np.float32)})
     for _ in range(2):  # the second time nothing is measured, and it is said again
         main(["profile", "mixer.onnx", "--batch", "1,4", *QUICK])
-        said = capsys.readouterr().err
-        assert "mixer mixes the items of a batch: its output y for one depends on the others" in said
+        stderr = capsys.readouterr().err
+        assert "mixer mixes the items of a batch: its output y for one depends on the others" in stderr
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nmixer,10,500\n")
     assert main(["place", "--db", "gpuprof-db", "--json"]) == 0
     shown = capsys.readouterr()

@@ -29,11 +29,11 @@ def test_two_reports_of_one_run_are_joined_into_the_database(
 ) -> None:
     reports = ["--from-report", "net.sqlite", "--from-report", "net.csv"]
     assert main(["profile", "bert", "--batch", "8", *reports, "--json"]) == 0
-    said = capsys.readouterr()
-    (row,) = json.loads(said.out)
+    captured = capsys.readouterr()
+    (row,) = json.loads(captured.out)
     assert (row["model"], row["device"], row["batch"], row["kernel_count"]) == ("bert", "v100", 8, 3)
     assert row["max_occupancy_pct"] == 50.0
-    assert "latencies are of runs under the profiler" in said.err
+    assert "latencies are of runs under the profiler" in captured.err
     kernels = KernelDb(tmp_path / "gpuprof-db").read_table("kernels", ["joined"]).to_pylist()
     assert {kernel["joined"] for kernel in kernels} == {"both"}
     assert main(["db", "verify"]) == 0

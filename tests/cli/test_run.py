@@ -48,8 +48,8 @@ def test_a_dry_run_prints_the_commands_and_does_nothing(capsys: pytest.CaptureFi
     before = sorted(Path().iterdir())
     capsys.readouterr()
     assert main(["run", "--dry-run"]) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
-    assert said == [
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert lines == [
         "gpuprof estimate net.onnx --batch 1,2 --device l4 --json > gpuprof-run/estimates-l4.json",
         "gpuprof estimate net.onnx --batch 1,2 --device t4 --json > gpuprof-run/estimates-t4.json",
         "gpuprof place --slo-file gpuprof-run/slo.csv --gpus l4:4,t4 --max-batch 2 "
@@ -72,8 +72,8 @@ def test_the_sizes_of_each_model_reach_every_step(capsys: pytest.CaptureFixture[
     Path("plan.yaml").write_text(models + "steps: [profile, {estimate: {save: out.json}}, place]\n")
     capsys.readouterr()
     assert main(["run", "--dry-run"]) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
-    assert said == [
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert lines == [
         "gpuprof profile net.onnx --db gpuprof-db --dim seq=64,256",
         "gpuprof profile other.onnx --db gpuprof-db",
         "gpuprof estimate net.onnx --dim seq=64,256 --db gpuprof-db --json > gpuprof-run/out.json",
@@ -86,14 +86,14 @@ def test_a_missing_model_is_found_before_the_first_step(capsys: pytest.CaptureFi
     Path("plan.yaml").write_text("models: {a: {file: gone.onnx}, b: {file: net.onnx}}\nsteps: [doctor, profile]\n")
     capsys.readouterr()
     assert main(["run"]) == 3
-    said = capsys.readouterr()
-    assert said.out == "" and "step 1" not in said.err
-    assert "no file gone.onnx, and no step makes it" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "" and "step 1" not in captured.err
+    assert "no file gone.onnx, and no step makes it" in captured.err
 
 
 def _steps_left_out(capsys: pytest.CaptureFixture[str]) -> list[int]:
-    said = capsys.readouterr().err.splitlines()
-    return [int(line.split()[1]) for line in said if "done before" in line]
+    stderr = capsys.readouterr().err.splitlines()
+    return [int(line.split()[1]) for line in stderr if "done before" in line]
 
 
 @pytest.mark.slow
@@ -105,8 +105,8 @@ def test_a_run_makes_all_results_and_does_again_only_what_has_changed(
     plan = str(here / "plan.yaml")
     assert main(["run", plan]) == 0
     folder = here / "gpuprof-run"
-    asked = read_demands(folder / "slo.csv")
-    assert [(one.model, one.rate_rps, one.slo.percentile) for one in asked] == [
+    demands = read_demands(folder / "slo.csv")
+    assert [(demand.model, demand.rate_rps, demand.slo.percentile) for demand in demands] == [
         ("digits", 100.0, 99.0),
         ("strict", 10.0, 95.0),
     ]
@@ -137,16 +137,16 @@ def test_a_profile_fills_the_database_that_later_steps_and_the_report_take(
     (here / "plan.yaml").write_text("models: {net: {file: net.onnx, rate_rps: 5, slo_ms: 500}}\n" + steps)
     capsys.readouterr()
     assert main(["run", "--dry-run"]) == 0
-    said = capsys.readouterr().out.splitlines()[-3:]
-    assert said[0] == "gpuprof profile net.onnx --batch 1 --share 1core --db gpuprof-db"
-    assert "--db gpuprof-db" in said[1] and said[2].startswith("gpuprof report gpuprof-db gpuprof-run/map.json ")
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    assert lines[0] == "gpuprof profile net.onnx --batch 1 --share 1core --db gpuprof-db"
+    assert "--db gpuprof-db" in lines[1] and lines[2].startswith("gpuprof report gpuprof-db gpuprof-run/map.json ")
 
 
 def test_the_step_that_fails_ends_the_run_with_its_code_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plan.yaml").write_text(PLAN.replace("slo_ms: 50", "slo_ms: 0.001"))
     assert main(["run"]) == 1
-    said = capsys.readouterr().err
-    assert "step 3 of 7 failed; gpuprof run plan.yaml goes on with it" in said and "step 4" not in said
+    stderr = capsys.readouterr().err
+    assert "step 3 of 7 failed; gpuprof run plan.yaml goes on with it" in stderr and "step 4" not in stderr
     Path("plan.yaml").write_text(PLAN)
     assert main(["run"]) == 0
     assert _steps_left_out(capsys) == [1, 2]
@@ -163,9 +163,9 @@ def test_unstable_times_are_planned_with_said_and_measured_again(
     monkeypatch.setattr(ProfileResult, "require_trusted", Mock(side_effect=noisy))
     for _ in range(2):
         assert main(["run"]) == 2
-        said = capsys.readouterr().err
-        assert "step 1 of 2: gpuprof profile" in said and "gpuprof: 1 of 1 is unstable" in said
-        assert "every step ran, but what step 1 measured is unstable" in said and "keep-unstable: true" in said
+        stderr = capsys.readouterr().err
+        assert "step 1 of 2: gpuprof profile" in stderr and "gpuprof: 1 of 1 is unstable" in stderr
+        assert "every step ran, but what step 1 measured is unstable" in stderr and "keep-unstable: true" in stderr
     assert read_map(Path("gpuprof-run/map.json")).models.keys() == {"net"}
 
 
@@ -207,9 +207,9 @@ def test_a_mistake_is_told_with_its_line_before_anything_runs(
 
 def test_the_file_of_the_documentation_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     page = (DOCS / "run.md").read_text(encoding="utf-8")
-    found = re.search(r"^((?:    .*\n|\n)+?)(?=\S)", page[page.index("    models:") :], re.MULTILINE)
-    assert found is not None
-    Path("plan.yaml").write_text("\n".join(line[4:] for line in found[1].splitlines()) + "\n")
+    match = re.search(r"^((?:    .*\n|\n)+?)(?=\S)", page[page.index("    models:") :], re.MULTILINE)
+    assert match is not None
+    Path("plan.yaml").write_text("\n".join(line[4:] for line in match[1].splitlines()) + "\n")
     capsys.readouterr()
     assert main(["run", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()

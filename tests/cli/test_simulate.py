@@ -35,9 +35,9 @@ def test_tables_show_models_stages_misses_and_replicas(
     monkeypatch.setenv("COLUMNS", "200")  # headings are broken in narrow terminals
     words = ["simulate", str(map_file), "--duration", "2s", "--fail", "node0@1s"]
     assert main(words) == 1
-    said = capsys.readouterr()
-    assert len(said.out.splitlines()) <= 8 and "missed" in said.out and "lost to a failure" in said.out
-    assert "2 of 2 models missed the SLO" in said.err.splitlines()[-1]
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) <= 8 and "missed" in captured.out and "lost to a failure" in captured.out
+    assert "2 of 2 models missed the SLO" in captured.err.splitlines()[-1]
     assert main([*words, "-v", "--no-fail"]) == 0
     out = capsys.readouterr().out
     for text in ("in time %", "batching p99", "by cause", "failed", "node0/1", "mean batch"):
@@ -73,9 +73,9 @@ def test_the_last_request_of_a_trace_is_simulated_too(
     trace = tmp_path / "trace.csv"
     trace.write_text("time_s,model\n0,a\n500,a\n", encoding="utf-8")
     assert main(["simulate", str(map_file), "--trace", str(trace), "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["requests"] == 2
-    assert "a gap of 500 s" in said.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["requests"] == 2
+    assert "a gap of 500 s" in captured.err
 
 
 def test_too_much_is_sampled_and_said_so(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,9 +51,9 @@ def test_a_verb_that_is_told_to_end_ends_what_it_started(tmp_path: Path, word: i
         assert process.stdout.readline() == "started\n"
         process.send_signal(word)
         process.send_signal(word)
-        said = process.stderr.read()
+        stderr = process.stderr.read()
     assert left.read_text() == "ended"
-    assert said == "gpuprof: interrupted\n" and process.returncode == 130
+    assert stderr == "gpuprof: interrupted\n" and process.returncode == 130
 
 
 def test_who_ignores_a_word_or_took_it_for_himself_keeps_it() -> None:

@@ -31,8 +31,8 @@ def test_what_was_trained_is_used_by_estimate_for_a_model_that_was_not_measured(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--db", str(world / "db"), "--regressors", QUICK, "--json"]) == 0
-    (said,) = json.loads(capsys.readouterr().out)
-    assert said["architectures"] == 3 and said["latency_factor"] >= 1.0
+    (printed,) = json.loads(capsys.readouterr().out)
+    assert printed["architectures"] == 3 and printed["latency_factor"] >= 1.0
     new = convolutional(tmp_path / "new.onnx", (16, 16))
     assert main(["estimate", str(new), "--db", str(world / "db"), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

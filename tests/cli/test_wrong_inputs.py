@@ -268,10 +268,10 @@ def test_a_wrong_input_is_refused_in_one_line_with_a_remedy(
     for name in [name for name in os.environ if name.startswith("GPUPROF_")]:
         monkeypatch.delenv(name)
     assert main([str(DATABASE) if word == "DB" else word for word in shlex.split(line)]) in {1, 3}
-    said = capsys.readouterr().err.strip().splitlines()
-    assert said and said[-1].startswith("gpuprof: "), said
-    last = said[-1]
-    assert "bug:" not in last and "Traceback" not in "".join(said), last
+    stderr = capsys.readouterr().err.strip().splitlines()
+    assert stderr and stderr[-1].startswith("gpuprof: "), stderr
+    last = stderr[-1]
+    assert "bug:" not in last and "Traceback" not in "".join(stderr), last
     assert named.lower() in last.lower(), last
     assert last.endswith(")") or " must " in last or ": " in last.removeprefix("gpuprof: "), f"no remedy: {last}"
 

@@ -23,9 +23,9 @@ def test_a_network_is_built_where_it_is_asked(tmp_path: Path, capsys: pytest.Cap
     path = tmp_path / "net.onnx"
     assert main(["zoo", "build", "squeezenet", "-o", str(path), "--batch", "2"]) == 0
     assert load_graph(path, 2).batch == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert str(path) in said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert str(path) in captured.err
 
 
 def test_a_model_is_rebatched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,5 +40,5 @@ def test_what_was_not_run_is_not_called_the_same(tmp_path: Path, capsys: pytest.
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = write_model(tmp_path / "m.onnx", nodes, {"x": ["batch", 2]}, {"y": ["batch", 2]})
     assert main(["zoo", "rebatch", str(path), "--batch", "4", "-o", str(tmp_path / "four.onnx")]) == 0
-    said = capsys.readouterr().err
-    assert "four.onnx: its batch was free already, it is 4 now, 0 nodes changed\n" in said
+    stderr = capsys.readouterr().err
+    assert "four.onnx: its batch was free already, it is 4 now, 0 nodes changed\n" in stderr

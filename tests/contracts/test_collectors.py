@@ -26,10 +26,10 @@ class TestOrt(CollectorContract):
         return a_request(path if path.exists() else write_convs(path))
 
     def test_every_op_is_accounted_for(self) -> None:
-        found = self.collect_distinct()
-        assert len(found.ops) == 7
-        timed = [row for row in found.ops if row.duration_mean_ns is not None]
-        assert sum(row.fused for row in timed) + sum("not executed" in (row.note or "") for row in found.ops) == 7
+        collected = self.collect_distinct()
+        assert len(collected.ops) == 7
+        timed = [row for row in collected.ops if row.duration_mean_ns is not None]
+        assert sum(row.fused for row in timed) + sum("not executed" in (row.note or "") for row in collected.ops) == 7
         assert {row.op_type for row in timed} >= {"Conv"}
 
     def test_the_nodes_time_adds_up(self) -> None:

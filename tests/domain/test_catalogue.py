@@ -209,6 +209,6 @@ def test_a_larger_mig_profile_has_no_less_of_anything(name: str) -> None:
 
 
 def test_a_board_is_found_by_its_drivers_name() -> None:
-    found = device_of_driver("NVIDIA H200")
-    assert found is device("h200")
+    board = device_of_driver("NVIDIA H200")
+    assert board is device("h200")
     assert device_of_driver("NVIDIA H200 NVL") is None

@@ -60,5 +60,5 @@ def test_other_profiles_are_none_of_a_device(name: str) -> None:
 
 
 def test_an_rtx_pro_6000_is_cut_in_quarters_or_halves() -> None:
-    layouts = {count_profiles(one) for one in maximal_layouts(device("rtx-pro-6000"))}
+    layouts = {count_profiles(layout) for layout in maximal_layouts(device("rtx-pro-6000"))}
     assert layouts == {(("1g.24gb", 4),), (("1g.24gb", 2), ("2g.48gb", 1)), (("2g.48gb", 2),), (("4g.96gb", 1),)}

@@ -23,12 +23,12 @@ tflops = { float32 = 13.4, float16 = 107.5 }
 def test_a_board_of_ones_own_is_read_with_the_units_of_the_catalogue(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(BOARD + "max_power_w = 250\nprice_per_hour = 0.3\ndram_type = 'gddr6'\nprocess_nm = 12\n")
-    found = read_device_file(path)["rtx-2080-ti"]
-    assert (found.name, found.compute_units, found.clock_mhz) == ("rtx-2080-ti", 68, 1545.0)
-    assert (found.dram_bytes, found.dram_bytes_per_s, found.l2_bytes) == (11264 << 20, 616e9, int(5.5 * 2**20))
-    assert dict(found.flops_per_s) == {"float32": 13.4e12, "float16": 107.5e12}
-    assert (found.max_power_w, found.price_per_hour, found.dram_type, found.process_nm) == (250.0, 0.3, "gddr6", 12.0)
-    assert found.sm == device("t4").sm  # of the same compute capability
+    board = read_device_file(path)["rtx-2080-ti"]
+    assert (board.name, board.compute_units, board.clock_mhz) == ("rtx-2080-ti", 68, 1545.0)
+    assert (board.dram_bytes, board.dram_bytes_per_s, board.l2_bytes) == (11264 << 20, 616e9, int(5.5 * 2**20))
+    assert dict(board.flops_per_s) == {"float32": 13.4e12, "float16": 107.5e12}
+    assert (board.max_power_w, board.price_per_hour, board.dram_type, board.process_nm) == (250.0, 0.3, "gddr6", 12.0)
+    assert board.sm == device("t4").sm  # of the same compute capability
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ PLACED = make_policy("ffd").place(GIVEN)
 def with_sources(*sources: str) -> DeploymentMap:
     content = json.loads(to_map(GIVEN, PLACED).to_json())
     replicas = [r for n in content["nodes"] for g in n["gpus"] for p in g["partitions"] for r in p["replicas"]]
-    for replica, source in zip(sorted(replicas, key=lambda one: one["model"]), sources, strict=True):
+    for replica, source in zip(sorted(replicas, key=lambda violation: violation["model"]), sources, strict=True):
         replica["predicted"]["source"] = source
     return parse_map(content, "map")
 
@@ -40,8 +40,8 @@ def test_a_map_says_what_part_of_it_is_measured() -> None:
 def with_ends(
     deployment: DeploymentMap, lower: PlanAtEnds | None, upper: PlanAtEnds | None, bound: int | None = None
 ) -> DeploymentMap:
-    said = {"at_lower_ends": lower, "at_upper_ends": upper, "lower_bound_gpus": bound}
-    return deployment.model_copy(update={"predicted": deployment.predicted.model_copy(update=said)})
+    changes = {"at_lower_ends": lower, "at_upper_ends": upper, "lower_bound_gpus": bound}
+    return deployment.model_copy(update={"predicted": deployment.predicted.model_copy(update=changes)})
 
 
 def test_a_map_says_which_models_were_measured_and_what_other_ends_would_take() -> None:
@@ -65,35 +65,35 @@ def test_models_measured_alone_are_not_called_unmeasured_beside_others() -> None
         describe_sources(both) == "2 replicas (100% of the requests) measured alone, predicted beside their neighbours"
     )
     assert "measured on plain" not in describe_basis(both)
-    one = with_sources("measured × linear", "roofline, uncalibrated")
-    assert describe_sources(one) == "2 replicas (100% of the requests) predicted"
-    assert "1 of 2 models measured on plain" in describe_basis(one)
+    deployment = with_sources("measured × linear", "roofline, uncalibrated")
+    assert describe_sources(deployment) == "2 replicas (100% of the requests) predicted"
+    assert "1 of 2 models measured on plain" in describe_basis(deployment)
 
 
 def test_programs_get_what_a_map_rests_on_and_both_ends() -> None:
     half = with_sources("measured", "roofline, uncalibrated")
     lower, upper = (PlanAtEnds(gpus=count, served_rps=40.0, lower_bound_gpus=count) for count in (1, 6))
-    said = record_basis(with_ends(half, lower, upper))
-    assert said["sources"] == [
+    record = record_basis(with_ends(half, lower, upper))
+    assert record["sources"] == [
         {"kind": "measured", "replicas": 1, "rate_rps": 30.0, "part": 0.75},
         {"kind": "predicted", "replicas": 1, "rate_rps": 10.0, "part": 0.25},
     ]
-    assert said["measured_models"] == {"plain": {"measured": 1, "models": 2}}
-    assert (said["at_lower_ends"], said["at_upper_ends"]) == (lower.model_dump(), upper.model_dump())
-    assert "1 of 2 models measured on plain; at the lower ends" in str(said["text"])
+    assert record["measured_models"] == {"plain": {"measured": 1, "models": 2}}
+    assert (record["at_lower_ends"], record["at_upper_ends"]) == (lower.model_dump(), upper.model_dump())
+    assert "1 of 2 models measured on plain; at the lower ends" in str(record["text"])
     assert record_basis(half)["at_upper_ends"] is None
 
 
-def with_prediction(deployment: DeploymentMap, **said: object) -> DeploymentMap:
-    return deployment.model_copy(update={"predicted": deployment.predicted.model_copy(update=said)})
+def with_prediction(deployment: DeploymentMap, **fields: object) -> DeploymentMap:
+    return deployment.model_copy(update={"predicted": deployment.predicted.model_copy(update=fields)})
 
 
 def test_a_map_is_summed_up_in_a_few_sentences() -> None:
     figures = {"cost_per_hour": 3.4309, "internal_slack": 0.13, "external_fragmentation": 0.63, "goodput_rps": 40.0}
     measured = with_prediction(with_sources("measured", "interpolated"), **figures, lower_bound_gpus=1, moves=1)
     unused = "Unused: 13% of allocated shares; 63% of the GPU unallocated."
-    said = f"1 × plain ($3.43/h), proven minimum. 40 of 40 requests/s within SLO. {unused} Replicas to move: 1 of 2."
-    assert summarize_map(measured) == said
+    summary = f"1 × plain ($3.43/h), proven minimum. 40 of 40 requests/s within SLO. {unused} Replicas to move: 1 of 2."
+    assert summarize_map(measured) == summary
     guessed = with_prediction(with_sources("measured", "roofline"), **figures, lower_bound_gpus=1)
     assert summarize_map(guessed).startswith("1 × plain ($3.43/h), minimum by these estimates. 40 of 40")
 
@@ -134,12 +134,12 @@ def test_a_map_without_devices_is_summed_up_too() -> None:
 )
 def test_a_bound_that_the_map_itself_refutes_is_not_printed(bounds: dict[str, float], kept: bool) -> None:
     refuted = Placement("any", PLACED.gpus, **bounds)  # type: ignore[arg-type]
-    said = to_map(GIVEN, refuted).predicted
-    assert [getattr(said, name) for name in bounds] == (list(bounds.values()) if kept else [None] * 3)
+    predicted = to_map(GIVEN, refuted).predicted
+    assert [getattr(predicted, name) for name in bounds] == (list(bounds.values()) if kept else [None] * 3)
 
 
 def test_one_dear_device_is_no_minimum_where_cheaper_kinds_were_offered() -> None:
-    known = with_prediction(
+    predicted = with_prediction(
         with_sources("measured", "roofline"),
         cost_per_hour=1.86,
         goodput_rps=40.0,
@@ -147,5 +147,5 @@ def test_one_dear_device_is_no_minimum_where_cheaper_kinds_were_offered() -> Non
         lower_bound_cost_per_hour=0.8,
     )
     offered = (PlannedDevices(device="plain", count=None), PlannedDevices(device="cheap", count=None))
-    among = known.model_copy(update={"planned_with": known.planned_with.model_copy(update={"fleet": offered})})
+    among = predicted.model_copy(update={"planned_with": predicted.planned_with.model_copy(update={"fleet": offered})})
     assert summarize_map(among).startswith("1 × plain ($1.86/h), at least $0.80/h needed by these estimates.")

@@ -72,11 +72,11 @@ def _all_legal(gpu: Device) -> set[frozenset[MigPlacement]]:
 @given(geometries())
 def test_maximal_layouts_are_what_brute_force_finds(gpu: Device) -> None:
     legal = _all_legal(gpu)
-    maximal = {layout for layout in legal if not any(layout < other for other in legal)}
-    found = maximal_layouts(gpu)
-    assert {frozenset(layout) for layout in found} == maximal
-    assert len(found) == len(maximal)
-    assert all([item.start for item in layout] == sorted(item.start for item in layout) for layout in found)
+    maximal = {layout for layout in legal if not any(layout < rival for rival in legal)}
+    layouts = maximal_layouts(gpu)
+    assert {frozenset(layout) for layout in layouts} == maximal
+    assert len(layouts) == len(maximal)
+    assert all([item.start for item in layout] == sorted(item.start for item in layout) for layout in layouts)
 
 
 @given(geometries(), st.data())
@@ -97,7 +97,7 @@ def test_an_a100_has_19_maximal_layouts_of_its_basic_profiles() -> None:
     assert len(maximal_layouts(A100, basic)) == 19
     assert len(distinct_layouts(A100, basic)) == 14
     held = [Counter(dict(count_profiles(layout))) for layout in distinct_layouts(A100, basic)]
-    assert sum(not any(one < other for other in held) for one in held) == 12  # 3g + 3g is in 4g + 3g by size only
+    assert sum(not any(layout < rival for rival in held) for layout in held) == 12  # 3g + 3g is in 4g + 3g by size only
 
 
 @pytest.mark.parametrize("name", WITH_MIG)

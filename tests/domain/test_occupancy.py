@@ -105,11 +105,13 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _gpus() -> Mapping[str, Device]:
-    other = {}
+    variants = {}
     for capability, (threads, blocks, registers, shared_kib, block_kib) in OTHERS.items():
         limits = SmLimits(threads, threads // 32, blocks, registers, shared_kib * 1024, 255, 65536, block_kib * 1024)
-        other[f"cc {capability}"] = replace(device("v100"), compute_capability=capability, sm=limits, compute_units=10)
-    return {**devices(), **other}
+        variants[f"cc {capability}"] = replace(
+            device("v100"), compute_capability=capability, sm=limits, compute_units=10
+        )
+    return {**devices(), **variants}
 
 
 @pytest.mark.parametrize("name", list(_gpus()))
@@ -130,10 +132,10 @@ def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str) -
     fixed += f" 49152 {gpu.sm.max_shared_memory_per_block_bytes} -1"
     lines = [f"{fixed} {' '.join(map(str, row))}" for row in zip(threads, used, statics, dynamics, strict=True)]
     done = subprocess.run([oracle], input="\n".join(lines), capture_output=True, text=True, check=True)
-    said = np.array([line.split() for line in done.stdout.splitlines()], dtype=np.int64)
-    if (said[:, 0] == UNKNOWN_DEVICE).all():
+    calculated = np.array([line.split() for line in done.stdout.splitlines()], dtype=np.int64)
+    if (calculated[:, 0] == UNKNOWN_DEVICE).all():
         pytest.skip(f"the installed {HEADER} is older than compute capability {gpu.compute_capability}")
-    assert (said[:, 0] == 0).all()
+    assert (calculated[:, 0] == 0).all()
     ours = occupancies(
         gpu,
         blocks=1,
@@ -142,10 +144,10 @@ def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str) -
         static_shared_bytes=statics,
         dynamic_shared_bytes=dynamics,
     )
-    np.testing.assert_array_equal(ours.blocks_per_sm, said[:, 1])
-    np.testing.assert_array_equal(ours.limits, said[:, 2:6].T)
+    np.testing.assert_array_equal(ours.blocks_per_sm, calculated[:, 1])
+    np.testing.assert_array_equal(ours.limits, calculated[:, 2:6].T)
     limiting = ((ours.limits == ours.blocks_per_sm) * np.array([[1], [2], [4], [8]])).sum(axis=0)
-    np.testing.assert_array_equal(limiting, said[:, 6] & 0b1111)
+    np.testing.assert_array_equal(limiting, calculated[:, 6] & 0b1111)
 
 
 def measure(
@@ -170,8 +172,8 @@ def test_sm_utilization_is_the_sms_that_hold_the_grid_at_once() -> None:
 
 def test_registers_are_allocated_in_units_of_a_warp() -> None:
     # 33 registers take 40: 1280 for a warp, 12 warps in a quarter of the register file, 48 in all.
-    found = measure("v100", 1, 128, 33)
-    assert (found.limits[FACTORS.index("registers"), 0], found.occupancy_pct[0]) == (12, 75.0)
+    occupancy = measure("v100", 1, 128, 33)
+    assert (occupancy.limits[FACTORS.index("registers"), 0], occupancy.occupancy_pct[0]) == (12, 75.0)
 
 
 def test_the_driver_takes_a_kibibyte_of_shared_memory_of_each_block_from_ampere_on() -> None:
@@ -183,9 +185,9 @@ def test_the_driver_takes_a_kibibyte_of_shared_memory_of_each_block_from_ampere_
 def test_the_largest_shared_memory_of_a_block_fits_and_one_unit_more_does_not() -> None:
     most = 227 * 1024
     assert measure("h100", 1, 32, 32, 0, most).blocks_per_sm[0] == 1
-    found = measure("h100", 1, 32, 32, 0, most + 128)
-    assert (found.blocks_per_sm[0], found.occupancy_pct[0]) == (0, 0.0)
-    assert math.isnan(found.sm_utilization_pct[0]) and math.isnan(found.average_occupancy_pct[0])
+    occupancy = measure("h100", 1, 32, 32, 0, most + 128)
+    assert (occupancy.blocks_per_sm[0], occupancy.occupancy_pct[0]) == (0, 0.0)
+    assert math.isnan(occupancy.sm_utilization_pct[0]) and math.isnan(occupancy.average_occupancy_pct[0])
 
 
 @given(
@@ -200,13 +202,13 @@ def test_what_runs_stays_within_every_limit_of_the_sm(
 ) -> None:
     sm = device(name).sm
     assert sm is not None
-    found = measure(name, blocks, threads, registers, 0, shared_bytes)
-    held = int(found.blocks_per_sm[0])
-    assert held == found.limits.min()
+    occupancy = measure(name, blocks, threads, registers, 0, shared_bytes)
+    held = int(occupancy.blocks_per_sm[0])
+    assert held == occupancy.limits.min()
     assert held * threads <= sm.threads
     assert held * threads * registers <= sm.registers
     assert held * shared_bytes <= sm.shared_memory_bytes
-    assert 0.0 <= found.occupancy_pct[0] <= 100.0
+    assert 0.0 <= occupancy.occupancy_pct[0] <= 100.0
 
 
 @pytest.mark.parametrize(
@@ -232,5 +234,5 @@ def test_a_cpu_and_an_unknown_capability_are_refused() -> None:
 
 
 def test_no_launches_give_no_rows() -> None:
-    found = occupancies(device("l4"), blocks=[], threads_per_block=[], registers_per_thread=[])
-    assert found.blocks_per_sm.shape == (0,)
+    occupancy = occupancies(device("l4"), blocks=[], threads_per_block=[], registers_per_thread=[])
+    assert occupancy.blocks_per_sm.shape == (0,)

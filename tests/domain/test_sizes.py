@@ -92,9 +92,9 @@ def test_a_distribution_that_cannot_be_read_is_refused(text: str, said: str) -> 
     st.dictionaries(st.from_regex(r"[a-z_]+(:[0-9])?", fullmatch=True), st.integers(1, 10**6), min_size=1, max_size=3)
 )
 def test_names_with_sizes_are_read_back(sizes: dict[str, int]) -> None:
-    known = tuple(sorted(sizes.items()))
-    assert parse_sizes(describe_sizes(known)) == known
-    assert split_name(sized_name("dir/bert.onnx", known)) == ("dir/bert.onnx", known)
+    pairs = tuple(sorted(sizes.items()))
+    assert parse_sizes(describe_sizes(pairs)) == pairs
+    assert split_name(sized_name("dir/bert.onnx", pairs)) == ("dir/bert.onnx", pairs)
 
 
 def test_a_name_without_sizes_is_itself() -> None:

@@ -29,20 +29,20 @@ def test_a_part_that_never_answers_is_missing_in_the_tail() -> None:
 
 def test_replicas_get_streams_in_proportion_to_their_capacities() -> None:
     servers = [BatchServer((10.0,), 1, 0.0), BatchServer((20.0,), 1, 0.0)]
-    found = split_stream(ExponentialQueue(), Arrivals(60.0), servers)
-    assert [part.rate_rps for part in found.parts] == pytest.approx([40.0, 20.0])
-    assert found.parts[0].sojourn == ExponentialQueue().sojourn(Arrivals(40.0), servers[0])
-    assert found.whole.mean_ms == pytest.approx(
-        (2 * found.parts[0].sojourn.mean_ms + found.parts[1].sojourn.mean_ms) / 3
+    streams = split_stream(ExponentialQueue(), Arrivals(60.0), servers)
+    assert [part.rate_rps for part in streams.parts] == pytest.approx([40.0, 20.0])
+    assert streams.parts[0].sojourn == ExponentialQueue().sojourn(Arrivals(40.0), servers[0])
+    assert streams.whole.mean_ms == pytest.approx(
+        (2 * streams.parts[0].sojourn.mean_ms + streams.parts[1].sojourn.mean_ms) / 3
     )
 
 
 def test_balanced_replicas_are_equally_late() -> None:
     servers = [BatchServer((10.0,), 1, 0.0), BatchServer((20.0,), 1, 0.0), BatchServer((10.0,), 1, 0.0)]
-    found = ExponentialQueue().pool(Arrivals(120.0), servers)
-    tails = [part.sojourn.percentile(99.0) for part in found.parts]
+    pool = ExponentialQueue().pool(Arrivals(120.0), servers)
+    tails = [part.sojourn.percentile(99.0) for part in pool.parts]
     assert tails == pytest.approx([tails[0]] * 3, rel=1e-6)
-    assert sum(part.rate_rps for part in found.parts) == pytest.approx(120.0)
-    assert found.whole.percentile(99.0) <= split_stream(ExponentialQueue(), Arrivals(120.0), servers).whole.percentile(
+    assert sum(part.rate_rps for part in pool.parts) == pytest.approx(120.0)
+    assert pool.whole.percentile(99.0) <= split_stream(ExponentialQueue(), Arrivals(120.0), servers).whole.percentile(
         99.0
     )

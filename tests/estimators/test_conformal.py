@@ -15,9 +15,9 @@ def test_the_common_factor_counts_architectures_and_not_figures() -> None:
 
 
 def test_an_architecture_is_held_against_the_others() -> None:
-    found = left_out_residuals({"a": [2.0], "b": [2.0, 4.0], "odd": [20.0]})
-    assert found["odd"] == [pytest.approx(math.log(20.0 / 2.5))]
-    assert found["b"] == pytest.approx([math.log(2.0 / 11.0), math.log(4.0 / 11.0)])
+    residuals = left_out_residuals({"a": [2.0], "b": [2.0, 4.0], "odd": [20.0]})
+    assert residuals["odd"] == [pytest.approx(math.log(20.0 / 2.5))]
+    assert residuals["b"] == pytest.approx([math.log(2.0 / 11.0), math.log(4.0 / 11.0)])
 
 
 def test_nine_of_ten_figures_of_a_new_architecture_are_inside() -> None:

@@ -36,32 +36,35 @@ def estimator(tmp_path: Path) -> DatabaseEstimator:
 
 
 def test_what_was_measured_is_said_as_it_was_measured(estimator: DatabaseEstimator) -> None:
-    said = estimator.estimate("net", CPU, 4, WHOLE)
-    assert (said.latency_ms.value, said.latency_ms.source) == (14.0, MEASURED)
-    assert said.latency_cv == pytest.approx(0.5 / 14.0)
-    assert said.memory_bytes is not None and (said.memory_bytes.value, said.memory_bytes.source) == (4000.0, MEASURED)
-    assert said.latency_ms.upper() == pytest.approx(14.0 + 1.645 * 0.5 / 5.0)
+    estimate = estimator.estimate("net", CPU, 4, WHOLE)
+    assert (estimate.latency_ms.value, estimate.latency_ms.source) == (14.0, MEASURED)
+    assert estimate.latency_cv == pytest.approx(0.5 / 14.0)
+    assert estimate.memory_bytes is not None and (estimate.memory_bytes.value, estimate.memory_bytes.source) == (
+        4000.0,
+        MEASURED,
+    )
+    assert estimate.latency_ms.upper() == pytest.approx(14.0 + 1.645 * 0.5 / 5.0)
 
 
 def test_between_measured_batches_stands_the_line_and_an_interval_around_it(estimator: DatabaseEstimator) -> None:
-    said = estimator.estimate("net", CPU, 6, WHOLE)
-    assert said.latency_ms.value == pytest.approx(20.0)
-    assert said.latency_ms.source == INTERPOLATED
-    assert said.latency_ms.low is not None and said.latency_ms.low < 20.0 < said.latency_ms.upper()
-    assert said.memory_bytes is not None and said.memory_bytes.value == pytest.approx(6000.0)
+    estimate = estimator.estimate("net", CPU, 6, WHOLE)
+    assert estimate.latency_ms.value == pytest.approx(20.0)
+    assert estimate.latency_ms.source == INTERPOLATED
+    assert estimate.latency_ms.low is not None and estimate.latency_ms.low < 20.0 < estimate.latency_ms.upper()
+    assert estimate.memory_bytes is not None and estimate.memory_bytes.value == pytest.approx(6000.0)
 
 
 def test_between_measured_shares_time_is_a_power_of_the_share(estimator: DatabaseEstimator) -> None:
-    said = estimator.estimate("net", CPU, 4, Share(50.0 * 2**0.5))
-    assert said.latency_ms.value == pytest.approx(14.0 * 2**0.5)
-    assert said.latency_ms.source == INTERPOLATED
+    estimate = estimator.estimate("net", CPU, 4, Share(50.0 * 2**0.5))
+    assert estimate.latency_ms.value == pytest.approx(14.0 * 2**0.5)
+    assert estimate.latency_ms.source == INTERPOLATED
 
 
 @pytest.mark.parametrize(("batch", "share"), [(16, 100.0), (4, 25.0)])
 def test_outside_of_what_was_measured_is_marked(estimator: DatabaseEstimator, batch: int, share: float) -> None:
-    said = estimator.estimate("net", CPU, batch, Share(share)).latency_ms
-    assert said.source == EXTRAPOLATED
-    assert said.low is not None and said.high is not None and said.high / said.low > 1.4
+    latency = estimator.estimate("net", CPU, batch, Share(share)).latency_ms
+    assert latency.source == EXTRAPOLATED
+    assert latency.low is not None and latency.high is not None and latency.high / latency.low > 1.4
 
 
 def test_beyond_the_last_batch_the_line_goes_on(estimator: DatabaseEstimator) -> None:
@@ -73,69 +76,69 @@ def test_half_of_the_cores_below_the_smallest_share_takes_twice_as_long(estimato
 
 
 def test_processes_that_were_not_measured_have_their_part_of_the_share(estimator: DatabaseEstimator) -> None:
-    said = estimator.estimate("net", CPU, 4, WHOLE, processes=2)
-    assert said.latency_ms.value == pytest.approx(28.0)
-    assert said.throughput_rps.value == pytest.approx(2 * 4 * 1000.0 / 28.0)
+    estimate = estimator.estimate("net", CPU, 4, WHOLE, processes=2)
+    assert estimate.latency_ms.value == pytest.approx(28.0)
+    assert estimate.throughput_rps.value == pytest.approx(2 * 4 * 1000.0 / 28.0)
 
 
 def test_measured_processes_win(tmp_path: Path) -> None:
     rows = [measured_row("net", 1, 5.0), measured_row("net", 1, 7.0, processes=2)]
-    said = DatabaseEstimator(database(tmp_path / "db", rows)).estimate("net", CPU, 1, WHOLE, processes=2)
-    assert (said.latency_ms.value, said.latency_ms.source) == (7.0, MEASURED)
+    estimate = DatabaseEstimator(database(tmp_path / "db", rows)).estimate("net", CPU, 1, WHOLE, processes=2)
+    assert (estimate.latency_ms.value, estimate.latency_ms.source) == (7.0, MEASURED)
 
 
 def test_an_unmeasured_model_gets_the_roofline_op_by_op(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "two.onnx", width=64)
-    said = DatabaseEstimator(None).estimate(str(path), CPU, 10, WHOLE)
-    assert said.latency_ms.source == UNCALIBRATED
-    assert said.latency_ms.low is not None and said.latency_ms.upper() > 5.0 * said.latency_ms.low
+    estimate = DatabaseEstimator(None).estimate(str(path), CPU, 10, WHOLE)
+    assert estimate.latency_ms.source == UNCALIBRATED
+    assert estimate.latency_ms.low is not None and estimate.latency_ms.upper() > 5.0 * estimate.latency_ms.low
     ops = load_graph(path, 10).ops
     least = sum(max((op.flops or 0) / 1e11, (op.bytes_read + op.bytes_written) / 1e10) for op in ops)
-    assert said.latency_ms.value == pytest.approx(least * 1e3, rel=1e-6)
+    assert estimate.latency_ms.value == pytest.approx(least * 1e3, rel=1e-6)
 
 
 def test_an_op_that_nothing_is_known_of_is_named_and_widens_the_interval_to_many_times(tmp_path: Path) -> None:
-    known, unknown = two_layers(tmp_path / "two.onnx"), two_layers(tmp_path / "odd.onnx", middle="NonMaxSuppressed")
-    plain, odd = (DatabaseEstimator(None).estimate(str(path), GPU, 8, WHOLE) for path in (known, unknown))
+    counted, unknown = two_layers(tmp_path / "two.onnx"), two_layers(tmp_path / "odd.onnx", middle="NonMaxSuppressed")
+    plain, odd = (DatabaseEstimator(None).estimate(str(path), GPU, 8, WHOLE) for path in (counted, unknown))
     assert plain.unknown_ops == () and odd.unknown_ops == ("NonMaxSuppressed",)
-    reach, usual_reach = (one.latency_ms.upper() / one.latency_ms.value for one in (odd, plain))
+    reach, usual_reach = (estimate.latency_ms.upper() / estimate.latency_ms.value for estimate in (odd, plain))
     assert reach > 3.0 and reach > 1.5 * usual_reach
     assert odd.latency_ms.low is not None and odd.latency_ms.low < odd.latency_ms.value
 
 
 def test_every_kernel_of_a_gpu_takes_a_launch_at_least(tmp_path: Path) -> None:
-    said = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "tiny.onnx", width=1)), GPU, 1, WHOLE)
-    assert said.latency_ms.value >= 3 * 0.00137
+    estimate = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "tiny.onnx", width=1)), GPU, 1, WHOLE)
+    assert estimate.latency_ms.value >= 3 * 0.00137
 
 
 def test_a_tiny_model_may_take_a_cpu_what_going_from_op_to_op_takes(tmp_path: Path) -> None:
-    said = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "tiny.onnx", width=1)), CPU, 1, WHOLE)
-    assert said.latency_ms.value < 0.001
-    assert said.latency_ms.upper() >= 3 * 4e-3
+    estimate = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "tiny.onnx", width=1)), CPU, 1, WHOLE)
+    assert estimate.latency_ms.value < 0.001
+    assert estimate.latency_ms.upper() >= 3 * 4e-3
 
 
 def test_memory_of_an_unmeasured_model_is_its_weights_and_what_is_alive_at_once(tmp_path: Path) -> None:
-    said = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "two.onnx", width=64)), CPU, 10, WHOLE)
-    assert said.memory_bytes is not None
-    assert said.memory_bytes.value == 2 * 64 * 64 * 4 + 2 * 10 * 64 * 4
+    estimate = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "two.onnx", width=64)), CPU, 10, WHOLE)
+    assert estimate.memory_bytes is not None
+    assert estimate.memory_bytes.value == 2 * 64 * 64 * 4 + 2 * 10 * 64 * 4
 
 
 def test_a_roofline_is_scaled_by_what_others_took_on_the_device(tmp_path: Path) -> None:
-    other, path = two_layers(tmp_path / "a.onnx", 32), two_layers(tmp_path / "b.onnx", 64)
+    calibrated, path = two_layers(tmp_path / "a.onnx", 32), two_layers(tmp_path / "b.onnx", 64)
     plain = DatabaseEstimator(None)
-    least = plain.estimate(str(other), CPU, 1, WHOLE).latency_ms.value
+    least = plain.estimate(str(calibrated), CPU, 1, WHOLE).latency_ms.value
     db = database(
-        tmp_path / "db", [measured_row("a", 1, 3.0 * least, path=str(other), sha256=load_graph(other).sha256)]
+        tmp_path / "db", [measured_row("a", 1, 3.0 * least, path=str(calibrated), sha256=load_graph(calibrated).sha256)]
     )
-    said = DatabaseEstimator(db).estimate(str(path), CPU, 1, WHOLE).latency_ms
-    assert said.value == pytest.approx(3.0 * plain.estimate(str(path), CPU, 1, WHOLE).latency_ms.value)
+    latency = DatabaseEstimator(db).estimate(str(path), CPU, 1, WHOLE).latency_ms
+    assert latency.value == pytest.approx(3.0 * plain.estimate(str(path), CPU, 1, WHOLE).latency_ms.value)
 
 
 def test_a_file_is_recognised_by_its_content(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "copy.onnx")
     db = database(tmp_path / "db", [measured_row("net", 1, 5.0, path="/gone.onnx", sha256=load_graph(path).sha256)])
-    said = DatabaseEstimator(db).estimate(str(path), CPU, 1, WHOLE).latency_ms
-    assert (said.value, said.source) == (5.0, MEASURED)
+    latency = DatabaseEstimator(db).estimate(str(path), CPU, 1, WHOLE).latency_ms
+    assert (latency.value, latency.source) == (5.0, MEASURED)
 
 
 def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) -> None:
@@ -179,8 +182,8 @@ def test_a_measured_colocation_is_used_as_measured(tmp_path: Path) -> None:
         "r1", CPU.name, 0, 0, "net", 1, "other:4:50%", 50.0, latency_mean_ms=6.0, solo_latency_mean_ms=5.0
     )
     db = database(tmp_path / "db", [measured_row("net", 1, 10.0, share=50.0)], colocations=[row])
-    said = DatabaseEstimator(db).estimate("net", CPU, 1, Share(50.0), beside=[Workload("other", 4, Share(50.0))])
-    assert said.latency_ms.value == pytest.approx(12.0)
+    estimate = DatabaseEstimator(db).estimate("net", CPU, 1, Share(50.0), beside=[Workload("other", 4, Share(50.0))])
+    assert estimate.latency_ms.value == pytest.approx(12.0)
 
 
 def test_a_neighbour_changes_nothing_but_the_time(estimator: DatabaseEstimator) -> None:
@@ -233,8 +236,8 @@ def test_a_model_that_fixes_its_batch_is_estimated_at_that_batch(tmp_path: Path)
     free = write_model(tmp_path / "free.onnx", [op], {"x": ["n", side]}, {"y": ["n", side]})
     fixed = write_model(tmp_path / "fixed.onnx", [op], {"x": [8, side]}, {"y": [8, side]})
     estimator = DatabaseEstimator(None)
-    said, same = (estimator.estimate(str(path), GPU, 8, WHOLE) for path in (fixed, free))
-    assert said.latency_ms == same.latency_ms and said.memory_bytes == same.memory_bytes
+    estimate, same = (estimator.estimate(str(path), GPU, 8, WHOLE) for path in (fixed, free))
+    assert estimate.latency_ms == same.latency_ms and estimate.memory_bytes == same.memory_bytes
     assert estimator.batches(str(fixed), GPU, WHOLE) == (8,)
 
 
@@ -245,8 +248,8 @@ def failed_row(
 
 
 def with_failures(path: Path, *rows: ModelRow) -> DatabaseEstimator:
-    known = [measured_row("net", batch, 2.0 + batch, device=GPU.name) for batch in (1, 2, 4, 8)]
-    return DatabaseEstimator(database(path / "db", [*known, *rows]))
+    profiled = [measured_row("net", batch, 2.0 + batch, device=GPU.name) for batch in (1, 2, 4, 8)]
+    return DatabaseEstimator(database(path / "db", [*profiled, *rows]))
 
 
 @pytest.mark.parametrize(
@@ -299,11 +302,11 @@ def test_a_model_whose_ops_have_nothing_to_count_is_carried_over_by_what_was_mea
     path = write_model(tmp_path / "none.onnx", [node("Relu", ["x"], ["y"])], {"x": ["N", 0]}, {"y": ["N", 0]})
     sha256 = load_graph(path).sha256
     rows = [measured_row("none", batch, 1.0, path=str(path), sha256=sha256) for batch in (1, 2)]
-    other = two_layers(tmp_path / "other.onnx")
-    rows += [measured_row("other", 1, 1.0, path=str(other), sha256=load_graph(other).sha256)]
+    neighbour = two_layers(tmp_path / "other.onnx")
+    rows += [measured_row("other", 1, 1.0, path=str(neighbour), sha256=load_graph(neighbour).sha256)]
     estimator = DatabaseEstimator(database(tmp_path / "db", rows))
-    said = estimator.estimate("none", CPU, 8, Share(50.0)).latency_ms
-    assert said.source == EXTRAPOLATED and said.value > 0.0
+    latency = estimator.estimate("none", CPU, 8, Share(50.0)).latency_ms
+    assert latency.source == EXTRAPOLATED and latency.value > 0.0
     assert estimator.estimate(str(two_layers(tmp_path / "new.onnx", 32)), CPU, 1, WHOLE).latency_ms.value > 0.0
 
 
@@ -313,12 +316,12 @@ def _write_convolution(path: Path) -> Path:
 
 
 def test_partial_batches_of_convolutions_are_padded_on_gpus_alone(tmp_path: Path) -> None:
-    path, other = _write_convolution(tmp_path / "c.onnx"), two_layers(tmp_path / "two.onnx")
+    path, dense = _write_convolution(tmp_path / "c.onnx"), two_layers(tmp_path / "two.onnx")
     estimator = DatabaseEstimator(None)
     assert estimator.estimate(str(path), GPU, 4, WHOLE).is_padded
-    assert estimator.estimate(str(path), GPU, 4, WHOLE, [Workload(str(other), 1, WHOLE)]).is_padded
+    assert estimator.estimate(str(path), GPU, 4, WHOLE, [Workload(str(dense), 1, WHOLE)]).is_padded
     assert not estimator.estimate(str(path), CPU, 4, WHOLE).is_padded
-    assert not estimator.estimate(str(other), GPU, 4, WHOLE).is_padded
+    assert not estimator.estimate(str(dense), GPU, 4, WHOLE).is_padded
     eager = DatabaseEstimator(None, execution=Execution(runtime=LaunchMode.EAGER))
     assert not eager.estimate(str(path), GPU, 4, WHOLE).is_padded
 

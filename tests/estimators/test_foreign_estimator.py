@@ -64,8 +64,8 @@ class Changed(Sound):
     fields: ClassVar[dict[str, Any]] = {}
     answers: ClassVar[dict[str, Any]] = {}
 
-    def estimate(self, *asked: Any) -> Estimate:
-        return replace(super().estimate(*asked), **self.fields)
+    def estimate(self, *arguments: Any) -> Estimate:
+        return replace(super().estimate(*arguments), **self.fields)
 
     def batches(self, *_: object) -> Any:
         return self.answers["batches"]

@@ -50,8 +50,8 @@ def db(tmp_path: Path) -> KernelDb:
 
 def test_each_model_is_estimated_from_the_others(db: KernelDb) -> None:
     latencies = estimate_held_out(f"{__name__}:MeanOfOthers", db, "models", devices().__getitem__)
-    found = {latency.model: (latency.measured_ms, latency.predicted_ms, latency.is_inside) for latency in latencies}
-    assert found == {"a": (1.0, 4.0, False), "b": (2.0, 3.5, True), "refused": (6.0, None, None)}
+    errors = {latency.model: (latency.measured_ms, latency.predicted_ms, latency.is_inside) for latency in latencies}
+    assert errors == {"a": (1.0, 4.0, False), "b": (2.0, 3.5, True), "refused": (6.0, None, None)}
 
 
 def test_a_copy_lacks_every_row_of_the_model(db: KernelDb, tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_the_command_prints_errors_coverage_and_what_has_no_estimate(
 ) -> None:
     words = ["evaluate", "--estimator", f"{__name__}:MeanOfOthers", "--db", str(db.path), "--json"]
     assert main(words) == 0
-    said = capsys.readouterr()
-    (row,) = json.loads(said.out)
+    captured = capsys.readouterr()
+    (row,) = json.loads(captured.out)
     assert (row["count"], row["mean_pct"], row["coverage_pct"]) == (2, pytest.approx(187.5), 50.0)
-    assert "no estimate for 1 of 3 latencies" in said.err
+    assert "no estimate for 1 of 3 latencies" in captured.err
 
 
 def test_one_device_cannot_be_left_out(db: KernelDb, capsys: pytest.CaptureFixture[str]) -> None:

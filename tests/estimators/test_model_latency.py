@@ -19,9 +19,9 @@ from tests.estimators.rows import CPU, GPU, database, measured_row
 @pytest.fixture
 def latencies(tmp_path: Path) -> ModelLatencies:
     rows = [measured_row("net", batch, 2.0 + 3.0 * batch, std_ms=0.5, repeats=25) for batch in (1, 4, 8)]
-    known = KnownModels(database(tmp_path / "db", rows), None)
-    cross_gpu = CrossGpuLatencies(Execution(), known.bind_graph, lambda device: [])
-    return ModelLatencies(known, lambda device: None, cross_gpu)
+    models = KnownModels(database(tmp_path / "db", rows), None)
+    cross_gpu = CrossGpuLatencies(Execution(), models.bind_graph, lambda device: [])
+    return ModelLatencies(models, lambda device: None, cross_gpu)
 
 
 def test_a_measured_time_comes_with_how_much_it_varies(latencies: ModelLatencies) -> None:

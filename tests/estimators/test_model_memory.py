@@ -23,17 +23,17 @@ from tests.small_models import write_model
 
 def test_memory_between_measured_batches_is_on_their_line(tmp_path: Path) -> None:
     rows = [measured_row("net", batch, 2.0, memory=500 + 1000 * batch) for batch in (1, 4, 8)]
-    known = KnownModels(database(tmp_path / "db", rows), None)
-    memory, net = ModelMemory(known, lambda device: None), known.find_model("net")
+    models = KnownModels(database(tmp_path / "db", rows), None)
+    memory, net = ModelMemory(models, lambda device: None), models.find_model("net")
     four, six = (memory.peak(net, CPU, Workload("net", batch, Share())) for batch in (4, 6))
     assert four is not None and (four.value, four.source) == (4500.0, MEASURED)
     assert six is not None and (six.value, six.source) == (6500.0, INTERPOLATED)
 
 
 def test_a_batch_fits_while_its_predicted_peak_is_within_the_share(tmp_path: Path) -> None:
-    known = KnownModels(None, None)
-    model = known.find_model(str(two_layers(tmp_path / "two.onnx", width=64)))
-    memory = ModelMemory(known, lambda device: None)
+    models = KnownModels(None, None)
+    model = models.find_model(str(two_layers(tmp_path / "two.onnx", width=64)))
+    memory = ModelMemory(models, lambda device: None)
     per_item = 2 * 64 * 4
     largest = int(CPU.memory_bytes(Share()) - 2 * 64 * 64 * 4) // per_item
     assert memory.fits(model, CPU, largest, Share())
@@ -41,8 +41,8 @@ def test_a_batch_fits_while_its_predicted_peak_is_within_the_share(tmp_path: Pat
 
 
 def test_where_nothing_tells_the_memory_a_batch_is_taken_to_fit(tmp_path: Path) -> None:
-    known = KnownModels(database(tmp_path / "db", [measured_row("net", 1, 2.0)]), None)
-    memory, net = ModelMemory(known, lambda device: None), known.find_model("net")
+    models = KnownModels(database(tmp_path / "db", [measured_row("net", 1, 2.0)]), None)
+    memory, net = ModelMemory(models, lambda device: None), models.find_model("net")
     assert memory.peak(net, CPU, Workload("net", 64, Share())) is None
     assert memory.fits(net, CPU, 64, Share())
 
@@ -62,14 +62,14 @@ def test_where_nothing_tells_the_memory_a_batch_is_taken_to_fit(tmp_path: Path) 
 def test_memory_is_that_of_the_precision_that_is_asked_for(
     tmp_path: Path, precision: str | None, weight_bytes: int, activation_bytes: int
 ) -> None:
-    known, gpu = KnownModels(None, None), device("l40s")
-    model = known.find_model(str(two_layers(tmp_path / "two.onnx", width=64)))
+    models, gpu = KnownModels(None, None), device("l40s")
+    model = models.find_model(str(two_layers(tmp_path / "two.onnx", width=64)))
     for runtime, predict in ((None, predict_held), ("eager", predict_process)):
-        memory = ModelMemory(known, lambda device: None, parse_execution(precision, runtime))
+        memory = ModelMemory(models, lambda device: None, parse_execution(precision, runtime))
         for batch in (1, 256):
-            found = memory.peak(model, gpu, Workload(model.name, batch, Share()))
+            peak = memory.peak(model, gpu, Workload(model.name, batch, Share()))
             expected = predict(2 * 64 * 64 * weight_bytes, 2 * 64 * batch * activation_bytes, precision)
-            assert found == expected
+            assert peak == expected
             assert (precision or "scaled") in expected.source
 
 

@@ -31,9 +31,9 @@ def test_no_estimate_lies_between_two_runtimes_or_precisions(tmp_path: Path, oth
     rows = [_row(1, 1.0, ORT), _row(8, 8.0, ORT), _row(2, 50.0, other), _row(4, 100.0, other)]
     rows += [_row(16, 16.0, ORT)]
     estimator = DatabaseEstimator(database(tmp_path / "db", rows))
-    found = estimator.estimate("net", GPU, 4, Share())
-    assert found.latency_ms.source == INTERPOLATED and found.latency_ms.value == pytest.approx(4.0)
-    assert found.variant == "onnxruntime fused tf32"
+    estimate = estimator.estimate("net", GPU, 4, Share())
+    assert estimate.latency_ms.source == INTERPOLATED and estimate.latency_ms.value == pytest.approx(4.0)
+    assert estimate.variant == "onnxruntime fused tf32"
     assert estimator.batches("net", GPU, Share()) == (1, 8, 16)
 
 
@@ -49,8 +49,12 @@ def test_one_is_named_and_two_are_said(tmp_path: Path) -> None:
 
 def test_a_model_that_only_another_runtime_measured_is_estimated_by_its_own_rows(tmp_path: Path) -> None:
     rows = [_row(1, 1.0, ORT), _row(1, 3.0, TORCH, model="other")]
-    found = DatabaseEstimator(database(tmp_path / "db", rows)).estimate("other", GPU, 1, Share())
-    assert (found.latency_ms.value, found.latency_ms.source, found.variant) == (3.0, MEASURED, "pytorch eager tf32")
+    estimate = DatabaseEstimator(database(tmp_path / "db", rows)).estimate("other", GPU, 1, Share())
+    assert (estimate.latency_ms.value, estimate.latency_ms.source, estimate.variant) == (
+        3.0,
+        MEASURED,
+        "pytorch eager tf32",
+    )
 
 
 def test_a_slowdown_of_another_runtime_does_not_count(tmp_path: Path) -> None:
@@ -62,5 +66,5 @@ def test_a_slowdown_of_another_runtime_does_not_count(tmp_path: Path) -> None:
 
     rows = [_row(1, 2.0, ORT, share=50.0), _row(1, 6.0, TORCH, share=50.0)]
     db = database(tmp_path / "db", rows, colocations=[beside(ORT, 2.2), beside(TORCH, 20.0)])
-    found = DatabaseEstimator(db).estimate("net", GPU, 1, Share(50.0), (Workload("net", 1, Share(50.0)),))
-    assert found.latency_ms.value == pytest.approx(2.2)
+    estimate = DatabaseEstimator(db).estimate("net", GPU, 1, Share(50.0), (Workload("net", 1, Share(50.0)),))
+    assert estimate.latency_ms.value == pytest.approx(2.2)

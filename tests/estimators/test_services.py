@@ -23,7 +23,7 @@ class RecordingEstimator:
         self._inner = PROBLEM.estimator
 
     def estimate(self, model, device, batch, share, beside=(), processes=1):  # type: ignore[no-untyped-def]
-        self.asked.append((model, [one.model for one in beside]))
+        self.asked.append((model, [neighbour.model for neighbour in beside]))
         return self._inner.estimate(model, device, batch, share, beside, processes)
 
     def batches(self, model, device, share):  # type: ignore[no-untyped-def]
@@ -38,9 +38,9 @@ def test_a_service_is_its_model_under_another_name() -> None:
     services = ServiceEstimator(inner, {"fast": "m", "slow": "m"})
     (share, *_) = services.shares("fast", DEVICE)
     (batch, *_) = services.batches("slow", DEVICE, share)
-    found = services.estimate("fast", DEVICE, batch, share, [Workload("slow", batch, share, 1)])
+    estimate = services.estimate("fast", DEVICE, batch, share, [Workload("slow", batch, share, 1)])
     assert inner.asked == [("m", ["m"])]
-    assert found.workload.model == "fast"
+    assert estimate.workload.model == "fast"
     alone = PROBLEM.estimator.estimate("m", DEVICE, batch, share)
     assert services.estimate("slow", DEVICE, batch, share).latency_ms == alone.latency_ms
 
@@ -53,7 +53,7 @@ def test_what_failed_of_a_model_failed_of_each_of_its_services() -> None:
     failed, ran = Workload("m", 32, SHARE, 1), Workload("other", 4, SHARE, 1)
     tried = TriedRuns((FailedRun("d", failed, "out of memory"),), frozenset({("d", ran)}))
     named = name_tried_services(tried, {"fast": "m", "slow": "m", "other": "other"})
-    assert [one.workload.model for one in named.failed] == ["fast", "slow"]
+    assert [run.workload.model for run in named.failed] == ["fast", "slow"]
     assert named.measured == tried.measured
 
 
@@ -64,29 +64,29 @@ def test_what_ran_together_is_told_of_services_where_anything_failed_beside_othe
     alone = TriedRuns((FailedRun("d", pair[0], "out of memory"),), together=together)
     assert not name_tried_services(alone, sources).together
     beside = TriedRuns((FailedRun("d", pair[0], "out of memory", pair[1:]),), together=together)
-    named = {tuple(one.model for one in ran) for _, ran in name_tried_services(beside, sources).together}
+    named = {tuple(run.model for run in ran) for _, ran in name_tried_services(beside, sources).together}
     assert named == {("a", "n"), ("b", "n")}
 
 
 def test_requests_of_two_sizes_take_what_each_takes_by_how_many_have_it() -> None:
     inner = SizedEstimator({64: 1.0, 256: 4.0})
     services = ServiceEstimator(inner, {"s": "m[seq=64:0.75|seq=256:0.25]"})
-    one = services.estimate("s", DEVICE, 1, SHARE)
-    assert one.workload.model == "s"
-    assert one.latency_ms.value == pytest.approx(0.75 * 1.0 + 0.25 * 4.0)
+    estimate = services.estimate("s", DEVICE, 1, SHARE)
+    assert estimate.workload.model == "s"
+    assert estimate.latency_ms.value == pytest.approx(0.75 * 1.0 + 0.25 * 4.0)
     variance = 0.75 * 1.0 + 0.25 * 16.0 - 1.75**2
-    assert one.latency_cv == pytest.approx(variance**0.5 / 1.75)
-    assert one.memory_bytes is not None and one.memory_bytes.value == 256
+    assert estimate.latency_cv == pytest.approx(variance**0.5 / 1.75)
+    assert estimate.memory_bytes is not None and estimate.memory_bytes.value == 256
 
 
 def test_a_batch_of_two_sizes_is_a_batch_of_each() -> None:
     inner = SizedEstimator({64: 1.0, 256: 4.0}, per_row=0.5)
     services = ServiceEstimator(inner, {"s": "m[seq=64:0.5|seq=256:0.5]"})
-    found = services.estimate("s", DEVICE, 8, SHARE).latency_ms
+    latency = services.estimate("s", DEVICE, 8, SHARE).latency_ms
     chance = 1.0 - 0.5**8
     # Each size is there with this chance; its fixed time once, and half the rows of each, whatever the chance.
-    assert found.value == pytest.approx(chance * (0.5 + 3.5) + 0.5 * 8)
-    assert found.low is not None and found.low < found.value < found.upper()
+    assert latency.value == pytest.approx(chance * (0.5 + 3.5) + 0.5 * 8)
+    assert latency.low is not None and latency.low < latency.value < latency.upper()
     assert {name for name, _ in inner.asked} == {"m[seq=64]", "m[seq=256]"}
 
 
@@ -94,7 +94,7 @@ def test_what_failed_of_one_size_failed_of_a_service_that_sends_it() -> None:
     failed, ran = Workload("m[seq=256]", 32, SHARE, 1), Workload("m[seq=64]", 32, SHARE, 1)
     tried = TriedRuns((FailedRun("d", failed, "out of memory"),), frozenset({("d", ran)}))
     named = name_tried_services(tried, {"s": "m[seq=64:0.5|seq=256:0.5]", "short": "m[seq=64]"})
-    assert [one.workload.model for one in named.failed] == ["s"]
+    assert [run.workload.model for run in named.failed] == ["s"]
     assert [workload.model for _, workload in named.measured] == ["short"]
 
 

@@ -171,8 +171,8 @@ def merged_map() -> DeploymentMap:
     partition = content["nodes"][0]["gpus"][0]["partitions"][0]
     first = partition["replicas"][0]
     partition["replicas"] = [first | {"model": "ab"}]
-    members = {name: {key: own[key] for key in ("rate_rps", "slo_ms")} for name, own in content["models"].items()}
-    rate_rps = sum(own["rate_rps"] for own in members.values())
+    members = {name: {key: member[key] for key in ("rate_rps", "slo_ms")} for name, member in content["models"].items()}
+    rate_rps = sum(member["rate_rps"] for member in members.values())
     content["models"] = {"ab": content["models"]["a"] | {"path": "ab.onnx", "rate_rps": rate_rps, "members": members}}
     return parse_map(content, "map")
 

@@ -34,10 +34,10 @@ def _of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]
 @pytest.mark.parametrize("deployment", [MAP, awkward(), merged_map()], ids=["plain", "awkward", "merged"])
 def test_every_object_keeps_the_schema_of_kubernetes(deployment: DeploymentMap) -> None:
     manifests = _manifests(deployment)
-    assert {one["kind"] for one in manifests} == {"ConfigMap", "PersistentVolumeClaim", "Deployment", "Service"}
+    assert {entry["kind"] for entry in manifests} == {"ConfigMap", "PersistentVolumeClaim", "Deployment", "Service"}
     for manifest in manifests:
         kubernetes_validate.validate(manifest, "1.30", strict=True)
-    names = [(one["kind"], one["metadata"]["name"]) for one in manifests]
+    names = [(entry["kind"], entry["metadata"]["name"]) for entry in manifests]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name) for _, name in names)
 
@@ -50,15 +50,17 @@ def test_the_schema_would_refuse_a_field_that_kubernetes_lacks() -> None:
 
 
 def test_a_pod_a_node_asks_for_the_devices_that_the_map_has_there() -> None:
-    pods = [one["spec"]["template"]["spec"] for one in _of_kind(_manifests(MAP), "Deployment")]
+    pods = [entry["spec"]["template"]["spec"] for entry in _of_kind(_manifests(MAP), "Deployment")]
     assert [pod["containers"][0]["resources"]["limits"] for pod in pods] == [
         {"nvidia.com/mig-3g.40gb": "2"},
         {"nvidia.com/gpu": "1"},  # two replicas share it by an MPS daemon of the pod's own
     ]
     assert [pod["nodeSelector"] for pod in pods] == [{"gpuprof.node": "node0"}, {"gpuprof.node": "node1"}]
     assert all("hostIPC" not in pod and "hostPID" not in pod for pod in pods)
-    odd = [one["spec"]["template"]["spec"]["containers"][0] for one in _of_kind(_manifests(awkward()), "Deployment")]
-    assert [one["resources"]["limits"] for one in odd] == [
+    odd = [
+        entry["spec"]["template"]["spec"]["containers"][0] for entry in _of_kind(_manifests(awkward()), "Deployment")
+    ]
+    assert [container["resources"]["limits"] for container in odd] == [
         {"nvidia.com/mig-1g.10gb.me": "1"},
         {"nvidia.com/gpu": "1"},
         {"cpu": "2"},
@@ -94,12 +96,12 @@ def test_the_arguments_are_options_that_serve_has(capsys: pytest.CaptureFixture[
 def test_a_service_leads_to_the_nodes_that_have_the_model_and_no_others() -> None:
     manifests = _manifests(MAP)
     labels = {
-        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"]
-        for one in _of_kind(manifests, "Deployment")
+        entry["metadata"]["name"]: entry["spec"]["template"]["metadata"]["labels"]
+        for entry in _of_kind(manifests, "Deployment")
     }
     led = {
-        one["metadata"]["name"]: [n for n, has in labels.items() if one["spec"]["selector"].items() <= has.items()]
-        for one in _of_kind(manifests, "Service")
+        entry["metadata"]["name"]: [n for n, has in labels.items() if entry["spec"]["selector"].items() <= has.items()]
+        for entry in _of_kind(manifests, "Service")
     }
     assert led == {"m-net-a": ["gpuprof-node0"], "m-b": ["gpuprof-node1"]}
 
@@ -136,22 +138,22 @@ def test_kserve_gets_the_same_pods_as_the_predictors_of_services(deployment: Dep
     services = _of_kind(_manifests(deployment, "kserve"), "InferenceService")
     plain = _of_kind(_manifests(deployment), "Deployment")
     assert len(services) == len(plain) > 0
-    own = {"minReplicas", "maxReplicas", "deploymentStrategy", "labels"}
-    for service, one in zip(services, plain, strict=True):
+    kserve_fields = {"minReplicas", "maxReplicas", "deploymentStrategy", "labels"}
+    for service, plain_deployment in zip(services, plain, strict=True):
         assert service["apiVersion"] == "serving.kserve.io/v1beta1"
         predictor = service["spec"]["predictor"]
-        pod = {key: value for key, value in predictor.items() if key not in own}
-        template = {"metadata": one["spec"]["template"]["metadata"], "spec": pod}
-        as_deployment = one | {"spec": one["spec"] | {"template": template}}
+        pod = {key: value for key, value in predictor.items() if key not in kserve_fields}
+        template = {"metadata": plain_deployment["spec"]["template"]["metadata"], "spec": pod}
+        as_deployment = plain_deployment | {"spec": plain_deployment["spec"] | {"template": template}}
         kubernetes_validate.validate(as_deployment, "1.30", strict=True)  # KServe inlines the fields of a pod
-        assert pod["containers"][0]["args"] == one["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert pod["containers"][0]["args"] == plain_deployment["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
 @pytest.mark.parametrize("target", ["k8s", "kserve"])
 def test_the_services_that_the_readme_names_are_in_the_manifest_and_select_pods(target: str) -> None:
     manifests = _manifests(MAP, target)
     services = _of_kind(manifests, "Service")
-    assert [one["metadata"]["name"] for one in services] == ["m-net-a", "m-b"]
+    assert [service["metadata"]["name"] for service in services] == ["m-net-a", "m-b"]
     nodes = _of_kind(manifests, "Deployment") or _of_kind(manifests, "InferenceService")
     specs = [node["spec"] for node in nodes]
     labels = [
@@ -217,20 +219,22 @@ def _deployed_pods(target: str, deployment: DeploymentMap) -> list[tuple[dict[st
     manifests = list(yaml.safe_load_all(export(deployment, target, IMAGE).files["gpuprof.yaml"]))
     for manifest in manifests:
         kubernetes_validate.validate(manifest, "1.36", strict=True)
-    templates = [one["spec"]["template"] for one in _of_kind(manifests, "Deployment")]
+    templates = [entry["spec"]["template"] for entry in _of_kind(manifests, "Deployment")]
     return [(template["metadata"], template["spec"]) for template in templates]
 
 
 def test_dra_claims_the_gpus_and_mig_instances_of_each_node() -> None:
     manifests = list(yaml.safe_load_all(export(MAP, "k8s-dra", IMAGE).files["gpuprof.yaml"]))
-    claims = {one["metadata"]["name"]: one["spec"]["spec"] for one in _of_kind(manifests, "ResourceClaimTemplate")}
+    claims = {
+        entry["metadata"]["name"]: entry["spec"]["spec"] for entry in _of_kind(manifests, "ResourceClaimTemplate")
+    }
     kinds = []
     for _, pod in _deployed_pods("k8s-dra", MAP):
         ((claim,), (container,)) = pod["resourceClaims"], pod["containers"]
         assert container["resources"]["claims"] == [{"name": claim["name"]}]
         assert not any("nvidia" in name for name in container["resources"]["limits"])
-        requests = [one["exactly"] for one in claims[claim["resourceClaimTemplateName"]]["devices"]["requests"]]
-        kinds.append([(one["deviceClassName"], one.get("selectors")) for one in requests])
+        requests = [request["exactly"] for request in claims[claim["resourceClaimTemplateName"]]["devices"]["requests"]]
+        kinds.append([(request["deviceClassName"], request.get("selectors")) for request in requests])
     profile = "device.attributes['gpu.nvidia.com'].profile == '3g.40gb'"
     instance = ("mig.nvidia.com", [{"cel": {"expression": profile}}])
     assert kinds == [[instance, instance], [("gpu.nvidia.com", None)]]
@@ -254,7 +258,7 @@ def _shared_map(*shares: float) -> DeploymentMap:
 def test_hami_holds_each_replica_to_its_share_and_memory() -> None:
     pods = _deployed_pods("k8s-hami", _shared_map(50.0, 32.5))
     limits = [pod["containers"][0]["resources"]["limits"] for _, pod in pods]
-    assert [(one["nvidia.com/gpucores"], one["nvidia.com/gpumem"], one["nvidia.com/gpu"]) for one in limits] == [
+    assert [(pod["nvidia.com/gpucores"], pod["nvidia.com/gpumem"], pod["nvidia.com/gpu"]) for pod in limits] == [
         ("50", "3072", "1"),
         ("32", "3072", "1"),
     ]
@@ -279,7 +283,7 @@ def test_kai_gets_a_fraction_of_a_gpu_and_each_pod_serves_its_replica_alone() ->
 def test_a_scheduler_of_fractions_refuses_shares_of_a_mig_instance_and_cpus() -> None:
     drawn = json.loads(MAP.to_json())
     partition = drawn["nodes"][0]["gpus"][0]["partitions"][0]
-    partition["replicas"] = [one | {"sm_share_pct": 40.0} for one in partition["replicas"] * 2][:2]
+    partition["replicas"] = [replica | {"sm_share_pct": 40.0} for replica in partition["replicas"] * 2][:2]
     with pytest.raises(InputError, match="divides whole GPUs only"):
         export(parse_map(drawn, "map"), "k8s-hami", IMAGE)
     with pytest.raises(InputError, match="a CPU has no fractions"):

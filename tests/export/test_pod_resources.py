@@ -44,22 +44,22 @@ def test_each_process_adds_the_part_of_a_core_for_which_the_map_has_it_busy() ->
 
 
 def test_workers_of_a_gpu_need_the_hosts_memory_each_and_room_for_what_they_load() -> None:
-    one, three = (_ask(_replace_predictions(1, processes=count), 1, b=_GIB) for count in (1, 3))
-    assert three.memory_bytes - one.memory_bytes == 2 * (3 - 1) * (2 * _GIB + _GIB)
-    assert "(assumed from their files)" in one.memory_from
+    single, three = (_ask(_replace_predictions(1, processes=count), 1, b=_GIB) for count in (1, 3))
+    assert three.memory_bytes - single.memory_bytes == 2 * (3 - 1) * (2 * _GIB + _GIB)
+    assert "(assumed from their files)" in single.memory_from
 
 
 def test_a_cpu_gives_the_cores_of_its_name_and_the_memory_that_was_measured() -> None:
     drawn = json.loads(awkward().to_json())
     (replica,) = drawn["nodes"][2]["gpus"][0]["partitions"][0]["replicas"]
     replica["predicted"]["memory_bytes"] = replica["memory_limit_bytes"] = 5 * _GIB
-    asked = ask_machine(parse_map(drawn, "map").nodes[2], {"b": 77 * _GIB})
-    assert asked.cpu == "2" and asked.requirements({})["limits"] == {"cpu": "2"}
-    assert "5 GiB for models (measured)" in asked.memory_from
-    assert asked.memory_bytes >= 5 * _GIB
+    resources = ask_machine(parse_map(drawn, "map").nodes[2], {"b": 77 * _GIB})
+    assert resources.cpu == "2" and resources.requirements({})["limits"] == {"cpu": "2"}
+    assert "5 GiB for models (measured)" in resources.memory_from
+    assert resources.memory_bytes >= 5 * _GIB
     replica["memory_limit_bytes"] = None
     guessed = ask_machine(parse_map(drawn, "map").nodes[2], {})
-    assert guessed.memory_bytes == asked.memory_bytes and "5 GiB for models (predicted)" in guessed.memory_from
+    assert guessed.memory_bytes == resources.memory_bytes and "5 GiB for models (predicted)" in guessed.memory_from
 
 
 @pytest.mark.parametrize("deployment", [MAP, awkward(), merged_map()], ids=["plain", "awkward", "merged"])
@@ -96,7 +96,11 @@ def _memory(manifests: str) -> list[float]:
 
 
 def _containers(manifests: str) -> list[dict[str, Any]]:
-    specs = [one["spec"] for one in yaml.safe_load_all(manifests) if one["kind"] in {"Deployment", "InferenceService"}]
+    specs = [
+        manifest["spec"]
+        for manifest in yaml.safe_load_all(manifests)
+        if manifest["kind"] in {"Deployment", "InferenceService"}
+    ]
     pods = [spec["predictor"] if "predictor" in spec else spec["template"]["spec"] for spec in specs]
     return [container for pod in pods for container in pod["containers"]]
 

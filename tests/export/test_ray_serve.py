@@ -32,7 +32,7 @@ def _config(deployment: DeploymentMap) -> dict[str, object]:
 @pytest.mark.parametrize("deployment", [MAP, awkward(), merged_map()], ids=["plain", "awkward", "merged"])
 def test_ray_serve_reads_a_deployment_for_each_node(schema: Any, deployment: DeploymentMap) -> None:
     (application,) = schema.ServeDeploySchema.model_validate(_config(deployment)).applications
-    names = [one.name for one in application.deployments]
+    names = [served.name for served in application.deployments]
     assert names == [ROUTER, *deployment_names(deployment).values()]
     assert len(set(names)) == len(names)
     module, _, function = application.import_path.partition(":")

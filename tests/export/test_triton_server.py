@@ -37,18 +37,18 @@ def repository(tmp_path: Path) -> Path:
     _save_identity(tmp_path / "net.onnx", "batch", 3)
     bundle = export(_with_file("net@3", "net.onnx", 4), "triton", base=tmp_path)
     MapExportResult(files=bundle.files, models=bundle.models).write(tmp_path / "out")
-    (found,) = (tmp_path / "out").iterdir()
-    return found
+    (path,) = (tmp_path / "out").iterdir()
+    return path
 
 
 def test_its_server_takes_the_repository_with_the_version_of_the_map(repository: Path) -> None:
-    said = _ask_triton(repository)
-    assert f"failed to load 'net' version 3: Invalid argument: {_TAKEN}" in said
-    assert "Poll failed" not in said
+    log = _ask_triton(repository)
+    assert f"failed to load 'net' version 3: Invalid argument: {_TAKEN}" in log
+    assert "Poll failed" not in log
 
 
 def test_its_server_refuses_a_configuration_that_is_wrong(repository: Path) -> None:
     (path,) = repository.rglob("config.pbtxt")
     path.write_text(path.read_text() + "nonsense: 1\n")
-    said = _ask_triton(repository)
-    assert "Poll failed" in said and _TAKEN not in said
+    log = _ask_triton(repository)
+    assert "Poll failed" in log and _TAKEN not in log

@@ -67,7 +67,7 @@ def test_samples_of_several_sizes_are_told_apart(tmp_path: Path, text: Path) -> 
     entries = [{"ids": [1, 2, 3]}, {"ids": [4, 5]}, {"ids": {"content": [6, 7, 8], "shape": [3]}}]
     data = read_input_data(write_json(tmp_path / "d.json", {"data": entries}), model_inputs(text))
     groups = group_by_sizes(data, text)
-    assert {sizes: [sample["ids"].tolist() for sample in own] for sizes, own in groups.items()} == {
+    assert {sizes: [sample["ids"].tolist() for sample in samples] for sizes, samples in groups.items()} == {
         (("seq", 3),): [[[1, 2, 3]], [[6, 7, 8]]],
         (("seq", 2),): [[[4, 5]]],
     }
@@ -105,14 +105,14 @@ def test_a_file_that_does_not_fit_is_refused_with_its_place(
 def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, two_inputs: Path) -> None:
     shapes, path = model_inputs(two_inputs), tmp_path / "d.npz"
     good = {"x": np.zeros((2, 2, 2)), "z": np.zeros(2), "words": np.array([["a"], ["b"]])}
-    for wrong, said in (
+    for wrong, message in (
         ({"x": np.zeros((2, 3, 2))}, r"x must have shape \[1, 2, 2\] but has \[1, 3, 2\]"),
         ({"x": np.zeros((3, 2, 2))}, "not hold as many samples of each input: x 3, words 2"),
         ({"words": np.zeros((2, 1))}, "words takes texts but has float64"),
         ({"z": np.array(["a", "b"])}, "z takes float32 but has"),
     ):
         np.savez(path, **{**good, **wrong})  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             read_input_data(path, shapes)
     path.write_bytes(b"PK damaged")
     with pytest.raises(InputError, match=r"cannot read .* as \.npz"):

@@ -30,9 +30,9 @@ _NUMBERS_OF_FILE = {
 
 def _is_shown(directory: Path, *nodes: Described, weights: dict[str, Any] | None = None) -> bool:
     made = [helper.make_node(kind, inputs, outputs, **attributes) for kind, inputs, outputs, attributes in nodes]
-    known = {"w": floats(4, 4), "b": floats(4), "two": floats(2, 4)}
-    known |= {name: np.array(numbers, np.int64) for name, numbers in _NUMBERS_OF_FILE.items()} | (weights or {})
-    path = write_model(directory / "m.onnx", made, {"x": ["N", 4]}, outputs={"y": ["N", 4]}, weights=known)
+    constants = {"w": floats(4, 4), "b": floats(4), "two": floats(2, 4)}
+    constants |= {name: np.array(numbers, np.int64) for name, numbers in _NUMBERS_OF_FILE.items()} | (weights or {})
+    path = write_model(directory / "m.onnx", made, {"x": ["N", 4]}, outputs={"y": ["N", 4]}, weights=constants)
     alone, whole = (BoundGraph(load_graph(path, batch), load_nodes(path, batch)[1]) for batch in (1, 2))
     return computes_items_apart(whole, alone, ["x"])
 

@@ -90,12 +90,12 @@ def test_a_graph_at_the_sizes_that_were_assumed_is_not_walked_again_and_says_tha
 ) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["batch", "seq"]}, {"y": None})
     assumed = load_graph(path, 2)
-    other = load_graph(path, 2, dims={"seq": 7})
+    graph = load_graph(path, 2, dims={"seq": 7})
     monkeypatch.setattr(load, "_walk_at", None)  # not to be called
     given = load_graph(path, 2, dims=dict(assumed.sizes))
     assert (given.ops, given.sizes, given.assumed) == (assumed.ops, assumed.sizes, ())
     assert assumed.assumed == ("seq",)
-    assert other.inputs[0].shape == (2, 7)
+    assert graph.inputs[0].shape == (2, 7)
 
 
 def test_the_nodes_of_a_graph_that_was_just_read_are_not_walked_again(
@@ -237,8 +237,8 @@ def test_a_size_that_nobody_gave_is_named_where_a_node_stumbles_over_it(tmp_path
         {"y": None},
         {"places": floats(17, 4)},
     )
-    said = r"add \(Add\) contradicts .*read with patches as 128 at batch 1; .*--dim patches=SIZE"
-    with pytest.raises(InputError, match=said):
+    message = r"add \(Add\) contradicts .*read with patches as 128 at batch 1; .*--dim patches=SIZE"
+    with pytest.raises(InputError, match=message):
         load_graph(path)
     assert load_graph(path, dims={"patches": 17}).outputs[0].shape == (1, 17, 4)
 
@@ -263,7 +263,7 @@ def test_a_dimension_called_b_is_the_batch_where_every_input_has_it(
 ) -> None:
     nodes = [node("Relu", ["x"], ["y"]), node("Relu", ["h"], ["z"])]
     path = write_model(tmp_path / "m.onnx", nodes, {"x": frames, "h": state}, {"y": None, "z": None})
-    assert [one.shape for one in load_graph(path, 5).inputs] == shapes
+    assert [tensor.shape for tensor in load_graph(path, 5).inputs] == shapes
 
 
 def test_arithmetic_of_dimensions_is_understood(tmp_path: Path) -> None:
@@ -684,8 +684,8 @@ def test_a_dimension_whose_name_was_counted_is_told_with_its_place(tmp_path: Pat
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["s77", 3, "s20", "wide"]}, {"y": None})
     graph = load_graph(path, 2)
     assert graph.inputs[0].shape == (2, 3, 224, 224)
-    said = "m: s20=224, wide=224 (s20 is dimension 2 of x) assumed; another size: --dim s20=SIZE"
-    assert describe_assumed_sizes(graph) == said
+    message = "m: s20=224, wide=224 (s20 is dimension 2 of x) assumed; another size: --dim s20=SIZE"
+    assert describe_assumed_sizes(graph) == message
     sound = write_model(tmp_path / "s.onnx", [node("Relu", ["x"], ["y"])], {"x": ["batch", "s19"]}, {"y": None})
     with pytest.raises(InputError, match=r"how large s19 is in its requests \(s19 is dimension 1 of x\)"):
         require_sizes(load_graph(sound))

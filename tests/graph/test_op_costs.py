@@ -23,9 +23,9 @@ def cost(op_type: str, inputs: Sequence[Shape | None], output: Shape, domain: st
 
 
 def flops(op_type: str, inputs: Sequence[Shape | None], output: Shape, domain: str = "", **attributes: object) -> int:
-    found = cost(op_type, inputs, output, domain, **attributes).flops
-    assert found is not None
-    return found
+    operations = cost(op_type, inputs, output, domain, **attributes).flops
+    assert operations is not None
+    return operations
 
 
 class Counter:
@@ -119,8 +119,8 @@ def test_gemm_adds_c_and_scales() -> None:
 )
 def test_einsum_of_two_is_as_numpy_counts_it(equation: str, shapes: list[Shape]) -> None:
     operands = [np.zeros(shape) for shape in shapes]
-    said = np.einsum_path(equation, *operands, optimize=False)[1]
-    naive = next(float(line.split(":")[1]) for line in said.splitlines() if "Naive FLOP count" in line)
+    report = np.einsum_path(equation, *operands, optimize=False)[1]
+    naive = next(float(line.split(":")[1]) for line in report.splitlines() if "Naive FLOP count" in line)
     # NumPy prints three or four digits.
     assert flops("Einsum", shapes, np.einsum(equation, *operands).shape, equation=equation) == pytest.approx(
         naive, 1e-2
@@ -275,17 +275,17 @@ def test_moving_data_costs_no_flops(op_type: str) -> None:
 
 @pytest.mark.parametrize("op_type", ["Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape"])
 def test_views_move_nothing(op_type: str) -> None:
-    found = cost(op_type, [(4, 4), (1,)], (16,))
-    assert (found.bytes_read, found.bytes_written) == (0, 0)
+    costs = cost(op_type, [(4, 4), (1,)], (16,))
+    assert (costs.bytes_read, costs.bytes_written) == (0, 0)
 
 
 def test_a_lookup_reads_only_the_rows_that_it_takes() -> None:
     indices = Tensor("ids", "int64", (2, 8))
-    found = cost_of(
+    costs = cost_of(
         "Gather", "", [Tensor("table", "float32", (30000, 16)), indices], [Tensor("y", "float32", (2, 8, 16))], {}
     )
-    assert found.bytes_read == 2 * 8 * 16 * 4 + 2 * 8 * 8
-    assert found.bytes_written == 2 * 8 * 16 * 4
+    assert costs.bytes_read == 2 * 8 * 16 * 4 + 2 * 8 * 8
+    assert costs.bytes_written == 2 * 8 * 16 * 4
 
 
 def test_an_input_used_twice_is_read_once() -> None:

@@ -56,15 +56,15 @@ def test_the_smallest_change_reported_is_found_as_often_as_stated() -> None:
     rng = random.Random(9)
     (base,) = compare_cells(*draw(rng, cells=1, runs=6))
     assert base.smallest is not None
-    found = 0
+    detected = 0
     for _ in range(200):
         before = [CellRun(10.0 * math.exp(rng.gauss(0.0, 0.01))) for _ in range(6)]
         after = [CellRun(10.0 * math.exp(rng.gauss(0.0, 0.01))) for _ in range(6)]
         key = ComparedCell("m", "v100", "100%", 1)
         smallest = compare_cells({key: before}, {key: after})[0].smallest or 0.0
         slowed = [CellRun(run.latency_ms * (1.0 + smallest)) for run in after]
-        found += compare_cells({key: before}, {key: slowed})[0].verdict is ChangeVerdict.SLOWER
-    assert found >= 180
+        detected += compare_cells({key: before}, {key: slowed})[0].verdict is ChangeVerdict.SLOWER
+    assert detected >= 180
 
 
 def test_a_cell_that_was_measured_once_a_side_is_not_judged() -> None:

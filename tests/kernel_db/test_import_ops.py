@@ -99,8 +99,8 @@ def test_a_convolution_of_several_kernels_says_so(tmp_path: Path) -> None:
 def test_whole_models_are_apart_by_runtime(tmp_path: Path) -> None:
     database = _import(tmp_path, "models.csv", MODELS)
     runs = {row["run_id"]: row["provider"] for row in database.read_table("runs").to_pylist()}
-    found = {runs[row["run_id"]]: row["latency_mean_ms"] for row in database.read_table("models").to_pylist()}
-    assert found == {"cuda, eager": 694.46, "cuda, torch.compile": 600.0}
+    latencies = {runs[row["run_id"]]: row["latency_mean_ms"] for row in database.read_table("models").to_pylist()}
+    assert latencies == {"cuda, eager": 694.46, "cuda, torch.compile": 600.0}
 
 
 def test_of_a_file_with_several_gpus_each_is_named_once(tmp_path: Path) -> None:

@@ -78,9 +78,9 @@ def test_rows_of_version_2_say_what_their_runs_said_of_the_runtime(tmp_path: Pat
         "r2": ("pytorch", "eager", None),  # whether in TF32 was left to PyTorch
         "r3": (None, None, None),
     }
-    for run_id, said in runs.items():
+    for run_id, fields in runs.items():
         run = a_run(run_id)
-        database.append(replace(run, run=replace(run.run, **said)))
+        database.append(replace(run, run=replace(run.run, **fields)))
         for table in ("runs", "models", "ops", "kernels"):
             file = database.path / run_id / f"{table}.parquet"
             if table != "runs":

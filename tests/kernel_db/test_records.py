@@ -44,8 +44,8 @@ def test_whole_rows_come_back_as_they_were_written(database: KernelDb) -> None:
 
 
 def test_a_record_may_have_some_of_the_columns(database: KernelDb) -> None:
-    found = read_records(database, Latency, {"batch": [1, 4]}, table="models")
-    assert sorted(found, key=lambda one: one.batch) == [Latency(1, 2.0), Latency(4, 8.0)]
+    records = read_records(database, Latency, {"batch": [1, 4]}, table="models")
+    assert sorted(records, key=lambda record: record.batch) == [Latency(1, 2.0), Latency(4, 8.0)]
 
 
 def test_a_record_that_does_not_fit_its_table_is_refused(database: KernelDb) -> None:

@@ -62,8 +62,8 @@ def test_duckdb_reads_the_files_without_gpuprof(tmp_path: Path) -> None:
     database.append(a_run("r1"))
     database.append(a_run("r2"))
     files = f"{tmp_path}/db/*/models.parquet"
-    found = duckdb.connect().execute("select count(*), sum(latency_mean_ms) from read_parquet(?)", [files])
-    assert found.fetchall() == [(2, 3.0)]
+    result = duckdb.connect().execute("select count(*), sum(latency_mean_ms) from read_parquet(?)", [files])
+    assert result.fetchall() == [(2, 3.0)]
 
 
 def test_nothing_is_made_before_the_first_run(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def test_a_reader_whose_segments_are_compacted_away_reads_them_where_they_are_no
     list_segments = KernelDb.segments
 
     def list_and_compact(self: KernelDb) -> list[Path]:
-        found = list_segments(self)
+        segments = list_segments(self)
         monkeypatch.setattr(KernelDb, "segments", list_segments)
         merge_segments(KernelDb(self.path))
-        return found
+        return segments
 
     monkeypatch.setattr(KernelDb, "segments", list_and_compact)
     assert database.read_table("models").num_rows == 3
@@ -206,5 +206,5 @@ read_records(database, DeviceRow, {"device": "v100"})
 print(len(read_records(database, ModelRow, {"run_id": "r1", "mig_profile": None})), "pandas" in sys.modules)
 """
     done = [sys.executable, "-c", code, str(tmp_path / "db")]
-    said = subprocess.run(done, capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["1", "False"]
+    completed = subprocess.run(done, capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["1", "False"]

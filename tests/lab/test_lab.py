@@ -110,13 +110,13 @@ def test_clients_that_reach_less_than_the_target_send_fewer_requests() -> None:
 
 def test_a_scenario_varies_in_rate_slo_and_devices() -> None:
     scenario = find_scenario("thesis", "vision", None).vary(rate=2.0, slo=0.5, gpus="3")
-    assert {(one.rate_rps, one.slo.latency_ms) for one in scenario.demands} == {(1000.0, 100.0)}
+    assert {(demand.rate_rps, demand.slo.latency_ms) for demand in scenario.demands} == {(1000.0, 100.0)}
     assert scenario.gpus == "v100:3" and scenario.vary(gpus="t4,v100").gpus == "t4,v100"
 
 
 def test_suites_have_copies_single_scenarios_and_folders(tmp_path: Path) -> None:
     data = write_parvagpu(tmp_path / "data")
-    assert [one.name for one in list_scenarios("thesis", None)][:3] == ["example1", "example2", "example3"]
+    assert [scenario.name for scenario in list_scenarios("thesis", None)][:3] == ["example1", "example2", "example3"]
     (copied,) = list_scenarios("parvagpu/S1x3", data)
     assert len(copied.demands) == 6
     with pytest.raises(InputError, match="unknown suite"):
@@ -158,8 +158,8 @@ def test_results_are_kept_and_a_later_run_goes_on_from_them(tmp_path: Path) -> N
 def test_a_policy_of_ones_own_runs_and_one_that_fails_is_a_row(tmp_path: Path) -> None:
     policies = [f"{__name__}:OwnPolicy", f"{__name__}:Broken", "parvagpu"]
     result = run(["thesis/example1"], policies, settings=settings(tmp_path))
-    own, broken, unable = result.records
-    assert own["gpus"] == 4 and own["goodput_rps"] > 0.0
+    mine, broken, unable = result.records
+    assert mine["gpus"] == 4 and mine["goodput_rps"] > 0.0
     assert re.search(
         r":Broken' failed in line \d+ of test_lab.py: ZeroDivisionError: no reason at all", broken["reason"]
     )
@@ -225,13 +225,13 @@ def test_figures_are_selected_by_name_and_by_beginning() -> None:
 @pytest.mark.slow
 def test_a_figure_has_a_policy_of_ones_own_beside_the_papers(tmp_path: Path) -> None:
     data = write_igniter(tmp_path / "data")
-    own = f"{__name__}:OwnPolicy"
-    result = draw(["igniter-table1"], [own], settings=settings(tmp_path, data))
+    policy = f"{__name__}:OwnPolicy"
+    result = draw(["igniter-table1"], [policy], settings=settings(tmp_path, data))
     (figure,) = result.figures
-    assert len(figure.row(own)) == len(figure.header) - 1
+    assert len(figure.row(policy)) == len(figure.header) - 1
     assert {row["verdict"] for row in result.rows()} <= {"as printed", "differs"}
     page = write_page(tmp_path / "page.html", result).read_text(encoding="utf-8")
-    assert "iGniter Table 1" in page and own in page
+    assert "iGniter Table 1" in page and policy in page
 
 
 def test_the_command_draws_a_figure_and_prints_what_differs(
@@ -267,4 +267,4 @@ def test_a_map_of_gpuprofs_own_is_served_by_the_times_that_it_was_planned_with(t
     problem, judge = make_problem(cell, tmp_path, None)
     deployment = to_map(problem, parse_policy("optimal").place(problem))
     services = simulate_service(deployment, problem.demands, "stretched", judge, Traffic(8.0))
-    assert sum(one.goodput_rps for one in services.values()) > 0.95 * deployment.predicted.goodput_rps
+    assert sum(service.goodput_rps for service in services.values()) > 0.95 * deployment.predicted.goodput_rps

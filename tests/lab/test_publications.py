@@ -98,10 +98,10 @@ def test_the_coefficients_of_the_t4_stand_beside_the_imported_profile(tmp_path: 
 
 def test_copies_of_a_service_run_its_model(tmp_path: Path) -> None:
     folder = write_parvagpu(tmp_path)
-    assert [one.model for one in parvagpu_demands(folder, 1, 2)] == ["a", "b", "a#1", "b#1"]
+    assert [demand.model for demand in parvagpu_demands(folder, 1, 2)] == ["a", "b", "a#1", "b#1"]
     workloads = listed_demands("igniter", "W12", 2)
     assert len(workloads) == 24 and workloads[12].model == "W1#1" and workloads[12].source_model == "alexnet"
-    assert sum(one.rate_rps for one in usher_demands(1000.0)) == pytest.approx(1000.0)
+    assert sum(demand.rate_rps for demand in usher_demands(1000.0)) == pytest.approx(1000.0)
 
 
 def test_missing_data_name_their_source(tmp_path: Path) -> None:

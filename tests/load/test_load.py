@@ -169,9 +169,9 @@ def test_a_percentile_has_its_interval_or_is_not_given() -> None:
     assert p99 is not None and p99.low is not None and p99.high is not None
     assert p99.low < p99.value < p99.high <= 1000.0
     inside = [
-        (one.low or 0.0) <= 0.99 <= (one.high or 1.0)
+        (percentile.low or 0.0) <= 0.99 <= (percentile.high or 1.0)
         for seed in range(300)
-        if (one := find_percentile(np.sort(np.random.default_rng(seed).random(1500)).tolist(), 99.0)) is not None
+        if (percentile := find_percentile(np.sort(np.random.default_rng(seed).random(1500)).tolist(), 99.0)) is not None
     ]
     assert np.mean(inside) > 0.92
     assert find_percentile(values[:15], 99.0) is None and find_percentile(values[:15], 95.0) is None

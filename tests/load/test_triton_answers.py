@@ -66,31 +66,31 @@ class TritonAnswers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def triton() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    asked: list[dict[str, Any]] = []
-    handler = type("Handler", (TritonAnswers,), {"asked": asked})
+    bodies: list[dict[str, Any]] = []
+    handler = type("Handler", (TritonAnswers,), {"asked": bodies})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", bodies
         server.shutdown()
         thread.join()
 
 
 @pytest.mark.parametrize("how", [{"rates_rps": {"m": 50.0}}, {"concurrency": {"m": 2}}])
 def test_answers_of_triton_are_read_whole(triton: tuple[str, list[dict[str, Any]]], how: dict[str, Any]) -> None:
-    url, asked = triton
+    url, bodies = triton
     traffic = gpuprof.LoadTraffic(duration_s=1.5, warmup_s=0.1, **how)
     result = gpuprof.load(url, traffic=traffic)
     (row,) = result.rows()
     assert row["answered"] == row["sent"] and int(str(row["sent"])) > 3
     assert (row["lost"], row["failed"]) == (0, 0)
-    assert asked[0]["parameters"]["binary_data_output"] is True
+    assert bodies[0]["parameters"]["binary_data_output"] is True
 
 
 def test_a_closed_loop_sends_the_steps_of_a_sequence_one_after_the_answer_to_another(
     triton: tuple[str, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    url, asked = triton
+    url, bodies = triton
     file = tmp_path / "data.json"
     steps = [[{"x": [float(n), 0.0, 0.0]} for n in range(length)] for length in (3, 2, 3)]
     file.write_text(json.dumps({"data": steps}))
@@ -98,15 +98,15 @@ def test_a_closed_loop_sends_the_steps_of_a_sequence_one_after_the_answer_to_ano
     (row,) = gpuprof.load(url, traffic=traffic).rows()
     assert row["answered"] == row["sent"] and row["lost"] == 0
     begun: dict[int, int] = {}
-    for request in asked:
-        said = request["parameters"]
-        number = said["sequence_id"]
-        assert said["sequence_start"] is (number not in begun)
+    for request in bodies:
+        parameters = request["parameters"]
+        number = parameters["sequence_id"]
+        assert parameters["sequence_start"] is (number not in begun)
         begun[number] = begun.get(number, 0) + 1
         assert len(begun) <= 2  # two at a time, none of them twice
-        if said["sequence_end"]:
+        if parameters["sequence_end"]:
             assert begun.pop(number) == len(steps[number - 1])
-    assert {request["parameters"]["sequence_id"] for request in asked} == {1, 2, 3}
+    assert {request["parameters"]["sequence_id"] for request in bodies} == {1, 2, 3}
     with pytest.raises(InputError, match=r"4 sequences are to be on their way, but .* has 3"):
         gpuprof.load(url, traffic=traffic.replace(concurrency={"m": 4}))
 

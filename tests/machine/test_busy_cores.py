@@ -33,8 +33,8 @@ def test_other_programs_disturb_a_measurement_beyond_its_own_use(tmp_path: Path)
     _stat(stat, "100 0 0 0 0 0 0 0 0 0", "60 0 0 40 0 0 0 0 0 0")
     assert load.describe_disturbance(1.6, 0.04) is None
     assert load.describe_disturbance(None, 0.04) is None  # of a GPU
-    said = load.describe_disturbance(1.0, 0.04)
-    assert said is not None and said.startswith("other programs kept 0.6 of the 2 cores busy")
+    message = load.describe_disturbance(1.0, 0.04)
+    assert message is not None and message.startswith("other programs kept 0.6 of the 2 cores busy")
 
 
 def test_stolen_time_disturbs_too(tmp_path: Path) -> None:

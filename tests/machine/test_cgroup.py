@@ -31,15 +31,15 @@ def _own(machine: Path, text: str) -> Path:
 
 def test_version_1_is_found_where_the_cpu_controller_is_mounted(tmp_path: Path) -> None:
     _v1(tmp_path)
-    found = quota_parent(_own(tmp_path, "3:cpuset:/\n1:cpu:/\n0::/\n"))
-    assert found == (tmp_path / GROUPS / "cpu", 1)
+    quota = quota_parent(_own(tmp_path, "3:cpuset:/\n1:cpu:/\n0::/\n"))
+    assert quota == (tmp_path / GROUPS / "cpu", 1)
 
 
 def test_version_2_takes_the_own_group_when_it_hands_the_controller_on(tmp_path: Path) -> None:
     _v2(tmp_path / GROUPS, "cpu memory", "")
     _v2(tmp_path / GROUPS / "app", "cpu memory", "cpu")
-    found = quota_parent(_own(tmp_path, "0::/app\n"))
-    assert found == (tmp_path / GROUPS / "app", 2)
+    quota = quota_parent(_own(tmp_path, "0::/app\n"))
+    assert quota == (tmp_path / GROUPS / "app", 2)
 
 
 def test_version_2_goes_up_to_the_group_that_can(tmp_path: Path) -> None:

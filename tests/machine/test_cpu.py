@@ -132,7 +132,7 @@ def test_version_1_limits_are_read_where_the_container_sees_only_its_own_mount(t
 
 
 def test_no_limit_is_none_in_both_versions(tmp_path: Path) -> None:
-    one = _write(
+    version_1 = _write(
         tmp_path / "one",
         {
             "proc/self/cgroup": "1:cpu:/\n2:memory:/\n",
@@ -152,7 +152,7 @@ def test_no_limit_is_none_in_both_versions(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory.max": "max\n",
         },
     )
-    for root in (one, two, tmp_path / "nothing"):
+    for root in (version_1, two, tmp_path / "nothing"):
         assert cpu_quota_cores(root) is None
         assert memory_limit_bytes(root) is None
     assert cgroup_version(tmp_path / "nothing") is None

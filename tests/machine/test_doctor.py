@@ -191,8 +191,12 @@ def test_the_version_of_onnx_runtime_is_the_modules_own(tmp_path: Path) -> None:
     ways = {"version": {"onnxruntime-gpu": "1.31.1"}.get, "load": {"onnxruntime": _cuda_build()}.get}
     same = _find_one(_bare(tmp_path, **ways), "ONNX Runtime")
     assert (same.status, same.detail) == (Status.OK, "1.31.1, providers CUDA, CPU")
-    other = _find_one(_bare(tmp_path, **ways | {"load": {"onnxruntime": _cuda_build("1.20.0")}.get}), "ONNX Runtime")
-    assert other.status is Status.LIMITED and "onnxruntime-gpu 1.31.1 is installed, and another" in other.detail
+    mismatched = _find_one(
+        _bare(tmp_path, **ways | {"load": {"onnxruntime": _cuda_build("1.20.0")}.get}), "ONNX Runtime"
+    )
+    assert (
+        mismatched.status is Status.LIMITED and "onnxruntime-gpu 1.31.1 is installed, and another" in mismatched.detail
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,8 +229,8 @@ def test_two_builds_of_onnx_runtime_overwrite_each_other(tmp_path: Path) -> None
     both = _bare(tmp_path, version={"onnxruntime": "1.20", "onnxruntime-gpu": "1.20"}.get)
     assert _find_one(both, "ONNX Runtime").fix == "pip uninstall onnxruntime-gpu onnxruntime, then install one of them"
     needs = ["onnxruntime-gpu>=1.20; extra == 'gpu'"]
-    one = _bare(tmp_path, version={"onnxruntime": "1.20"}.get, requirements=lambda name: needs)
-    assert _find_one(one, "extra gpu").fix == "pip uninstall onnxruntime, then pip install 'gpuprof-onnx[gpu]'"
+    doubled = _bare(tmp_path, version={"onnxruntime": "1.20"}.get, requirements=lambda name: needs)
+    assert _find_one(doubled, "extra gpu").fix == "pip uninstall onnxruntime, then pip install 'gpuprof-onnx[gpu]'"
 
 
 @pytest.mark.parametrize(("governor", "status"), [("powersave", Status.LIMITED), ("performance", Status.OK)])

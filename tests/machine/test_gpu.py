@@ -98,18 +98,18 @@ def test_without_a_driver_there_are_no_gpus() -> None:
 def test_a_known_board_is_the_catalogues_with_what_the_driver_reports(name: str | bytes) -> None:
     nvml = FakeDeviceNvml(name, memory=80 * 2**30 - 1, power_mw=300_000)
     (gpu,) = local_gpus(nvml)
-    known = device("a100-80")
-    assert (gpu.name, gpu.compute_units, gpu.flops_per_s) == (known.name, known.compute_units, known.flops_per_s)
+    device_ = device("a100-80")
+    assert (gpu.name, gpu.compute_units, gpu.flops_per_s) == (device_.name, device_.compute_units, device_.flops_per_s)
     assert (gpu.dram_bytes, gpu.max_power_w) == (80 * 2**30 - 1, 300.0)
-    assert gpu.mig_profiles == known.mig_profiles
+    assert gpu.mig_profiles == device_.mig_profiles
     assert nvml.open == 0
 
 
 def test_mig_profiles_come_from_the_driver_without_media_variants() -> None:
     (gpu,) = local_gpus(FakeDeviceNvml("NVIDIA A100-SXM4-80GB", mig=True))
     assert [profile.name for profile in gpu.mig_profiles] == ["1g.10gb", "3g.40gb"]
-    one, three = gpu.mig_profiles
-    assert (one.start_slots, one.memory_slices, one.sms, one.max_count) == ((0, 1, 2, 3, 4, 5, 6), 1, 14, 7)
+    single, three = gpu.mig_profiles
+    assert (single.start_slots, single.memory_slices, single.sms, single.max_count) == ((0, 1, 2, 3, 4, 5, 6), 1, 14, 7)
     assert (three.start_slots, three.memory_slices, gpu.mig_slices) == ((0, 4), 4, 8)
     assert gpu.sources["mig"] == "NVML"
 

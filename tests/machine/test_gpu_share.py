@@ -59,8 +59,8 @@ def daemons(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 
 def test_instances_are_found_by_uuid_and_profile() -> None:
-    found = mig_instances(nvml=FakeMigNvml("3g.40gb", None, "1g.10gb"))
-    assert found == (MigInstanceId("MIG-0", "3g.40gb"), MigInstanceId("MIG-2", "1g.10gb"))
+    instances = mig_instances(nvml=FakeMigNvml("3g.40gb", None, "1g.10gb"))
+    assert instances == (MigInstanceId("MIG-0", "3g.40gb"), MigInstanceId("MIG-2", "1g.10gb"))
 
 
 def test_the_whole_gpu_needs_nothing(daemons: list[str | None]) -> None:

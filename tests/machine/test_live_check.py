@@ -68,7 +68,7 @@ def test_another_mig_layout_and_a_gpu_without_instances_are_found() -> None:
 
 
 def test_a_profile_under_another_drivers_name_is_found() -> None:
-    named = replace(A100, mig_profiles=tuple(one for one in A100.mig_profiles if one.name != "3g.40gb"))
+    named = replace(A100, mig_profiles=tuple(profile for profile in A100.mig_profiles if profile.name != "3g.40gb"))
     machine = replace(_machine(MigLayout.of([("3g.39gb", 4)])), gpus=lambda: (named,))
     assert "the driver offers no MIG profile 3g.40gb; it offers" in _faults(CUT, machine)[0]
 

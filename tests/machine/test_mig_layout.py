@@ -54,7 +54,9 @@ class Smi:
     def __init__(self, directory: Path, *gpus: tuple[str, list[list[Any]]]) -> None:
         self._state = directory / "state.json"
         self.tool = str(directory / "nvidia-smi")
-        self.write(root=True, refused=[], log=[], gpus=[{"mode": mode, "instances": own} for mode, own in gpus])
+        self.write(
+            root=True, refused=[], log=[], gpus=[{"mode": mode, "instances": instances} for mode, instances in gpus]
+        )
         Path(self.tool).write_text(PLAYED.format(python=sys.executable, state=str(self._state)))
         Path(self.tool).chmod(0o755)
 

@@ -100,8 +100,8 @@ def test_a_share_of_ours_does_not_reach_the_daemon(
 
 
 def test_a_clients_environment_holds_its_share_and_its_limit() -> None:
-    found = MpsDaemon("/p", "/l").environment(12.5, 3 * 2**30)
-    assert found == {MPS_PIPE: "/p", "CUDA_MPS_LOG_DIRECTORY": "/l", PERCENTAGE: "12.5", MEMORY: "0=3072M"}
+    environment = MpsDaemon("/p", "/l").environment(12.5, 3 * 2**30)
+    assert environment == {MPS_PIPE: "/p", "CUDA_MPS_LOG_DIRECTORY": "/l", PERCENTAGE: "12.5", MEMORY: "0=3072M"}
     assert MpsDaemon("/p").environment(100.0) == {MPS_PIPE: "/p", PERCENTAGE: "100"}
     for wrong in (0.0, 100.5):
         with pytest.raises(InputError, match="above 0 and at most 100"):

@@ -142,7 +142,7 @@ def recurrent(
     last = b.add("Gather", every, b.constant(np.array(-1, np.int64)), axis=0)
     last = b.add("Squeeze", last, b.constant(np.array([0], np.int64)))
     head.weight(width, 4)
-    own = b.constant(numpy_helper.to_array(head.weights[0]))
-    b.add("MatMul", last, own)
+    weights = b.constant(numpy_helper.to_array(head.weights[0]))
+    b.add("MatMul", last, weights)
     b.nodes[-1].output[0] = "scores"
     return b.model({"ids": (TensorProto.INT64, ["batch", 5])}, {"scores": (TensorProto.FLOAT, ["batch", 4])})

@@ -54,10 +54,10 @@ def test_every_search_finds_what_trying_all_displacements_finds(kind: str, seed:
     a, b = (_matrix(kind, random, *shape) for shape in shapes)
     rows, columns = (int(n) for n in random.integers(2, 9, 2))
     b[2 : 2 + rows, 4 : 4 + columns] = a[5 : 5 + rows, 1 : 1 + columns]
-    found = common_blocks([a], [b])[0, 0]
-    assert found.exact
-    assert found.area == _largest_area(a, b)
-    _assert_common(a, b, found)
+    block = common_blocks([a], [b])[0, 0]
+    assert block.exact
+    assert block.area == _largest_area(a, b)
+    _assert_common(a, b, block)
 
 
 @settings(max_examples=25, deadline=None)
@@ -85,25 +85,25 @@ def test_small_matrices_of_any_shape_are_searched_whole(seed: int) -> None:
 def test_values_agree_up_to_the_tolerance_and_no_further() -> None:
     a = np.random.default_rng(0).uniform(0.01, 0.1, (40, 40))
     within, beyond = a + 0.99 * TOLERANCE, a + 1.01 * TOLERANCE
-    found = common_blocks([a], [within, beyond])
-    assert found[0, 0].area == 1600
-    assert found[0, 1].area < 1600
+    blocks = common_blocks([a], [within, beyond])
+    assert blocks[0, 0].area == 1600
+    assert blocks[0, 1].area < 1600
 
 
 def test_equal_matrices_share_everything_and_pairs_are_told_apart() -> None:
     random = np.random.default_rng(1)
     first = [random.standard_normal((30, 25)).astype(np.float32) for _ in range(3)]
     second = [first[1], first[0].copy(), random.standard_normal((30, 25)).astype(np.float32)]
-    found = common_blocks(first, second)
-    assert {pair for pair, block in found.items() if block.area == 750} == {(1, 0), (0, 1)}
+    blocks = common_blocks(first, second)
+    assert {pair for pair, block in blocks.items() if block.area == 750} == {(1, 0), (0, 1)}
 
 
 def test_a_block_that_moved_is_found_in_a_larger_matrix() -> None:
     random = np.random.default_rng(2)
     a, b = random.standard_normal((90, 70)).astype(np.float32), random.standard_normal((60, 110)).astype(np.float32)
     b[3:40, 60:100] = a[50:87, 20:60]
-    found = common_blocks([a], [b])[0, 0]
-    assert found == CommonBlock(37, 40, 50, 20, 3, 60)
+    block = common_blocks([a], [b])[0, 0]
+    assert block == CommonBlock(37, 40, 50, 20, 3, 60)
     assert common_blocks([b], [a])[0, 0] == CommonBlock(37, 40, 3, 60, 50, 20)
 
 
@@ -113,8 +113,8 @@ def test_nan_agrees_with_nothing() -> None:
 
 
 def test_constant_matrices_share_the_smaller_extent_of_each() -> None:
-    found = common_blocks([np.zeros((50, 9), np.float32)], [np.zeros((7, 80), np.float32)])[0, 0]
-    assert (found.rows, found.columns) == (7, 9)
+    block = common_blocks([np.zeros((50, 9), np.float32)], [np.zeros((7, 80), np.float32)])[0, 0]
+    assert (block.rows, block.columns) == (7, 9)
 
 
 def test_only_asked_pairs_are_compared() -> None:
@@ -133,16 +133,16 @@ def _mostly_one_value(side: int) -> list[Matrix]:
 
 def test_one_value_repeated_among_others_is_searched_as_well() -> None:
     a, b = _mostly_one_value(32)
-    found = common_blocks([a], [b])[0, 0]
-    assert found.area == _largest_area(a, b)
-    _assert_common(a, b, found)
+    block = common_blocks([a], [b])[0, 0]
+    assert block.area == _largest_area(a, b)
+    _assert_common(a, b, block)
 
 
 def test_a_search_that_is_given_up_says_that_more_may_be_there() -> None:
     a, b = _mostly_one_value(90)
-    found = common_blocks([a], [b])[0, 0]
-    assert not found.exact
-    _assert_common(a, b, found)
+    block = common_blocks([a], [b])[0, 0]
+    assert not block.exact
+    _assert_common(a, b, block)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "floats", "nearly the same"])
@@ -156,9 +156,9 @@ def test_a_block_of_large_matrices_is_found(kind: str) -> None:
         a, b = a.astype(np.float64), b.astype(np.float64)
     block: Any = a[100:200, 50:250]
     b[210:310, 270:470] = block + random.uniform(-0.9e-7, 0.9e-7, block.shape) if kind == "nearly the same" else block
-    found = common_blocks([a], [b])[0, 0]
-    assert found.area >= 100 * 200 and (found.b_row - found.a_row, found.b_column - found.a_column) == (110, 220)
-    _assert_common(a, b, found)
+    common = common_blocks([a], [b])[0, 0]
+    assert common.area >= 100 * 200 and (common.b_row - common.a_row, common.b_column - common.a_column) == (110, 220)
+    _assert_common(a, b, common)
 
 
 def test_matrices_of_one_column_are_searched_along_it() -> None:

@@ -69,8 +69,8 @@ def check(models: list[ModelProto], options: MergeOptions, batches: list[int | N
     for i, path in enumerate(paths):
         if f"m{i}" in fed:
             for name, expected in answers(path, fed[f"m{i}"]).items():
-                found = described.answers(results, f"m{i}")[name]
-                assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+                answer = described.answers(results, f"m{i}")[name]
+                assert np.abs(answer - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.slow

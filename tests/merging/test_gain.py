@@ -54,8 +54,8 @@ def test_no_other_choice_of_steps_saves_more_time(
     assert len(steps) == 2 * (len(widths) - 1)
     every = chain.from_iterable(combinations(steps, count) for count in range(len(steps) + 1))
     best = max(worth.gain(set(chosen)).seconds(setting.rates) for chosen in every)
-    found = worth.gain(worth.best()).seconds(setting.rates)
-    assert found == pytest.approx(best, abs=len(steps) * 1e-11)  # capacities are whole picoseconds
+    seconds = worth.gain(worth.best()).seconds(setting.rates)
+    assert seconds == pytest.approx(best, abs=len(steps) * 1e-11)  # capacities are whole picoseconds
 
 
 def test_what_would_cost_time_runs_apart_on_weights_that_are_held_once(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_what_ops_were_measured_to_take_decides_over_the_formula(tmp_path: Path)
     slower = merge_sources(read_sources(paths), MergeOptions(measured=measured_times(2.5e-3)))
     faster = merge_sources(read_sources(paths), MergeOptions(measured=measured_times(1.5e-3), rates=_SLOW_MEMORY))
     assert not slower.report.merged
-    own = sum(1.0 for _ in names)
-    assert faster.report.gain_s < 0.5e-3 * own  # copies at the border are still counted
+    op_count = sum(1.0 for _ in names)
+    assert faster.report.gain_s < 0.5e-3 * op_count  # copies at the border are still counted
     quick = replace(_SLOW_MEMORY, bytes_per_s=1e9)
     faster = merge_sources(read_sources(paths), MergeOptions(measured=measured_times(1.5e-3), rates=quick))
     assert len(faster.report.merged) == 2
-    assert faster.report.gain_s == pytest.approx(0.5e-3 * own, rel=0.05)
+    assert faster.report.gain_s == pytest.approx(0.5e-3 * op_count, rel=0.05)

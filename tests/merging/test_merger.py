@@ -169,8 +169,8 @@ def test_a_merged_random_graph_gives_what_the_originals_give(models: list[ModelP
             for i, path in enumerate(paths):
                 if f"m{i}" in present:
                     expected = _call(path, fed[f"m{i}"])["y"]
-                    found = described.answers(results, f"m{i}")["y"]
-                    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+                    answer = described.answers(results, f"m{i}")["y"]
+                    np.testing.assert_allclose(answer, expected, rtol=1e-3, atol=1e-4)
 
 
 def _write_merge(tmp_path: Path, *models: ModelProto, **options: object) -> tuple[Path, MergeOptions]:

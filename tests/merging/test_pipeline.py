@@ -244,10 +244,10 @@ def test_proposals_hold_models_that_share_and_name_the_rest(tmp_path: Path) -> N
     base, image = transformer(), residual()
     models = [base, image, finetune_model(base, 0.6), finetune_model(image, 0.6), transformer(seed=3)]
     paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
-    found = propose_merges(paths, FORCE)
-    assert [proposal.report.models for proposal in found.merges] == [("m0", "m2"), ("m1", "m3")]
-    assert [name for name, _ in found.left_out] == ["m4"]
-    assert found.merges[0].write(tmp_path / "merged.onnx").proof is not None
+    proposals = propose_merges(paths, FORCE)
+    assert [proposal.report.models for proposal in proposals.merges] == [("m0", "m2"), ("m1", "m3")]
+    assert [name for name, _ in proposals.left_out] == ["m4"]
+    assert proposals.merges[0].write(tmp_path / "merged.onnx").proof is not None
 
 
 def test_the_same_models_give_the_same_file(tmp_path: Path) -> None:

@@ -58,13 +58,15 @@ def test_a_table_is_read_by_rows_so_that_looking_up_once_saves_no_bytes(tmp_path
 
 def test_a_table_that_is_a_small_part_of_its_model_is_no_reason_to_merge(tmp_path: Path) -> None:
     def positions(seed: int) -> Path:
-        same, own = Builder(7), Builder(seed)
+        same, builder = Builder(7), Builder(seed)
         same.weight(8, 4)
-        table = own.constant(_value(same))
-        x = own.add("Gather", table, "ids")
-        own.add("MatMul", x, own.weight(4, 4000))
-        own.nodes[-1].output[0] = "y"
-        model = own.model({"ids": (TensorProto.INT64, ["batch", 5])}, {"y": (TensorProto.FLOAT, ["batch", 5, 4000])})
+        table = builder.constant(_value(same))
+        x = builder.add("Gather", table, "ids")
+        builder.add("MatMul", x, builder.weight(4, 4000))
+        builder.nodes[-1].output[0] = "y"
+        model = builder.model(
+            {"ids": (TensorProto.INT64, ["batch", 5])}, {"y": (TensorProto.FLOAT, ["batch", 5, 4000])}
+        )
         return save(model, tmp_path, f"p{seed}")
 
     sources = read_sources([positions(1), positions(2)])

@@ -81,7 +81,7 @@ def test_models_that_slow_each_other_more_than_predicted_are_planned_apart(
     assert apart is not None and apart.predicted.gpus == 2
     slower = replan(both, Load(rates, {}, {("net", "heavy"): 1.5}))
     assert slower is not None and slower.predicted.gpus == 1
-    net = next(one for *_, one in slower.places() if one.model == "net")
+    net = next(replica for *_, replica in slower.places() if replica.model == "net")
     assert net.predicted.latency_ms >= 1.5 * 1000.0 / net.sm_share_pct * 0.99
     assert "corrected by serving" in net.predicted.source
 
@@ -103,7 +103,7 @@ def test_a_map_that_shrank_grows_again_onto_the_machines_that_it_had(first: Depl
     small = replan(two, Load({"net": 20.0}, {}))
     assert small is not None and small.predicted.gpus == 1
     large = replan(small, Load({"net": 110.0}, {}))
-    assert large is not None and {one.name for one in large.nodes} == {"one", "two"}
+    assert large is not None and {machine.name for machine in large.nodes} == {"one", "two"}
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_services_of_one_model_stay_services(first: DeploymentMap) -> None:
         services, Load({"one": 40.0, "two": 5.0}, {"two": 1.5}, {("one", "two"): 1.2})
     )
     assert wanted is not None and set(wanted.models) == {"one", "two"}
-    assert {asked.source_model for asked in wanted.models.values()} == {"net"}
+    assert {model.source_model for model in wanted.models.values()} == {"net"}
     assert (wanted.models["one"].rate_rps, wanted.models["two"].slo_ms) == (40.0, 300.0)
     sources = {replica.model: replica.predicted.source for *_, replica in wanted.places()}
     assert "corrected by serving" in sources["two"]

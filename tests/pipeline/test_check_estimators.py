@@ -66,7 +66,7 @@ def test_the_memory_and_the_smaller_batches_of_a_map_from_files_alone_are_recomp
     plan = gpuprof.place(demands, fleet="v100", policy="ffd").deployment
     assert gpuprof.check(plan).is_sound
     for change in (_halve_memory, _change_time):
-        assert {one.rule for one in gpuprof.check(change(plan)).violations} == {"figures"}, change.__name__
+        assert {violation.rule for violation in gpuprof.check(change(plan)).violations} == {"figures"}, change.__name__
 
 
 def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said(
@@ -80,13 +80,13 @@ def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said
         assert not gpuprof.check(_halve_memory(plan)).is_sound
     settings = plan.planned_with.model_copy(update={"estimator": "gone_estimator:Own"})
     gone = _halve_memory(plan.model_copy(update={"planned_with": settings}))
-    found = gpuprof.check(gone)
-    assert found.is_sound
-    assert any("cannot import the estimator 'gone_estimator:Own'" in one for one in found.notes)
+    result = gpuprof.check(gone)
+    assert result.is_sound
+    assert any("cannot import the estimator 'gone_estimator:Own'" in note for note in result.notes)
     assert any(
-        one.startswith("the estimator 'gone_estimator:Own' cannot be asked here")
-        and one.endswith("the times and the memory written in the map are believed")
-        for one in found.notes
+        note.startswith("the estimator 'gone_estimator:Own' cannot be asked here")
+        and note.endswith("the times and the memory written in the map are believed")
+        for note in result.notes
     )
     with pytest.raises(InputError, match="cannot import the estimator 'gone_estimator:Own'"):
         gpuprof.check(gone, estimator="gone_estimator:Own")
@@ -97,6 +97,9 @@ def test_an_estimator_that_is_named_is_asked_or_refused_where_neither_files_nor_
 ) -> None:
     planned = _place(here, "database")
     (here / "mlp.onnx").unlink()
-    for name, said in (("measured", "there is no database"), ("json:loads", "cannot be made from a kernel database")):
-        with pytest.raises(InputError, match=said):
+    for name, message in (
+        ("measured", "there is no database"),
+        ("json:loads", "cannot be made from a kernel database"),
+    ):
+        with pytest.raises(InputError, match=message):
             gpuprof.check(planned, estimator=name)

@@ -19,7 +19,7 @@ _MODULES = sorted(module.name for module in pkgutil.iter_modules(gpuprof.pipelin
 
 def _examples(name: str) -> list[doctest.DocTest]:
     module = importlib.import_module(f"gpuprof.pipeline.{name}")
-    return [found for found in doctest.DocTestFinder().find(module, globs={}) if found.examples]
+    return [example for example in doctest.DocTestFinder().find(module, globs={}) if example.examples]
 
 
 @pytest.mark.slow
@@ -44,4 +44,4 @@ _VERBS = (
 def test_every_public_verb_has_an_example(verb: str) -> None:
     function = getattr(gpuprof, verb)
     assert callable(function)
-    assert any(found.name.endswith(f".{verb}") for found in _examples(verb))
+    assert any(example.name.endswith(f".{verb}") for example in _examples(verb))

@@ -23,7 +23,7 @@ class Half:
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        self.asked.append((model, [other.model for other in beside]))
+        self.asked.append((model, [neighbour.model for neighbour in beside]))
         time = Figure(10.0 * (1.0 + 0.5 * len(beside)), "test")
         return Estimate(Workload(model, batch, share, processes), "a100-80", time)
 
@@ -40,9 +40,9 @@ def test_a_batch_beside_some_neighbours_is_compared_with_one_beside_all() -> Non
     places = places_of(
         make_map([[replica("a", [5.0]), replica("b", [5.0]), replica("c", [5.0])], [replica("d", [1.0])]])
     )
-    said = Half()
-    ask = over_all_neighbours(said, {"a100-80": device("a100-80")})
+    estimator = Half()
+    ask = over_all_neighbours(estimator, {"a100-80": device("a100-80")})
     assert ask(places[0], [places[2]]) == pytest.approx(1.5 / 2.0)
-    assert said.asked == [("a", ["c"]), ("a", ["b", "c"])]
+    assert estimator.asked == [("a", ["c"]), ("a", ["b", "c"])]
     assert ask(places[0], [places[1], places[2]]) == 1.0
     assert ask(places[3], []) == 1.0

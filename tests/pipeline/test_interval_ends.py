@@ -27,12 +27,12 @@ def make_problem(time_limit_s: float | None = None) -> Problem:
 @pytest.mark.slow
 def test_a_plan_on_estimates_says_what_it_comes_to_at_both_of_their_ends() -> None:
     planned = plan_map(make_problem(), Optimal())
-    found = add_interval_ends(make_problem(), Optimal(), planned, Limit()).predicted
-    assert found.gpus == 3  # 533 requests/s each at the upper end
-    assert found.at_lower_ends is not None and found.at_upper_ends is not None
-    assert (found.at_lower_ends.gpus, found.at_lower_ends.lower_bound_gpus) == (1, 1)
-    assert (found.at_upper_ends.gpus, found.at_upper_ends.lower_bound_gpus) == (3, 3)
-    assert found.at_upper_ends.served_rps == pytest.approx(1500.0)
+    predicted = add_interval_ends(make_problem(), Optimal(), planned, Limit()).predicted
+    assert predicted.gpus == 3  # 533 requests/s each at the upper end
+    assert predicted.at_lower_ends is not None and predicted.at_upper_ends is not None
+    assert (predicted.at_lower_ends.gpus, predicted.at_lower_ends.lower_bound_gpus) == (1, 1)
+    assert (predicted.at_upper_ends.gpus, predicted.at_upper_ends.lower_bound_gpus) == (3, 3)
+    assert predicted.at_upper_ends.served_rps == pytest.approx(1500.0)
     on_means = replace(make_problem(), options=Options(latency_budget=1.0, confidence=0.0))
     assert plan_map(on_means, Optimal()).predicted.gpus == 2
 
@@ -50,11 +50,11 @@ def test_nothing_is_planned_again_where_everything_was_observed(source: str) -> 
 
 def test_with_the_time_used_up_a_plan_on_upper_ends_still_says_what_it_is_there() -> None:
     planned = plan_map(make_problem(), Optimal())
-    found = add_interval_ends(make_problem(), Optimal(), planned, Limit(0.0)).predicted
-    assert found.at_lower_ends is None
-    assert found.at_upper_ends is not None
-    assert (found.at_upper_ends.gpus, found.at_upper_ends.lower_bound_gpus) == (3, 3)
-    assert found.at_upper_ends.served_rps == pytest.approx(1500.0)
+    predicted = add_interval_ends(make_problem(), Optimal(), planned, Limit(0.0)).predicted
+    assert predicted.at_lower_ends is None
+    assert predicted.at_upper_ends is not None
+    assert (predicted.at_upper_ends.gpus, predicted.at_upper_ends.lower_bound_gpus) == (3, 3)
+    assert predicted.at_upper_ends.served_rps == pytest.approx(1500.0)
     assert "at the lower ends of the estimates not computed, at the upper ends 3 devices" in describe_basis(
         add_interval_ends(make_problem(), Optimal(), planned, Limit(0.0))
     )
@@ -63,12 +63,12 @@ def test_with_the_time_used_up_a_plan_on_upper_ends_still_says_what_it_is_there(
 def test_with_the_time_used_up_a_plan_on_means_knows_no_end() -> None:
     on_means = replace(make_problem(), options=Options(latency_budget=1.0, confidence=0.0))
     planned = plan_map(on_means, Optimal())
-    found = add_interval_ends(on_means, Optimal(), planned, Limit(0.0)).predicted
-    assert (found.at_lower_ends, found.at_upper_ends) == (None, None)
+    predicted = add_interval_ends(on_means, Optimal(), planned, Limit(0.0)).predicted
+    assert (predicted.at_lower_ends, predicted.at_upper_ends) == (None, None)
 
 
 def test_an_end_of_the_intervals_is_a_figure_without_an_interval() -> None:
     for end, time in (("lower", 5.0), ("upper", 15.0)):
-        said = IntervalEndEstimator(UNSURE, end).estimate("m", plain_device(), 8, Share())  # type: ignore[arg-type]
-        assert said.latency_ms.value == pytest.approx(time)
-        assert (said.latency_ms.low, said.latency_ms.high) == (None, None)
+        estimate = IntervalEndEstimator(UNSURE, end).estimate("m", plain_device(), 8, Share())  # type: ignore[arg-type]
+        assert estimate.latency_ms.value == pytest.approx(time)
+        assert (estimate.latency_ms.low, estimate.latency_ms.high) == (None, None)

@@ -38,20 +38,22 @@ def streams(**rates: float) -> list[RequestStream]:
 
 
 def predict_model(
-    deployment: DeploymentMap, asked: list[RequestStream], settings: LoadSettings = SETTINGS
+    deployment: DeploymentMap, streams: list[RequestStream], settings: LoadSettings = SETTINGS
 ) -> LoadPrediction:
-    return dict(predict_load(deployment, asked, settings).predicted)["m"]
+    return dict(predict_load(deployment, streams, settings).predicted)["m"]
 
 
 def test_the_replay_is_what_simulate_says_of_the_same_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = streams(m=160.0, n=60.0)
+    requests = streams(m=160.0, n=60.0)
     settings = PlannedWith(overhead_ms=1.5, host=RecordedHostWork(host_ms=0.5, host_cores=2))
-    priced = make_map([[one.model_copy(update={"sm_share_pct": 30.0}) for one in (*PAIR, replica("n", [9.0]))]], SLO_MS)
+    priced = make_map(
+        [[placed.model_copy(update={"sm_share_pct": 30.0}) for placed in (*PAIR, replica("n", [9.0]))]], SLO_MS
+    )
     priced = priced.model_copy(update={"planned_with": settings})
-    got = predict_load(priced, asked, SETTINGS).predicted
-    sent = zip(asked, send_times(asked, SETTINGS), strict=True)
+    got = predict_load(priced, requests, SETTINGS).predicted
+    sent = zip(requests, send_times(requests, SETTINGS), strict=True)
     rows = sorted((float(time), stream.model) for stream, times in sent for time in times)
     trace, map_file = tmp_path / "trace.csv", tmp_path / "map.json"
     trace.write_text("time_s,model\n" + "".join(f"{time:.9f},{model}\n" for time, model in rows))
@@ -59,11 +61,15 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
     words = ["simulate", str(map_file), "--trace", str(trace), "--warmup", "3s", "--duration", "23s", "--seed", "7"]
     assert main([*words, "--json", "--no-fail"]) == 0
     for model in json.loads(capsys.readouterr().out)["models"]:
-        one = got[model["model"]]
-        assert (one.p50_ms, one.p95_ms, one.p99_ms) == (model["p50_ms"], model["p95_ms"], model["p99_ms"])
-        assert one.goodput_rps == pytest.approx(model["goodput_rps"], rel=1e-12)
-        assert one.refused == model["missed"]["refused"]
-        assert one.by is PredictionSource.REPLAY
+        predicted = got[model["model"]]
+        assert (predicted.p50_ms, predicted.p95_ms, predicted.p99_ms) == (
+            model["p50_ms"],
+            model["p95_ms"],
+            model["p99_ms"],
+        )
+        assert predicted.goodput_rps == pytest.approx(model["goodput_rps"], rel=1e-12)
+        assert predicted.refused == model["missed"]["refused"]
+        assert predicted.by is PredictionSource.REPLAY
     assert (got["m"].refused or 0) > 100
 
 
@@ -79,11 +85,11 @@ def test_the_model_s_own_time_is_that_of_its_batches_without_their_handover() ->
 @pytest.mark.parametrize("rates", [(40.0, 0), (110.0, 0), (160.0, 200), (390.0, 3000)])
 def test_as_many_are_refused_as_the_router_refuses_of_the_same_requests(rates: tuple[float, int]) -> None:
     rate_rps, at_least = rates
-    steady = [one.model_copy(update={"predicted": replica("m", [1.0]).predicted}) for one in PAIR]
+    steady = [placed.model_copy(update={"predicted": replica("m", [1.0]).predicted}) for placed in PAIR]
     settings = replace(SETTINGS, warmup_s=0.0)
-    asked = streams(m=rate_rps)
-    (times_s,) = send_times(asked, settings)
-    got = predict_model(make_map([steady], slo_ms=SLO_MS), asked, settings)
+    requests = streams(m=rate_rps)
+    (times_s,) = send_times(requests, settings)
+    got = predict_model(make_map([steady], slo_ms=SLO_MS), requests, settings)
     refused, goodput_rps, p99_ms = play_requests(steady, times_s.tolist(), settings.duration_s)
     assert refused >= at_least
     assert got.refused == pytest.approx(refused, rel=0.02, abs=2)
@@ -104,8 +110,8 @@ def play_requests(replicas: Sequence[Replica], times_s: list[float], duration_s:
 def test_what_a_loaded_server_refuses_was_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clients: int
 ) -> None:
-    one = replica_in_json("m", batch=4, batch_latency_ms=[60.0, 70.0, 80.0, 100.0], sm_share_pct=50.0)
-    document = map_of({"m": "null:4"}, [one, one], slo_ms=500.0)  # 80 requests/s
+    placed = replica_in_json("m", batch=4, batch_latency_ms=[60.0, 70.0, 80.0, 100.0], sm_share_pct=50.0)
+    document = map_of({"m": "null:4"}, [placed, placed], slo_ms=500.0)  # 80 requests/s
     words = ["--rate", "m=160", "--duration", "5", "--warmup", "1", "--clients", str(clients), "--json", "--no-fail"]
     with running(tmp_path, document, "--simulate") as server:
         assert main(["load", server.url, "--map", str(tmp_path / "map.json"), *words]) == 0
@@ -133,12 +139,12 @@ def test_a_map_that_does_not_say_what_batches_take_is_not_replayed() -> None:
 
 
 def test_the_members_of_a_merged_model_get_its_times_and_their_part_of_its_goodput() -> None:
-    one = replica_in_json("both", batch=2, batch_latency_ms=[2.0, 3.0], rate_rps=100.0)
-    document = map_of({"both": "null:4"}, [one], slo_ms=50.0)
+    placed = replica_in_json("both", batch=2, batch_latency_ms=[2.0, 3.0], rate_rps=100.0)
+    document = map_of({"both": "null:4"}, [placed], slo_ms=50.0)
     document["models"]["both"]["members"] = {name: {"rate_rps": 50.0, "slo_ms": 50.0} for name in ("m", "n")}
     document["models"]["both"]["rate_rps"] = 100.0
     together = predict_load(parse_map(document, "test"), streams(m=60.0, n=40.0), SETTINGS).predicted
-    assert {found.by for found in together.values()} == {PredictionSource.REPLAY}
+    assert {prediction.by for prediction in together.values()} == {PredictionSource.REPLAY}
     assert together["m"].goodput_rps == pytest.approx(60.0, rel=0.05)
     assert together["n"].goodput_rps == pytest.approx(40.0, rel=0.05)
     assert together["m"].p99_ms == together["n"].p99_ms

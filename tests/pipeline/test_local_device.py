@@ -15,11 +15,11 @@ CPU = Device("cpu-test", "cpu", 2, 1000.0, {}, 1, 1.0, 1)
 
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
-    found = [V100, replace(V100, name="other")]
-    monkeypatch.setattr("gpuprof.machine.gpu.local_gpus", lambda: tuple(found))
+    boards = [V100, replace(V100, name="other")]
+    monkeypatch.setattr("gpuprof.machine.gpu.local_gpus", lambda: tuple(boards))
     monkeypatch.setattr("gpuprof.machine.cpu.local_cpu", lambda: CPU)
     monkeypatch.setattr("gpuprof.profiling.gpu.collectors.GpuCollector.available", lambda self: None)
-    return found
+    return boards
 
 
 def test_the_first_gpu_is_measured_where_one_can_be() -> None:

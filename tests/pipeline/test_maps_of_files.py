@@ -31,9 +31,9 @@ def map_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_paths_count_from_the_map(map_file: Path) -> None:
-    found = read_map(map_file)
-    assert found.models["text"].path == "../models/text.onnx"
-    located = locate_files(found, map_file.parent).models["text"].path
+    deployment = read_map(map_file)
+    assert deployment.models["text"].path == "../models/text.onnx"
+    located = locate_files(deployment, map_file.parent).models["text"].path
     assert located is not None and Path(located).is_absolute() and Path(located).is_file()
 
 
@@ -48,9 +48,9 @@ def test_it_is_explained_checked_simulated_and_followed(map_file: Path) -> None:
 
 
 def test_it_is_planned_anew_while_it_is_served(map_file: Path) -> None:
-    found = read_map(map_file)
-    check_adaptable(locate_files(found, map_file.parent), None, None)
-    wanted = MapReplanner(map_file.parent, None, False, found)(found, Load({"text": 400.0}, {}))
+    deployment = read_map(map_file)
+    check_adaptable(locate_files(deployment, map_file.parent), None, None)
+    wanted = MapReplanner(map_file.parent, None, False, deployment)(deployment, Load({"text": 400.0}, {}))
     assert wanted is not None
     assert sum(replica.rate_rps for *_, replica in wanted.places()) == pytest.approx(400.0)
     assert wanted.models["text"].dims == "seq=32"
@@ -60,11 +60,11 @@ def test_another_network_behind_the_name_is_refused_unless_that_is_allowed(
     map_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_text_model(map_file.parent.parent / "models/text.onnx", 512)
-    found = gpuprof.check(map_file)
-    assert [(one.rule, one.where) for one in found.violations] == [("file", "text")]
-    assert "not the file that the map was planned with: its sha256 is" in found.violations[0].message
+    result = gpuprof.check(map_file)
+    assert [(violation.rule, violation.where) for violation in result.violations] == [("file", "text")]
+    assert "not the file that the map was planned with: its sha256 is" in result.violations[0].message
     allowed = gpuprof.check(map_file, allow_changed=True)
-    assert not any(one.rule == "file" for one in allowed.violations)
+    assert not any(violation.rule == "file" for violation in allowed.violations)
     assert any("not the file" in note for note in allowed.notes)
     assert main(["check", str(map_file)]) == 1
     assert "not the file" in capsys.readouterr().out

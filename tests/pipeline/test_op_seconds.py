@@ -41,8 +41,8 @@ def test_curves_are_those_of_the_largest_share_and_last_run_by_names_that_say_wh
     rows += [_row("r1", digest, 1, "one", 0, sm_share_pct=50.0, duration_p50_ns=9000)]
     rows += [_row("r1", "another file", 1, "other", 0)]
     device = local_cpu().name
-    for run, found in (("r1", rows), ("r2", [_row("r2", digest, 2, "one", 0, duration_p50_ns=1500)])):
-        db.append(Run(RunRow(run, datetime(2026, 1, int(run[1]), tzinfo=UTC), device, "test", "net"), ops=found))
+    for run, ops in (("r1", rows), ("r2", [_row("r2", digest, 2, "one", 0, duration_p50_ns=1500)])):
+        db.append(Run(RunRow(run, datetime(2026, 1, int(run[1]), tzinfo=UTC), device, "test", "net"), ops=ops))
     curves = read_op_seconds(db, local_cpu(), [model, tmp_path / "gone.onnx"])
     assert curves == {(digest, "one"): {1: pytest.approx(1e-6), 2: pytest.approx(1.5e-6)}, (digest, "fused"): {1: 0.0}}
     assert read_op_seconds(None, local_cpu(), [model]) == {}

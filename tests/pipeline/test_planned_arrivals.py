@@ -60,8 +60,8 @@ def test_a_trace_says_of_each_model_how_its_requests_arrive(tmp_path: Path) -> N
     both = [queue_of(queueing, model).pool(Arrivals(60.0), (SERVER,)).whole.percentile(99.0) for model in "ab"]
     assert both[0] > 10.0  # the last of six waits for a batch of one and one of four
     assert both[1] == pytest.approx(4.0, rel=0.05)
-    asked = [demand("a", 60.0, 9.0), demand("b", 60.0, 9.0)]
-    given = replace(problem(asked, [(plain_device(), None)], LinearEstimator(3.0, 1.0)), queueing=queueing)
+    demands = [demand("a", 60.0, 9.0), demand("b", 60.0, 9.0)]
+    given = replace(problem(demands, [(plain_device(), None)], LinearEstimator(3.0, 1.0)), queueing=queueing)
     assert find_alike(given) == {"a": "a", "b": "b"}
     placement, deployment = solve_and_check(make_policy("optimal"), given)
     counts = Counter(replica.model for *_, replica in deployment.places())

@@ -58,9 +58,9 @@ def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
         for fleet in fleets
     ]
     assert read_demands(here / "slo.csv") == DEMANDS
-    assert all(one.nodes == maps[0].nodes and one.predicted == maps[0].predicted for one in maps)
-    assert all(one.planned_with.fleet == (PlannedDevices(device="v100", count=2),) for one in maps)
-    assert [one.planned_with.slo_sha256 is None for one in maps] == [True] * 4 + [False] * 4
+    assert all(plan.nodes == maps[0].nodes and plan.predicted == maps[0].predicted for plan in maps)
+    assert all(plan.planned_with.fleet == (PlannedDevices(device="v100", count=2),) for plan in maps)
+    assert [plan.planned_with.slo_sha256 is None for plan in maps] == [True] * 4 + [False] * 4
 
 
 def test_place_gives_what_the_command_prints_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +138,7 @@ def test_without_a_database_the_maps_own_times_are_believed_and_that_is_noted(
 
 def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
     steps: list[gpuprof.Progress] = []
-    found = gpuprof.compare(
+    comparison = gpuprof.compare(
         "slo.csv", fleet="v100:2", policies=["ffd", "optimal"], options=SMALL, progress=steps.append
     )
     assert [(step.step, step.done, step.total) for step in steps] == [
@@ -146,16 +146,16 @@ def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
         ("planning by optimal", 1, 2),
         ("planned", 2, 2),
     ]
-    assert list(found.to_frame()["policy"]) == ["ffd", "optimal"]
-    assert found.draw(here / "maps.svg").read_text().lstrip().startswith("<")
+    assert list(comparison.to_frame()["policy"]) == ["ffd", "optimal"]
+    assert comparison.draw(here / "maps.svg").read_text().lstrip().startswith("<")
     with pytest.raises(InputError, match=r"a picture is \.svg or \.png but got 'maps\.gif'"):
-        found.draw("maps.gif")
+        comparison.draw("maps.gif")
 
 
 def test_explain_takes_the_only_model_of_a_map_unasked() -> None:
-    one = gpuprof.place(DEMANDS[:1], fleet="v100:2", options=SMALL).deployment
+    deployment = gpuprof.place(DEMANDS[:1], fleet="v100:2", options=SMALL).deployment
     steps: list[gpuprof.Progress] = []
-    why = gpuprof.explain(one, progress=steps.append)
+    why = gpuprof.explain(deployment, progress=steps.append)
     assert [(step.done, step.total) for step in steps] == [(number, 3) for number in (1, 2, 3)]
     assert why.model == "a"
     assert sum(bool(row["chosen"]) for row in why.rows()) == 1

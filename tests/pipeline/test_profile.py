@@ -120,7 +120,7 @@ def test_inputs_of_a_file_are_measured_at_their_sizes_and_recorded(tmp_path: Pat
     settings = [
         json.loads(text) for text in KernelDb(db).read_table("runs", ["settings"])["settings"].to_pylist() if text
     ]
-    hashes = [one["input_data_sha256"] for one in settings if "input_data_sha256" in one]
+    hashes = [row["input_data_sha256"] for row in settings if "input_data_sha256" in row]
     assert hashes == [hashlib.sha256(data.read_bytes()).hexdigest()] * 2
     assert [row["measured_now"] for row in measure(given).rows()] == [False, False]
     data.write_text('{"data": [{"ids": [9, 9, 9]}]}')  # other values, which may take another time

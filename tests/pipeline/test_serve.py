@@ -58,7 +58,7 @@ def test_a_map_that_no_machine_can_be_set_up_as_is_served_in_simulation_with_a_n
             pass
     note, listens = told["unsound"]
     assert note.startswith(f"no machine can be set up as {tmp_path / 'unsound.json'} says: ") and "120" in note
-    assert listens.startswith("serving") and [one.split()[0] for one in told["sound"]] == ["serving"]
+    assert listens.startswith("serving") and [line.split()[0] for line in told["sound"]] == ["serving"]
 
 
 def _waits(server: MapServer) -> bool:

@@ -32,13 +32,17 @@ def test_services_of_one_model_are_placed_checked_and_served_by_their_own_names(
     path = slo_file(tmp_path, f"search,{model},200,20,1", f"mail,{model},50,40,0", f",{model},10,60,0")
     plan = gpuprof.place(path, fleet="a100-40")
     models = plan.deployment.models
-    assert {name: (one.rate_rps, one.slo_ms) for name, one in models.items()} == {
+    assert {name: (service.rate_rps, service.slo_ms) for name, service in models.items()} == {
         "search": (200.0, 20.0),
         "mail": (50.0, 40.0),
         "mlp": (10.0, 60.0),
     }
-    assert {name: one.source_model for name, one in models.items()} == {"search": "mlp", "mail": "mlp", "mlp": None}
-    assert len({one.sha256 for one in models.values()}) == 1
+    assert {name: service.source_model for name, service in models.items()} == {
+        "search": "mlp",
+        "mail": "mlp",
+        "mlp": None,
+    }
+    assert len({service.sha256 for service in models.values()}) == 1
     assert not gpuprof.check(plan.deployment, against=path).violations
     with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
         traffic = gpuprof.LoadTraffic(duration_s=1.0, warmup_s=0.1)
@@ -49,10 +53,10 @@ def test_services_of_one_model_are_placed_checked_and_served_by_their_own_names(
 
 
 def test_a_model_that_is_given_two_files_is_one_line(tmp_path: Path, model: Path) -> None:
-    other = tmp_path / "other.onnx"
-    other.write_bytes(model.read_bytes())
+    copied = tmp_path / "other.onnx"
+    copied.write_bytes(model.read_bytes())
     header = "service,model,file,rate_rps,slo_ms"
-    path = slo_file(tmp_path, f"a,net,{model},200,20", f"b,net,{other},50,40", header=header)
+    path = slo_file(tmp_path, f"a,net,{model},200,20", f"b,net,{copied},50,40", header=header)
     with pytest.raises(InputError, match="the model 'net' is"):
         gpuprof.place(path, fleet="a100-40")
     path = slo_file(tmp_path, f"a,net,{model},200,20", f"b,net,{model},50,40", header=header)
@@ -87,9 +91,9 @@ def test_a_size_for_all_demands_is_planned_with_and_one_that_nobody_gave_is_note
     assumed = gpuprof.place([demand], fleet="a100-40")
     assert "text: seq=128 assumed; another size: --dim seq=SIZE" in assumed.notes
     assert assumed.deployment.models["text"].dims == "seq=128"
-    said = gpuprof.place([demand], fleet="a100-40", options=gpuprof.PlanningOptions(dims={"seq": 1024}))
-    assert said.deployment.models["text"].dims == "seq=1024"
-    latencies = [next(iter(plan.deployment.places()))[3].predicted.latency_ms for plan in (assumed, said)]
+    given_size = gpuprof.place([demand], fleet="a100-40", options=gpuprof.PlanningOptions(dims={"seq": 1024}))
+    assert given_size.deployment.models["text"].dims == "seq=1024"
+    latencies = [next(iter(plan.deployment.places()))[3].predicted.latency_ms for plan in (assumed, given_size)]
     assert latencies[1] > latencies[0]
     with pytest.raises(InputError, match="no model has a free dimension 'x'"):
         gpuprof.place([demand], fleet="a100-40", options=gpuprof.PlanningOptions(dims={"x": 1}))
@@ -130,7 +134,7 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
     frame = seen.to_frame()
     assert bool((frame["answered"] + frame["refused"] == frame["sent"]).all() and (frame["answered"] > 0).all())
     assert str(row["input_data"]).startswith("data.json (2 samples, sha256 ")
-    said = "text: sequences wait for no answers in an open loop; with --concurrency they do"
-    assert said in apart.notes and said not in seen.notes
+    note = "text: sequences wait for no answers in an open loop; with --concurrency they do"
+    assert note in apart.notes and note not in seen.notes
     with pytest.raises(InputError, match="--dim cannot change that"):
         traffic.replace(dims={"seq": 4}).make_streams(plan.deployment, tmp_path)

@@ -27,7 +27,7 @@ def _append(
 ) -> None:
     started = datetime.now(UTC)
     run_id = new_run_id(started)
-    known = DeviceRow(
+    row = DeviceRow(
         run_id,
         device,
         "cpu",
@@ -38,7 +38,7 @@ def _append(
         host_ms_per_mib=0.25,
         host_ms_busy=host_ms_busy,
     )
-    devices = [known] if fixed_ms else []
+    devices = [row] if fixed_ms else []
     models = []
     if model_bytes is not None:
         models = [ModelRow(run_id, "m", device, batch=2, sm_share_pct=100.0, processes=1, input_bytes=model_bytes)]
@@ -72,9 +72,9 @@ def test_the_host_works_for_the_mean_request_where_it_is_the_only_machine(tmp_pa
     cpu = replace(local_cpu(), name="cpu-a", compute_units=2)
     assert serving_work(db, cpu, {"m": 1.0}, alone=True) == NO_HOST_WORK
     _append(db, "cpu-a", 0.5, 4 * MIB, handover_ms=0.2, host_ms=0.6)
-    found = serving_work(db, cpu, {"m": 1.0}, alone=True)
-    assert found.host_ms == pytest.approx(0.6 + 2 * 0.25)
-    assert (found.handover_ms, found.host_cores) == (0.2, 2)
+    work = serving_work(db, cpu, {"m": 1.0}, alone=True)
+    assert work.host_ms == pytest.approx(0.6 + 2 * 0.25)
+    assert (work.handover_ms, work.host_cores) == (0.2, 2)
     mixed = serving_work(db, cpu, {"m": 1.0, "tiny": 3.0}, alone=True)  # nothing is known of what the tiny one brings
     assert mixed.host_ms == pytest.approx(0.6 + 2 * 0.25 / 4)
     assert serving_work(db, cpu, {"m": 1.0}, alone=False) == HostWork(0.2)
@@ -83,15 +83,15 @@ def test_the_host_works_for_the_mean_request_where_it_is_the_only_machine(tmp_pa
 
 
 def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    devices: list[str] = []
 
     def measure_cost(device: str) -> RequestOverhead:
-        asked.append(device)
+        devices.append(device)
         return RequestOverhead(0.25, 1.0)
 
     monkeypatch.setattr(overhead, "measure_overhead", measure_cost)
     db, device = KernelDb.create(tmp_path), local_cpu()
     measure_serving(db, device)
     measure_serving(db, device)
-    assert asked == [device.name]
+    assert devices == [device.name]
     assert serving_overhead_ms(db, device.name, []) == 0.25

@@ -19,10 +19,10 @@ def test_the_overhead_grows_with_the_request_in_a_straight_line() -> None:
 def test_a_real_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "_DURATION_S", 0.4)
     monkeypatch.setattr(overhead, "_REPEATS", 1)
-    found = measure_overhead(local_cpu().name)
-    assert 0.0 < found.fixed_ms < 1000.0
-    assert found.ms_per_mib >= 0.0
-    assert 0.0 < found.handover_ms <= found.fixed_ms
-    assert 0.0 < found.host_ms < 1000.0
-    assert found.host_ms_per_mib >= 0.0
-    assert 0.0 < found.host_ms_busy <= found.host_ms
+    measured = measure_overhead(local_cpu().name)
+    assert 0.0 < measured.fixed_ms < 1000.0
+    assert measured.ms_per_mib >= 0.0
+    assert 0.0 < measured.handover_ms <= measured.fixed_ms
+    assert 0.0 < measured.host_ms < 1000.0
+    assert measured.host_ms_per_mib >= 0.0
+    assert 0.0 < measured.host_ms_busy <= measured.host_ms

@@ -32,17 +32,17 @@ def test_simulate_gives_what_the_command_prints_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps: list[gpuprof.Progress] = []
-    found = gpuprof.simulate(MAP, SHORT, progress=steps.append)
+    simulated = gpuprof.simulate(MAP, SHORT, progress=steps.append)
     assert capsys.readouterr() == ("", "")
     assert (steps[-1].done, steps[-1].total) == (100, 100)
     write_map(MAP, tmp_path / "map.json")
     words = ["--rate", "m=50", "--rate", "n=20", "--duration", "4s", "--seed", "3", "--json"]
     assert main(["simulate", str(tmp_path / "map.json"), *words, "-o", str(tmp_path / "seen.json")]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found.document()))
-    found.write(tmp_path / "mine.json")
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(simulated.document()))
+    simulated.write(tmp_path / "mine.json")
     assert (tmp_path / "mine.json").read_text() == (tmp_path / "seen.json").read_text()
-    assert list(found.to_frame()["model"]) == ["m", "n"]
-    assert not found.is_comparison and found.comparison() == ()
+    assert list(simulated.to_frame()["model"]) == ["m", "n"]
+    assert not simulated.is_comparison and simulated.comparison() == ()
 
 
 def test_a_map_that_no_machine_can_be_set_up_as_is_simulated_with_a_note(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_a_map_that_no_machine_can_be_set_up_as_is_simulated_with_a_note(tmp_pat
 def test_every_verb_says_that_a_replica_of_a_map_is_known_to_fail(planned_folder: Path) -> None:
     sound, told = planned_folder / "map.json", "no machine can be set up as"
     content = json.loads(sound.read_text())
-    one = content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]
-    one["batch"], one["batch_latency_ms"] = 2, [5.0, 6.0]
+    replica = content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]
+    replica["batch"], replica["batch_latency_ms"] = 2, [5.0, 6.0]
     (planned_folder / "large.json").write_text(json.dumps(content))
     failed = replace(measured_row("m", 2, 6.0, device="v100"), latency_mean_ms=None, error="out of memory")
     database(planned_folder / "failed", [measured_row("m", 1, 5.0, device="v100"), failed])
@@ -75,12 +75,14 @@ def test_every_verb_says_that_a_replica_of_a_map_is_known_to_fail(planned_folder
         explained, simulated = gpuprof.explain(file, "m", db=folder), gpuprof.simulate(file, traffic, db=folder)
         for notes in (served, explained.notes, simulated.notes):
             faults = [note for note in notes if note.startswith(told)]
-            assert len(faults) == is_told and all("m at batch 2 under 100% failed on v100" in one for one in faults)
+            assert len(faults) == is_told and all(
+                "m at batch 2 under 100% failed on v100" in replica for replica in faults
+            )
 
 
 def test_a_device_that_the_map_was_not_planned_with_is_refused(tmp_path: Path) -> None:
     content = json.loads(MAP.to_json())
-    content["planned_with"]["fleet"] = [{"device": one} for one in ("v100", "a100-80")]
+    content["planned_with"]["fleet"] = [{"device": board} for board in ("v100", "a100-80")]
     path = tmp_path / "map.json"
     path.write_text(json.dumps(content))
     assert gpuprof.simulate(path, SHORT).outcome.models
@@ -96,9 +98,11 @@ def test_a_trace_is_recorded_shown_and_simulated(tmp_path: Path) -> None:
     recorded.write(tmp_path / "trace.csv")
     shown = gpuprof.show_trace(tmp_path / "trace.csv", bins=4)
     counts = {str(row["model"]): row["counts"] for row in shown.rows()}
-    assert {model: len(own) for model, own in counts.items()} == {"m": 4, "n": 4}
+    assert {model: len(requests) for model, requests in counts.items()} == {"m": 4, "n": 4}
     seen = gpuprof.simulate(MAP, SimulatedTraffic(trace=tmp_path / "trace.csv"))
-    assert {row["model"]: row["requests"] for row in seen.rows()} == {m: sum(own) for m, own in counts.items()}
+    assert {row["model"]: row["requests"] for row in seen.rows()} == {
+        m: sum(requests) for m, requests in counts.items()
+    }
     shown.draw(tmp_path / "trace.svg")
     assert (tmp_path / "trace.svg").stat().st_size > 0
     with pytest.raises(InputError, match="would hold no request"):
@@ -112,8 +116,8 @@ class TwiceAsLong(DatabaseEstimator):
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
         """Return twice the database's time."""
-        found = super().estimate(model, device, batch, share, beside, processes)
-        return replace(found, latency_ms=found.latency_ms.scale_by(2.0))
+        estimate = super().estimate(model, device, batch, share, beside, processes)
+        return replace(estimate, latency_ms=estimate.latency_ms.scale_by(2.0))
 
 
 @pytest.fixture
@@ -130,9 +134,9 @@ def planned_folder(tmp_path: Path) -> Path:
 def test_another_estimator_says_how_long_batches_take_in_simulate_and_load(planned_folder: Path) -> None:
     name, traffic = f"{__name__}:TwiceAsLong", SimulatedTraffic(duration_s=4.0, seed=3)
     by_map = gpuprof.simulate(planned_folder / "map.json", traffic, db=planned_folder / "db")
-    other = gpuprof.simulate(planned_folder / "map.json", traffic, db=planned_folder / "db", estimator=name)
-    own, twice = (one.outcome.models[0].stage_mean_ms["service"] for one in (by_map, other))
-    assert own is not None and twice == pytest.approx(2.0 * own, rel=1e-3)
+    slower = gpuprof.simulate(planned_folder / "map.json", traffic, db=planned_folder / "db", estimator=name)
+    by_default, twice = (simulated.outcome.models[0].stage_mean_ms["service"] for simulated in (by_map, slower))
+    assert by_default is not None and twice == pytest.approx(2.0 * by_default, rel=1e-3)
     timed = time_map_by(gpuprof.read_map(planned_folder / "map.json"), name, planned_folder / "db", planned_folder)
     assert timed.planned_with.estimator == name
     with gpuprof.serve(planned_folder / "map.json", ServeSettings(port=0, simulate=True)) as server:

@@ -37,12 +37,12 @@ def test_turns_are_simulated_no_later_than_predicted(
     assert main(["explain", "turns.json", "alexnet", "--db", "db"]) == 0
     assert "in the same share, by turns" in capsys.readouterr().out
     assert main(["export", "turns.json", "--to", "triton", "-o", "triton"]) == 0
-    said = capsys.readouterr()
-    assert "know nothing of one another: they run at once" in " ".join((said.out + said.err).split())
+    captured = capsys.readouterr()
+    assert "know nothing of one another: they run at once" in " ".join((captured.out + captured.err).split())
     models = json.loads(Path("turns.json").read_text())["models"]
     capsys.readouterr()
     for options in ([], ["--interference", "--db", "db"]):
         assert main(["simulate", "turns.json", "--duration", "300s", "--json", *options]) == 0
-        for one in json.loads(capsys.readouterr().out)["models"]:
-            assert one["in_time"] >= 0.99 * one["requests"]
-            assert one["p99_ms"] <= 1.02 * models[one["model"]]["predicted"]["p99_ms"]  # with the longest waits
+        for row in json.loads(capsys.readouterr().out)["models"]:
+            assert row["in_time"] >= 0.99 * row["requests"]
+            assert row["p99_ms"] <= 1.02 * models[row["model"]]["predicted"]["p99_ms"]  # with the longest waits

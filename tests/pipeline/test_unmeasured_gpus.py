@@ -21,7 +21,7 @@ from tests.domain.test_device_file import BOARD
 pytestmark = pytest.mark.slow
 
 FAST = PlanningOptions(max_batch=2, time_limit_s=1.0)
-PRICED = [name for name, one in devices().items() if one.price_per_hour is not None]
+PRICED = [name for name, board in devices().items() if board.price_per_hour is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +91,8 @@ def test_check_recomputes_times_from_the_files_in_the_precision_of_the_map_or_an
     sound = gpuprof.check(plan)
     (basis,) = sound.notes  # no word of a missing database
     assert sound.is_sound and basis.startswith("0 of 1 model measured on l4")
-    other = gpuprof.check(plan, precision="float32", runtime="eager")
-    assert {violation.rule for violation in other.violations} == {"figures"}
+    result = gpuprof.check(plan, precision="float32", runtime="eager")
+    assert {violation.rule for violation in result.violations} == {"figures"}
     (here / "mlp.onnx").unlink()
     believed, *rest = gpuprof.check(plan).notes
     assert believed.startswith("the estimator 'database' cannot be asked") and rest == [basis]
@@ -101,11 +101,11 @@ def test_check_recomputes_times_from_the_files_in_the_precision_of_the_map_or_an
 def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="--device-file FILE"):
         gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti")
-    found = gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti", device_file="own.toml", precision="float16")
-    assert found.estimates[0].latency_ms.source == "cross-gpu: float16, onnxruntime, never compared on this board"
-    own = ["--device-file", "own.toml"]
-    assert main(["place", "--gpus", "rtx-2080-ti:1", "--policy", "ffd", *own]) == 0
-    assert main(["check", *own]) == 0
+    estimate = gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti", device_file="own.toml", precision="float16")
+    assert estimate.estimates[0].latency_ms.source == "cross-gpu: float16, onnxruntime, never compared on this board"
+    device_file = ["--device-file", "own.toml"]
+    assert main(["place", "--gpus", "rtx-2080-ti:1", "--policy", "ffd", *device_file]) == 0
+    assert main(["check", *device_file]) == 0
     assert "sound" in capsys.readouterr().out
     assert main(["check"]) != 0
 
@@ -113,13 +113,13 @@ def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, caps
 def test_estimates_with_wide_intervals_are_refused_under_strict(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["estimate", "mlp.onnx", "--device", "t4", "--strict"]
+    arguments = ["estimate", "mlp.onnx", "--device", "t4", "--strict"]
     strict = FAST.replace(strict=True)
-    assert main(asked) == 0
+    assert main(arguments) == 0
     gpuprof.place(demands(here), fleet="t4", policy="ffd", options=strict)
     monkeypatch.setattr("gpuprof.pipeline.estimate.WIDE", 1.01)
-    assert main(asked) == 3
-    assert "may take" in (said := capsys.readouterr().err) and "leave out --strict" in said
+    assert main(arguments) == 3
+    assert "may take" in (stderr := capsys.readouterr().err) and "leave out --strict" in stderr
     with pytest.raises(InputError, match=r"mlp on t4 at batch 1 is estimated at .* may take .* \(cross-gpu: float32"):
         gpuprof.place(demands(here), fleet="t4", policy="ffd", options=strict)
     gpuprof.place(demands(here), fleet="t4", policy="ffd", options=FAST)
@@ -141,6 +141,6 @@ def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: p
     (row,) = json.loads(capsys.readouterr().out)
     assert row["gpus_at_lower_ends"] <= row["gpus"] <= row["gpus_at_upper_ends"]
     assert main(["compare", "--gpus", "l4", "--policies", "ffd"]) == 0
-    said = capsys.readouterr().out
-    assert "at upper ends" in said and "predicted" in said
+    output = capsys.readouterr().out
+    assert "at upper ends" in output and "predicted" in output
     assert main(["compare", "--by", "gpu", "--policies", "ffd,optimal"]) == 3

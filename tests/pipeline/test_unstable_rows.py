@@ -89,7 +89,7 @@ def test_a_plan_takes_the_upper_end_of_unstable_times_and_says_how_many_rest_on_
     assert left_out == {"noisy"}
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\ncalm,5,200\nnoisy,5,200\n")
     assert main(["place", "--policy", "ffd", "--estimator", "measured"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "1 of 2 replicas rests on unstable rows" in said and "proven minimum" not in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "1 of 2 replicas rests on unstable rows" in output and "proven minimum" not in output
     assert main(["check"]) == 0
     assert "1 of 2 replicas rest on unstable rows" in capsys.readouterr().err

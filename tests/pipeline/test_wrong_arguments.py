@@ -111,7 +111,7 @@ def test_no_parameter_of_the_public_functions_and_settings_takes_what_it_is_not_
         public = getattr(gpuprof, name)
         fields = inspect.isclass(public) and (hasattr(public.__init__, "__wrapped__") or issubclass(public, Settings))
         parameters = inspect.signature(public).parameters.values() if inspect.isfunction(public) or fields else ()
-        for parameter in (one.name for one in parameters if one.kind is not one.VAR_KEYWORD):
+        for parameter in (argument.name for argument in parameters if argument.kind is not argument.VAR_KEYWORD):
             with pytest.raises(InputError, match=f"^{parameter} of .*{name} must .* but got "):
                 public(**{parameter: _Stranger()})
             checked += 1
@@ -120,7 +120,7 @@ def test_no_parameter_of_the_public_functions_and_settings_takes_what_it_is_not_
 
 def test_numbers_of_numpy_and_whatever_can_be_iterated_over_are_taken(tmp_path: Path) -> None:
     options = gpuprof.PlanningOptions(max_batch=np.int64(4), confidence=np.float32(0.5), strict=np.bool_(False))
-    assert [type(one) for one in (options.max_batch, options.confidence, options.strict)] == [int, float, bool]
+    assert [type(value) for value in (options.max_batch, options.confidence, options.strict)] == [int, float, bool]
     model = gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
     listed = gpuprof.estimate([model], batches=[1, 2], device="t4").rows()
     for batches in (np.array([1, 2]), iter([1, 2]), {1: "a", 2: "b"}.keys()):
@@ -156,8 +156,8 @@ def test_one_source_and_one_regressor_need_no_list(tmp_path: Path) -> None:
 
 def test_one_model_needs_no_list(tmp_path: Path) -> None:
     model = gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
-    one, listed = (gpuprof.estimate(given, device="t4").rows() for given in (str(model), [model]))
-    assert one == listed
+    estimate, listed = (gpuprof.estimate(given, device="t4").rows() for given in (str(model), [model]))
+    assert estimate == listed
     with pytest.raises(InputError, match=r"there is no model file nowhere\.onnx"):
         gpuprof.profile("nowhere.onnx", device="cpu", db=tmp_path / "db")
 

@@ -184,8 +184,8 @@ def test_each_series_has_one_key_which_its_bounds_share() -> None:
     assert [(key.get("data-key"), "".join(key.itertext())) for key in keys] == [
         (str(i), f"model_{i}model_{i}") for i in range(3)
     ]
-    own = [group for group in root.iter(f"{SVG}g") if group.get("data-series") == "1"]
-    assert sum(len(list(group.iter(f"{SVG}polyline"))) for group in own) == 2
+    shapes = [group for group in root.iter(f"{SVG}g") if group.get("data-series") == "1"]
+    assert sum(len(list(group.iter(f"{SVG}polyline"))) for group in shapes) == 2
 
 
 def test_a_long_title_and_a_long_name_are_not_cut() -> None:

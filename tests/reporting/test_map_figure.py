@@ -101,8 +101,8 @@ def test_instances_of_an_unknown_device_are_equally_wide_and_the_note_says_so() 
 def test_a_share_without_mig_is_a_part_of_the_whole_and_maps_agree_on_the_colours_they_are_given() -> None:
     whole = (Partition(replicas=(a_replica("b", 40.0), a_replica("a", 35.0))),)
     chart = map_figure(a_map("v100", whole), models=("z", "b", "a"))
-    found = {box.name: (round(box.x0), round(box.x1), box.color) for box in chart.boxes if box.name}
-    assert found == {"b": (0, 40, 1), "a": (40, 75, 2)}
+    boxes = {box.name: (round(box.x0), round(box.x1), box.color) for box in chart.boxes if box.name}
+    assert boxes == {"b": (0, 40, 1), "a": (40, 75, 2)}
 
 
 def test_models_beyond_the_palette_differ_in_shade() -> None:

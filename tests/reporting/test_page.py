@@ -139,7 +139,9 @@ def whole_page(models: int = 1) -> str:
 
 
 def test_the_parts_say_where_their_figures_come_from() -> None:
-    sections = {one.title: one for doc in (simulation(), LOAD, EVALUATION) for one in sections_of(doc, "x.json")[0]}
+    sections = {
+        section.title: section for doc in (simulation(), LOAD, EVALUATION) for section in sections_of(doc, "x.json")[0]
+    }
     assert sections["Simulation"].source == "simulated" and sections["Load test"].source == "measured"
     rested = simulation() | {"basis": {"text": "1 replica (100% of the requests) predicted"}}
     assert "Batch times: 1 replica (100% of the requests) predicted." in sections_of(rested, "x.json")[0][0].text
@@ -359,8 +361,8 @@ def test_an_slo_of_several_models_is_one_line_with_a_key_of_its_own() -> None:
     assert [line.name for line in chart.lines if line.is_dashed] == ["SLO of 24 models: 20 ms"]
     assert list(chart.legend()) == [*(f"m{i}" for i in range(24)), "SLO of 24 models: 20 ms"]
     chart = cdf_figure(series[:3], {"m0": 20.0, "m1": 5.0, "m2": 20.0})
-    own, shared = (line for line in chart.lines if line.is_dashed)
-    assert (own.name, own.series, own.color, own.x) == ("m1 SLO: 5 ms", "m1", 1, (5.0, 5.0))
+    first, shared = (line for line in chart.lines if line.is_dashed)
+    assert (first.name, first.series, first.color, first.x) == ("m1 SLO: 5 ms", "m1", 1, (5.0, 5.0))
     assert (shared.name, shared.series, shared.x) == ("SLO of 2 models: 20 ms", "", (20.0, 20.0))
     assert list(chart.legend()) == ["m0", "m1", "m2", "SLO of 2 models: 20 ms"]
 
@@ -474,9 +476,9 @@ def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme:
         check=True,
     )
     assert "CONSOLE" not in done.stderr
-    found = re.search(r"<title>probe:(.*?)</title>", done.stdout)
-    assert found is not None
-    seen = json.loads(found[1])
+    match = re.search(r"<title>probe:(.*?)</title>", done.stdout)
+    assert match is not None
+    seen = json.loads(match[1])
     assert seen["errors"] == []
     assert seen["asked"] == 0
     assert seen["clipped"] == []

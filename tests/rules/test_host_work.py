@@ -68,14 +68,14 @@ def test_a_replica_of_several_cores_begins_on_all_of_them_at_once() -> None:
     wide, narrow = disturb_servers(
         of_four, [LoadedReplica(SERVER, 100.0, 75.0), LoadedReplica(SERVER, 100.0, 25.0)], Linear()
     )
-    lost = [1.0 - 10.0 / one.latency_ms[0] for one in (wide, narrow)]
+    lost = [1.0 - 10.0 / server.latency_ms[0] for server in (wide, narrow)]
     assert lost[0] / lost[1] == pytest.approx(part(0.5, 0.75) / part(0.5, 0.25))
 
 
 def test_short_batches_bear_what_long_ones_beside_them_are_spared() -> None:
     long = BatchServer((100.0,), 1, 0.0)
     short, spared = disturb_servers(WORK, [LoadedReplica(SERVER, 60.0, 50.0), LoadedReplica(long, 6.0, 50.0)], Linear())
-    lost = [1.0 - calm / found.latency_ms[0] for calm, found in ((10.0, short), (100.0, spared))]
+    lost = [1.0 - calm / server.latency_ms[0] for calm, server in ((10.0, short), (100.0, spared))]
     assert lost[0] / lost[1] == pytest.approx(part(10 / 11) / part(1 / 11), rel=0.1)
     assert sum(lost) == pytest.approx(0.001 * 66.0 * 0.6, rel=0.1)  # 66 requests/s of 1 ms, while the other runs
 
@@ -99,8 +99,10 @@ def test_what_is_disturbed_at_random_varies_more() -> None:
 
 def test_no_placement_disturbs_more_than_the_worst() -> None:
     for rate in (5.0, 50.0, 95.0):
-        found = disturb_servers(WORK, [LoadedReplica(SERVER, rate, 50.0), LoadedReplica(SERVER, 60.0, 50.0)], Linear())
-        assert found[0].latency_ms[0] <= disturb_at_worst(WORK, SERVER, rate + 60.0).latency_ms[0]
+        disturbed = disturb_servers(
+            WORK, [LoadedReplica(SERVER, rate, 50.0), LoadedReplica(SERVER, 60.0, 50.0)], Linear()
+        )
+        assert disturbed[0].latency_ms[0] <= disturb_at_worst(WORK, SERVER, rate + 60.0).latency_ms[0]
     assert math.isfinite(disturb_at_worst(WORK, SERVER, 1e9).latency_ms[0])
 
 
@@ -121,6 +123,6 @@ def test_the_more_requests_come_the_less_each_takes() -> None:
 
 def test_what_a_busy_machine_loses_is_what_a_request_takes_at_that_rate() -> None:
     busy = [LoadedReplica(SERVER, BUSY_RPS / 2, 50.0)] * 2
-    found = disturb_servers(HostWork(0.0, 1.0, 2, 0.5), busy, Linear())
-    assert found == disturb_servers(HostWork(0.0, 0.5, 2), busy, Linear())
-    assert found != disturb_servers(HostWork(0.0, 1.0, 2), busy, Linear())
+    disturbed = disturb_servers(HostWork(0.0, 1.0, 2, 0.5), busy, Linear())
+    assert disturbed == disturb_servers(HostWork(0.0, 0.5, 2), busy, Linear())
+    assert disturbed != disturb_servers(HostWork(0.0, 1.0, 2), busy, Linear())

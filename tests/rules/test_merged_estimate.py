@@ -24,10 +24,10 @@ def test_a_batch_is_divided_whole_and_by_the_rates(batch: int) -> None:
 
 
 def test_a_merged_batch_takes_as_long_as_its_models_one_after_the_other() -> None:
-    found = ESTIMATOR.estimate("ab", plain_device(), 6, Share(50.0))
-    assert found.latency_ms.value == pytest.approx((2 * 2.0 + 6 * 1.0) / 0.5)
-    assert found.latency_ms.source == "sum of its models, measured"
-    assert found.workload == Workload("ab", 6, Share(50.0))
+    estimate = ESTIMATOR.estimate("ab", plain_device(), 6, Share(50.0))
+    assert estimate.latency_ms.value == pytest.approx((2 * 2.0 + 6 * 1.0) / 0.5)
+    assert estimate.latency_ms.source == "sum of its models, measured"
+    assert estimate.workload == Workload("ab", 6, Share(50.0))
 
 
 def test_a_batch_with_one_request_costs_one_model_only() -> None:

@@ -23,9 +23,9 @@ class TurnQuestions:
         self.beside: list[tuple[str, ...]] = []
 
     def __call__(self, workload: Workload, beside: Sequence[Workload]) -> Estimate:
-        assert not workload.turns and not any(one.turns for one in beside)
-        self.beside.append(tuple(one.model for one in beside))
-        time = ALONE_MS[workload.model] * math.prod(SLOWS[one.model] for one in beside)
+        assert not workload.turns and not any(neighbour.turns for neighbour in beside)
+        self.beside.append(tuple(neighbour.model for neighbour in beside))
+        time = ALONE_MS[workload.model] * math.prod(SLOWS[neighbour.model] for neighbour in beside)
         return Estimate(workload, "device", Figure(time, "measured", 0.9 * time, 1.1 * time), latency_cv=0.1)
 
 
@@ -34,19 +34,19 @@ def runs(model: str, turns: int = 0, share: float = 40.0) -> Workload:
 
 
 def test_the_longest_wait_is_a_batch_of_each_of_those_who_take_turns_too() -> None:
-    found = estimate_in_turn(TurnQuestions(), runs("a", 1), [runs("b", 1), runs("c", 1)])
-    assert found.latency_ms.source == "measured"
-    time = found.latency_ms
+    estimate = estimate_in_turn(TurnQuestions(), runs("a", 1), [runs("b", 1), runs("c", 1)])
+    assert estimate.latency_ms.source == "measured"
+    time = estimate.latency_ms
     assert [time.value, time.low, time.high] == pytest.approx([20.0, 18.0, 22.0])
-    assert found.throughput_rps.value == pytest.approx(50.0)  # a batch of one in each cycle
+    assert estimate.throughput_rps.value == pytest.approx(50.0)  # a batch of one in each cycle
     # Deviations of 0.4, 0.6 and 1 ms, which have nothing to do with one another.
-    assert found.latency_cv == pytest.approx(math.sqrt(0.4**2 + 0.6**2 + 1.0) / 20.0)
+    assert estimate.latency_cv == pytest.approx(math.sqrt(0.4**2 + 0.6**2 + 1.0) / 20.0)
 
 
 def test_those_who_take_turns_do_not_slow_one_another_and_others_slow_each_of_them() -> None:
     ask = TurnQuestions()
-    found = estimate_in_turn(ask, runs("a", 1), [runs("b", 1), runs("d")])
-    assert found.latency_ms.value == pytest.approx(2.0 * 4.0 + 2.0 * 6.0)
+    estimate = estimate_in_turn(ask, runs("a", 1), [runs("b", 1), runs("d")])
+    assert estimate.latency_ms.value == pytest.approx(2.0 * 4.0 + 2.0 * 6.0)
     assert set(ask.beside) == {("d",)}
 
 

@@ -25,18 +25,18 @@ from tests.profiling.models import write_mlp
 @pytest.fixture
 def cpu_fallback(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """An ONNX Runtime that lists the provider for GPUs and opens every session on the CPU, as the real one does."""
-    asked: list[Any] = []
+    calls: list[Any] = []
     opened = ort.InferenceSession
 
     def fall_back(path: str, options: Any = None, providers: Any = ()) -> Any:
-        asked.append(providers)
+        calls.append(providers)
         return opened(path, options, providers=[ORT_CPU])
 
     monkeypatch.setattr(ort, "get_available_providers", lambda: [ORT_CUDA, ORT_CPU])
     monkeypatch.setattr(ort, "InferenceSession", fall_back)
     monkeypatch.setattr(ort, "preload_dlls", lambda: print("Failed to load libcublas.so.13: cannot open"))  # noqa: T201
     load_cuda_libraries.cache_clear()
-    yield asked
+    yield calls
     load_cuda_libraries.cache_clear()
 
 
@@ -78,8 +78,8 @@ def test_a_provider_that_does_not_start_runs_nothing(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_what_the_attempt_says_becomes_one_reason(printed: Any, complaints: str, reason: str | None) -> None:
-    found = read_attempt("" if printed is None else f"noise\n{json.dumps(printed)}\n", complaints)
-    assert found is None if reason is None else found is not None and reason in found
+    explanation = read_attempt("" if printed is None else f"noise\n{json.dumps(printed)}\n", complaints)
+    assert explanation is None if reason is None else explanation is not None and reason in explanation
 
 
 def test_the_version_is_the_modules_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +100,10 @@ def test_a_session_on_the_provider_that_was_asked_for_is_taken() -> None:
 
 def test_boards_that_the_installed_wheel_has_no_code_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: {"onnxruntime-gpu": "1.31.0"}[name])
-    said = describe_missing_code(device("v100"))
-    assert said is not None and said.startswith("onnxruntime-gpu 1.31.0, which is installed, has no code for v100")
+    message = describe_missing_code(device("v100"))
+    assert message is not None and message.startswith(
+        "onnxruntime-gpu 1.31.0, which is installed, has no code for v100"
+    )
     assert describe_missing_code(device("t4")) is None
 
     def missing(name: str) -> str:

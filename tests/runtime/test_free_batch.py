@@ -25,8 +25,8 @@ def write_free(path: Path, batch: int | None = None) -> Path:
 
 
 def run(path: Path, batch: int) -> list[np.ndarray]:
-    found: list[np.ndarray] = open_session(path, threads=1).run(None, random_inputs(load_graph(path, batch)))
-    return found
+    outputs: list[np.ndarray] = open_session(path, threads=1).run(None, random_inputs(load_graph(path, batch)))
+    return outputs
 
 
 def model(

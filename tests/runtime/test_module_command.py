@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
 def test_a_process_takes_no_file_of_the_working_directory_for_a_library_s(folder: Path) -> None:
     model = folder / "mlp.onnx"
     assert main(["zoo", "build", "mlp", "-o", str(model)]) == 0
-    asked = [sys.executable, "-P", "-m", "gpuprof", "profile", "mlp.onnx", "--batch", "1", "--share", "100", "--json"]
-    done = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-m", "gpuprof", "profile", "mlp.onnx", "--batch", "1", "--share", "100", "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 2), done.stderr  # 2: the machine is too noisy
     assert [row["model"] for row in json.loads(done.stdout)] == ["mlp"]
 
@@ -36,6 +36,6 @@ def test_it_does_so_where_its_parent_does_too(folder: Path, monkeypatch: pytest.
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", ["/elsewhere"])
     assert module_command("gpuprof", "x") == [sys.executable, "-P", "-m", "gpuprof", "x"]
-    for own in ("", str(folder)):
-        monkeypatch.setattr(sys, "path", ["/elsewhere", own])
+    for folder_entry in ("", str(folder)):
+        monkeypatch.setattr(sys, "path", ["/elsewhere", folder_entry])
         assert module_command("gpuprof") == [sys.executable, "-m", "gpuprof"]

@@ -47,10 +47,10 @@ def test_the_same_nodes_are_found_without_the_weights_as_with_them(tmp_path: Pat
     path = _network(tmp_path / "network.onnx")
     open_session(path, threads=1, optimized_path=tmp_path / "optimized.onnx")
     with_weights = read_executed(tmp_path / "optimized.onnx")
-    found = executed_nodes(path)
-    assert found is not None
-    assert [(node.op_type, node.outputs) for node in found] == [(node.op_type, node.outputs) for node in with_weights]
-    assert "Relu" not in {node.op_type for node in found} and "BatchNormalization" not in {n.op_type for n in found}
+    nodes = executed_nodes(path)
+    assert nodes is not None
+    assert [(node.op_type, node.outputs) for node in nodes] == [(node.op_type, node.outputs) for node in with_weights]
+    assert "Relu" not in {node.op_type for node in nodes} and "BatchNormalization" not in {n.op_type for n in nodes}
 
 
 def test_external_weights_are_not_read(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from gpuprof.runtime.sequence_outputs import is_collection, is_sequence_of_maps,
     ],
 )
 def test_each_element_is_one_text_of_json(value: object, texts: list[object]) -> None:
-    found = to_texts(value)
-    assert found.shape == (len(texts),) and found.dtype == object
-    assert [json.loads(text) for text in found] == texts
+    converted = to_texts(value)
+    assert converted.shape == (len(texts),) and converted.dtype == object
+    assert [json.loads(text) for text in converted] == texts
 
 
 def test_maps_are_compared_by_their_values_and_not_as_texts() -> None:

@@ -59,17 +59,19 @@ def test_what_the_runtime_says_of_a_broken_model_comes_with_a_remedy_that_fits(t
 
 
 def test_places_in_the_runtimes_own_source_are_left_out_of_errors(tmp_path: Path) -> None:
-    said = (
+    message = (
         "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/core/a.cc:79 onnxruntime::Start::Start(const "
         "onnxruntime::Graph&, bool) Negative size (of w) Is refused."
     )
-    error = translate_error(RuntimeError(said), tmp_path / "m.onnx")
+    error = translate_error(RuntimeError(message), tmp_path / "m.onnx")
     assert error.message == f"ONNX Runtime refuses {tmp_path / 'm.onnx'}: Negative size (of w) Is refused."
 
 
 def test_a_locale_that_the_machine_lacks_is_named(tmp_path: Path) -> None:
-    said = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to construct locale with name:en_US.UTF-8:locale::facet"
-    error = translate_error(RuntimeError(said), tmp_path / "m.onnx")
+    message = (
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to construct locale with name:en_US.UTF-8:locale::facet"
+    )
+    error = translate_error(RuntimeError(message), tmp_path / "m.onnx")
     assert "by the locale en_US.UTF-8, which this machine lacks" in error.message and error.fix == "install it"
 
 

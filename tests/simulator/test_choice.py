@@ -22,7 +22,7 @@ class Play:
 
     def __init__(self, replicas: Sequence[Replica], random: np.random.Generator) -> None:
         self.replicas, self.random = replicas, random
-        deployment = make_map([[one] for one in replicas])
+        deployment = make_map([[replica] for replica in replicas])
         self.cluster: ClusterArrays = build_cluster(deployment, places_of(deployment), SimulationOptions(1.0))
         self.state: State = new_state(self.cluster, 64, 64, 64)
         self.now = 10 * MS
@@ -33,43 +33,43 @@ class Play:
 
     def change(self, i: int) -> None:
         """Let something happen to a replica; round times, so that equals come up."""
-        state, random, one = self.state, self.random, self.replicas[i]
+        state, random, replica = self.state, self.random, self.replicas[i]
         first = int(self.cluster.first_process[i])
         kind = random.integers(0, 12)
         if kind == 0:
             self.alive[i] = not self.alive[i] or sum(self.alive) == 1
             set_alive(self.cluster, state, i, int(self.alive[i]))
         elif kind < 6:
-            state.waiting[i] = random.integers(0, 3 * one.batch + 1)
+            state.waiting[i] = random.integers(0, 3 * replica.batch + 1)
             state.queue_head[i] = i
             state.joined[i] = self.now - int(random.integers(0, 4)) * MS // 2
         elif kind < 8:
-            state.free_processes[i] = random.integers(0, one.processes + 1)
-            state.joining[i] = random.integers(0, one.batch + 1)
+            state.free_processes[i] = random.integers(0, replica.processes + 1)
+            state.joining[i] = random.integers(0, replica.batch + 1)
         else:
-            process = first + int(random.integers(0, one.processes))
+            process = first + int(random.integers(0, replica.processes))
             state.expected_at[process] = self.now + int(random.integers(-2, 9)) * MS // 2 + int(random.integers(0, 2))
 
     def loads(self) -> list[ReplicaLoad]:
         return [self.load(i) for i, alive in enumerate(self.alive) if alive]
 
     def load(self, i: int) -> ReplicaLoad:
-        one, first = self.replicas[i], int(self.cluster.first_process[i])
+        replica, first = self.replicas[i], int(self.cluster.first_process[i])
         waiting = int(self.state.waiting[i])
         waited = (self.now - int(self.state.joined[i])) * 1e-6 if waiting else 0.0
-        ends = self.state.expected_at[first : first + one.processes].tolist()
-        assert one.batch_latency_ms is not None
+        ends = self.state.expected_at[first : first + replica.processes].tolist()
+        assert replica.batch_latency_ms is not None
         busy = tuple(max(0, end - self.now) * 1e-6 for end in ends)
         idle = int(self.state.free_processes[i])
         joining = 0 if idle else int(self.state.joining[i])
-        return ReplicaLoad(waiting, waited, busy, one.batch_latency_ms, one.max_wait_ms, idle, joining)
+        return ReplicaLoad(waiting, waited, busy, replica.batch_latency_ms, replica.max_wait_ms, idle, joining)
 
     def compare(self) -> None:
         loads = self.loads()
         living = [i for i, alive in enumerate(self.alive) if alive]
-        found, finish = choose_replica(self.cluster, self.state, 0, self.now)
-        assert found == living[self.rule.choose(loads)]
-        assert finish == expected_finish_ms(self.load(found))
+        index, finish = choose_replica(self.cluster, self.state, 0, self.now)
+        assert index == living[self.rule.choose(loads)]
+        assert finish == expected_finish_ms(self.load(index))
 
 
 KINDS = {

@@ -29,8 +29,8 @@ def run(
     replicas: Sequence[Replica], arrivals_ms: Mapping[str, Sequence[float]], host: HostWork, gpus: int = 1
 ) -> SimulationOutcome:
     times: dict[str, ArrivalProcess] = {
-        model: RecordedArrivals(np.array([round(1e6 * t) for t in own], np.int64), 1.0)
-        for model, own in arrivals_ms.items()
+        model: RecordedArrivals(np.array([round(1e6 * t) for t in times_ms], np.int64), 1.0)
+        for model, times_ms in arrivals_ms.items()
     }
     spread = [replicas[i::gpus] for i in range(gpus)]
     return simulate(make_map(spread), times, SimulationOptions(1.0, host=host))
@@ -47,20 +47,20 @@ def test_nobody_is_disturbed_while_a_core_is_idle() -> None:
 
 def test_what_comes_while_every_core_runs_a_batch_takes_its_time_from_one() -> None:
     # At 2 both run; the arrivals at 3 and 4 take 1 ms each from one of them or the other.
-    found = run([half("a"), half("b")], {"a": [0.0, 3.0, 4.0], "b": [2.0]}, TWO_CORES)
+    simulated = run([half("a"), half("b")], {"a": [0.0, 3.0, 4.0], "b": [2.0]}, TWO_CORES)
     quiet = run([half("a"), half("b")], {"a": [0.0, 3.0, 4.0], "b": [2.0]}, HostWork())
-    assert found.replicas[0].utilization + found.replicas[1].utilization > sum(
-        one.utilization for one in quiet.replicas
+    assert simulated.replicas[0].utilization + simulated.replicas[1].utilization > sum(
+        replica.utilization for replica in quiet.replicas
     )
     assert longest(quiet) == [26.0, 10.0]
-    assert all(late >= early for late, early in zip(longest(found), longest(quiet), strict=True))
-    assert longest(found) != longest(quiet)
+    assert all(late >= early for late, early in zip(longest(simulated), longest(quiet), strict=True))
+    assert longest(simulated) != longest(quiet)
 
 
 def test_alone_on_its_only_core_a_batch_bears_every_request() -> None:
     # 1 ms each at 3 and 4, while the batch runs, and at its end for the answer, while the next one runs; and so on.
-    found = run([half("a", share_pct=100.0)], {"a": [0.0, 3.0, 4.0]}, HostWork(host_ms=2.0, host_cores=1))
-    assert longest(found) == [pytest.approx(34.0 - 4.0, abs=1e-6)]  # ends at 13, 24 and so 12 + 11 + 11
+    simulated = run([half("a", share_pct=100.0)], {"a": [0.0, 3.0, 4.0]}, HostWork(host_ms=2.0, host_cores=1))
+    assert longest(simulated) == [pytest.approx(34.0 - 4.0, abs=1e-6)]  # ends at 13, 24 and so 12 + 11 + 11
 
 
 def test_a_core_that_the_map_leaves_free_takes_it_all() -> None:
@@ -83,10 +83,10 @@ def test_the_simulation_comes_to_what_the_prediction_says(load: float) -> None:
     rates = {model: load * 1000.0 / time for model, time in ms.items()}
     arrivals: dict[str, ArrivalProcess] = {model: GammaArrivals(rate) for model, rate in rates.items()}
     parts = [half(model, time) for model, time in ms.items()]
-    found = simulate(make_map([parts]), arrivals, SimulationOptions(2000.0, seed=1, host=host))
+    simulated = simulate(make_map([parts]), arrivals, SimulationOptions(2000.0, seed=1, host=host))
     running = [LoadedReplica(BatchServer((time,), 1, 0.0), rates[model], 50.0) for model, time in ms.items()]
     expected = disturb_servers(host, running, BatchQueue())
-    for model, calm, server in zip(found.models, ms.values(), expected, strict=True):
+    for model, calm, server in zip(simulated.models, ms.values(), expected, strict=True):
         longer, predicted = (model.stage_mean_ms["service"] or 0.0) / calm - 1.0, server.latency_ms[0] / calm - 1.0
         # The long batches are met more often than predicted: they go on beside several of the short ones.
         assert longer == pytest.approx(predicted, rel=0.15 if model.model == "a" else 0.4, abs=0.001)

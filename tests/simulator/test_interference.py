@@ -31,14 +31,14 @@ class InterferenceQuestions:
         self.questions: list[tuple[str, list[str]]] = []
 
     def __call__(self, place: PlacedInstance, beside: Sequence[PlacedInstance]) -> float:
-        self.questions.append((place.replica.model, sorted(other.replica.model for other in beside)))
+        self.questions.append((place.replica.model, sorted(neighbour.replica.model for neighbour in beside)))
         return 1.0 + 0.5 * len(beside)
 
 
 def run(
-    gpus: Sequence[Sequence[Replica]], asked: InterferenceQuestions, **arrivals: ArrivalProcess
+    gpus: Sequence[Sequence[Replica]], questions: InterferenceQuestions, **arrivals: ArrivalProcess
 ) -> SimulationOutcome:
-    return simulate(make_map(gpus), arrivals, SimulationOptions(1.0), interference=asked)
+    return simulate(make_map(gpus), arrivals, SimulationOptions(1.0), interference=questions)
 
 
 def means(seen: SimulationOutcome) -> list[float | None]:
@@ -77,16 +77,16 @@ def test_a_neighbour_that_fails_disturbs_no_longer() -> None:
 
 
 def test_each_combination_is_asked_once_for_all_gpus_that_are_alike() -> None:
-    asked = InterferenceQuestions()
-    run([[A, B, C], [A, B, C]], asked, a=GammaArrivals(150.0), b=GammaArrivals(300.0), c=GammaArrivals(300.0))
-    assert len(asked.questions) == len({(name, tuple(beside)) for name, beside in asked.questions})
-    assert len(asked.questions) == 3 * 4
+    questions = InterferenceQuestions()
+    run([[A, B, C], [A, B, C]], questions, a=GammaArrivals(150.0), b=GammaArrivals(300.0), c=GammaArrivals(300.0))
+    assert len(questions.questions) == len({(name, tuple(beside)) for name, beside in questions.questions})
+    assert len(questions.questions) == 3 * 4
 
 
 def test_equal_neighbours_are_counted_not_told_apart() -> None:
-    asked = InterferenceQuestions()
-    run([[A, A, A, A]], asked, a=GammaArrivals(350.0))
-    assert sorted(len(beside) for _, beside in asked.questions) == [0, 1, 2, 3]
+    questions = InterferenceQuestions()
+    run([[A, A, A, A]], questions, a=GammaArrivals(350.0))
+    assert sorted(len(beside) for _, beside in questions.questions) == [0, 1, 2, 3]
 
 
 def test_a_table_that_grows_keeps_what_it_has() -> None:
@@ -95,11 +95,11 @@ def test_a_table_that_grows_keeps_what_it_has() -> None:
     keys = [*range(900), *(7 * 2**40 + 1024 * i for i in range(900))]
     for key in keys:
         table = with_factor(table, key, 1.0 + key)
-    found = []
+    factors = []
     for key in keys:
         table.running[0] = key
-        found.append(factor_now(table, 0, False, 5))
-    assert found == [1.0 + key for key in keys]
+        factors.append(factor_now(table, 0, False, 5))
+    assert factors == [1.0 + key for key in keys]
     table.running[0] = 901
     assert factor_now(table, 0, False, 5) < 0
     assert table.missing.tolist() == [0, 901, 5]

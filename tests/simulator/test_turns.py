@@ -19,8 +19,8 @@ def group(own_ms: dict[str, float], turns: int = 1) -> list[Replica]:
     """Replicas for batches of one that take turns; their batch times in the map are whole cycles."""
     cycle = sum(own_ms.values())
     return [
-        replica(model, [cycle]).model_copy(update={"turns": turns, "turn_ms": own, "sm_share_pct": 40.0})
-        for model, own in own_ms.items()
+        replica(model, [cycle]).model_copy(update={"turns": turns, "turn_ms": turn_ms, "sm_share_pct": 40.0})
+        for model, turn_ms in own_ms.items()
     ]
 
 
@@ -46,7 +46,7 @@ def test_groups_and_devices_take_their_turns_apart() -> None:
 
 def test_a_sample_has_the_longest_waits_where_the_others_are_left_out() -> None:
     small, _ = sample_replicas(make_map([group({"a": 10.0, "b": 4.0})] * 40), 4)
-    kept = [one for *_, one in small.places()]
+    kept = [replica for *_, replica in small.places()]
     assert all(not kept_item.turns and kept_item.batch_latency_ms == (14.0,) for kept_item in kept)
 
 
@@ -69,21 +69,23 @@ def test_as_a_queue_of_one_server_where_each_model_has_one_batch_at_a_time(
     }
     given_map = make_map([group(dict(zip(names, map(float, own), strict=True)))])
     seen = simulate(given_map, arrivals, SimulationOptions(1.0, refuse_hopeless=False))
-    for number, found in enumerate(seen.models):
+    for number, row in enumerate(seen.models):
         expected = play(own, due, number)
-        assert found.requests == len(expected)
+        assert row.requests == len(expected)
         if expected:
-            assert found.mean_ms == pytest.approx(sum(expected) / len(expected) * 1e-6, rel=1e-6)
+            assert row.mean_ms == pytest.approx(sum(expected) / len(expected) * 1e-6, rel=1e-6)
 
 
-def play(own: list[int], due: list[tuple[int, int]], which: int) -> list[int]:
+def play(batch_ms: list[int], due: list[tuple[int, int]], which: int) -> list[int]:
     """Return the times of a model's requests: each model holds one request ready, the oldest ready one runs next."""
-    waiting: dict[int, list[int]] = {number: [time for time, who in due if who == number] for number in range(len(own))}
+    waiting: dict[int, list[int]] = {
+        number: [time for time, who in due if who == number] for number in range(len(batch_ms))
+    }
     free_at = dict.fromkeys(waiting, 0)  # when a model's request before has been answered
     until, took = 0, []
     while any(waiting.values()):
         ready, number = min((max(times[0], free_at[number]), number) for number, times in waiting.items() if times)
-        until = max(until, ready) + own[number] * 1_000_000
+        until = max(until, ready) + batch_ms[number] * 1_000_000
         free_at[number] = until
         sent = waiting[number].pop(0)
         if number == which:

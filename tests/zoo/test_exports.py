@@ -47,8 +47,8 @@ def test_an_export_answers_any_batch_and_tells_nothing_of_the_machine(tmp_path: 
     session = open_session(path, threads=1)
     inputs = random_inputs(graph)
     four = session.run(None, inputs)[0]
-    one = session.run(None, {k: v[2:3] for k, v in inputs.items()})[0]
-    np.testing.assert_allclose(four[2:3], one, rtol=1e-3, atol=1e-3 * np.abs(one).max())
+    alone = session.run(None, {k: v[2:3] for k, v in inputs.items()})[0]
+    np.testing.assert_allclose(four[2:3], alone, rtol=1e-3, atol=1e-3 * np.abs(alone).max())
     assert np.isfinite(four).all()
     assert four.std() > 1e-3
     assert b"site-packages" not in path.read_bytes()

@@ -28,8 +28,8 @@ def test_a_network_of_ours_answers_any_batch_and_is_counted_whole(tmp_path: Path
     session = open_session(path, threads=1)
     inputs = random_inputs(graph)
     three = session.run(None, inputs)[0]
-    one = session.run(None, {k: v[1:2] for k, v in inputs.items()})[0]
-    np.testing.assert_allclose(three[1:2], one, rtol=1e-3, atol=1e-4)
+    alone = session.run(None, {k: v[1:2] for k, v in inputs.items()})[0]
+    np.testing.assert_allclose(three[1:2], alone, rtol=1e-3, atol=1e-4)
     assert np.isfinite(three).all()
     assert three.std() > 1e-3
 

@@ -48,43 +48,43 @@ def read_published() -> list[Launches]:
 
 
 def _creq(path: Path, batch: int, sm_pct: float = 100.0) -> dict[str, float]:
-    said = DatabaseEstimator(None, {"net": path}, execution=EAGER).estimate("net", V100, batch, Share(sm_pct))
-    return {metric: figure.value for metric, figure in said.creq_pct}
+    estimate = DatabaseEstimator(None, {"net": path}, execution=EAGER).estimate("net", V100, batch, Share(sm_pct))
+    return {metric: figure.value for metric, figure in estimate.creq_pct}
 
 
 def test_averages_grow_with_the_batch_until_the_gpu_is_full(network: Path) -> None:
-    found = [_creq(network, batch) for batch in (1, 8, 64, 512)]
+    requirements = [_creq(network, batch) for batch in (1, 8, 64, 512)]
     for metric in ("wavg_occupancy", "wavg_sm_util"):
-        values = [one[metric] for one in found]
+        values = [requirement[metric] for requirement in requirements]
         assert values == sorted(values)
         assert values[0] < 0.5 * values[-1]
-    assert found[-1]["wavg_sm_util"] > 80.0
+    assert requirements[-1]["wavg_sm_util"] > 80.0
 
 
 def test_requirements_are_predicted_once_somebody_looks_at_them(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, predict = [], creq_module.UnprofiledRequirements.predict
+    batches, predict = [], creq_module.UnprofiledRequirements.predict
 
-    def record(self: creq_module.UnprofiledRequirements, known: Any, device: Device, batch: int) -> Any:
-        asked.append(batch)
-        return predict(self, known, device, batch)
+    def record(self: creq_module.UnprofiledRequirements, model: Any, device: Device, batch: int) -> Any:
+        batches.append(batch)
+        return predict(self, model, device, batch)
 
     monkeypatch.setattr(creq_module.UnprofiledRequirements, "predict", record)
     estimator = DatabaseEstimator(None, {"net": network}, execution=EAGER)
-    said, same = (estimator.estimate("net", V100, batch, Share()) for batch in (4, 4))
+    estimate, same = (estimator.estimate("net", V100, batch, Share()) for batch in (4, 4))
     posed = problem([demand("net", 5.0)], [(V100, None)], estimator, Options())  # type: ignore[arg-type]
     steps = SearchSpace(posed).steps("net", V100, None)
-    assert not asked and len(steps) > 1
-    found = said.creq_pct
-    assert [metric for metric, _ in found] == list(METRICS) and found[:1] == tuple(found)[:1]
-    assert asked == [4]
-    assert found == tuple(found) == same.creq_pct and hash(found) == hash(tuple(found))
-    assert pickle.loads(pickle.dumps(found)) == tuple(found) and repr(found) == repr(tuple(found))
+    assert not batches and len(steps) > 1
+    figures = estimate.creq_pct
+    assert [metric for metric, _ in figures] == list(METRICS) and figures[:1] == tuple(figures)[:1]
+    assert batches == [4]
+    assert figures == tuple(figures) == same.creq_pct and hash(figures) == hash(tuple(figures))
+    assert pickle.loads(pickle.dumps(figures)) == tuple(figures) and repr(figures) == repr(tuple(figures))
 
 
 def test_every_requirement_has_a_source_and_an_interval_within_a_hundred(network: Path) -> None:
-    said = DatabaseEstimator(None, {"net": network}, execution=EAGER).estimate("net", V100, 12, Share())
-    assert [metric for metric, _ in said.creq_pct] == list(METRICS)
-    for _, figure in said.creq_pct:
+    estimate = DatabaseEstimator(None, {"net": network}, execution=EAGER).estimate("net", V100, 12, Share())
+    assert [metric for metric, _ in estimate.creq_pct] == list(METRICS)
+    for _, figure in estimate.creq_pct:
         assert figure.source == f"{SOURCE}: float32, pytorch-eager" and not figure.is_observed
         assert figure.low is not None and figure.high is not None
         assert 0.0 <= figure.low <= figure.value <= figure.high <= 100.0
@@ -104,32 +104,32 @@ def test_published_launches_hold_what_the_libraries_kernels_hold_on_a_v100(read_
     # volta_sgemm_128x64_tn: 128 threads, 122 registers, 12.5 KiB: four blocks of four warps on an SM, 16 of 64.
     assert kernel_resources()["7.0", "volta_sgemm_128x64_tn"] == (122, 12800)
     linear = next(part for part in read_published if part.measured.name == "linear")
-    own = linear.take(linear.measured.device == "v100-pcie-32")
-    assert set(own.held.tolist()) == {8.0, 12.0, 16.0, 32.0}
-    assert bool((own.warps <= own.held + 1e-9).all())
+    v100_rows = linear.take(linear.measured.device == "v100-pcie-32")
+    assert set(v100_rows.held.tolist()) == {8.0, 12.0, 16.0, 32.0}
+    assert bool((v100_rows.warps <= v100_rows.held + 1e-9).all())
 
 
 @pytest.mark.slow
 def test_launches_of_an_excluded_gpu_are_not_learned(read_published: list[Launches]) -> None:
     some = [part.take(np.arange(0, len(part.warps), 40)) for part in read_published]
-    known = [part.take(part.measured.device != "t4") for part in some]
-    assert train_launches(some, excluded="t4", rounds=3) == train_launches(known, rounds=3)
-    assert train_launches(some, rounds=3) != train_launches(known, rounds=3)
+    kept = [part.take(part.measured.device != "t4") for part in some]
+    assert train_launches(some, excluded="t4", rounds=3) == train_launches(kept, rounds=3)
+    assert train_launches(some, rounds=3) != train_launches(kept, rounds=3)
 
 
 def test_a_grid_of_one_block_a_processor_has_no_tail_and_many_waves_come_near_to_all() -> None:
-    found = achieved_occupancy_pct(np.array([64.0, 64.0, 16.0]), np.array([0.5, 1000.0, 1000.0]), V100)
-    assert found[:2] == pytest.approx(94.5, abs=0.1)
-    assert found[2] == pytest.approx(94.5 / 4, abs=0.1)
+    occupancy = achieved_occupancy_pct(np.array([64.0, 64.0, 16.0]), np.array([0.5, 1000.0, 1000.0]), V100)
+    assert occupancy[:2] == pytest.approx(94.5, abs=0.1)
+    assert occupancy[2] == pytest.approx(94.5 / 4, abs=0.1)
 
 
 def test_a_wide_elementwise_op_fills_the_gpu_and_a_small_one_few_processors() -> None:
     model: LaunchModel = shipped_creq().launches
     sizes = np.array([2.0**12, 2.0**26])
     ops = make_table("elementwise", 2, read_bytes=4 * sizes, written_bytes=4 * sizes, elements=sizes, width=4.0)
-    found = model.predict(ops, V100, rates_of(V100, "float32"))
-    assert found.sm_utilization_pct[0] < 10.0 < 99.0 < found.sm_utilization_pct[1]
-    assert found.occupancy_pct[1] > 90.0
+    predicted = model.predict(ops, V100, rates_of(V100, "float32"))
+    assert predicted.sm_utilization_pct[0] < 10.0 < 99.0 < predicted.sm_utilization_pct[1]
+    assert predicted.occupancy_pct[1] > 90.0
 
 
 def test_a_regressor_that_is_not_the_one_that_was_trained_is_refused(
@@ -138,10 +138,10 @@ def test_a_regressor_that_is_not_the_one_that_was_trained_is_refused(
     source = datasets() / "creq"
     folder = tmp_path / "creq"
     folder.mkdir()
-    known = json.loads((source / "provenance.json").read_text(encoding="utf-8"))
-    for name in known["sha256"]:
+    provenance = json.loads((source / "provenance.json").read_text(encoding="utf-8"))
+    for name in provenance["sha256"]:
         (folder / name).write_bytes((source / name).read_bytes())
-    (folder / "provenance.json").write_text(json.dumps(known), encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps(provenance), encoding="utf-8")
     (folder / "norm_warps.onnx").write_bytes(b"tree")
     monkeypatch.setattr(creq_module, "datasets", lambda: tmp_path)
     with pytest.raises(InputError, match=r"norm_warps\.onnx is not the file that was trained"):
@@ -149,7 +149,7 @@ def test_a_regressor_that_is_not_the_one_that_was_trained_is_refused(
 
 
 def test_all_that_ships_for_launches_takes_less_than_two_megabytes() -> None:
-    known = json.loads((datasets() / "creq" / "provenance.json").read_text(encoding="utf-8"))
+    provenance = json.loads((datasets() / "creq" / "provenance.json").read_text(encoding="utf-8"))
     folder = datasets() / "creq"
-    files = [(folder / name).read_bytes() for name in known["sha256"]]
+    files = [(folder / name).read_bytes() for name in provenance["sha256"]]
     assert len(files) == 10 and sum(map(len, files)) < 2_000_000

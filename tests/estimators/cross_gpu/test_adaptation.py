@@ -88,12 +88,14 @@ def test_a_profile_of_ops_moves_the_model_and_another_gpu_stays(network: Path, t
     plain = DatabaseEstimator(None, execution=execution)
     moved = DatabaseEstimator(database, execution=execution)
     for batch in (64, 512):
-        before, after = (one.estimate(str(network), device("t4"), batch, Share()).latency_ms for one in (plain, moved))
+        before, after = (
+            estimator.estimate(str(network), device("t4"), batch, Share()).latency_ms for estimator in (plain, moved)
+        )
         assert 1.15 < after.value / before.value < 1.6  # products of other sizes than measured move less
         assert after.upper() / after.value < before.upper() / before.value
         assert "ops measured" in after.source
-    other = [one.estimate(str(network), device("l4"), 64, Share()).latency_ms for one in (plain, moved)]
-    assert other[0] == other[1]
+    elsewhere = [estimator.estimate(str(network), device("l4"), 64, Share()).latency_ms for estimator in (plain, moved)]
+    assert elsewhere[0] == elsewhere[1]
 
 
 def test_no_measurement_makes_a_kernel_faster_than_the_peaks(network: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 from tests.small_models import write_model
 
-_BOARDS = [name for name, one in devices().items() if one.kind == "gpu"]
+_BOARDS = [name for name, board in devices().items() if board.kind == "gpu"]
 _BATCHES = (1, 8, 64)
 _EXACT = 1.0 + 1e-6
 
@@ -41,15 +41,16 @@ def _cut(gpu: Device) -> Iterator[list[Share]]:
         yield [Share(percent)] * round(100.0 / percent)
     if gpu.mig_slices:
         for layout in distinct_layouts(gpu):
-            yield [Share(100.0, one.profile.name) for one in layout]
-            yield [Share(50.0, one.profile.name) for one in layout for _ in range(2)]
+            yield [Share(100.0, instance.profile.name) for instance in layout]
+            yield [Share(50.0, instance.profile.name) for instance in layout for _ in range(2)]
 
 
 def _best_rps(estimator: DatabaseEstimator, model: str, gpu: Device, share: Share, processes: int = 1) -> Figure:
     """Return the most requests per second over batches; the ends of the interval likewise."""
     times = [(batch, estimator.estimate(model, gpu, batch, share, (), processes).latency_ms) for batch in _BATCHES]
     rates = [
-        tuple(1e3 * batch * processes / ms for ms in (one.value, one.high or 0, one.low or 0)) for batch, one in times
+        tuple(1e3 * batch * processes / ms for ms in (latency.value, latency.high or 0, latency.low or 0))
+        for batch, latency in times
     ]
     value, low, high = map(max, zip(*rates, strict=True))
     return Figure(value, "", low, high)
@@ -62,10 +63,10 @@ def test_shares_together_do_no_more_than_the_whole_board(board: str, networks: d
     assert work is not None and work.low and work.high
     each: dict[Share, Figure] = {}
     for shares in _cut(gpu):
-        each |= {one: _best_rps(estimator, "mobilenet_v2", gpu, one) for one in set(shares) - set(each)}
-        assert sum(each[one].value for one in shares) <= 1e3 / work.value * _EXACT
-        assert sum(each[one].low or 0 for one in shares) <= 1e3 / work.high * _EXACT
-        assert sum(each[one].high or 0 for one in shares) <= 1e3 / work.low * _EXACT
+        each |= {share: _best_rps(estimator, "mobilenet_v2", gpu, share) for share in set(shares) - set(each)}
+        assert sum(each[share].value for share in shares) <= 1e3 / work.value * _EXACT
+        assert sum(each[share].low or 0 for share in shares) <= 1e3 / work.high * _EXACT
+        assert sum(each[share].high or 0 for share in shares) <= 1e3 / work.low * _EXACT
 
 
 @pytest.mark.slow
@@ -81,8 +82,8 @@ def test_no_shares_beat_as_many_processes_as_keep_the_board_busy(
     estimator = DatabaseEstimator(None, networks, execution=parse_execution(precision, None))
     busy = max(_best_rps(estimator, model, gpu, Share(), processes).value for processes in (1, 2, 4, 10, 20))
     for shares in _cut(gpu):
-        rates = {one: _best_rps(estimator, model, gpu, one).value for one in set(shares)}
-        assert sum(rates[one] for one in shares) <= busy * _EXACT
+        rates = {share: _best_rps(estimator, model, gpu, share).value for share in set(shares)}
+        assert sum(rates[share] for share in shares) <= busy * _EXACT
     work = board_work(estimator, model, gpu)
     assert work is not None and busy <= 1e3 / work.value * _EXACT
 
@@ -125,8 +126,8 @@ def test_demands_take_the_kind_of_board_that_is_cheapest_for_each() -> None:
 def test_a_grid_beside_a_busy_board_keeps_the_whole_boards_times(networks: dict[str, Path]) -> None:
     plain, alone = DatabaseEstimator(None, networks), DatabaseEstimator(None, networks, alone=True)
     for batch in _BATCHES:
-        asked = ("squeezenet", device("l4"), batch, Share())
-        assert plain.estimate(*asked).latency_ms == alone.estimate(*asked).latency_ms
+        arguments = ("squeezenet", device("l4"), batch, Share())
+        assert plain.estimate(*arguments).latency_ms == alone.estimate(*arguments).latency_ms
 
 
 def test_a_model_of_a_fixed_batch_has_the_work_of_that_batch(tmp_path: Path) -> None:

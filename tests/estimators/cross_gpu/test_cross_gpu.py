@@ -79,8 +79,8 @@ def test_the_source_says_precision_and_runtime(network: Path) -> None:
 
 
 def test_a_gpu_without_tf32_multiplies_in_float32(network: Path) -> None:
-    said = DatabaseEstimator(None).estimate(str(network), device("v100"), 8, Share())
-    assert said.latency_ms.source.startswith("cross-gpu: float32, onnxruntime")
+    estimate = DatabaseEstimator(None).estimate(str(network), device("v100"), 8, Share())
+    assert estimate.latency_ms.source.startswith("cross-gpu: float32, onnxruntime")
 
 
 def test_a_precision_that_the_gpu_lacks_is_refused(network: Path) -> None:
@@ -98,10 +98,10 @@ def test_words_that_are_no_precision_or_runtime_are_refused(words: tuple[str | N
 def test_kernels_of_a_large_batch_follow_from_those_of_small_ones(network: Path) -> None:
     by_batch = KernelsByBatch(lambda batch: load_graph(network, batch), "float32", LaunchMode.EAGER)
     read = list_kernels(load_graph(network, 48), "float32", LaunchMode.EAGER)
-    found = by_batch.at(48)
-    assert found.op_types == read.op_types
-    assert found.ops.flops == pytest.approx(read.ops.flops)
-    assert found.ops.bytes_moved == pytest.approx(read.ops.bytes_moved)
+    predicted = by_batch.at(48)
+    assert predicted.op_types == read.op_types
+    assert predicted.ops.flops == pytest.approx(read.ops.flops)
+    assert predicted.ops.bytes_moved == pytest.approx(read.ops.bytes_moved)
 
 
 def test_more_work_takes_longer_and_a_smaller_instance_too(network: Path) -> None:
@@ -118,13 +118,13 @@ def test_products_of_twice_the_rows_take_longer_from_a_tenth_of_a_millisecond_on
     random = np.random.default_rng(5)
     m, n, k = (np.exp2(random.uniform(7, 13, 400)).round() for _ in range(3))
     rates = rates_of(device(name), "float32")
-    one, two, four = (
+    single, two, four = (
         shipped_model().kernel_times(product_table(np.ones(400), m * more, n, k, 4.0, 4.0, 0.0), rates)
         for more in (1, 2, 4)
     )
-    long = one > 1e-4  # the trees' steps are larger than what shorter ones gain
+    long = single > 1e-4  # the trees' steps are larger than what shorter ones gain
     assert long.sum() > 100
-    assert (two > 1.3 * one)[long].all() and (four > 2.5 * one)[long].all()
+    assert (two > 1.3 * single)[long].all() and (four > 2.5 * single)[long].all()
 
 
 def test_a_gpu_of_the_same_kind_with_a_lower_power_limit_is_slower() -> None:
@@ -159,18 +159,18 @@ def test_nothing_of_an_excluded_gpu_is_learned() -> None:
 @pytest.mark.parametrize("batch", [1, 5, 16, 17, 32, 75, 256])
 def test_a_batch_takes_what_it_takes_when_it_is_predicted_alone(network: Path, batch: int) -> None:
     gpu, precision = device("a30"), "tfloat32"  # no worse GPU has TF32: it is compared with none
-    asked = DatabaseEstimator(None).estimate(str(network), gpu, batch, Share()).latency_ms
+    latency = DatabaseEstimator(None).estimate(str(network), gpu, batch, Share()).latency_ms
     kernels = list_kernels(load_graph(network, batch), precision, LaunchMode.ONNXRUNTIME)
     alone = shipped_model().latency(kernels, gpu, Share(), precision, LaunchMode.ONNXRUNTIME)
-    assert asked.value == pytest.approx(alone.value, rel=1e-9 if batch <= 4 else 0.05)
-    assert asked.upper() / asked.value == pytest.approx(alone.upper() / alone.value, rel=0.1)
+    assert latency.value == pytest.approx(alone.value, rel=1e-9 if batch <= 4 else 0.05)
+    assert latency.upper() / latency.value == pytest.approx(alone.upper() / alone.value, rel=0.1)
 
 
 def _attention(queries: float, framework: float) -> OpTable:
-    one = np.ones(1)
+    ones = np.ones(1)
     return attention_table(
-        one, 8 * one, 8 * one, queries * one, 64 * one, 64 * one,
-        causal=queries > 1, key_bytes=2.0, framework=framework * one,
+        ones, 8 * ones, 8 * ones, queries * ones, 64 * ones, 64 * ones,
+        causal=queries > 1, key_bytes=2.0, framework=framework * ones,
     )  # fmt: skip
 
 
@@ -183,17 +183,17 @@ def test_convolutions_that_nobody_measured_are_estimated_as_the_products_that_th
     assert shipped_model().kernel_times(pointwise, rates) == pytest.approx(shipped_model().kernel_times(product, rates))
     kinds = {(3.0, 1.0): "conv_cores", (3.0, 2.0): "matmul_cores", (7.0, 2.0): "matmul_cores"}
     for (kernel, stride), name in kinds.items():
-        one = make_table("conv", 1, **sizes, kernel=kernel, stride=stride, image=28.0)
-        assert regressor_names(one, rates).tolist() == [name]
+        table = make_table("conv", 1, **sizes, kernel=kernel, stride=stride, image=28.0)
+        assert regressor_names(table, rates).tolist() == [name]
 
 
 def test_what_a_framework_does_before_attention_is_learned_by_framework_and_counted_in_short_ops() -> None:
     random = np.random.default_rng(3)
     rows = 2000
     queries = np.exp2(random.integers(1, 12, rows)).astype(float)
-    one, framework = np.ones(rows), np.arange(rows) % 2
+    ones, framework = np.ones(rows), np.arange(rows) % 2
     ops = attention_table(
-        one, 8 * one, 8 * one, queries, queries, 64 * one, causal=True, key_bytes=2.0, framework=framework * 1.0
+        ones, 8 * ones, 8 * ones, queries, queries, 64 * ones, causal=True, key_bytes=2.0, framework=framework * 1.0
     )
     names = np.where(random.random(rows) < 0.5, "h100", "l40s")
     clock = np.array([preparation_part(rates_of(device(str(name)), "bfloat16")) for name in names])
@@ -286,8 +286,10 @@ def test_small_convolutions_in_half_precision_are_no_slower_than_in_wider_types(
 
 
 def test_products_in_a_wider_type_are_those_of_the_wider_kernels(network: Path) -> None:
-    narrow, wide = (list_kernels(load_graph(network, 4), one, LaunchMode.EAGER) for one in ("float16", "tfloat32"))
-    products = [one.ops.take(one.ops.family == FAMILIES.index("matmul")) for one in (narrow, wide)]
+    narrow, wide = (
+        list_kernels(load_graph(network, 4), precision, LaunchMode.EAGER) for precision in ("float16", "tfloat32")
+    )
+    products = [kernels.ops.take(kernels.ops.family == FAMILIES.index("matmul")) for kernels in (narrow, wide)]
     widened = widen_products(products[0].take(products[0].b == 1.0), 4.0)
     same = products[1].take(products[1].b == 1.0)
     for column in ("m", "n", "k", "width", "flops", "read_bytes", "written_bytes"):

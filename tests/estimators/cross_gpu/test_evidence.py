@@ -62,6 +62,6 @@ def test_every_line_of_the_ledger_is_among_what_was_compared() -> None:
 
 
 def test_compared_boards_are_in_the_catalogue() -> None:
-    boards = {board for found in evidence._read_compared().values() for board in found}
+    boards = {board for compared in evidence._read_compared().values() for board in compared}
     assert boards <= set(devices())
     assert Path(PAGE).is_file()

@@ -59,9 +59,11 @@ def test_many_short_sequences_take_longer_than_one_long_one_of_as_much_traffic()
 
 
 def test_half_of_what_a_framework_prepares_takes_cycles() -> None:
-    one = np.ones(1)
-    op = attention_table(one, one, one, one, one, 64 * one, causal=False, key_bytes=2.0)
-    known = {str(preparation_names(op)[0]): 1e-5}
-    seconds = {name: prepare_seconds(op, rates_of(device(name), "bfloat16"), known)[0] for name in ("l40s", "a100-80")}
+    ones = np.ones(1)
+    op = attention_table(ones, ones, ones, ones, ones, 64 * ones, causal=False, key_bytes=2.0)
+    preparations = {str(preparation_names(op)[0]): 1e-5}
+    seconds = {
+        name: prepare_seconds(op, rates_of(device(name), "bfloat16"), preparations)[0] for name in ("l40s", "a100-80")
+    }
     assert seconds["l40s"] == pytest.approx(1e-5 * (0.5 + 0.5 * 1500.0 / 2520.0))
     assert seconds["a100-80"] == pytest.approx(1e-5 * (0.5 + 0.5 * 1500.0 / 1410.0))

@@ -35,11 +35,11 @@ def _without_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("rounds", [1, 40])
 def test_the_sum_of_the_trees_is_lightgbms(rounds: int, installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    booster, others = _train_booster(rounds), RNG.normal(size=(300, 4)) * 2
+    booster, inputs = _train_booster(rounds), RNG.normal(size=(300, 4)) * 2
     if not installed:
         _without_runtime(monkeypatch)
     forest = Forest(export_trees(booster), "test")
-    assert forest.predict(others) == pytest.approx(booster.predict(others), rel=1e-6, abs=1e-6)
+    assert forest.predict(inputs) == pytest.approx(booster.predict(inputs), rel=1e-6, abs=1e-6)
 
 
 def test_rows_on_a_threshold_go_left_in_double_precision() -> None:

@@ -90,8 +90,8 @@ def test_scales_are_read_as_they_are_written_and_damaged_ones_are_refused() -> N
 def test_intervals_that_are_not_those_that_ship_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cross_gpu"
     shutil.copytree(str(cross_gpu.trained_folder()), folder)
-    own = folder / "intervals.json"
-    own.write_text(SCALES.to_text())
+    path = folder / "intervals.json"
+    path.write_text(SCALES.to_text())
     monkeypatch.setattr(cross_gpu, "trained_folder", lambda: folder)
     with pytest.raises(InputError, match=r"intervals\.json is not the file that was trained"):
         cross_gpu.shipped_model.__wrapped__()

@@ -78,11 +78,11 @@ def test_linear_layers_that_read_the_same_are_one_product_where_half_precision_i
 
 
 def test_a_gelu_is_the_end_of_its_linear_layer_where_half_precision_is_fused() -> None:
-    hidden, root, one, half = _t("hb", 8, 16, 64), _t("root"), _t("one"), _t("half")
+    hidden, root, unit, half = _t("hb", 8, 16, 64), _t("root"), _t("one"), _t("half")
     gelu = (
         _op("Div", [hidden, root], _t("g1", 8, 16, 64), [root]),
         _op("Erf", [_t("g1", 8, 16, 64)], _t("g2", 8, 16, 64)),
-        _op("Add", [_t("g2", 8, 16, 64), one], _t("g3", 8, 16, 64), [one]),
+        _op("Add", [_t("g2", 8, 16, 64), unit], _t("g3", 8, 16, 64), [unit]),
         _op("Mul", [hidden, _t("g3", 8, 16, 64)], _t("g4", 8, 16, 64)),
         _op("Mul", [_t("g4", 8, 16, 64), half], _t("g5", 8, 16, 64), [half]),
     )
@@ -127,10 +127,10 @@ def test_views_and_transposed_operands_cost_nothing() -> None:
 
 
 def test_a_gelu_written_with_erf_is_one_kernel() -> None:
-    root, one, half = _t("root"), _t("one"), _t("half")
+    root, unit, half = _t("root"), _t("one"), _t("half")
     scaled = _op("Div", [X, root], _t("a", *X.shape), [root])
     erf = _op("Erf", [_t("a", *X.shape)], _t("e", *X.shape))
-    more = _op("Add", [_t("e", *X.shape), one], _t("p", *X.shape), [one])
+    more = _op("Add", [_t("e", *X.shape), unit], _t("p", *X.shape), [unit])
     times = _op("Mul", [X, _t("p", *X.shape)], _t("m", *X.shape))
     halved = _op("Mul", [_t("m", *X.shape), half], _t("y", *X.shape), [half])
     ops = list_kernels(_graph(scaled, erf, more, times, halved), "float32", LaunchMode.EAGER).ops
@@ -149,7 +149,7 @@ def _attention() -> ModelGraph:
     )
 
 
-@pytest.mark.parametrize("runtime", [one for one in LaunchMode if one.fuses_attention])
+@pytest.mark.parametrize("runtime", [mode for mode in LaunchMode if mode.fuses_attention])
 def test_attention_is_one_kernel_where_the_runtime_fuses_it_and_the_type_has_one(runtime: LaunchMode) -> None:
     assert len(list_kernels(_attention(), "float32", LaunchMode.EAGER_FUSED).ops) == 4
     fused = list_kernels(_attention(), "float16", runtime).ops
@@ -159,7 +159,7 @@ def test_attention_is_one_kernel_where_the_runtime_fuses_it_and_the_type_has_one
 
 def test_other_runtimes_launch_attention_as_the_file_writes_it() -> None:
     for runtime, kernels in ((LaunchMode.ONNXRUNTIME, 4), (LaunchMode.EAGER, 4), (LaunchMode.TENSORRT, 3)):
-        families = [FAMILIES[one] for one in list_kernels(_attention(), "float16", runtime).ops.family]
+        families = [FAMILIES[family] for family in list_kernels(_attention(), "float16", runtime).ops.family]
         assert len(families) == kernels and families.count("matmul") == 2 and families.count("softmax") == 1
 
 
@@ -176,7 +176,9 @@ def test_what_onnxruntime_repeats_along_a_dimension_waits_for_its_sms_in_half_pr
     scores, mask = _t("s", 2, 4, 128, 128), _t("m", 2, 1, 1, 128)
     masked = _op("Add", [scores, mask], _t("y", 2, 4, 128, 128))
     plain = _op("Add", [scores, _t("z", 2, 4, 128, 128)], _t("y", 2, 4, 128, 128))
-    repeated, same = (list_kernels(_graph(one), "float16", LaunchMode.ONNXRUNTIME).ops for one in (masked, plain))
+    repeated, same = (
+        list_kernels(_graph(masking), "float16", LaunchMode.ONNXRUNTIME).ops for masking in (masked, plain)
+    )
     assert repeated.flops[0] > 2.0 * same.flops[0]
     by_tensorrt = list_kernels(_graph(masked), "float16", LaunchMode.TENSORRT).ops
     assert by_tensorrt.flops[0] == same.flops[0]
@@ -218,16 +220,16 @@ def test_tensor_cores_convolve_between_two_changes_of_layout_that_the_host_does_
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("runtime", list(LaunchMode))
 def test_a_gelu_written_as_div_erf_add_mul_mul_is_one_kernel_in_any_runtime(runtime: LaunchMode) -> None:
-    shape, one = (8, 16, 64), _t("one")
+    shape, unit = (8, 16, 64), _t("one")
     names = ("d", "e", "a", "m", "y")
     d, e, a, m, y = (_t(name, *shape) for name in names)
     h = _t("hb", *shape)
     gelu = (
-        _op("Div", [h, one], d, [one]),
+        _op("Div", [h, unit], d, [unit]),
         _op("Erf", [d], e),
-        _op("Add", [e, one], a, [one]),
+        _op("Add", [e, unit], a, [unit]),
         _op("Mul", [h, a], m),
-        _op("Mul", [m, one], y, [one]),
+        _op("Mul", [m, unit], y, [unit]),
     )
     kernels = list_kernels(_graph(*LINEAR, *gelu), "float32", runtime)
     bias = ("Add",) if runtime.is_onnxruntime else ()
@@ -236,13 +238,13 @@ def test_a_gelu_written_as_div_erf_add_mul_mul_is_one_kernel_in_any_runtime(runt
 
 def test_a_gelu_whose_half_comes_before_its_input_is_five_kernels_in_onnx_runtime() -> None:
     """As PyTorch's exporter writes it, and as ONNX Runtime ran BERT's on an H200."""
-    shape, one = (8, 16, 64), _t("one")
+    shape, unit = (8, 16, 64), _t("one")
     x, d, e, a, m, y = (_t(name, *shape) for name in ("x", "d", "e", "a", "m", "y"))
     gelu = (
-        _op("Div", [x, one], d, [one]),
+        _op("Div", [x, unit], d, [unit]),
         _op("Erf", [d], e),
-        _op("Add", [e, one], a, [one]),
-        _op("Mul", [one, a], m, [one]),
+        _op("Add", [e, unit], a, [unit]),
+        _op("Mul", [unit, a], m, [unit]),
         _op("Mul", [x, m], y),
     )
     assert list_kernels(_graph(*gelu), "float32", LaunchMode.ONNXRUNTIME).op_types == (
@@ -385,7 +387,7 @@ def _attention_of_one_projection(*, kept: bool = False) -> ModelGraph:
     out = _t("out", 768, 768)
     ops = [
         _op("Transpose", [packed], turned),
-        *(_op("Gather", [turned, _t(f"at{one.name}")], one) for one in parts),
+        *(_op("Gather", [turned, _t(f"at{piece.name}")], piece) for piece in parts),
         _op("Mul", [parts[0], scale], scaled),
         _op("Transpose", [parts[1]], keys),
         _op("MatMul", [scaled, keys], score),
@@ -398,7 +400,7 @@ def _attention_of_one_projection(*, kept: bool = False) -> ModelGraph:
     return _graph(*ops, *([_op("Relu", [turned], _t("copy", 3, 8, 12, 197, 64))] if kept else []))
 
 
-@pytest.mark.parametrize("runtime", [one for one in LaunchMode if one.fuses_attention])
+@pytest.mark.parametrize("runtime", [mode for mode in LaunchMode if mode.fuses_attention])
 def test_whole_attention_reads_its_operands_where_they_lie(runtime: LaunchMode) -> None:
     whole = list_kernels(_attention_of_one_projection(), "float16", runtime)
     assert whole.op_types == ("MatMul", "MatMul")
@@ -414,8 +416,8 @@ def test_what_others_read_too_is_written_beside_fused_attention() -> None:
 
 @pytest.mark.parametrize(("elements", "kernels"), [(64, 0), (1 << 20, 1)])
 def test_a_few_whole_numbers_cost_nothing_unless_they_are_found_in_many(elements: int, kernels: int) -> None:
-    found = Tensor("found", "int64", (1,))
-    graph = _graph(_op("ArgMax", [_t("x", 1, elements)], found))
+    index = Tensor("found", "int64", (1,))
+    graph = _graph(_op("ArgMax", [_t("x", 1, elements)], index))
     assert len(list_kernels(graph, "float32", LaunchMode.FUSED).count) == kernels
 
 
@@ -458,11 +460,11 @@ def test_an_rms_normalisation_in_pieces_is_one_kernel_where_a_runtime_fuses(runt
 
 
 def test_a_mean_that_something_else_reads_is_no_part_of_a_normalisation() -> None:
-    ops = [one for one in _normalise(centred=True) if one.op_type != "Sub"]
-    other = _op("Sub", [_t("z", 8, 16, 32), _t("mean", 8, 16, 1)], _t("d", 8, 16, 32))  # of another tensor
+    ops = [op for op in _normalise(centred=True) if op.op_type != "Sub"]
+    reader = _op("Sub", [_t("z", 8, 16, 32), _t("mean", 8, 16, 1)], _t("d", 8, 16, 32))  # of another tensor
     kinds = [
         FAMILIES[family]
-        for family in list_kernels(_graph(ops[0], other, *ops[1:]), "float32", LaunchMode.EAGER).ops.family
+        for family in list_kernels(_graph(ops[0], reader, *ops[1:]), "float32", LaunchMode.EAGER).ops.family
     ]
     assert "norm" not in kinds
 

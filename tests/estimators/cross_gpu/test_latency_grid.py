@@ -41,9 +41,11 @@ def test_all_batches_together_are_each_by_itself(network: Path, runtime: LaunchM
         together = shipped_model().latencies(kernels, batches, gpu, share)
         for batch in batches:
             alone = shipped_model().latency(kernels.at(batch), gpu, share, "tfloat32", runtime)
-            found = together[batch]
-            assert found.source == alone.source
-            assert (found.value, found.low, found.high) == pytest.approx((alone.value, alone.low, alone.high), rel=1e-9)
+            latency = together[batch]
+            assert latency.source == alone.source
+            assert (latency.value, latency.low, latency.high) == pytest.approx(
+                (alone.value, alone.low, alone.high), rel=1e-9
+            )
 
 
 def test_a_model_of_a_fixed_batch_is_estimated_at_that_alone(tmp_path: Path) -> None:
@@ -56,13 +58,13 @@ def test_a_model_of_a_fixed_batch_is_estimated_at_that_alone(tmp_path: Path) -> 
 def test_what_was_asked_for_before_changes_no_answer(network: Path) -> None:
     gpu = device("a100-80")
     planned = LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model())
-    asked = [(share, batch) for share in _SHARES for batch in (1, 2, 3, 5, 7, 64, 100, 300)]
-    found = [planned.at(share, batch).value for share, batch in asked]
+    cells = [(share, batch) for share in _SHARES for batch in (1, 2, 3, 5, 7, 64, 100, 300)]
+    values = [planned.at(share, batch).value for share, batch in cells]
     fresh = [
         LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model()).at(share, batch).value
-        for share, batch in asked
+        for share, batch in cells
     ]
-    assert found == pytest.approx(fresh, rel=1e-9)
+    assert values == pytest.approx(fresh, rel=1e-9)
 
 
 def test_no_time_is_predicted_twice(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,14 +107,18 @@ def test_a_batch_takes_no_less_than_a_smaller_one(tmp_path: Path, is_linear: boo
     gpu, batches = device("t4"), (1, 2, 3, 4, 5, 6, 8, 12, 16, 64, 200)
     kernels = KernelsByBatch(lambda batch: load_graph(path, batch), "float32", LaunchMode.FUSED)
     alone = [
-        shipped_model().latency(kernels.at(one), gpu, Share(), "float32", LaunchMode.FUSED).value for one in batches
+        shipped_model().latency(kernels.at(batch), gpu, Share(), "float32", LaunchMode.FUSED).value for batch in batches
     ]
     assert (6 in kernels.list_grid(8)) == is_linear
     assert sorted(alone) != alone, "nothing to mend: take another graph"
-    found = LatencyGrid(kernels, gpu, shipped_model()).series(Share(), batches)
-    values = [one.value for one in found]
+    latencies = LatencyGrid(kernels, gpu, shipped_model()).series(Share(), batches)
+    values = [latency.value for latency in latencies]
     assert values == pytest.approx(sorted(values), rel=1e-12)  # sums are rounded
-    assert all(one.low < one.value < one.high for one in found if one.low is not None and one.high is not None)
+    assert all(
+        latency.low < latency.value < latency.high
+        for latency in latencies
+        if latency.low is not None and latency.high is not None
+    )
 
 
 def test_the_only_batch_that_a_model_takes_is_predicted_itself(tmp_path: Path) -> None:
@@ -127,7 +133,7 @@ def test_the_only_batch_that_a_model_takes_is_predicted_itself(tmp_path: Path) -
 @pytest.mark.parametrize("gpu", ["v100", "a100-80"])
 def test_a_share_takes_no_less_than_a_larger_one(tmp_path: Path, gpu: str) -> None:
     # Depthwise convolutions of few channels: what was learned of small kernels makes half of the SMs look quicker.
-    depthwise = [helper.make_node("Conv", [f"t{one}", "w"], [f"t{one + 1}"], group=64) for one in range(16)]
+    depthwise = [helper.make_node("Conv", [f"t{layer}", "w"], [f"t{layer + 1}"], group=64) for layer in range(16)]
     weights = {"w": np.ones((64, 1, 1, 1), np.float32)}
     path = write_model(tmp_path / "m.onnx", depthwise, {"t0": ["batch", 64, 14, 14]}, {"t16": None}, weights)
     precision = "float32" if gpu == "v100" else "tfloat32"

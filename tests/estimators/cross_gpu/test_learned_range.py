@@ -27,15 +27,15 @@ tflops = {{ float32 = {tflops} }}
 
 
 def test_what_was_learned_from_is_what_was_measured() -> None:
-    found: set[str] = set()
+    learned_names: set[str] = set()
     for path in [datasets() / "neusight" / "ops.parquet", *(datasets() / "aiconfigurator").iterdir()]:
         with path.open("rb") as file:
             names = pq.read_table(file, columns=["device"]).column("device").unique().to_pylist()
         for name in names:
-            known = devices().get(name) or device_of_driver(name)
-            found.add(known.name if known else name)
+            catalogued = devices().get(name) or device_of_driver(name)
+            learned_names.add(catalogued.name if catalogued else name)
     boards = [board for chip in LEARNED_FROM.values() for board in chip]
-    assert sorted(found) == sorted(boards)
+    assert sorted(learned_names) == sorted(boards)
     for boards_of_chip in LEARNED_FROM.values():
         assert len({chip_of(board) for board in boards_of_chip}) == 1
 
@@ -43,8 +43,8 @@ def test_what_was_learned_from_is_what_was_measured() -> None:
 def test_boards_that_are_no_further_off_than_those_left_out_were_stay_as_they_are() -> None:
     for board in devices().values():
         for precision in set(board.flops_per_s) - {"float64"}:
-            found = measure_distance(board, precision)
-            assert board.name == "k80" or found is None or found.factor < 1.1
+            distance = measure_distance(board, precision)
+            assert board.name == "k80" or distance is None or distance.factor < 1.1
         assert board.name == "k80" or describe_distance(board, "float32") is None
 
 
@@ -52,11 +52,11 @@ def test_a_gpu_is_as_far_off_as_its_furthest_trait_beyond_what_left_out_gpus_wer
     # 20 SMs of the P4, half of the next, are the furthest that one of them is from the others.
     many = replace(device("l40s"), compute_units=142 * 8, flops_per_s={"float32": 8 * 91.6e12})
     many = replace(many, l2_bytes=8 * many.l2_bytes, dram_bytes_per_s=8 * many.dram_bytes_per_s, max_power_w=None)
-    found = measure_distance(many, "float32")
-    assert found is not None
-    assert (found.trait, found.value, found.low, found.high) == ("SMs", 1136.0, 20.0, 142.0)
-    assert found.factor == pytest.approx(8 / 2)
-    assert str(found) == "1,136 SMs, learned from 20 to 142"
+    distance = measure_distance(many, "float32")
+    assert distance is not None
+    assert (distance.trait, distance.value, distance.low, distance.high) == ("SMs", 1136.0, 20.0, 142.0)
+    assert distance.factor == pytest.approx(8 / 2)
+    assert str(distance) == "1,136 SMs, learned from 20 to 142"
 
 
 @pytest.mark.parametrize(("sms", "tflops", "trait"), [(1000, 400.0, "L2 cache"), (1, 20.0, "float32 operations")])
@@ -73,8 +73,10 @@ def test_odd_rates_of_ones_own_gpu_are_told_and_refused_when_strict(
     usual, odd = estimate(60, 20.0, strict=True), estimate(sms, tflops)
     assert usual.notes == ()
     assert any(trait in note and "is unlike the GPUs learned from" in note for note in odd.notes)
-    for one, other in zip(usual.estimates, odd.estimates, strict=True):
-        reach = (other.latency_ms.upper() / other.latency_ms.value) / (one.latency_ms.upper() / one.latency_ms.value)
+    for plain, changed in zip(usual.estimates, odd.estimates, strict=True):
+        reach = (changed.latency_ms.upper() / changed.latency_ms.value) / (
+            plain.latency_ms.upper() / plain.latency_ms.value
+        )
         assert reach > 5.0
     with pytest.raises(InputError, match="is estimated at"):
         estimate(sms, tflops, strict=True)

@@ -97,7 +97,7 @@ def test_double_precision_is_computed_at_its_own_rate_and_nobody_is_sure_of_it(t
     batch = 65536
     compiled = DatabaseEstimator(None, execution=parse_execution(None, "fused"))  # which copies nothing
     gpu = device_named(device)
-    twice, once = (compiled.estimate(str(one), gpu, batch, Share()).latency_ms for one in (double, single))
+    twice, once = (compiled.estimate(str(path), gpu, batch, Share()).latency_ms for path in (double, single))
     assert twice.source.startswith("cross-gpu: float64")
     assert twice.value > (1.9 if device == "h100" else 8.0) * once.value
     assert twice.upper() / twice.value > once.upper() / once.value

@@ -26,7 +26,7 @@ def _tensor(name: str, elements: int = 1000) -> Tensor:
 
 
 def _op(name: str, kind: str, reads: list[str], makes: str, elements: int = 1000) -> Op:
-    inputs = tuple(_tensor(one, elements) for one in reads)
+    inputs = tuple(_tensor(read, elements) for read in reads)
     return Op(name, kind, "", inputs, (_tensor(makes, elements),), (), {"name": name}, 10, 100, 100)
 
 
@@ -47,7 +47,7 @@ def _table(**kernels: list[Kernel]) -> KernelTable:
     by_name = {op.name: op for op in BRANCHES.ops}
     return KernelTable(
         GPU,
-        {by_name[name].signature: found for name, found in kernels.items()},
+        {by_name[name].signature: launched for name, launched in kernels.items()},
         {by_name[name].signature: facts_of_op(by_name[name], 1) for name in kernels},
     )
 
@@ -62,7 +62,7 @@ TABLE = _table(
 
 def test_a_kernel_starts_when_what_it_reads_is_there() -> None:
     launches, unknown = launch_times(BRANCHES, TABLE)
-    assert [(one.op, one.start_ns) for one in launches] == [
+    assert [(launch.op, launch.start_ns) for launch in launches] == [
         (0, 0.0),
         (0, 1000.0),
         (1, 10000.0),
@@ -73,11 +73,11 @@ def test_a_kernel_starts_when_what_it_reads_is_there() -> None:
 
 
 def test_branches_run_at_once_and_need_the_sum() -> None:
-    said = require(BRANCHES, TABLE)
-    assert said.max_occupancy_pct == 95.0
-    assert said.wavg_occupancy_pct == pytest.approx((20.0 * 1 + 60.0 * 9 + 95.0 * 5 + 10.0 * 1) / 16)
-    assert said.wavg_sm_util_pct == pytest.approx((50.0 * 1 + 90.0 * 9 + 100.0 * 5 + 10.0 * 1) / 16)
-    assert said.latency_ms == pytest.approx(0.018) and said.parallel_ms == pytest.approx(0.016)
+    requirement = require(BRANCHES, TABLE)
+    assert requirement.max_occupancy_pct == 95.0
+    assert requirement.wavg_occupancy_pct == pytest.approx((20.0 * 1 + 60.0 * 9 + 95.0 * 5 + 10.0 * 1) / 16)
+    assert requirement.wavg_sm_util_pct == pytest.approx((50.0 * 1 + 90.0 * 9 + 100.0 * 5 + 10.0 * 1) / 16)
+    assert requirement.latency_ms == pytest.approx(0.018) and requirement.parallel_ms == pytest.approx(0.016)
 
 
 def test_a_host_that_launches_more_slowly_than_the_device_runs_leaves_gaps_that_averages_count() -> None:
@@ -105,14 +105,18 @@ def test_tau_decides_what_is_concurrent() -> None:
 
 def test_counters_that_were_not_measured_leave_the_requirement_open() -> None:
     blind = _table(**{op.name: [Kernel("k", 1000.0)] for op in BRANCHES.ops})
-    said = require(BRANCHES, blind)
-    assert (said.max_occupancy_pct, said.wavg_occupancy_pct, said.wavg_sm_util_pct) == (None, None, None)
+    requirement = require(BRANCHES, blind)
+    assert (requirement.max_occupancy_pct, requirement.wavg_occupancy_pct, requirement.wavg_sm_util_pct) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_an_op_never_seen_has_the_kernels_of_the_nearest_of_its_type() -> None:
     bigger = replace(BRANCHES.ops[1], flops=40, bytes_read=400, bytes_written=400)
-    found = TABLE.kernels_of("never seen", facts_of_op(bigger, 1))
-    assert found is not None and {one.name for one in found} <= {"pad", "conv"}
+    nearest = TABLE.kernels_of("never seen", facts_of_op(bigger, 1))
+    assert nearest is not None and {kernel.name for kernel in nearest} <= {"pad", "conv"}
 
 
 def test_an_op_type_never_seen_is_named() -> None:
@@ -143,8 +147,8 @@ def test_the_table_is_read_from_the_database_with_medians_over_repeats(tmp_path:
     db = KernelDb.create(tmp_path / "db")
     run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), GPU.name, "test", "net")
     db.append(Run(run, ops=[row], kernels=kernels))
-    found = read_kernel_table(db, GPU).kernels_of(op.signature, facts_of_op(op, 1))
-    assert found == (Kernel("pad", 110.0, 50.0), Kernel("conv", 910.0, 50.0))
+    launched = read_kernel_table(db, GPU).kernels_of(op.signature, facts_of_op(op, 1))
+    assert launched == (Kernel("pad", 110.0, 50.0), Kernel("conv", 910.0, 50.0))
 
 
 def test_sm_utilisation_is_of_the_launch_as_in_a_profile_and_not_the_activity_that_is_counted(tmp_path: Path) -> None:
@@ -155,9 +159,9 @@ def test_sm_utilisation_is_of_the_launch_as_in_a_profile_and_not_the_activity_th
                        block_z=1, registers_per_thread=32)  # fmt: skip
     db = KernelDb.create(tmp_path / "db")
     db.append(Run(RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net"), ops=[row], kernels=[kernel]))
-    found = read_kernel_table(db, v100).kernels_of(op.signature, facts_of_op(op, 1))
+    launched = read_kernel_table(db, v100).kernels_of(op.signature, facts_of_op(op, 1))
     profiled = compute_requirement(pd.DataFrame([asdict(kernel)]), None, v100)
-    assert found is not None and profiled is not None
-    assert found[0].sm_util_pct == profiled.wavg_sm_util_pct == pytest.approx(100.0 * 13 / 80)  # eight blocks an SM
+    assert launched is not None and profiled is not None
+    assert launched[0].sm_util_pct == profiled.wavg_sm_util_pct == pytest.approx(100.0 * 13 / 80)  # eight blocks an SM
     blind = read_kernel_table(db, replace(v100, sm=None)).kernels_of(op.signature, facts_of_op(op, 1))
     assert blind is not None and blind[0].sm_util_pct is None

@@ -37,22 +37,22 @@ FULL = PlacedWorkload(NET, 8, 0.5)
 
 
 def test_alone_there_is_no_interference() -> None:
-    said = predict(V100, FULL, ())
-    assert said.clock_mhz == 1530.0
-    assert said.gpu_ms == pytest.approx(0.08 + (0.6 * 8 + 0.1) / 0.51 + 1.5)
-    assert said.latency_ms == pytest.approx(said.gpu_ms + 8 * 604e3 / 1e7)
-    assert said.throughput_rps == pytest.approx(8000.0 / (said.gpu_ms + 8 * 4e3 / 1e7))
+    prediction = predict(V100, FULL, ())
+    assert prediction.clock_mhz == 1530.0
+    assert prediction.gpu_ms == pytest.approx(0.08 + (0.6 * 8 + 0.1) / 0.51 + 1.5)
+    assert prediction.latency_ms == pytest.approx(prediction.gpu_ms + 8 * 604e3 / 1e7)
+    assert prediction.throughput_rps == pytest.approx(8000.0 / (prediction.gpu_ms + 8 * 4e3 / 1e7))
 
 
 def test_each_neighbour_adds_delay_to_each_kernel_and_cache_misses() -> None:
     idle = replace(NET, power=(0.0, 0.0), l2=(0.0, 10.0))
-    victim, other = PlacedWorkload(idle, 8, 0.5), PlacedWorkload(idle, 1, 0.1)
+    victim, neighbour = PlacedWorkload(idle, 8, 0.5), PlacedWorkload(idle, 1, 0.1)
     alone = predict(V100, victim, ()).gpu_ms
     active = idle.active_ms(8, 0.5)
     for neighbours in (1, 2, 4):
         delay = (0.00475 * (neighbours + 1) - 0.00902) * 80
         expected = alone + delay + active * 0.002 * 10.0 * neighbours
-        assert predict(V100, victim, [other] * neighbours).gpu_ms == pytest.approx(expected)
+        assert predict(V100, victim, [neighbour] * neighbours).gpu_ms == pytest.approx(expected)
 
 
 def test_the_clock_falls_by_one_megahertz_for_each_watt_above_the_limit() -> None:
@@ -88,7 +88,7 @@ def test_an_slo_that_no_share_keeps_has_no_lower_bound() -> None:
 def _hardware() -> HardwareProfile:
     """Return what a V100 with these coefficients shows with one to five copies that draw 70 W each."""
     demand = [53.5 + 70.0 * copies for copies in range(1, 6)]
-    clock = [clock_mhz(V100, one) for one in demand]
+    clock = [clock_mhz(V100, demand_rps) for demand_rps in demand]
     slowed = [0.0] + [0.00475 * copies - 0.00902 for copies in range(2, 6)]
     delay = [(0.0013 + more) * 1530.0 / at for more, at in zip(slowed, clock, strict=True)]
     return HardwareProfile(300.0, 1530.0, 53.5, 1e7, tuple(min(d, 300.0) for d in demand), tuple(clock), tuple(delay))
@@ -144,14 +144,14 @@ def test_the_fit_predicts_configurations_that_it_has_not_seen() -> None:
 def test_the_published_fit_is_least_squares_as_scipy_finds_them(seed: int) -> None:
     truth = replace(NET, power=(60.0, 5.0))
     draw, profile = np.random.default_rng(seed), _workload(truth)
-    noisy = tuple(replace(one, gpu_ms=one.gpu_ms * draw.uniform(0.95, 1.05)) for one in profile.configurations)
+    noisy = tuple(replace(point, gpu_ms=point.gpu_ms * draw.uniform(0.95, 1.05)) for point in profile.configurations)
     fitted = fit_published_workload(replace(profile, configurations=noisy), V100)
 
     def active_ms(at: Array, k1: float, k2: float, k3: float, k4: float, k5: float) -> Array:
         return np.asarray((k1 * at[0] ** 2 + k2 * at[0] + k3) / (at[1] + k4) + k5)
 
-    at = np.array([(one.batch, 100.0 * one.share) for one in noisy]).T
-    best, _ = curve_fit(active_ms, at, [one.gpu_ms - profile.idle_ms for one in noisy], maxfev=100_000)
+    at = np.array([(point.batch, 100.0 * point.share) for point in noisy]).T
+    best, _ = curve_fit(active_ms, at, [point.gpu_ms - profile.idle_ms for point in noisy], maxfev=100_000)
     for batch, percent in ((1, 10.0), (4, 30.0), (24, 80.0), (32, 100.0)):
         expected = active_ms(np.array([batch, percent]), *best)
         assert fitted.active_ms(batch, percent / 100.0) == pytest.approx(float(expected), rel=1e-4)
@@ -166,7 +166,7 @@ def test_five_coefficients_are_not_fitted_to_four_configurations() -> None:
 
 def test_coefficients_stay_physical_where_measurements_are_not() -> None:
     profile = _workload(NET)
-    odd = [replace(one, gpu_ms=one.gpu_ms * (1.3 if one.batch == 1 else 0.9)) for one in profile.configurations]
+    odd = [replace(point, gpu_ms=point.gpu_ms * (1.3 if point.batch == 1 else 0.9)) for point in profile.configurations]
     fitted = fit_workload(replace(profile, configurations=tuple(odd), active_beside_ms=0.5), V100)
     assert all(k >= 0.0 for k in fitted.active) and fitted.cache >= 0.0
     assert fitted.active_ms(8, 0.2) > fitted.active_ms(8, 0.4) > 0.0

@@ -25,13 +25,13 @@ def estimator() -> IgniterEstimator:
 
 def test_it_says_what_the_equations_say_beside_neighbours(estimator: IgniterEstimator) -> None:
     beside = [Workload("vgg19", 6, Share(37.5))]
-    said = estimator.estimate("resnet50", V100, 8, Share(30.0), beside)
+    estimate = estimator.estimate("resnet50", V100, 8, Share(30.0), beside)
     expected = predict(
         HARDWARE, PlacedWorkload(MODELS["resnet50"], 8, 0.3), [PlacedWorkload(MODELS["vgg19"], 6, 0.375)]
     )
-    assert said.latency_ms.value == pytest.approx(expected.latency_ms)
-    assert said.throughput_rps.value == pytest.approx(expected.throughput_rps)
-    assert said.latency_ms.value > estimator.estimate("resnet50", V100, 8, Share(30.0)).latency_ms.value
+    assert estimate.latency_ms.value == pytest.approx(expected.latency_ms)
+    assert estimate.throughput_rps.value == pytest.approx(expected.throughput_rps)
+    assert estimate.latency_ms.value > estimator.estimate("resnet50", V100, 8, Share(30.0)).latency_ms.value
 
 
 def test_shares_are_the_multiples_of_the_unit_and_batches_end_at_the_largest_profiled(
@@ -66,8 +66,8 @@ def test_a_device_without_coefficients_is_one_clear_line(tmp_path: Path) -> None
 def test_calibrated_coefficients_are_read_from_beside_the_database(tmp_path: Path) -> None:
     db = KernelDb.create(tmp_path / "db")
     write_coefficients(coefficients_path(db.path, "v100"), "v100", HARDWARE, MODELS)
-    said = make_estimator("igniter", db).estimate("vgg19", V100, 4, Share(50.0))
-    assert said.latency_ms.source == "iGniter"
-    assert said.latency_ms.value == pytest.approx(
+    estimate = make_estimator("igniter", db).estimate("vgg19", V100, 4, Share(50.0))
+    assert estimate.latency_ms.source == "iGniter"
+    assert estimate.latency_ms.value == pytest.approx(
         predict(HARDWARE, PlacedWorkload(MODELS["vgg19"], 4, 0.5), []).latency_ms
     )

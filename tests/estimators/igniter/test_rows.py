@@ -28,9 +28,9 @@ NET = WorkloadCoefficients(6e5, 4e3, 50, 0.001, (0.0, 0.6, 0.1, 0.01, 1.5), 0.00
 
 
 def _model(batch: int, share: float) -> ModelRow:
-    said = predict(TRUTH, PlacedWorkload(NET, batch, share / 100.0), ())
+    prediction = predict(TRUTH, PlacedWorkload(NET, batch, share / 100.0), ())
     return replace(
-        measured_row("net", batch, said.latency_ms, device=GPU.name, share=share),
+        measured_row("net", batch, prediction.latency_ms, device=GPU.name, share=share),
         power_w=140.0,
         idle_power_w=50.0,
         clock_mhz=1530.0,
@@ -44,12 +44,12 @@ def _model(batch: int, share: float) -> ModelRow:
 
 def _beside(copies: int) -> ColocationRow:
     placed = PlacedWorkload(NET, 16, 0.2)
-    said = predict(TRUTH, placed, [placed] * (copies - 1))
-    delay = (0.001 + added_launch_ms(TRUTH, copies)) * 50 * 1530.0 / said.clock_mhz
+    prediction = predict(TRUTH, placed, [placed] * (copies - 1))
+    delay = (0.001 + added_launch_ms(TRUTH, copies)) * 50 * 1530.0 / prediction.clock_mhz
     label = " + ".join(["net:16:20%"] * (copies - 1))
     return ColocationRow(
-        "r1", GPU.name, copies, 0, "net", 16, label, 20.0, latency_mean_ms=said.latency_ms, dispatch_ms=delay,
-        power_w=min(50.0 + 90.0 * copies, 300.0), clock_mhz=said.clock_mhz,
+        "r1", GPU.name, copies, 0, "net", 16, label, 20.0, latency_mean_ms=prediction.latency_ms, dispatch_ms=delay,
+        power_w=min(50.0 + 90.0 * copies, 300.0), clock_mhz=prediction.clock_mhz,
     )  # fmt: skip
 
 
@@ -81,8 +81,8 @@ def test_too_few_copies_at_once_are_refused(tmp_path: Path) -> None:
 
 def _profile(path: Path, *rows: DeviceRow, clock_mhz: float = 1530.0) -> HardwareProfile:
     db = _database(path)
-    known = db.read_table("models").to_pylist()
-    models = [replace(_model(row["batch"], row["sm_share_pct"]), clock_mhz=clock_mhz) for row in known]
+    profiled = db.read_table("models").to_pylist()
+    models = [replace(_model(row["batch"], row["sm_share_pct"]), clock_mhz=clock_mhz) for row in profiled]
     beside = [replace(_beside(count), clock_mhz=clock_mhz * (1.0 - 0.002 * count)) for count in range(2, 6)]
     return profile_of(database(path.with_name("other"), models, rows, beside), GPU)[0]
 

@@ -47,11 +47,11 @@ def _running(model: str, random: np.random.Generator) -> RunningWorkload:
 
 def _pairs(slowdown: InterferenceModel, rows: int = 120) -> list[ColocatedWorkload]:
     random = np.random.default_rng(3)
-    found = []
+    pairs = []
     for i in range(rows):
-        victim, other = _running("abc"[i % 3], random), _running("abc"[(i // 3) % 3], random)
-        found.append(ColocatedWorkload(victim, (other,), victim.solo_ms * slowdown.slowdown(victim, (other,))))
-    return found
+        victim, neighbour = _running("abc"[i % 3], random), _running("abc"[(i // 3) % 3], random)
+        pairs.append(ColocatedWorkload(victim, (neighbour,), victim.solo_ms * slowdown.slowdown(victim, (neighbour,))))
+    return pairs
 
 
 def _contention(weights: list[float]) -> ContentionModel:
@@ -88,9 +88,9 @@ def test_linear_learns_a_linear_law() -> None:
 
 def test_constant_is_the_mean_slowdown() -> None:
     random = np.random.default_rng(1)
-    victim, other = _running("a", random), _running("b", random)
-    rows = [ColocatedWorkload(victim, (other,), victim.solo_ms * factor) for factor in (1.1, 1.3)]
-    assert ConstantInterference().fit(rows).slowdown(victim, (other,)) == pytest.approx(1.2)
+    victim, neighbour = _running("a", random), _running("b", random)
+    rows = [ColocatedWorkload(victim, (neighbour,), victim.solo_ms * factor) for factor in (1.1, 1.3)]
+    assert ConstantInterference().fit(rows).slowdown(victim, (neighbour,)) == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,13 @@ def test_a_model_that_is_left_out_is_in_neither_role_of_what_is_learnt() -> None
             super().fit(measured)
             return self
 
-    found = leave_out(RecordingInterference, rows, "model")
+    scores = leave_out(RecordingInterference, rows, "model")
     assert seen == [{"b", "c"}, {"a", "c"}, {"a", "b"}]
-    own = [row for row in rows if row not in _with_names(rows, "bc")]
-    assert sum(one.unit == "a" for one in found) == len(own)
-    assert sum(one.unit == "a" and one.is_victim for one in found) == sum(row.victim.model == "a" for row in own)
+    without = [row for row in rows if row not in _with_names(rows, "bc")]
+    assert sum(score.unit == "a" for score in scores) == len(without)
+    assert sum(score.unit == "a" and score.is_victim for score in scores) == sum(
+        row.victim.model == "a" for row in without
+    )
 
 
 def test_models_are_ranked_by_both_roles_and_their_interval_holds_a_new_model() -> None:
@@ -137,7 +139,7 @@ def test_models_are_ranked_by_both_roles_and_their_interval_holds_a_new_model() 
         for row in _pairs(truth, 300)
     ]
     ranked = rank_interference_models(rows, (GPU, {}))
-    assert {one.left_out for one in ranked} == {"model"}
+    assert {row.left_out for row in ranked} == {"model"}
     best = ranked[0]
     new = [_running("new", random) for _ in range(200)]
     held = 0
@@ -150,7 +152,7 @@ def test_models_are_ranked_by_both_roles_and_their_interval_holds_a_new_model() 
 def test_two_models_are_judged_by_the_victim() -> None:
     both = _with_names(_pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5])), "ab")
     rows = [row for row in both if row.victim.model != row.beside[0].model]
-    assert {one.left_out for one in rank_interference_models(rows, (GPU, {}))} == {"victim"}
+    assert {row.left_out for row in rank_interference_models(rows, (GPU, {}))} == {"victim"}
 
 
 def test_what_nobody_co_located_is_named() -> None:

@@ -51,10 +51,10 @@ def test_only_wholes_of_the_same_part_share_all_sms() -> None:
 def test_the_pair_that_the_thesis_measured_lies_within_the_interval(thesis_profiles: Estimator) -> None:
     # §6.2.1, observation 4: resnet50 beside alexnet, batches of 4, takes 8 ms; alone 6.8 ms
     beside = [whole("alexnet", 4)]
-    found = thesis_profiles.estimate("resnet50", v100(), 4, Share(), beside).latency_ms
-    assert found.low is not None and found.high is not None
-    assert found.low <= 8.0 <= found.high
-    assert "SM contention" in found.source
+    latency = thesis_profiles.estimate("resnet50", v100(), 4, Share(), beside).latency_ms
+    assert latency.low is not None and latency.high is not None
+    assert latency.low <= 8.0 <= latency.high
+    assert "SM contention" in latency.source
 
 
 def test_saturating_neighbours_cost_what_they_need_beyond_all_sms(thesis_profiles: Estimator) -> None:

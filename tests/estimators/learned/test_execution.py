@@ -48,12 +48,12 @@ def test_a_group_counts_functions_and_the_activations_that_it_reads_besides(tmp_
     graph = load_graph(convolutional(tmp_path / "net.onnx", (16,)))
     conv, relu = graph.ops[:2]
     skipped = replace(relu.inputs[0], name="skipped")
-    for other, functions, inputs in (
+    for op, functions, inputs in (
         (replace(relu, op_type="Sigmoid"), 1, 0),
         (replace(relu, op_type="Add", inputs=(relu.inputs[0], skipped)), 0, 1),
         (replace(relu, op_type="Add", inputs=(relu.inputs[0], graph.inputs[0])), 0, 0),  # the convolution reads it
     ):
-        fused = replace(graph, ops=(conv, other))
+        fused = replace(graph, ops=(conv, op))
         (facts,) = group_facts(fused, {0: (0, 1)})
         assert (facts.fused, facts.fused_functions, facts.fused_inputs) == (2, functions, inputs)
         assert facts.working_set == working_set_bytes(fused)

@@ -44,10 +44,12 @@ def test_on_a_gpu_the_longer_of_both_is_what_counts() -> None:
 def test_weights_come_from_where_all_that_the_model_touches_fits() -> None:
     sizes = (2.0**20, 2.0**25, 2.0**30, float("inf"))
     costs = costs_of([replace(DENSE, working_set=size) for size in sizes], CACHED, Share())
-    own = (DENSE.bytes_read + DENSE.bytes_written - DENSE.weight_bytes) / 1e11
+    bytes_s = (DENSE.bytes_read + DENSE.bytes_written - DENSE.weight_bytes) / 1e11
     rates = (1e11, 5e10, 1e10, 1e10)
     # the op's own traffic is some 4 MiB with its weights: between the first two rates
-    between = own * 1e11 / np.exp(np.interp(np.log(DENSE.bytes_read + 4096), np.log([2**20, 2**25]), np.log(rates[:2])))
+    between = (
+        bytes_s * 1e11 / np.exp(np.interp(np.log(DENSE.bytes_read + 4096), np.log([2**20, 2**25]), np.log(rates[:2])))
+    )
     expected = [(DENSE.weight_bytes / rate + between) * 1e9 for rate in rates]
     assert costs.traffic_ns == pytest.approx(expected)
 

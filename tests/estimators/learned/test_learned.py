@@ -149,12 +149,12 @@ def test_the_interval_counts_architectures_and_not_figures() -> None:
 @pytest.mark.slow
 def test_evaluation_leaves_out_and_beats_the_roofline(world: tuple[Path, TrainingSet]) -> None:
     predictions = leave_one_architecture_out(world[1], QUICK)
-    found = {(one.setting, one.quantity, one.predictor): one for one in summarise_errors(predictions)}
-    stack, roofline = found[UNSEEN, "latency", "stack"], found[UNSEEN, "latency", ROOFLINE]
+    summary = {(row.setting, row.quantity, row.predictor): row for row in summarise_errors(predictions)}
+    stack, roofline = summary[UNSEEN, "latency", "stack"], summary[UNSEEN, "latency", ROOFLINE]
     assert stack.count == roofline.count == 16
     assert stack.median_pct < 0.5 * roofline.median_pct
     assert stack.coverage_pct is not None and roofline.coverage_pct is None
-    assert {one.predictor for one in predictions} == {*QUICK, "stack", "allocation", ROOFLINE, SCALED}
+    assert {row.predictor for row in predictions} == {*QUICK, "stack", "allocation", ROOFLINE, SCALED}
 
 
 def test_a_fine_tuned_copy_under_another_name_does_not_teach_what_its_original_takes(tmp_path: Path) -> None:
@@ -175,16 +175,16 @@ def test_a_new_head_makes_no_new_architecture_and_another_width_does(tmp_path: P
 
     original = read_network("original", (8,) * 12)
     head = original.ops[-1]
-    weights = tuple(replace(one, shape=tuple(2 * size for size in one.shape)) for one in head.weights)
+    weights = tuple(replace(weight, shape=tuple(2 * size for size in weight.shape)) for weight in head.weights)
     tuned = replace(original, name="tuned", ops=(*original.ops[:-1], replace(head, weights=weights)))
     names = name_architectures([tuned, read_network("wider", (16,) * 12), original])
     assert names == {"original": "original", "tuned": "original", "wider": "wider"}
 
 
 def test_new_batches_are_predicted_from_the_others(world: tuple[Path, TrainingSet]) -> None:
-    found = predict_left_out_batches(world[1])
-    assert {one.batch for one in found} == {2, 4}
-    assert max(one.error for one in found if one.quantity == "latency") < 0.05
+    predictions = predict_left_out_batches(world[1])
+    assert {row.batch for row in predictions} == {2, 4}
+    assert max(row.error for row in predictions if row.quantity == "latency") < 0.05
 
 
 def test_coverage_is_the_part_inside_the_interval_of_the_others() -> None:
@@ -264,9 +264,9 @@ def test_the_default_estimator_asks_the_regressors_for_models_that_were_not_meas
 ) -> None:
     path = convolutional(tmp_path / "new.onnx", (16, 16, 32))
     estimator = DatabaseEstimator(None, learned=lambda device: model if device.name == CPU.name else None)
-    said = estimator.estimate(str(path), CPU, 4, Share())
-    assert said.latency_ms == model.latency(load_graph(path, 4), Share())
-    assert said.memory_bytes is not None and said.memory_bytes.source == "allocation"
+    estimate = estimator.estimate(str(path), CPU, 4, Share())
+    assert estimate.latency_ms == model.latency(load_graph(path, 4), Share())
+    assert estimate.memory_bytes is not None and estimate.memory_bytes.source == "allocation"
     assert estimator.estimate(str(path), GPU, 4, Share()).latency_ms.source.startswith("cross-gpu")
 
 

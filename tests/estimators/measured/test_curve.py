@@ -18,9 +18,9 @@ def test_a_point_is_itself_and_outside_is_nothing() -> None:
 
 @given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 100.0), min_size=2, max_size=6), st.integers(1, 64))
 def test_between_neighbours_lies_between_them(values: dict[int, float], batch: int) -> None:
-    found = BatchCurve(values).at(batch)
-    if found:
-        assert min(values.values()) - 1e-9 <= found[0] <= max(values.values()) + 1e-9
+    interpolated = BatchCurve(values).at(batch)
+    if interpolated:
+        assert min(values.values()) - 1e-9 <= interpolated[0] <= max(values.values()) + 1e-9
 
 
 @given(st.floats(0.1, 10.0), st.floats(0.1, 10.0))

@@ -45,7 +45,7 @@ def test_a_model_of_a_fixed_part_and_one_in_proportion_is_always_inside(
     def true_ms(batch: int, share: float, processes: int) -> float:
         return fixed_ms + each_ms * batch * processes * 100.0 / share
 
-    known = [(2, 40.0, 1), (16, 40.0, 1), (16, 80.0, 2)]
-    envelope = LatencyEnvelope([point(b, true_ms(b, s, n), s, n) for b, s, n in known], GPU)
+    measured = [(2, 40.0, 1), (16, 40.0, 1), (16, 80.0, 2)]
+    envelope = LatencyEnvelope([point(b, true_ms(b, s, n), s, n) for b, s, n in measured], GPU)
     low, high = envelope.interval(batch, Share(share), processes)
     assert low <= true_ms(batch, share, processes) <= high

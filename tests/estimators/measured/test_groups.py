@@ -67,10 +67,10 @@ def test_whatever_holds_what_failed_together_is_refused(
     estimator = make_estimator(name, write(tmp_path / "db", make_group(reason)))
     try:
         estimator.estimate(asked.model, V100, asked.batch, asked.share, beside)
-        said = ""
+        message = ""
     except InputError as error:
-        said = str(error)
-    assert ("failed on v100" in said) == is_refused, said
+        message = str(error)
+    assert ("failed on v100" in message) == is_refused, message
 
 
 def test_what_ran_together_afterwards_does_not_count_as_failed(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_the_check_refuses_a_map_whose_neighbours_failed_together(tmp_path: Path
     deployment = gpuprof.place(demands, fleet="v100", db=write(tmp_path / "ran").path).deployment
     assert gpuprof.check(deployment, db=tmp_path / "ran").is_sound
     small = replace(make_group(), batch=1, beside="b:1:50%")
-    found = gpuprof.check(deployment, db=write(tmp_path / "failed", small).path).violations
-    assert [one.message for one in found if one.rule == "failed"] == [
+    violations = gpuprof.check(deployment, db=write(tmp_path / "failed", small).path).violations
+    assert [violation.message for violation in violations if violation.rule == "failed"] == [
         "a at batch 1 under 50% beside twin at batch 1 under 50% failed on v100: out of memory"
     ]
 
@@ -106,8 +106,8 @@ def test_the_check_refuses_a_map_whose_neighbours_failed_together(tmp_path: Path
 def test_what_failed_under_another_name_counts_for_the_same_file(tmp_path: Path) -> None:
     file = two_layers(tmp_path / "renamed.onnx")
     failed = replace(_failed_row(), model_sha256=load_graph(file, 1).sha256)
-    rows = [replace(one, model_sha256=failed.model_sha256) for one in make_rows() if one.model == "a"]
-    whole = [replace(one, max_occupancy_pct=10.0) for one in rows if one.sm_share_pct == 100.0]
+    rows = [replace(row, model_sha256=failed.model_sha256) for row in make_rows() if row.model == "a"]
+    whole = [replace(row, max_occupancy_pct=10.0) for row in rows if row.sm_share_pct == 100.0]
     db = database(tmp_path / "db", [*whole, failed])
     estimator = make_estimator("usher", db, {"renamed": file})
     assert estimator.estimate("renamed", V100, 2, HALF).latency_ms.value > 0.0

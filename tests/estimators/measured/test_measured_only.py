@@ -26,9 +26,9 @@ def db(tmp_path: Path) -> KernelDb:
 
 def test_what_was_measured_is_said_and_nothing_between(db: KernelDb) -> None:
     estimator = make_estimator("measured", db)
-    said = estimator.estimate("net", GPU, 4, Share())
-    assert (said.latency_ms.value, said.latency_ms.source) == (6.0, MEASURED)
-    assert said.memory_bytes is not None and said.memory_bytes.value == 4000.0
+    estimate = estimator.estimate("net", GPU, 4, Share())
+    assert (estimate.latency_ms.value, estimate.latency_ms.source) == (6.0, MEASURED)
+    assert estimate.memory_bytes is not None and estimate.memory_bytes.value == 4000.0
     for batch, share in ((2, Share()), (4, Share(50.0))):
         with pytest.raises(InputError, match="was not measured on gpu-test"):
             estimator.estimate("net", GPU, batch, share)

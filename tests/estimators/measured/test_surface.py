@@ -11,7 +11,7 @@ from gpuprof.estimators.measured.surface import Surface
 from gpuprof.placement.contract import sliced_device
 
 _DEVICE = sliced_device(price=1.0)
-_SHARES = (Share(), Share(50.0), Share(25.0), *(Share(100.0, one.name) for one in _DEVICE.mig_profiles))
+_SHARES = (Share(), Share(50.0), Share(25.0), *(Share(100.0, profile.name) for profile in _DEVICE.mig_profiles))
 _CELLS = st.tuples(st.integers(1, 40), st.sampled_from(_SHARES))
 
 

@@ -13,7 +13,7 @@ def _tensor(name: str, kib: int) -> Tensor:
 def _graph(*ops: tuple[str, str, list[tuple[str, int]], tuple[str, int]]) -> ModelGraph:
     """Make a graph of (op type, name, inputs, output); the last op's output is the graph's, "x" its input."""
     made = tuple(
-        Op(name, kind, "", tuple(_tensor(*one) for one in inputs), (_tensor(*output),), (), {}, 0, 0, 0)
+        Op(name, kind, "", tuple(_tensor(*tensor) for tensor in inputs), (_tensor(*output),), (), {}, 0, 0, 0)
         for kind, name, inputs, output in ops
     )
     return ModelGraph("g", 1, made, (_tensor("x", 4),), made[-1].outputs, (), 17, "", "")

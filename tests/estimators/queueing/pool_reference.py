@@ -57,23 +57,23 @@ def play_pool(
 
     def look(number: int, now: float) -> None:
         nonlocal order
-        one = replicas[number]
-        server = one.server
-        while one.queue and not all(one.running):
-            waits = arrived_ms[one.queue[0]] + server.max_wait_ms
-            if len(one.queue) < server.batch and now < waits:
+        queue = replicas[number]
+        server = queue.server
+        while queue.queue and not all(queue.running):
+            waits = arrived_ms[queue.queue[0]] + server.max_wait_ms
+            if len(queue.queue) < server.batch and now < waits:
                 order += 1
                 heapq.heappush(events, (waits, number, -1, order))
                 return
-            process = one.running.index(False)
-            taken = [one.queue.popleft() for _ in range(min(server.batch, len(one.queue)))]
-            cold = now > one.rested[process]
+            process = queue.running.index(False)
+            taken = [queue.queue.popleft() for _ in range(min(server.batch, len(queue.queue)))]
+            cold = now > queue.rested[process]
             cv = server.pause_cv if cold and server.pause_cv is not None else server.latency_cv
             mean = server.latency_ms[len(taken) - 1]
             time = mean * (random.gamma(1.0 / cv**2, cv**2) if cv else 1.0) * (server.pause_factor if cold else 1.0)
-            one.running[process], one.ends[process] = True, now + mean
-            expected = one.fade(now) * mean / (10.0 * server.latency_ms[-1] * server.processes)
-            one.coming = min(server.batch, int(expected + expected**0.5 + 0.5))
+            queue.running[process], queue.ends[process] = True, now + mean
+            expected = queue.fade(now) * mean / (10.0 * server.latency_ms[-1] * server.processes)
+            queue.coming = min(server.batch, int(expected + expected**0.5 + 0.5))
             for request in taken:
                 spent[request], by[request] = now + time - arrived_ms[request] + server.overhead_ms, number
             order += 1
@@ -89,7 +89,9 @@ def play_pool(
 
     for request, now in enumerate(arrived_ms.tolist()):
         settle(now)
-        answers = [one.answer_at(now, arrived_ms[one.queue[0]] if one.queue else now) for one in replicas]
+        answers = [
+            replica.answer_at(now, arrived_ms[replica.queue[0]] if replica.queue else now) for replica in replicas
+        ]
         best = min(answers)
         chosen = random.choice([number for number, when in enumerate(answers) if when <= best + 1e-9])
         replicas[chosen].recent, replicas[chosen].counted = 1.0 + replicas[chosen].fade(now), now

@@ -49,7 +49,7 @@ POOLS: list[tuple[tuple[BatchServer, ...], float]] = [
 
 
 def capacity_rps(servers: Sequence[BatchServer]) -> float:
-    return math.fsum(one.capacity_rps for one in servers)
+    return math.fsum(server.capacity_rps for server in servers)
 
 
 def near_tail(spent: NDArray[np.float64]) -> Any:
@@ -66,15 +66,15 @@ def test_a_pool_is_as_quick_as_in_a_plain_simulation(servers: tuple[BatchServer,
     arrived = np.cumsum(np.random.default_rng(3).exponential(1000.0 / rate, 60_000))
     spent, by = play_pool(arrived, servers, 4)
     spent, by = spent[4_000:], by[4_000:]
-    found = QUEUE.pool(Arrivals(rate), servers)
-    assert found.whole.percentile(99) == near_tail(spent)
-    assert found.whole.mean_ms == pytest.approx(spent.mean(), rel=0.03 + 0.1 * (load > 0.85))
+    pool = QUEUE.pool(Arrivals(rate), servers)
+    assert pool.whole.percentile(99) == near_tail(spent)
+    assert pool.whole.mean_ms == pytest.approx(spent.mean(), rel=0.03 + 0.1 * (load > 0.85))
     limit = float(np.percentile(spent, 95))
-    assert found.whole.fraction_within(limit) == pytest.approx(0.95, abs=0.02)
+    assert pool.whole.fraction_within(limit) == pytest.approx(0.95, abs=0.02)
     shares = np.bincount(by, minlength=len(servers)) / len(by)
-    said = np.array([part.rate_rps for part in found.parts]) / rate
-    assert np.abs(said - shares).max() < 0.05 / len(servers) + 0.01
-    assert said.sum() == pytest.approx(1.0)
+    split = np.array([part.rate_rps for part in pool.parts]) / rate
+    assert np.abs(split - shares).max() < 0.05 / len(servers) + 0.01
+    assert split.sum() == pytest.approx(1.0)
 
 
 @pytest.mark.slow
@@ -89,8 +89,8 @@ def test_many_large_replicas_that_all_begin_idle_are_looked_at_once_they_are_out
 @pytest.mark.parametrize("load", [1e-6, 5e-4, 0.0155, 0.04, 0.0769, 0.2, 0.5])
 def test_replicas_without_batches_are_as_busy_as_their_requests_take(load: float) -> None:
     servers = (server(1),) * 2
-    found = QUEUE.pool(Arrivals(load * capacity_rps(servers)), servers)
-    assert [one.sojourn.utilization for one in found.parts] == pytest.approx([load] * 2, rel=0.01)
+    pool = QUEUE.pool(Arrivals(load * capacity_rps(servers)), servers)
+    assert [part.sojourn.utilization for part in pool.parts] == pytest.approx([load] * 2, rel=0.01)
 
 
 @pytest.mark.slow
@@ -108,9 +108,9 @@ def test_a_pool_takes_arrivals_of_any_shape(shape: ArrivalProcess) -> None:
     rate = load * capacity_rps(servers)
     times = scale_to_rate(shape, rate).stream(np.random.default_rng(5)).take(80_000) / 1e6
     spent = play_pool(times, servers, 6)[0][4_000:]
-    found = QUEUE.pool(Arrivals.from_process(shape, rate), servers).whole
-    assert found.percentile(99) == near_tail(spent)
-    assert found.percentile(50) == pytest.approx(np.percentile(spent, 50), rel=0.04)
+    pool = QUEUE.pool(Arrivals.from_process(shape, rate), servers).whole
+    assert pool.percentile(99) == near_tail(spent)
+    assert pool.percentile(50) == pytest.approx(np.percentile(spent, 50), rel=0.04)
 
 
 def test_shapes_of_equal_variability_have_tails_of_their_own() -> None:
@@ -124,12 +124,12 @@ def test_shapes_of_equal_variability_have_tails_of_their_own() -> None:
 
 @pytest.mark.slow
 def test_one_replica_takes_a_recording_as_it_is() -> None:
-    one = server(4, cv=0.0)
+    replica = server(4, cv=0.0)
     gaps = np.tile([1, 1, 1, 1, 1, 1, 34], 20_000) * 1_000_000
     recorded = RecordedArrivals(np.cumsum(gaps), float(gaps.sum()) / 1e9)
     arrivals = Arrivals.from_process(recorded, recorded.rate_rps)
-    spent = play_pool(np.cumsum(gaps) / 1e6, (one,), 1)[0]
-    assert QUEUE.sojourn(arrivals, one).percentile(90) == pytest.approx(np.percentile(spent, 90), rel=0.05)
+    spent = play_pool(np.cumsum(gaps) / 1e6, (replica,), 1)[0]
+    assert QUEUE.sojourn(arrivals, replica).percentile(90) == pytest.approx(np.percentile(spent, 90), rel=0.05)
 
 
 def test_the_peak_of_a_long_recording_is_planned_for_wherever_it_lies() -> None:
@@ -150,23 +150,23 @@ def test_the_peak_of_a_long_recording_is_planned_for_wherever_it_lies() -> None:
 
 def test_a_pool_of_one_is_the_replica_alone() -> None:
     arrivals = Arrivals(0.6 * server(8).capacity_rps)
-    found = QUEUE.pool(arrivals, (server(8),))
-    assert found.whole == QUEUE.sojourn(arrivals, server(8))
-    assert [part.rate_rps for part in found.parts] == [arrivals.rate_rps]
+    pool = QUEUE.pool(arrivals, (server(8),))
+    assert pool.whole == QUEUE.sojourn(arrivals, server(8))
+    assert [part.rate_rps for part in pool.parts] == [arrivals.rate_rps]
 
 
 def test_a_pool_beyond_its_capacity_never_answers() -> None:
-    found = QUEUE.pool(Arrivals(2.0 * server(8).capacity_rps), (server(8), server(8)))
-    assert math.isinf(found.whole.percentile(50))
-    assert sum(part.rate_rps for part in found.parts) == pytest.approx(2.0 * server(8).capacity_rps)
+    pool = QUEUE.pool(Arrivals(2.0 * server(8).capacity_rps), (server(8), server(8)))
+    assert math.isinf(pool.whole.percentile(50))
+    assert sum(part.rate_rps for part in pool.parts) == pytest.approx(2.0 * server(8).capacity_rps)
 
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 12), st.floats(0.2, 0.9), st.integers(2, 40))
 def test_sharing_a_stream_is_no_slower_than_splitting_it(batch: int, load: float, count: int) -> None:
-    one = server(batch)
-    alone = QUEUE.sojourn(Arrivals(load * one.capacity_rps), one).percentile(99)
-    pooled = QUEUE.pool(Arrivals(load * count * one.capacity_rps), (one,) * count).whole.percentile(99)
+    replica = server(batch)
+    alone = QUEUE.sojourn(Arrivals(load * replica.capacity_rps), replica).percentile(99)
+    pooled = QUEUE.pool(Arrivals(load * count * replica.capacity_rps), (replica,) * count).whole.percentile(99)
     assert pooled <= alone * 1.03
 
 
@@ -181,9 +181,9 @@ def test_the_order_of_replicas_does_not_matter(load: float) -> None:
 
 
 def test_large_pools_wait_less_and_less() -> None:
-    one = server(8)
+    replica = server(8)
     tails = [
-        QUEUE.pool(Arrivals(0.8 * count * one.capacity_rps), (one,) * count).whole.percentile(99)
+        QUEUE.pool(Arrivals(0.8 * count * replica.capacity_rps), (replica,) * count).whole.percentile(99)
         for count in (2, 4, 16, 64, 500)
     ]
     assert all(later <= sooner * 1.01 for sooner, later in itertools.pairwise(tails))
@@ -192,10 +192,10 @@ def test_large_pools_wait_less_and_less() -> None:
 def test_a_few_odd_replicas_of_a_large_pool_answer_no_more_than_they_can() -> None:
     many, odd = server(8), server(4, 12.0)
     servers = (*(many,) * 400, odd)
-    found = QUEUE.pool(Arrivals(0.97 * capacity_rps(servers)), servers)
-    assert found.parts[-1].rate_rps < odd.capacity_rps
-    assert math.fsum(part.rate_rps for part in found.parts) == pytest.approx(0.97 * capacity_rps(servers))
-    assert found.parts[0].rate_rps == pytest.approx(0.97 * many.capacity_rps, rel=0.01)
+    pool = QUEUE.pool(Arrivals(0.97 * capacity_rps(servers)), servers)
+    assert pool.parts[-1].rate_rps < odd.capacity_rps
+    assert math.fsum(part.rate_rps for part in pool.parts) == pytest.approx(0.97 * capacity_rps(servers))
+    assert pool.parts[0].rate_rps == pytest.approx(0.97 * many.capacity_rps, rel=0.01)
 
 
 @pytest.mark.parametrize("load", [0.46, 0.5, 0.55, 0.6, 0.65])

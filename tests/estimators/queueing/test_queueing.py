@@ -31,10 +31,10 @@ def _at_load(server: BatchServer, load: float, scv: float = 1.0) -> Arrivals:
 
 def _agrees(server: BatchServer, arrivals: Arrivals, requests: int = 60_000) -> None:
     truth = simulate(arrivals, server, requests, seed=7)
-    said = QUEUE.sojourn(arrivals, server)
-    assert said.mean_ms == pytest.approx(truth.mean(), rel=0.03)
-    assert said.percentile(99) == pytest.approx(np.percentile(truth, 99), rel=0.05)
-    assert said.percentile(50) == pytest.approx(np.percentile(truth, 50), rel=0.04)
+    sojourn = QUEUE.sojourn(arrivals, server)
+    assert sojourn.mean_ms == pytest.approx(truth.mean(), rel=0.03)
+    assert sojourn.percentile(99) == pytest.approx(np.percentile(truth, 99), rel=0.05)
+    assert sojourn.percentile(50) == pytest.approx(np.percentile(truth, 50), rel=0.04)
 
 
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.7])
@@ -77,11 +77,11 @@ _RANDOM = list(configurations(25, seed=11))
 
 @pytest.mark.parametrize(("arrivals", "server"), _RANDOM, ids=map(str, range(len(_RANDOM))))
 def test_any_replica_agrees_with_brute_force(arrivals: Arrivals, server: BatchServer) -> None:
-    known = truth(arrivals, server, 300_000, seed=5, error=0.008, most=5_000_000)
-    said = QUEUE.sojourn(arrivals, server)
-    assert max(known.mean_error, known.p99_error) < 0.01
-    assert said.mean_ms == pytest.approx(known.mean, rel=0.03)
-    assert said.percentile(99) == pytest.approx(known.p99, rel=0.05)
+    reference = truth(arrivals, server, 300_000, seed=5, error=0.008, most=5_000_000)
+    sojourn = QUEUE.sojourn(arrivals, server)
+    assert max(reference.mean_error, reference.p99_error) < 0.01
+    assert sojourn.mean_ms == pytest.approx(reference.mean, rel=0.03)
+    assert sojourn.percentile(99) == pytest.approx(reference.p99, rel=0.05)
 
 
 @pytest.mark.slow
@@ -91,10 +91,10 @@ def test_several_processes_agree_with_brute_force_at_nine_tenths_of_capacity(
 ) -> None:
     server = _server(batch, 0.3, cv=0.2, processes=processes)
     arrivals = _at_load(server, 0.9, scv)
-    known = truth(arrivals, server, 2_000_000, seed=5, error=0.01, most=16_000_000)
-    said = QUEUE.sojourn(arrivals, server)
-    assert said.mean_ms == pytest.approx(known.mean, rel=0.03)
-    assert said.percentile(99) == pytest.approx(known.p99, rel=0.05)
+    reference = truth(arrivals, server, 2_000_000, seed=5, error=0.01, most=16_000_000)
+    sojourn = QUEUE.sojourn(arrivals, server)
+    assert sojourn.mean_ms == pytest.approx(reference.mean, rel=0.03)
+    assert sojourn.percentile(99) == pytest.approx(reference.p99, rel=0.05)
 
 
 def test_close_to_capacity_the_simulated_law_is_the_solved_one() -> None:
@@ -108,8 +108,8 @@ def test_close_to_capacity_the_simulated_law_is_the_solved_one() -> None:
 
 def test_flat_arrivals_that_meet_a_free_process_never_queue() -> None:
     server = BatchServer((10.0,), 1, 0.0, processes=2)
-    said = QUEUE.sojourn(_at_load(server, 0.8, 0.0), server)
-    assert said.percentile(1) == pytest.approx(10.0) and said.percentile(99.9) == pytest.approx(10.0)
+    sojourn = QUEUE.sojourn(_at_load(server, 0.8, 0.0), server)
+    assert sojourn.percentile(1) == pytest.approx(10.0) and sojourn.percentile(99.9) == pytest.approx(10.0)
 
 
 def test_the_backlog_of_single_exponential_services_is_known() -> None:
@@ -152,16 +152,16 @@ def test_arrivals_of_other_variability_agree_with_brute_force(scv: float) -> Non
 @pytest.mark.parametrize("cv", [0.0, 0.5])
 def test_single_requests_wait_as_pollaczek_and_khinchine_say(load: float, cv: float) -> None:
     server = BatchServer((8.0,), 1, 0.0, latency_cv=cv)
-    said = QUEUE.sojourn(_at_load(server, load), server)
-    assert said.mean_ms == pytest.approx(8.0 + 8.0 * load * (1.0 + cv**2) / (2.0 * (1.0 - load)), rel=0.01)
-    assert said.utilization == pytest.approx(load, rel=1e-3)
+    sojourn = QUEUE.sojourn(_at_load(server, load), server)
+    assert sojourn.mean_ms == pytest.approx(8.0 + 8.0 * load * (1.0 + cv**2) / (2.0 * (1.0 - load)), rel=0.01)
+    assert sojourn.utilization == pytest.approx(load, rel=1e-3)
 
 
 def test_a_request_that_meets_nobody_waits_for_the_timer() -> None:
     server = _server(8, 2.0)
-    said = QUEUE.sojourn(Arrivals(0.001), server)
-    assert said.percentile(50) == pytest.approx(20.0 + server.latency_ms[0], rel=1e-3)
-    assert said.mean_batch == pytest.approx(1.0, abs=1e-3)
+    sojourn = QUEUE.sojourn(Arrivals(0.001), server)
+    assert sojourn.percentile(50) == pytest.approx(20.0 + server.latency_ms[0], rel=1e-3)
+    assert sojourn.mean_batch == pytest.approx(1.0, abs=1e-3)
 
 
 def test_the_overhead_is_added_to_every_request() -> None:
@@ -174,10 +174,10 @@ def test_the_overhead_is_added_to_every_request() -> None:
 
 def test_at_capacity_every_time_is_infinite() -> None:
     server = _server(4, 0.0)
-    said = QUEUE.sojourn(_at_load(server, 1.0), server)
-    assert math.isinf(said.percentile(50)) and math.isinf(said.mean_ms)
-    assert said.utilization >= 1.0
-    assert said.fraction_within(1e9) == 0.0
+    sojourn = QUEUE.sojourn(_at_load(server, 1.0), server)
+    assert math.isinf(sojourn.percentile(50)) and math.isinf(sojourn.mean_ms)
+    assert sojourn.utilization >= 1.0
+    assert sojourn.fraction_within(1e9) == 0.0
 
 
 @settings(max_examples=40, deadline=None)
@@ -191,17 +191,17 @@ def test_at_capacity_every_time_is_infinite() -> None:
 def test_a_law_is_a_law_and_obeys_little(batch: int, wait: float, cv: float, load: float, fixed: float) -> None:
     server = _server(batch, wait, cv, fixed=fixed)
     arrivals = _at_load(server, load)
-    said = QUEUE.sojourn(arrivals, server)
-    probabilities = [p for p, _ in said.quantiles_ms]
-    times = [t for _, t in said.quantiles_ms]
+    sojourn = QUEUE.sojourn(arrivals, server)
+    probabilities = [p for p, _ in sojourn.quantiles_ms]
+    times = [t for _, t in sojourn.quantiles_ms]
     assert probabilities[0] == 0.0 and probabilities[-1] >= 0.9999
     assert all(a <= b for a, b in itertools.pairwise(probabilities))
     assert all(a <= b for a, b in itertools.pairwise(times))
-    assert 1.0 <= said.mean_batch <= batch + 1e-9
+    assert 1.0 <= sojourn.mean_batch <= batch + 1e-9
     by_table = float(np.sum(np.diff(probabilities) * (np.array(times[1:]) + times[:-1]) / 2.0))
-    assert by_table == pytest.approx(said.mean_ms, rel=0.03)
+    assert by_table == pytest.approx(sojourn.mean_ms, rel=0.03)
     # Busy time by its definition: batches a second times their mean service, which is at least the shortest's.
-    assert said.utilization >= arrivals.rate_rps / 1000.0 / said.mean_batch * server.latency_ms[0] * (1 - 1e-3)
+    assert sojourn.utilization >= arrivals.rate_rps / 1000.0 / sojourn.mean_batch * server.latency_ms[0] * (1 - 1e-3)
 
 
 def test_the_same_replica_on_a_faster_device_is_the_same_law_on_another_clock() -> None:

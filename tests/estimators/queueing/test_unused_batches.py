@@ -22,13 +22,13 @@ def _server(batch: int, cv: float = 0.0, pause: float = 1.0) -> BatchServer:
 def test_a_lightly_loaded_replica_has_the_queue_of_its_small_batches(cv: float, pause: float) -> None:
     server, arrivals = _server(128, cv, pause), Arrivals(300.0)
     assert drop_unused_batches(arrivals.rate_rps, server).batch < 60
-    found = BatchQueue().sojourn(arrivals, server)
+    sojourn = BatchQueue().sojourn(arrivals, server)
     with mock.patch.object(replica, "drop_unused_batches", lambda rate_rps, server: server):
         whole = BatchQueue().sojourn(arrivals, server)
     for percent in (50.0, 90.0, 99.0, 99.9):
-        assert found.percentile(percent) == pytest.approx(whole.percentile(percent), rel=5e-3)
-    assert found.mean_ms == pytest.approx(whole.mean_ms, rel=1e-4)
-    assert found.utilization == pytest.approx(whole.utilization, rel=1e-3)
+        assert sojourn.percentile(percent) == pytest.approx(whole.percentile(percent), rel=5e-3)
+    assert sojourn.mean_ms == pytest.approx(whole.mean_ms, rel=1e-4)
+    assert sojourn.utilization == pytest.approx(whole.utilization, rel=1e-3)
 
 
 def test_replicas_that_differ_in_unused_batches_have_one_queue() -> None:

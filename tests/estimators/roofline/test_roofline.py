@@ -81,7 +81,7 @@ def test_only_measured_rates_make_a_roofline_calibrated() -> None:
 
 def test_the_work_at_any_batch_is_that_of_the_graph_at_that_batch(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "two.onnx")
-    said, true = WorkByBatch(lambda batch: load_graph(path, batch)).at(11), work_of(load_graph(path, 11))
-    assert said.flops == pytest.approx(true.flops)
-    assert said.bytes_moved == pytest.approx(true.bytes_moved)
-    assert said.activation_bytes == true.activation_bytes
+    work, true = WorkByBatch(lambda batch: load_graph(path, batch)).at(11), work_of(load_graph(path, 11))
+    assert work.flops == pytest.approx(true.flops)
+    assert work.bytes_moved == pytest.approx(true.bytes_moved)
+    assert work.activation_bytes == true.activation_bytes

@@ -80,45 +80,45 @@ def test_a_timeline_and_counters_are_joined_beside_a_timing_of_its_own(tools: Pa
     collector = NsysNcuCollector()
     assert collector.available() is None
     assert collector.version() == "nsys 2024.6.1.90, ncu 2025.1.0.0"
-    found = collector.collect(_request(tools))
-    (model,) = found.models
+    collected = collector.collect(_request(tools))
+    (model,) = collected.models
     assert model.latency_mean_ms is not None and model.latency_mean_ms > 0 and model.repeats
     assert model.max_occupancy_pct == 30.0 and model.kernel_count == 3
     assert (model.h2d_bytes, model.d2h_bytes) == (4096, 64)
     assert model.power_w is not None and model.idle_power_w == 50.0 and model.clock_mhz == 1380
     assert model.error is None
-    assert {row.joined for row in found.kernels} == {"both"}
-    assert found.settings["clock_control"] == "none" and found.settings["cache_control"] == "none"
-    assert any("no counter for dram_read_bytes" in note for note in found.notes)
+    assert {row.joined for row in collected.kernels} == {"both"}
+    assert collected.settings["clock_control"] == "none" and collected.settings["cache_control"] == "none"
+    assert any("no counter for dram_read_bytes" in note for note in collected.notes)
 
 
 def test_where_counters_are_refused_timing_goes_on_and_says_so(tools: Path) -> None:
     refuse = "echo '==ERROR== ERR_NVGPUCTRPERM'; exit 1"
     write_program(tools / "ncu", NCU.format(table="x", refuse=refuse, python=sys.executable))
-    found = NsysNcuCollector().collect(_request(tools))
-    (model,) = found.models
+    collected = NsysNcuCollector().collect(_request(tools))
+    (model,) = collected.models
     # 80 to 82 blocks of 8 warps on 80 SMs of 64: an eighth of the warps, which the launches tell without counters.
     assert model.kernel_count == 3 and model.max_occupancy_pct == pytest.approx(82 / 80 * 8 / 64 * 100)
-    assert any("occupancy is estimated" in note for note in found.notes)
+    assert any("occupancy is estimated" in note for note in collected.notes)
     assert model.occupancy_source == "launch_occupancy_pct"
-    assert all(row.achieved_occupancy_pct is None and row.launch_occupancy_pct for row in found.kernels)
-    assert found.lost[0].startswith("no counters: ncu may not read") and found.lost[0] in found.notes
+    assert all(row.achieved_occupancy_pct is None and row.launch_occupancy_pct for row in collected.kernels)
+    assert collected.lost[0].startswith("no counters: ncu may not read") and collected.lost[0] in collected.notes
     with pytest.raises(UnavailableError, match="ERR_NVGPUCTRPERM"):
         NcuCollector().collect(_request(tools))
 
 
 def test_counters_alone_leave_null_what_needs_an_order_in_time(tools: Path) -> None:
-    found = NcuCollector().collect(_request(tools))
-    assert [row.achieved_occupancy_pct for row in found.kernels] == [10.0, 20.0, 30.0]
-    (model,) = found.models
+    collected = NcuCollector().collect(_request(tools))
+    assert [row.achieved_occupancy_pct for row in collected.kernels] == [10.0, 20.0, 30.0]
+    (model,) = collected.models
     assert model.max_occupancy_pct == 30.0 and model.kernel_count == 3
     assert model.wavg_occupancy_pct is None and model.dispatch_ms is None and model.h2d_bytes is None
 
 
 def test_nvml_alone_times_and_samples(tools: Path) -> None:
-    found = GpuCollector().collect(_request(tools))
-    assert found.kernels == () and found.ops == ()
-    assert found.models[0].kernel_count is None and found.models[0].power_w is not None
+    collected = GpuCollector().collect(_request(tools))
+    assert collected.kernels == () and collected.ops == ()
+    assert collected.models[0].kernel_count is None and collected.models[0].power_w is not None
 
 
 @pytest.mark.slow
@@ -148,17 +148,17 @@ def test_what_a_profiler_does_not_see_under_a_share_is_left_out_and_the_timing_s
     with pytest.raises(UnavailableError, match="cannot read what was recorded"):
         NsysCollector().collect(_request(tools))
     monkeypatch.setattr(collectors, "bind_shares", shares)
-    found = NsysCollector().collect(_request(tools, 50.0))
-    assert found.kernels == () and found.models[0].latency_mean_ms is not None
-    assert any(note.startswith("no kernels under the share: cannot read what was recorded") for note in found.notes)
+    collected = NsysCollector().collect(_request(tools, 50.0))
+    assert collected.kernels == () and collected.models[0].latency_mean_ms is not None
+    assert any(note.startswith("no kernels under the share: cannot read what was recorded") for note in collected.notes)
 
 
 @pytest.mark.slow
 def test_counters_that_cannot_be_read_leave_the_timeline(tools: Path) -> None:
     (tools / "table.csv").write_text('"ID","Kernel Name"\n"0"\n')
-    found = NsysNcuCollector().collect(_request(tools))
-    assert found.models[0].kernel_count == 3
-    assert any(note.startswith("no counters: cannot read what was recorded") for note in found.notes)
+    collected = NsysNcuCollector().collect(_request(tools))
+    assert collected.models[0].kernel_count == 3
+    assert any(note.startswith("no counters: cannot read what was recorded") for note in collected.notes)
     with pytest.raises(UnavailableError, match="cannot read what was recorded"):
         NcuCollector().collect(_request(tools))
 
@@ -174,14 +174,14 @@ def test_jobs_beside_one_another_are_timed_together_and_not_recorded(
     monkeypatch.setattr(collectors, "bind_shares", shares)
     request = _request(tools, 50.0)
     beside = a_job(write_mlp(tools / "other.onnx", width=32), share=50.0)
-    found = NsysCollector().collect(replace(request, beside=(beside,)))
-    assert [row.model for row in found.colocations] == ["mlp", "other"]
-    assert all(row.power_w is not None and row.latency_mean_ms for row in found.colocations)
-    first, other = found.colocations
-    assert other.dispatch_ms is None and first.dispatch_ms is not None and first.latency_p50_ms is not None
+    collected = NsysCollector().collect(replace(request, beside=(beside,)))
+    assert [row.model for row in collected.colocations] == ["mlp", "other"]
+    assert all(row.power_w is not None and row.latency_mean_ms for row in collected.colocations)
+    first, second = collected.colocations
+    assert second.dispatch_ms is None and first.dispatch_ms is not None and first.latency_p50_ms is not None
     # Three kernels of 60 ns and two copies of 10 are taken off what a batch took without a profiler.
     assert first.dispatch_ms == pytest.approx(first.latency_p50_ms - 200e-6)
-    assert found.models == ()
+    assert collected.models == ()
 
 
 def test_a_program_that_fails_under_the_profiler_shows_its_own_words(tools: Path) -> None:
@@ -233,11 +233,11 @@ def test_power_is_sampled_while_batches_run_and_not_in_the_pauses_after_them(
         return result
 
     monkeypatch.setattr(Worker, "receive", note_result)
-    found = GpuCollector().collect(_request(tools))
+    collected = GpuCollector().collect(_request(tools))
     assert order == ["loaded", "begin", "timed", "stop", "paused"]
-    (row,) = found.models
+    (row,) = collected.models
     assert row.latency_paused_mean_ms is not None and row.latency_paused_mean_ms > 0
-    assert found.settings["power"] == "samples" and found.settings["share_by"] == "nothing: the whole device"
+    assert collected.settings["power"] == "samples" and collected.settings["share_by"] == "nothing: the whole device"
 
 
 @pytest.mark.slow
@@ -252,10 +252,10 @@ def test_nsys_records_once_by_itself_and_once_with_the_profile_of_nodes(
         return record(command, *given, **more)
 
     monkeypatch.setattr(collectors, "record_program", note_recording)
-    found = NsysCollector().collect(_request(tools))
+    collected = NsysCollector().collect(_request(tools))
     assert recorded == [False, True]
-    (model,) = found.models
+    (model,) = collected.models
     assert model.dispatch_ms is not None and model.latency_p50_ms is not None
     assert model.dispatch_ms == pytest.approx(model.latency_p50_ms - 200e-6)  # three kernels and two copies
     # The played report is of another program: its runs take 900 ns, in which no run of this model fits.
-    assert any(note.startswith("kernels are not tied to nodes") for note in found.notes)
+    assert any(note.startswith("kernels are not tied to nodes") for note in collected.notes)

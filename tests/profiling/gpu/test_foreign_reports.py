@@ -60,11 +60,11 @@ def test_steps_count_runs_unless_runs_are_marked(tmp_path: Path) -> None:
 
 def test_a_real_trace_of_a_board_outside_the_catalogue_describes_it() -> None:
     (recording,) = read_reports([REPORTS / "pytorch_profile_analysis.json"])
-    found = device_of_recording(recording)
-    assert (found.name, found.compute_units, found.compute_capability) == ("h100", 132, "9.0")
-    assert found.dram_bytes == 101997215744 and found.sm is not None
-    assert found.sm.max_shared_memory_per_block_bytes == 232448
-    assert "the report" in found.sources["compute"]
+    board = device_of_recording(recording)
+    assert (board.name, board.compute_units, board.compute_capability) == ("h100", 132, "9.0")
+    assert board.dram_bytes == 101997215744 and board.sm is not None
+    assert board.sm.max_shared_memory_per_block_bytes == 232448
+    assert "the report" in board.sources["compute"]
     assert recording.kernels["repeat"].tolist() == [0, 0]  # kernels without a launch belong to no range
 
 
@@ -76,9 +76,9 @@ def test_a_board_is_described_by_nsys(tmp_path: Path) -> None:
         totalMemory=24 * 2**30, memoryBandwidth=800 * 10**9, clockRate=2_500_000_000, l2CacheSize=64 * 2**20,
     )  # fmt: skip
     (recording,) = read_reports([export.write(tmp_path / "r.sqlite", new=True)])
-    found = device_of_recording(recording)
-    assert (found.name, found.compute_units, found.clock_mhz) == ("curious-90", 100, 2500.0)
-    assert (found.dram_bytes_per_s, found.l2_bytes, found.dram_bytes) == (800e9, 64 * 2**20, 24 * 2**30)
+    board = device_of_recording(recording)
+    assert (board.name, board.compute_units, board.clock_mhz) == ("curious-90", 100, 2500.0)
+    assert (board.dram_bytes_per_s, board.l2_bytes, board.dram_bytes) == (800e9, 64 * 2**20, 24 * 2**30)
 
 
 def test_the_gpu_of_a_kernel_is_told_by_cudas_index_in_newer_exports(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_a_board_is_described_by_ncus_attributes(tmp_path: Path, write: Any) -> 
     path = tmp_path / "net.csv"
     path.write_text(write([kernel("a", more=ATTRIBUTES)]))
     (recording,) = read_reports([path])
-    found = device_of_recording(recording)
-    assert (found.name, found.compute_units, found.clock_mhz) == ("curious-90", 114, 1755.0)
-    assert found.dram_bytes_per_s == pytest.approx(5120 / 8 * 1.593e9 * 2) and found.l2_bytes == 52_428_800
+    board = device_of_recording(recording)
+    assert (board.name, board.compute_units, board.clock_mhz) == ("curious-90", 114, 1755.0)
+    assert board.dram_bytes_per_s == pytest.approx(5120 / 8 * 1.593e9 * 2) and board.l2_bytes == 52_428_800
 
 
 def test_a_board_of_a_capability_that_nobody_knows_is_refused_with_its_name() -> None:
@@ -227,9 +227,9 @@ def _details_csv(tail: str) -> str:
 
 @pytest.mark.parametrize("tail", [',"","","","",""', ",,,,,", ""])
 def test_a_table_whose_columns_of_rules_are_empty_is_whole(tail: str) -> None:
-    found = parse_ncu_csv(_details_csv(tail), "net.csv").kernels
-    assert found["achieved_occupancy_pct"].tolist() == [48.2]
-    assert found["duration_ns"].tolist() == [12_500.0] and found["registers_per_thread"].tolist() == [96.0]
+    kernels = parse_ncu_csv(_details_csv(tail), "net.csv").kernels
+    assert kernels["achieved_occupancy_pct"].tolist() == [48.2]
+    assert kernels["duration_ns"].tolist() == [12_500.0] and kernels["registers_per_thread"].tolist() == [96.0]
 
 
 def test_a_table_that_is_cut_off_in_a_rules_text_is_refused() -> None:
@@ -247,12 +247,12 @@ def test_a_report_that_needs_a_package_says_which(tmp_path: Path, monkeypatch: p
 
 
 def test_the_grid_caps_what_a_launch_can_achieve() -> None:
-    found = occupancies(
+    occupancy = occupancies(
         device("a100-40"),
         blocks=[64, 10_000],
         threads_per_block=128,
         registers_per_thread=240,
         dynamic_shared_bytes=98304,
     )
-    assert found.average_occupancy_pct == pytest.approx([64 * 4 / (108 * 64) * 100, 6.25])
-    assert found.occupancy_pct[1] == pytest.approx(6.25)
+    assert occupancy.average_occupancy_pct == pytest.approx([64 * 4 / (108 * 64) * 100, 6.25])
+    assert occupancy.occupancy_pct[1] == pytest.approx(6.25)

@@ -153,9 +153,9 @@ def test_fused_nodes_stand_for_their_ops_and_copies_for_none(tmp_path: Path) -> 
 def test_a_profile_of_other_runs_is_refused(tmp_path: Path) -> None:
     kernels, _, _ = _write_pair(tmp_path)
     timeline = read_json_trace(kernels).select_runs()
-    _, other, _ = _write_pair(tmp_path, runs=8, overhead_us=900)
+    _, report, _ = _write_pair(tmp_path, runs=8, overhead_us=900)
     with pytest.raises(InputError, match="not of the recorded runs"):
-        slow = read_json_trace(other)
+        slow = read_json_trace(report)
         stretched = slow.ranges.assign(end_ns=slow.ranges["end_ns"] + 5_000_000)
         join_nodes(timeline, replace(slow, ranges=stretched))
 

@@ -37,8 +37,8 @@ def test_nodes_are_recorded_in_a_session_of_their_own_on_the_clock_of_the_trace(
         lambda: read_json_trace(files.kineto_nodes, False).select_runs(),
     )
     assert not any("not tied" in note for note in timelines.nodes.notes)
-    known = {"MatMul", "Add", "Relu", "FusedMatMul", "FusedGemm", "Gemm"}
-    assert {node.op_type for node in timelines.executed} <= known
+    op_types = {"MatMul", "Add", "Relu", "FusedMatMul", "FusedGemm", "Gemm"}
+    assert {node.op_type for node in timelines.executed} <= op_types
     recorded, runs = timelines.nodes.nodes, timelines.nodes.ranges
     runs = runs[runs["name"] == "gpuprof-run"].sort_values("start_ns")
     assert len(runs) == 5 and sorted(recorded["repeat"].unique().tolist()) == [0, 1, 2, 3, 4]
@@ -80,7 +80,7 @@ def test_pytorch_for_cuda_marks_runs_where_nvtx_is_not_installed(
     cuda: str | None, works: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nvtx" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nvtx" else find_spec(name))
     monkeypatch.setattr(torch.version, "cuda", cuda)
     assert (nvtx_unavailable_reason() is None) == works

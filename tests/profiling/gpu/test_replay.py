@@ -150,9 +150,9 @@ def test_the_device_is_the_one_that_the_reports_name(tmp_path: Path, nsys: Path,
 
 
 def test_two_timelines_cannot_be_joined(tmp_path: Path, nsys: Path) -> None:
-    other = kineto_files.write(tmp_path / "t.json", kineto_files.trace())
+    report = kineto_files.write(tmp_path / "t.json", kineto_files.trace())
     with pytest.raises(InputError, match="got 2, 0, 0 and 0"):
-        read_reports([nsys, other])
+        read_reports([nsys, report])
     with pytest.raises(InputError, match="got 0, 0, 0 and 0"):
         read_reports([])
 

@@ -41,8 +41,8 @@ def test_copies_say_which_memory_of_the_host_they_were_of(tmp_path: Path, old: b
     export.copy(3300, 2**20, 8, 204, srcKind=2, dstKind=2)
     gone = {MEMCPY: ("srcKind", "dstKind")} if old else None
     copies = read_nsys(export.write(tmp_path / "r.sqlite", drop=gone)).copies
-    said = [None if pd.isna(memory) else memory for memory in copies["memory"].tolist()[-4:]]
-    assert said == ([None] * 4 if old else ["pageable", "pinned", "pinned", None])
+    memories = [None if pd.isna(memory) else memory for memory in copies["memory"].tolist()[-4:]]
+    assert memories == ([None] * 4 if old else ["pageable", "pinned", "pinned", None])
 
 
 def test_a_kernel_belongs_to_the_innermost_range_around_its_launch_however_late_it_runs(tmp_path: Path) -> None:
@@ -133,12 +133,12 @@ def test_launches_that_are_not_in_the_report_are_counted(tmp_path: Path) -> None
 
 
 def test_a_file_of_another_tool_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "other.sqlite"
-    with sqlite3.connect(other) as connection:
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end)")
     connection.close()
     with pytest.raises(InputError, match="not one that nsys export wrote"):
-        read_nsys(other)
+        read_nsys(path)
     text = tmp_path / "text.sqlite"
     text.write_text("ID,Kernel Name\n")
     with pytest.raises(InputError, match="not a SQLite file"):

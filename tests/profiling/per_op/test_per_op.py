@@ -40,20 +40,20 @@ def _plan(path: Path, share: float = 100.0) -> OpProfiler:
 
 
 def _measure(plan: OpProfiler, models: list[NamedModel], batches: list[int]) -> tuple[list[OpOutcome], list[OpOutcome]]:
-    missing, known = plan.pending(models, batches)
-    return list(plan.run(missing)), known
+    missing, measured = plan.pending(models, batches)
+    return list(plan.run(missing)), measured
 
 
 def test_each_distinct_op_is_measured_once_across_models_and_runs(tmp_path: Path) -> None:
     first = NamedModel("first", write_mlp(tmp_path / "first.onnx", layers=2))
     twin = NamedModel("twin", write_mlp(tmp_path / "twin.onnx", layers=5))
-    new, known = _measure(_plan(tmp_path), [first], [1, 2])
-    assert (len(new), len(known)) == (6, 0)
+    new, measured = _measure(_plan(tmp_path), [first], [1, 2])
+    assert (len(new), len(measured)) == (6, 0)
     assert all(outcome.row.duration_p50_ns is not None for outcome in new)
-    new, known = _measure(_plan(tmp_path), [first, twin], [1, 2])
-    assert (len(new), len(known)) == (0, 6)
-    new, known = _measure(_plan(tmp_path), [twin], [4])
-    assert (len(new), len(known)) == (3, 0)
+    new, measured = _measure(_plan(tmp_path), [first, twin], [1, 2])
+    assert (len(new), len(measured)) == (0, 6)
+    new, measured = _measure(_plan(tmp_path), [twin], [4])
+    assert (len(new), len(measured)) == (3, 0)
     database = KernelDb(tmp_path / "db")
     assert database.read_table("ops", where={"model": PER_OP}).num_rows == 9
     assert verify(database) == []
@@ -117,6 +117,6 @@ def test_a_killed_measurement_goes_on_where_it_was(tmp_path: Path) -> None:
             assert process.stdout.readline() == "one\n"
         process.send_signal(signal.SIGKILL)
     time.sleep(0.1)
-    missing, known = _plan(tmp_path).pending([model], [1, 2, 3, 4, 5, 6, 7, 8])
-    assert 4 <= len(known) < 24
-    assert len(missing) == 24 - len(known)
+    missing, measured = _plan(tmp_path).pending([model], [1, 2, 3, 4, 5, 6, 7, 8])
+    assert 4 <= len(measured) < 24
+    assert len(missing) == 24 - len(measured)

@@ -146,14 +146,14 @@ def test_a_killed_campaign_goes_on_where_it_was(tmp_path: Path, collector: FakeC
 
 
 def test_company_is_kept_with_what_each_takes_alone(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
-    job, other = a_job(model, 1, 50.0), a_job(model, 2, 50.0)
-    outcome = _run(tmp_path, collector, [Cell(job), Cell(other), Cell(job, (other,))])[-1]
+    job, neighbour = a_job(model, 1, 50.0), a_job(model, 2, 50.0)
+    outcome = _run(tmp_path, collector, [Cell(job), Cell(neighbour), Cell(job, (neighbour,))])[-1]
     assert [row.solo_latency_mean_ms for row in (outcome.row, *outcome.others) if isinstance(row, ColocationRow)] == [
         2.0,
         2.0,
     ]
     assert KernelDb(tmp_path / "db").read_table("runs").column("beside").to_pylist()[-1] == "mlp:2:50%"
-    assert not _run(tmp_path, collector, [Cell(job, (other,))])[0].measured_now
+    assert not _run(tmp_path, collector, [Cell(job, (neighbour,))])[0].measured_now
 
 
 def test_a_model_that_the_runtime_refuses_changes_nothing(
@@ -192,9 +192,9 @@ def test_a_gap_between_launches_that_is_longer_than_the_batch_is_refused(
     collect = collector.collect
 
     def with_gap(request: Request) -> Collected:
-        found = collect(request)  # of 2 ms alone
+        collected = collect(request)  # of 2 ms alone
         gap_ms = 2.5 if request.job.graph.batch == 1 else 1.5
-        return replace(found, models=tuple(replace(row, dispatch_ms=gap_ms) for row in found.models))
+        return replace(collected, models=tuple(replace(row, dispatch_ms=gap_ms) for row in collected.models))
 
     collector.collect = with_gap  # type: ignore[method-assign]
     _run(tmp_path, collector, [Cell(a_job(model, 1)), Cell(a_job(model, 2))])

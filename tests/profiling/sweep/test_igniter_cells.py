@@ -17,4 +17,4 @@ def test_eleven_configurations_are_measured_alone_and_five_copies_fit(tmp_path: 
         jobs = (cell.job, *cell.beside)
         assert len({job.workload for job in jobs}) == 1
         assert sum(job.share.sm_pct for job in jobs) <= 100.0
-        assert cell.job.workload in [other.job.workload for other in alone]
+        assert cell.job.workload in [neighbour.job.workload for neighbour in alone]

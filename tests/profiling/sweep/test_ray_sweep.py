@@ -37,9 +37,9 @@ def test_the_rows_of_both_nodes_land_in_one_database_and_are_not_measured_again(
         sweep = ["profile", str(model), "--batch", "1,2", "--db", str(database), "--time-limit", "0.3", "--json"]
         sweep += ["--engine", "ray", "--ray-address", cluster.address, "--device", "cpu", "--share", "100"]
         assert main(sweep) in (0, 2)  # 2: this machine is noisy
-        said = capsys.readouterr()
-        assert "2 × cpu-" in said.err
-        rows = [row for row in json.loads(said.out) if row["model"] == "mlp"]
+        captured = capsys.readouterr()
+        assert "2 × cpu-" in captured.err
+        rows = [row for row in json.loads(captured.out) if row["model"] == "mlp"]
         assert sorted(row["batch"] for row in rows) == [1, 2]
         models = KernelDb(database).read_table("models").to_pylist()
         assert sorted(row["batch"] for row in models) == [1, 2]

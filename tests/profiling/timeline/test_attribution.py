@@ -27,13 +27,13 @@ def _frame(ranges: list[tuple[int, int, int, int]]) -> pd.DataFrame:
 def test_the_innermost_range_is_the_one_that_began_last_of_those_around(
     ranges: list[tuple[int, int, int, int]], moments: list[tuple[int, int, int]]
 ) -> None:
-    found = find_innermost_ranges(
+    innermost = find_innermost_ranges(
         _frame(ranges),
         np.array([process for _, process, _ in moments], dtype=np.int64),
         np.array([thread for *_, thread in moments], dtype=np.int64),
         np.array([moment for moment, *_ in moments], dtype=np.int64),
     )
-    for (moment, process, thread), row in zip(moments, found.tolist(), strict=True):
+    for (moment, process, thread), row in zip(moments, innermost.tolist(), strict=True):
         around = [
             start for start, length, p, t in ranges if (p, t) == (process, thread) and start <= moment < start + length
         ]
@@ -47,5 +47,5 @@ def test_the_innermost_range_is_the_one_that_began_last_of_those_around(
 
 def test_of_ranges_that_begin_together_the_shorter_is_the_inner_one() -> None:
     ranges = _frame([(10, 5, 1, 1), (10, 20, 1, 1)])
-    one = np.array([1, 1], dtype=np.int64)
-    assert find_innermost_ranges(ranges, one, one, np.array([12, 18])).tolist() == [0, 1]
+    ids = np.array([1, 1], dtype=np.int64)
+    assert find_innermost_ranges(ranges, ids, ids, np.array([12, 18])).tolist() == [0, 1]

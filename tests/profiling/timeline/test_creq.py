@@ -31,35 +31,35 @@ def kernels(*rows: tuple[int, int, float, int], repeat: int = 0) -> pd.DataFrame
 
 
 def test_occupancies_of_kernels_that_overlap_add_up() -> None:
-    found = compute_requirement(kernels((0, 10, 40.0, 1), (5, 15, 30.0, 1), (20, 25, 60.0, 1)), None, None)
-    assert found is not None
-    assert found.max_occupancy_pct == 70.0
+    requirement = compute_requirement(kernels((0, 10, 40.0, 1), (5, 15, 30.0, 1), (20, 25, 60.0, 1)), None, None)
+    assert requirement is not None
+    assert requirement.max_occupancy_pct == 70.0
     # 40 for 5 ns, 70 for 5, 30 for 5, nothing for 5, 60 for 5.
-    assert found.wavg_occupancy_pct == pytest.approx((40 + 70 + 30 + 0 + 60) * 5 / 25)
-    assert found.busy_ms == 20e-6 and found.dispatch_ms == 5e-6
-    assert found.kernel_count == 3
+    assert requirement.wavg_occupancy_pct == pytest.approx((40 + 70 + 30 + 0 + 60) * 5 / 25)
+    assert requirement.busy_ms == 20e-6 and requirement.dispatch_ms == 5e-6
+    assert requirement.kernel_count == 3
 
 
 def test_kernels_that_overlap_have_no_more_than_the_device() -> None:
-    found = compute_requirement(kernels((0, 10, 80.0, 1), (5, 15, 70.0, 1)), None, None)
-    assert found is not None
-    assert found.max_occupancy_pct == 100.0
-    assert found.wavg_occupancy_pct == pytest.approx((80 + 100 + 70) / 3)
+    requirement = compute_requirement(kernels((0, 10, 80.0, 1), (5, 15, 70.0, 1)), None, None)
+    assert requirement is not None
+    assert requirement.max_occupancy_pct == 100.0
+    assert requirement.wavg_occupancy_pct == pytest.approx((80 + 100 + 70) / 3)
 
 
 def test_sm_utilisation_is_the_thesis_on_a_v100() -> None:
     # 1024 threads: two blocks an SM, so that 80 blocks need 40 of 80 SMs and 400 more than there are.
-    found = compute_requirement(kernels((0, 10, 1.0, 80), (10, 30, 1.0, 400)), None, V100)
-    assert found is not None
-    assert found.wavg_sm_util_pct == pytest.approx((50.0 * 10 + 100.0 * 20) / 30)
+    requirement = compute_requirement(kernels((0, 10, 1.0, 80), (10, 30, 1.0, 400)), None, V100)
+    assert requirement is not None
+    assert requirement.wavg_sm_util_pct == pytest.approx((50.0 * 10 + 100.0 * 20) / 30)
     assert compute_requirement(kernels((0, 10, 1.0, 80)), None, None).wavg_sm_util_pct is None  # type: ignore[union-attr]
 
 
 def test_bandwidths_are_weighted_by_time() -> None:
-    found = compute_requirement(kernels((0, 10, 1.0, 1), (10, 40, 1.0, 1)), None, None)
-    assert found is not None
-    assert found.l2_pct == pytest.approx((10 * 10 + 20 * 30) / 40)
-    assert found.dram_pct is None
+    requirement = compute_requirement(kernels((0, 10, 1.0, 1), (10, 40, 1.0, 1)), None, None)
+    assert requirement is not None
+    assert requirement.l2_pct == pytest.approx((10 * 10 + 20 * 30) / 40)
+    assert requirement.dram_pct is None
 
 
 def test_runs_are_averaged_and_copies_counted_for_one() -> None:
@@ -73,27 +73,27 @@ def test_runs_are_averaged_and_copies_counted_for_one() -> None:
             "repeat": [0, 1, 1],
         }
     )
-    found = compute_requirement(both, Timeline(both, "t", "1", copies), None)
-    assert found is not None
-    assert found.max_occupancy_pct == 30.0
-    assert found.kernel_count == 1.5
-    assert (found.h2d_bytes, found.d2h_bytes) == (200.0, 4.0)
+    requirement = compute_requirement(both, Timeline(both, "t", "1", copies), None)
+    assert requirement is not None
+    assert requirement.max_occupancy_pct == 30.0
+    assert requirement.kernel_count == 1.5
+    assert (requirement.h2d_bytes, requirement.d2h_bytes) == (200.0, 4.0)
 
 
 def test_what_is_not_known_of_every_kernel_is_null() -> None:
     some = kernels((0, 10, 20.0, 1), (10, 20, np.nan, 1))
-    found = compute_requirement(some, None, V100)
-    assert found is not None
-    assert found.max_occupancy_pct is None and found.wavg_occupancy_pct is None
-    assert found.h2d_bytes is None
-    assert found.wavg_sm_util_pct is not None
+    requirement = compute_requirement(some, None, V100)
+    assert requirement is not None
+    assert requirement.max_occupancy_pct is None and requirement.wavg_occupancy_pct is None
+    assert requirement.h2d_bytes is None
+    assert requirement.wavg_sm_util_pct is not None
     assert compute_requirement(some.drop(columns="registers_per_thread"), None, V100).wavg_sm_util_pct is None  # type: ignore[union-attr]
 
 
 def test_kernels_without_any_time_say_nothing() -> None:
-    one = kernels((0, 10, 1.0, 1)).drop(columns="start_ns")
-    assert compute_requirement(one.drop(columns="duration_ns"), None, V100) is None
-    counted = compute_requirement(one, None, V100)  # as ncu leaves it: a duration, and no place in time
+    frame = kernels((0, 10, 1.0, 1)).drop(columns="start_ns")
+    assert compute_requirement(frame.drop(columns="duration_ns"), None, V100) is None
+    counted = compute_requirement(frame, None, V100)  # as ncu leaves it: a duration, and no place in time
     assert counted is not None and counted.max_occupancy_pct == 1.0 and counted.busy_ms is None
 
 
@@ -110,9 +110,15 @@ def test_the_gap_is_what_a_batch_takes_beyond_kernels_and_copies_without_a_profi
         }
     )  # the second runs while a kernel does, of the first a millisecond lies beyond one
     recorded = Timeline(frame, "t", "1", copies)
-    found = compute_requirement(frame, recorded, None, latency_ms=8.0)
-    assert found is not None and (found.busy_ms, found.copy_ms, found.dispatch_ms) == (4.0, 1.0, 3.0)
-    assert found.wavg_occupancy_pct == pytest.approx((2 * 40.0 + 2 * 20.0) / 8.0)  # over the batch, not over the trace
+    requirement = compute_requirement(frame, recorded, None, latency_ms=8.0)
+    assert requirement is not None and (requirement.busy_ms, requirement.copy_ms, requirement.dispatch_ms) == (
+        4.0,
+        1.0,
+        3.0,
+    )
+    assert requirement.wavg_occupancy_pct == pytest.approx(
+        (2 * 40.0 + 2 * 20.0) / 8.0
+    )  # over the batch, not over the trace
     in_trace = compute_requirement(frame, recorded, None)
     assert in_trace is not None and in_trace.dispatch_ms == 7.0  # the first copy runs for one of the 8 ms between
 
@@ -130,17 +136,23 @@ def test_memsets_are_no_waiting_and_whole_graphs_hide_what_a_run_is_made_of() ->
 def test_bytes_are_not_known_where_a_copy_is_of_an_unknown_kind() -> None:
     frame = kernels((0, 10, 40.0, 1))
     copies = pd.DataFrame({"start_ns": 0, "duration_ns": 1, "bytes": 5, "direction": ["unknown"], "repeat": 0})
-    found = compute_requirement(frame, Timeline(frame, "t", "1", copies), None)
-    assert found is not None and found.h2d_bytes is None and found.d2h_bytes is None
+    requirement = compute_requirement(frame, Timeline(frame, "t", "1", copies), None)
+    assert requirement is not None and requirement.h2d_bytes is None and requirement.d2h_bytes is None
 
 
 def test_occupancy_stands_on_counters_of_all_kernels_or_on_their_launches() -> None:
     counted = kernels((0, 10, 40.0, 1), (10, 20, 20.0, 1)).assign(launch_occupancy_pct=5.0)
-    found = compute_requirement(counted, None, None)
-    assert found is not None and (found.max_occupancy_pct, found.occupancy_source) == (40.0, "achieved_occupancy_pct")
+    requirement = compute_requirement(counted, None, None)
+    assert requirement is not None and (requirement.max_occupancy_pct, requirement.occupancy_source) == (
+        40.0,
+        "achieved_occupancy_pct",
+    )
     some = counted.assign(achieved_occupancy_pct=[40.0, np.nan])
-    found = compute_requirement(some, None, None)
-    assert found is not None and (found.max_occupancy_pct, found.occupancy_source) == (5.0, "launch_occupancy_pct")
+    requirement = compute_requirement(some, None, None)
+    assert requirement is not None and (requirement.max_occupancy_pct, requirement.occupancy_source) == (
+        5.0,
+        "launch_occupancy_pct",
+    )
 
 
 def test_a_gap_below_nothing_is_noise_or_refused() -> None:

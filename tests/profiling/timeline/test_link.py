@@ -24,7 +24,7 @@ def _copies(*rows: tuple[int, int, str, str | None]) -> pd.DataFrame:
 
 
 def test_the_rate_is_all_bytes_by_all_time_of_copies_that_are_large_enough() -> None:
-    found = link_rates(
+    rates = link_rates(
         _copies(
             (10 * MIB, 1_000_000, "h2d", "pageable"),
             (30 * MIB, 1_000_000, "h2d", "pageable"),
@@ -33,16 +33,16 @@ def test_the_rate_is_all_bytes_by_all_time_of_copies_that_are_large_enough() -> 
             (64 * MIB, 10_000, "h2d", "unified"),  # pages on demand
         )
     )
-    (one,) = found
-    assert (one.direction, one.memory, one.copies) == ("h2d", "pageable", 2)
-    assert one.bytes_per_s == pytest.approx(40 * MIB / 2e-3)
+    (rate,) = rates
+    assert (rate.direction, rate.memory, rate.copies) == ("h2d", "pageable", 2)
+    assert rate.bytes_per_s == pytest.approx(40 * MIB / 2e-3)
 
 
 def test_pinned_and_pageable_memory_are_kept_apart_and_unknown_is_said() -> None:
-    found = link_rates(
+    rates = link_rates(
         _copies((MIB, 100, "h2d", "pinned"), (MIB, 400, "h2d", "pageable"), (MIB, 200, "d2h", None))
     )  # fmt: skip
-    assert {(one.direction, one.memory): one.copies for one in found} == {
+    assert {(rate.direction, rate.memory): rate.copies for rate in rates} == {
         ("d2h", None): 1, ("h2d", "pinned"): 1, ("h2d", "pageable"): 1,
     }  # fmt: skip
 
@@ -85,6 +85,6 @@ def test_a_trace_of_torch_gives_the_rate_of_its_runs(tmp_path: Path) -> None:
         if event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]:
             event["args"]["bytes"] = 3 * MIB
     copies = read_json_trace(kineto_files.write(tmp_path / "t.json", document)).select_runs().copies
-    (one,) = link_rates(copies)
-    assert (one.direction, one.memory, one.copies) == ("h2d", "pageable", 2)
-    assert one.bytes_per_s == pytest.approx(3 * MIB / 5e-6)
+    (rates,) = link_rates(copies)
+    assert (rates.direction, rates.memory, rates.copies) == ("h2d", "pageable", 2)
+    assert rates.bytes_per_s == pytest.approx(3 * MIB / 5e-6)

@@ -84,7 +84,9 @@ def test_neighbours_of_a_batch_that_fails_are_there_for_the_next_one(tmp_path: P
 
 def test_other_programs_that_run_meanwhile_make_a_row_unstable(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = a_job(model)
-    monkeypatch.setattr(MachineLoad, "describe_disturbance", lambda self, own, tolerance: f"busy, {tolerance:g}")
+    monkeypatch.setattr(
+        MachineLoad, "describe_disturbance", lambda self, disturbance, tolerance: f"busy, {tolerance:g}"
+    )
     with Crew([job]) as crew:
         (timing,) = crew.measure([job], QUICK)
     assert timing.disturbance == "busy, 0.04" and not timing.stats.stable

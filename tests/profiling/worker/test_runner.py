@@ -23,9 +23,9 @@ def test_types_that_numpy_lacks_go_in_and_come_out(tmp_path: Path, kind: int) ->
     save(helper.make_model(graph, opset_imports=opset, ir_version=10), str(tmp_path / "same.onnx"))
     given = random_inputs(load_graph(tmp_path / "same.onnx", 3))
     session = open_session(tmp_path / "same.onnx", threads=1)
-    found = session_run(session, pickle.loads(pickle.dumps(given)), tmp_path / "same.onnx")()["y"]
-    assert found.shape == (3, 8)
-    assert np.array_equal(found, given["x"].astype(np.float32))
+    answer = session_run(session, pickle.loads(pickle.dumps(given)), tmp_path / "same.onnx")()["y"]
+    assert answer.shape == (3, 8)
+    assert np.array_equal(answer, given["x"].astype(np.float32))
 
 
 def test_outputs_agree_within_what_another_order_of_additions_makes() -> None:

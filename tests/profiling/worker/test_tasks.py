@@ -53,7 +53,7 @@ def test_pauses_end_once_their_mean_is_precise_enough(clock: list[float], monkey
     durations = _resident(given, [10, 10, 10, 10, 10, 10], monkeypatch).time_pauses(feeds, 1e7, precise)
     assert durations == [10] * 6
     assert clock[:3] == pytest.approx([0.0208, 0.0086, 0.0416], abs=1e-4)
-    assert all(one["x"] is not feeds["x"] and np.array_equal(one["x"], feeds["x"]) for one in given)
+    assert all(inputs["x"] is not feeds["x"] and np.array_equal(inputs["x"], feeds["x"]) for inputs in given)
     assert given[0]["x"] is not given[1]["x"]  # no cache holds what is given next
 
 
