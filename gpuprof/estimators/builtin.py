@@ -46,8 +46,8 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
     except GpuprofError:
         raise
     except Exception as error:  # a plug-in may raise anything
-        said = describe_error(error)
-        raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {said}") from error
+        reason = describe_error(error)
+        raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {reason}") from error
     require_methods("estimator", name, made, "estimate", "batches", "shares")
     if name not in BUILTIN:
         made = ForeignEstimator(name, made)
@@ -80,8 +80,8 @@ class FailureAwareEstimator:
         Raises `InputError` as the estimator does, and where a failure rules the workload out.
         """
         workload = Workload(model, batch, share, processes)
-        if (known := self._find_model(model)) is not None:
-            self._known.require_no_failure(known, device, workload, beside)
+        if (record := self._find_model(model)) is not None:
+            self._known.require_no_failure(record, device, workload, beside)
         return self._estimator.estimate(model, device, batch, share, beside, processes)
 
     def _find_model(self, model: str) -> MeasuredModel | None:

@@ -60,9 +60,9 @@ class EstimatorContract(ABC):
         for estimate in self._workloads():
             figures = [estimate.latency_ms, estimate.throughput_rps, *(figure for _, figure in estimate.creq_pct)]
             figures += [
-                one
-                for one in (estimate.memory_bytes, estimate.dram_pct, estimate.l2_pct, estimate.power_w)
-                if one is not None
+                figure
+                for figure in (estimate.memory_bytes, estimate.dram_pct, estimate.l2_pct, estimate.power_w)
+                if figure is not None
             ]
             assert estimate.latency_ms.value > 0.0 and estimate.latency_cv >= 0.0
             for figure in figures:

@@ -80,11 +80,11 @@ class DatabaseEstimator:
     ) -> None:
         self.known = KnownModels(db, graphs)
         self.verdicts = BatchVerdicts(None if db is None else db.path)
-        contents = {name: known.sha256 for name, known in self.known.measured.items()}
+        contents = {name: record.sha256 for name, record in self.known.measured.items()}
         variants = {
             (name, device): ranked[0]
-            for name, known in self.known.measured.items()
-            for device, ranked in known.variants.items()
+            for name, record in self.known.measured.items()
+            for device, ranked in record.variants.items()
         }
         #: The measured co-locations, with the interference models fitted to them.
         self.colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
@@ -132,15 +132,15 @@ class DatabaseEstimator:
         """
         if type(self).estimate is not DatabaseEstimator.estimate:  # a subclass may override `estimate`
             return tuple(self.estimate(model, device, batch, share, (), processes).latency_ms for batch in batches)
-        known, identity, times = self.known.find_model(model), _Identity(device), []
-        failed = known.failed_on(device.name)
-        if device.kind == "gpu" and not (failed or known.points.get(device.name) or known.others):
-            return tuple(self._latencies.predict(known, device, batches, part_of_one(share, processes)))
+        record, identity, times = self.known.find_model(model), _Identity(device), []
+        failed = record.failed_on(device.name)
+        if device.kind == "gpu" and not (failed or record.points.get(device.name) or record.others):
+            return tuple(self._latencies.predict(record, device, batches, part_of_one(share, processes)))
         if batches and find_failure(device, Workload(model, max(batches), share, processes), failed) is None:
             failed = []  # a failure that rules out a batch rules out all larger batches
         for batch in batches:
             workload = Workload(model, batch, share, processes)
-            if failed and not known.has_run(device.name, workload):
+            if failed and not record.has_run(device.name, workload):
                 require_no_failure(device, workload, failed)
             times.append(self._alone(identity, workload)[0])
         return tuple(times)
@@ -155,13 +155,13 @@ class DatabaseEstimator:
 
         For a model measured on the device: the time under the share with the most work for its size.
         """
-        known = self.known.find_model(model)
-        if points := known.points.get(device.name):
+        record = self.known.find_model(model)
+        if points := record.points.get(device.name):
             times = (p.latency_ms * device.fraction(p.share) / (p.batch * p.processes) for p in points)
             return Figure(min(times), MEASURED)
-        if device.kind != "gpu" or known.others or self.known.read_work(known) is None:
+        if device.kind != "gpu" or record.others or self.known.read_work(record) is None:
             return None
-        return self._latencies.board_work(known, device)
+        return self._latencies.board_work(record, device)
 
     def list_ratios(self, device: Device) -> Mapping[str, Sequence[float]]:
         """Return measured over predicted times by model, which scale the predictions for other models on a device."""
@@ -169,8 +169,8 @@ class DatabaseEstimator:
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
-        known = self.known.find_model(model)
-        if self.verdicts.mixed_output(known.sha256) is not None:
+        record = self.known.find_model(model)
+        if self.verdicts.mixed_output(record.sha256) is not None:
             return (1,)
         points = self.known.list_points(model, device)
         if points:
@@ -182,9 +182,9 @@ class DatabaseEstimator:
 
     def _list_fitting(self, identity: _Identity, model: str, mig: str | None) -> tuple[int, ...]:
         """Return the powers of two that fit: without measurements, memory does not depend on the share."""
-        known, share = self.known.find_model(model), Share(mig=mig)
+        record, share = self.known.find_model(model), Share(mig=mig)
         powers = [2**k for k in range(MOST_BATCH.bit_length())]
-        return tuple(batch for batch in powers if self._memory.fits(known, identity.device, batch, share)) or (1,)
+        return tuple(batch for batch in powers if self._memory.fits(record, identity.device, batch, share)) or (1,)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the measured shares, or else whole cores or tenths and MIG instances; the whole always."""
@@ -200,16 +200,16 @@ class DatabaseEstimator:
         return tuple(sorted(measured | {Share()}, key=lambda share: (device.fraction(share), share.mig or "")))
 
     def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
-        device, known = identity.device, self.known.find_model(workload.model)
-        self.known.require_no_failure(known, device, workload, beside)
+        device, record = identity.device, self.known.find_model(workload.model)
+        self.known.require_no_failure(record, device, workload, beside)
         if beside:
             # A plan asks for a workload beside thousands of others: all figures but its time stay as alone.
             alone = self._answer(identity, workload, ())
             latency = self.colocations.beside(alone.latency_ms, device, workload, beside)
-            return replace(alone, latency_ms=latency, unknown_ops=self._list_unknown(known, latency))
+            return replace(alone, latency_ms=latency, unknown_ops=self._list_unknown(record, latency))
         latency, cv = self._alone(identity, workload)
-        pause = behaviour_after_pause(known, device, workload, cv)
-        work = self._read_work(known, latency)
+        pause = behaviour_after_pause(record, device, workload, cv)
+        work = self._read_work(record, latency)
         return Estimate(
             workload=workload,
             device=device.name,
@@ -217,15 +217,15 @@ class DatabaseEstimator:
             latency_cv=cv,
             pause_factor=pause[0],
             pause_cv=pause[1],
-            memory_bytes=self._memory.peak(known, device, workload),
-            weight_bytes=work.smallest.weight_bytes if known.weight_bytes is None and work else known.weight_bytes,
-            creq_pct=self._creq(known, device, workload),
-            dram_pct=figure_of(known, device, workload, "dram_pct"),
-            l2_pct=figure_of(known, device, workload, "l2_pct"),
-            power_w=figure_of(known, device, workload, "power_w"),
-            variant=next((str(one) for one in known.variants.get(device.name, ())), None),
-            unknown_ops=self._list_unknown(known, latency),
-            is_padded=self._is_padded(known, device),
+            memory_bytes=self._memory.peak(record, device, workload),
+            weight_bytes=work.smallest.weight_bytes if record.weight_bytes is None and work else record.weight_bytes,
+            creq_pct=self._creq(record, device, workload),
+            dram_pct=figure_of(record, device, workload, "dram_pct"),
+            l2_pct=figure_of(record, device, workload, "l2_pct"),
+            power_w=figure_of(record, device, workload, "power_w"),
+            variant=next((str(variant) for variant in record.variants.get(device.name, ())), None),
+            unknown_ops=self._list_unknown(record, latency),
+            is_padded=self._is_padded(record, device),
         )
 
     def _is_padded(self, model: MeasuredModel, device: Device) -> bool:
@@ -281,18 +281,18 @@ class DatabaseEstimator:
     def _behaviour(self, identity: _Identity, workload: Workload) -> RunningWorkload | None:
         device = identity.device
         try:
-            known = self.known.find_model(workload.model)
+            record = self.known.find_model(workload.model)
             alone = self._alone(identity, workload)[0].value
         except InputError:
             return None
-        l2, dram = (estimate_bandwidth(known, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))
+        l2, dram = (estimate_bandwidth(record, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))
         return RunningWorkload(
             model=workload.model,
             batch=workload.batch,
             share=device.fraction(workload.share),
             solo_ms=alone,
             l2_pct=l2 or 0.0,
-            dram_pct=self._traffic_pct(known, device, workload, alone) if dram is None else dram,
+            dram_pct=self._traffic_pct(record, device, workload, alone) if dram is None else dram,
         )
 
     def _traffic_pct(self, model: MeasuredModel, device: Device, workload: Workload, alone_ms: float) -> float:

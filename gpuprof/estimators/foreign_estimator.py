@@ -47,24 +47,24 @@ class ForeignEstimator:
 
         Raises `InputError` as the estimator does; `PluginError` for any other exception or an invalid estimate.
         """
-        said = self._ask(lambda: self._estimator.estimate(model, device, batch, share, beside, processes))
-        if not isinstance(said, Estimate):
-            raise PluginError(f"the estimator {self._name!r} returned a {type(said).__name__} and no Estimate")
-        asked = Workload(model, batch, share, processes)
-        if said.workload != asked:
-            raise self._wrong("workload", f"the one that was asked for, {asked},", said.workload)
-        if said.device != device.name:
-            raise self._wrong("device", repr(device.name), said.device)
-        self._require_figure("latency_ms", said.latency_ms, above_zero=True)
-        if said.memory_bytes is not None:
-            self._require_figure("memory_bytes", said.memory_bytes, above_zero=False)
-        for name, value in (("latency_cv", said.latency_cv), ("pause_cv", said.pause_cv)):
+        estimate = self._ask(lambda: self._estimator.estimate(model, device, batch, share, beside, processes))
+        if not isinstance(estimate, Estimate):
+            raise PluginError(f"the estimator {self._name!r} returned a {type(estimate).__name__} and no Estimate")
+        workload = Workload(model, batch, share, processes)
+        if estimate.workload != workload:
+            raise self._wrong("workload", f"the one that was asked for, {workload},", estimate.workload)
+        if estimate.device != device.name:
+            raise self._wrong("device", repr(device.name), estimate.device)
+        self._require_figure("latency_ms", estimate.latency_ms, above_zero=True)
+        if estimate.memory_bytes is not None:
+            self._require_figure("memory_bytes", estimate.memory_bytes, above_zero=False)
+        for name, value in (("latency_cv", estimate.latency_cv), ("pause_cv", estimate.pause_cv)):
             is_left_out = name == "pause_cv" and value is None
             if not is_left_out and not (_is_number(value) and 0.0 <= float(value or 0.0) <= MOST_VARIATION):
                 raise self._wrong(name, f"a number from 0 to {MOST_VARIATION:g}", value)
-        if not _is_number(said.pause_factor) or not 0.0 < said.pause_factor < math.inf:
-            raise self._wrong("pause_factor", "a number above 0", said.pause_factor)
-        return said
+        if not _is_number(estimate.pause_factor) or not 0.0 < estimate.pause_factor < math.inf:
+            raise self._wrong("pause_factor", "a number above 0", estimate.pause_factor)
+        return estimate
 
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
@@ -108,8 +108,8 @@ class ForeignEstimator:
             raise self._wrong(name, f"within its interval, {low} to {high},", figure.value)
 
     def _wrong(self, name: str, wanted: str, given: object) -> PluginError:
-        said = " ".join(reprlib.repr(given).split())
-        return PluginError(f"the estimator {self._name!r} is wrong: {name} must be {wanted} but is {said}")
+        text = " ".join(reprlib.repr(given).split())
+        return PluginError(f"the estimator {self._name!r} is wrong: {name} must be {wanted} but is {text}")
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         try:

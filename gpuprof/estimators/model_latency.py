@@ -46,12 +46,12 @@ class ModelLatencies:
 
     def alone(self, device: Device, workload: Workload) -> tuple[Figure, float]:
         """Return the latency alone and its coefficient of variation."""
-        known = self._known.find_model(workload.model)
-        if not known.points.get(device.name) and known.others:
-            figure_and_cv = self._over_sizes(device, known, workload)
+        record = self._known.find_model(workload.model)
+        if not record.points.get(device.name) and record.others:
+            figure_and_cv = self._over_sizes(device, record, workload)
             if figure_and_cv is not None:
                 return figure_and_cv
-        return self._at_sizes(device, known, workload)
+        return self._at_sizes(device, record, workload)
 
     def _over_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float] | None:
         """Return the latency at unmeasured sizes: interpolated between measured sizes, else carried over.
@@ -60,7 +60,7 @@ class ModelLatencies:
         """
         parts = blend_measured(model, device.name)
         if parts:
-            each = [(*self._at_sizes(device, one, workload), weight) for one, weight in parts]
+            each = [(*self._at_sizes(device, sized_model, workload), weight) for sized_model, weight in parts]
             figure = blend_figures([(latency, weight) for latency, _, weight in each])
             error = self._calibration(device).interpolation_error(0.0)
             return widen_by(figure, error), max(cv for _, cv, _ in each)
@@ -71,13 +71,13 @@ class ModelLatencies:
     ) -> tuple[Figure, float] | None:
         """Return the latency at the nearest sizes, scaled by the ratio of the op costs."""
         share = workload.share
-        measured = [one for one in model.others if one.points.get(device.name)]
+        measured = [peer for peer in model.others if peer.points.get(device.name)]
         if not measured:
             return None
         shape = self._shape(model, device)
         if shape is None:
             require_readable(model)
-            sizes = " and ".join(sorted(describe_sizes(one.sizes) for one in measured))
+            sizes = " and ".join(sorted(describe_sizes(peer.sizes) for peer in measured))
             raise InputError(
                 f"{model.model} was measured on {device.name} at {sizes}, which says nothing of "
                 f"{describe_sizes(model.sizes)} without its ONNX file",
@@ -86,8 +86,8 @@ class ModelLatencies:
         asked_shape = shape(workload.batch, share)
         factors = []
         for neighbour_size in measured:
-            other = self._shape(neighbour_size, device)
-            if other is not None and asked_shape > 0.0 and (measured_shape := other(workload.batch, share)) > 0.0:
+            cost = self._shape(neighbour_size, device)
+            if cost is not None and asked_shape > 0.0 and (measured_shape := cost(workload.batch, share)) > 0.0:
                 factors.append((asked_shape / measured_shape, neighbour_size))
         if not factors:
             raise InputError(
@@ -201,9 +201,9 @@ class ModelLatencies:
     def _calibration(self, device: Device) -> Calibration:
         if device.name not in self._calibrations:
             surfaces = {
-                name: self._surface(known, device, 1)
-                for name, known in self._known.select_comparable(device).items()
-                if any(point.processes == 1 for point in known.points.get(device.name, []))
+                name: self._surface(record, device, 1)
+                for name, record in self._known.select_comparable(device).items()
+                if any(point.processes == 1 for point in record.points.get(device.name, []))
             }
             self._calibrations[device.name] = Calibration(
                 surfaces, lambda name: self._shape(self._known.measured[name], device)

@@ -48,7 +48,7 @@ class ModelMemory:
             return self._predict(model, device, workload.batch)
         if not model.points.get(device.name):
             parts = blend_measured(model, device.name)
-            each = [(self.peak(one, device, workload), weight) for one, weight in parts]
+            each = [(self.peak(sized_model, device, workload), weight) for sized_model, weight in parts]
             if each and all(figure is not None for figure, _ in each):
                 return blend_figures([(figure, weight) for figure, weight in each if figure is not None])
             if (beyond := self._beyond_sizes(model, device, workload)) is not None:
@@ -107,10 +107,10 @@ class ModelMemory:
             return None
         activation_bytes = work.at(workload.batch).activation_bytes
         by_distance = []
-        for one in model.others:
-            figure = self.peak(one, device, workload) if one.points.get(device.name) else None
-            if figure is not None and (other := self._known.read_work(one)) is not None:
-                more = activation_bytes - other.at(workload.batch).activation_bytes
+        for peer in model.others:
+            figure = self.peak(peer, device, workload) if peer.points.get(device.name) else None
+            if figure is not None and (sibling_work := self._known.read_work(peer)) is not None:
+                more = activation_bytes - sibling_work.at(workload.batch).activation_bytes
                 by_distance.append((abs(more), Figure(max(figure.value + more, work.at(1).weight_bytes), EXTRAPOLATED)))
         return min(by_distance, key=lambda pair: pair[0])[1] if by_distance else None
 

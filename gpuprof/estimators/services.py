@@ -39,14 +39,16 @@ class ServiceEstimator:
 
         Raises `InputError` for a model, batch or share without an estimate.
         """
-        others = sorted(replace(one, model=_largest_part(self.source_of(one.model))) for one in beside)
+        neighbours = sorted(
+            replace(neighbour, model=_largest_part(self.source_of(neighbour.model))) for neighbour in beside
+        )
         parts = name_parts(self.source_of(model))
         if len(parts) == 1:
-            estimate = self._models.estimate(parts[0][0], device, batch, share, others, processes)
+            estimate = self._models.estimate(parts[0][0], device, batch, share, neighbours, processes)
         else:
 
             def at(name: str, rows: int) -> Estimate:
-                return self._models.estimate(name, device, rows, share, others, processes)
+                return self._models.estimate(name, device, rows, share, neighbours, processes)
 
             estimate = _mix_estimates(parts, at, Workload(model, batch, share, processes))
         return replace(estimate, workload=replace(estimate.workload, model=model))
@@ -80,9 +82,9 @@ class ServiceEstimator:
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the shares worth considering for a service."""
         (first, _), *rest = name_parts(self.source_of(model))
-        known = self._models.shares(first, device)
-        others = [set(self._models.shares(name, device)) for name, _ in rest]
-        return tuple(share for share in known if all(share in other for other in others)) or known
+        shares = self._models.shares(first, device)
+        parts = [set(self._models.shares(name, device)) for name, _ in rest]
+        return tuple(share for share in shares if all(share in part for part in parts)) or shares
 
     def source_of(self, name: str) -> str:
         """Return the name of a service's model, with its sizes."""
@@ -117,10 +119,10 @@ def _size_term(part: float, batch: int, at: Callable[[int], Estimate]) -> _SizeT
     weights = [1.0 - (rows - below), rows - below]
     ends = list(zip(estimates, weights, strict=False))
     latency = Figure(
-        sum(weight * one.latency_ms.value for one, weight in ends),
+        sum(weight * end.latency_ms.value for end, weight in ends),
         estimates[0].latency_ms.source,
-        sum(w * (one.latency_ms.value if one.latency_ms.low is None else one.latency_ms.low) for one, w in ends),
-        sum(weight * one.latency_ms.upper() for one, weight in ends),
+        sum(w * (end.latency_ms.value if end.latency_ms.low is None else end.latency_ms.low) for end, w in ends),
+        sum(weight * end.latency_ms.upper() for end, weight in ends),
     )
     return _SizeTerm(present, latency, max(estimate.latency_cv for estimate in estimates), tuple(estimates))
 
@@ -136,14 +138,14 @@ def _mix_estimates(
     terms = [_size_term(part, workload.batch, partial(at, name)) for name, part in parts]
     value = math.fsum(term.present * term.latency.value for term in terms)
     second = math.fsum(term.present * term.latency.value**2 * (1.0 + term.cv**2) for term in terms)
-    own = [(term.present * term.latency.value) ** 2 for term in terms]
-    variance = second - (value**2 if workload.batch == 1 else math.fsum(own))
+    squares = [(term.present * term.latency.value) ** 2 for term in terms]
+    variance = second - (value**2 if workload.batch == 1 else math.fsum(squares))
     estimates = [estimate for term in terms for estimate in term.estimates]
     has_interval = any(estimate.latency_ms.low is not None for estimate in estimates)
     low = math.fsum(term.present * (term.latency.low or 0.0) for term in terms)
     high = math.fsum(term.present * term.latency.upper() for term in terms)
     return replace(
-        max(estimates, key=lambda one: one.latency_ms.value),
+        max(estimates, key=lambda estimate: estimate.latency_ms.value),
         workload=workload,
         latency_ms=Figure(
             value,
@@ -182,12 +184,14 @@ def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRu
         return [*services.get(model, ()), *mixed.get(model, ())] or [model]
 
     # Groups that ran matter only against groups that failed: a thousand services have a million pairs.
-    together = tried.together if any(one.beside for one in tried.failed) else frozenset()
+    together = tried.together if any(group.beside for group in tried.failed) else frozenset()
     # A service of several sizes fails where any size fails; a successful size proves nothing for the others.
     return TriedRuns(
-        tuple(run for one in tried.failed for run in one.rename(list_all)),
+        tuple(run for group in tried.failed for run in group.rename(list_all)),
         frozenset(
-            (device, own) for device, ran in tried.measured for (own,) in rename_workloads((ran,), list_services)
+            (device, workload)
+            for device, ran in tried.measured
+            for (workload,) in rename_workloads((ran,), list_services)
         ),
         frozenset(
             (device, tuple(sorted(named))) for device, ran in together for named in rename_workloads(ran, list_services)

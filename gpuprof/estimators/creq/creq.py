@@ -40,8 +40,8 @@ def shipped_creq() -> CreqModel:
 
     Raises `InputError` when a file is missing or differs from the trained file.
     """
-    known, files = read_trained_files(datasets() / "creq")
-    interval = {metric: (float(low), float(high)) for metric, (low, high) in known["interval"].items()}
+    metadata, files = read_trained_files(datasets() / "creq")
+    interval = {metric: (float(low), float(high)) for metric, (low, high) in metadata["interval"].items()}
     return CreqModel(LaunchModel.of_files(files), interval)
 
 
@@ -52,21 +52,21 @@ class UnprofiledRequirements:
         self._latencies = latencies
         self._known: dict[tuple[str, str, int], tuple[tuple[str, Figure], ...]] = {}
 
-    def predict(self, known: UnmeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
+    def predict(self, target: UnmeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
         """Return the requirement of ``batch`` by each metric, in percent of the whole of ``device``.
 
         Raises `InputError` when the device lacks the precision, or the model does not take the batch.
         """
-        key = (known.name, device.name, batch)
+        key = (target.name, device.name, batch)
         if key not in self._known:
-            by_batch, model = self._latencies.kernels_of(known, device), shipped_creq()
+            by_batch, model = self._latencies.kernels_of(target, device), shipped_creq()
             kernels, precision, runtime = by_batch.at(batch), by_batch.precision, by_batch.runtime
             figures: tuple[tuple[str, Figure], ...] = ()
             if len(kernels.ops) and device.sm is not None:
                 fill = fill_of(kernels, shipped_model(), model.launches, device, precision, runtime)
                 values = (fill.max_occupancy_pct(), fill.wavg_occupancy_pct(), fill.wavg_sm_util_pct())
-                said = f"{precision}, {runtime}"
+                execution = f"{precision}, {runtime}"
                 pairs = zip(METRICS, values, strict=True)
-                figures = tuple((metric, model.figure(metric, value, said)) for metric, value in pairs)
+                figures = tuple((metric, model.figure(metric, value, execution)) for metric, value in pairs)
             self._known[key] = figures
         return self._known[key]

@@ -59,8 +59,8 @@ class LaunchModel:
         for kind in sorted(set(kinds.tolist())):
             rows = np.flatnonzero(kinds == kind)
             features = launch_features(kind, ops.take(rows), rates)
-            found = self.forests[f"{kind} warps"].predict(features)
-            warps[rows] = found if kind in FIXED_WARPS else found * most
+            predicted = self.forests[f"{kind} warps"].predict(features)
+            warps[rows] = predicted if kind in FIXED_WARPS else predicted * most
             waves[rows] = 2.0 ** self.forests[f"{kind} waves"].predict(features)
         return PredictedLaunches(achieved_occupancy_pct(warps, waves, device), 100.0 * np.minimum(1.0, waves))
 
@@ -77,8 +77,8 @@ def kinds_of(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
     names = regressor_names(ops, rates)
     conv = ops.family == FAMILIES.index("conv")
     usual = conv & (ops.kernel == 3) & (ops.stride == 1)
-    found = np.array([_INSTEAD.get(str(name), str(name)) for name in names], dtype=np.str_)
-    return np.where(usual, "conv_cores", found)
+    kinds = np.array([_INSTEAD.get(str(name), str(name)) for name in names], dtype=np.str_)
+    return np.where(usual, "conv_cores", kinds)
 
 
 def launch_features(kind: str, ops: OpTable, rates: DeviceRates) -> Array:

@@ -51,11 +51,11 @@ class CostModel:
         for name in sorted(set(names.tolist())):
             rows = np.flatnonzero(names == name)
             of_rows = bounds.take(rows)
-            own = ops.take(rows)
-            ratio = np.exp(self.forests[name].predict(features_of(name, own, rates, of_rows)))
-            least = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(own, rates, self.floor_s))
+            group = ops.take(rows)
+            ratio = np.exp(self.forests[name].predict(features_of(name, group, rates, of_rows)))
+            least = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(group, rates, self.floor_s))
             times[rows] = np.maximum(
-                _add_convolving(own, least * ratio) if rates.tensor else least * ratio, of_rows.hard_s
+                _add_convolving(group, least * ratio) if rates.tensor else least * ratio, of_rows.hard_s
             )
         return times
 

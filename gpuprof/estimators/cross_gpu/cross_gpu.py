@@ -234,9 +234,9 @@ def _take_quicker(kernels: KernelList, times: Array, wider: Array) -> Array:
         return np.asarray(seconds)
     starts = np.array([place for place, name in enumerate(kernels.op_types) if name != LAYOUT_OF_CONVOLUTION])
     whole = np.add.reduceat(seconds, starts)
-    other = count[starts] * (wider[starts] + gap_s)
+    alternative = count[starts] * (wider[starts] + gap_s)
     sizes = np.diff([*starts, len(kernels.op_types)])
-    return np.asarray(seconds * np.repeat(np.minimum(1.0, other / whole), sizes))
+    return np.asarray(seconds * np.repeat(np.minimum(1.0, alternative / whole), sizes))
 
 
 def _describe(precision: str, runtime: LaunchMode, unlike: Sequence[str]) -> str:
@@ -274,10 +274,10 @@ def shipped_model() -> CrossGpuModel:
 
     Raises `InputError` when a file is missing or differs from the trained file.
     """
-    known, files = read_trained_files(trained_folder())
+    metadata, files = read_trained_files(trained_folder())
     scales = ErrorScales.of_text(files.pop(_INTERVALS).decode())
     trees = {name.removesuffix(".onnx"): content for name, content in files.items()}
-    return CrossGpuModel(CostModel.of_files(trees, known["floor_s"]), scales)
+    return CrossGpuModel(CostModel.of_files(trees, metadata["floor_s"]), scales)
 
 
 def read_trained_files(folder: Traversable) -> tuple[Mapping[str, Any], dict[str, bytes]]:
@@ -286,11 +286,11 @@ def read_trained_files(folder: Traversable) -> tuple[Mapping[str, Any], dict[str
     Raises `InputError` when a file is missing or differs from the trained file.
     """
     try:
-        known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
-        files = {name: (folder / name).read_bytes() for name in known["sha256"]}
+        metadata: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
+        files = {name: (folder / name).read_bytes() for name in metadata["sha256"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the trained regressors cannot be read: {error}", "reinstall gpuprof") from None
     for name, content in files.items():
-        if hashlib.sha256(content).hexdigest() != known["sha256"][name]:
+        if hashlib.sha256(content).hexdigest() != metadata["sha256"][name]:
             raise InputError(f"{name} is not the file that was trained", "reinstall gpuprof")
-    return known, files
+    return metadata, files

@@ -35,8 +35,8 @@ class Execution:
     def rate_name(self, device: Device, own_type: str) -> str:
         """Return the name of the rate of a model's products on ``device``; ``own_type``: type of its weights."""
         if self.precision is None:
-            found = "tfloat32" if own_type == "float32" else own_type
-            return resolve_precision(device, found)
+            precision = "tfloat32" if own_type == "float32" else own_type
+            return resolve_precision(device, precision)
         return PRECISIONS[self.precision]
 
     def is_possible(self, device: Device) -> bool:
@@ -46,7 +46,7 @@ class Execution:
     @staticmethod
     def possible_precisions(device: Device) -> list[str]:
         """Return the precisions of a GPU that users can choose."""
-        return [said for said, name in PRECISIONS.items() if name in device.flops_per_s]
+        return [precision for precision, name in PRECISIONS.items() if name in device.flops_per_s]
 
 
 def type_of_weights(graph: ModelGraph) -> str:

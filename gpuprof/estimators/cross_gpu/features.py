@@ -93,9 +93,9 @@ def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array
     saved_per_byte = np.maximum(per_byte - 1.0 / (_CACHED_BYTES * rates.cycles_per_s), 0.0)
     dense = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv")]) & (ops.b == 1.0)
     weights = np.where(dense, np.minimum(ops.width * ops.n * ops.k, ops.read_bytes), 0.0)
-    others = ops.bytes_moved - weights
-    used_between = others + weight_sets * weights
-    kept = others * _kept_part(others, rates) + weights * _kept_part(used_between, rates)
+    activations = ops.bytes_moved - weights
+    used_between = activations + weight_sets * weights
+    kept = activations * _kept_part(activations, rates) + weights * _kept_part(used_between, rates)
     return np.asarray(ops.bytes_moved * per_byte - kept * saved_per_byte)
 
 
@@ -153,15 +153,15 @@ def preparation_names(ops: OpTable) -> NDArray[np.str_]:
     return np.where(attention, named, np.where(narrow, np.char.add("product narrow ", framework), ""))
 
 
-def prepare_seconds(ops: OpTable, rates: DeviceRates, known: Mapping[str, float]) -> Array:
+def prepare_seconds(ops: OpTable, rates: DeviceRates, floor_s: Mapping[str, float]) -> Array:
     """Return the least seconds of a framework's preparation before each op, 0 where unknown.
 
-    ``known``: seconds at the clock of `preparation_part`, by `preparation_names`.
+    ``floor_s``: seconds at the clock of `preparation_part`, by `preparation_names`.
     """
     if not ((ops.family == FAMILIES.index("attention")) | (ops.width == 1.0)).any():
         return np.zeros(len(ops))  # comparing texts takes longer than all the rest
     names, place = np.unique(preparation_names(ops), return_inverse=True)
-    seconds = np.array([known.get(str(name), 0.0) if name else 0.0 for name in names])[place.reshape(-1)]
+    seconds = np.array([floor_s.get(str(name), 0.0) if name else 0.0 for name in names])[place.reshape(-1)]
     return np.asarray(seconds * preparation_part(rates))
 
 

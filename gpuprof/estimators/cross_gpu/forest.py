@@ -97,7 +97,7 @@ def _read_trees(content: bytes) -> Callable[[Array], Array]:
     (node,) = onnx.load_from_string(content).graph.node
     if node.op_type != _OP:
         raise ValueError(f"a {node.op_type}")
-    attributes: dict[str, Any] = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    attributes: dict[str, Any] = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
     tree = np.array(attributes["nodes_treeids"])
     starts = np.flatnonzero(np.diff(tree, prepend=-1))
     offset = np.repeat(starts, np.diff(starts, append=len(tree)))

@@ -39,7 +39,7 @@ def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGrap
         types = (
             (tensor, operand if tensor.name in multiplied and len(tensor.shape) > 1 else general) for tensor in tensors
         )
-        return tuple(replace(one, dtype=dtype) if one.dtype in _CHANGED else one for one, dtype in types)
+        return tuple(replace(tensor, dtype=dtype) if tensor.dtype in _CHANGED else tensor for tensor, dtype in types)
 
     changed = (replace(op, inputs=retype(op.inputs), outputs=retype(op.outputs)) for op in ops)
     inputs, outputs = retype(graph.inputs), retype(graph.outputs)

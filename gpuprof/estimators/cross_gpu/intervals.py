@@ -115,10 +115,10 @@ class ErrorScales:
     @classmethod
     def of_text(cls, text: str) -> ErrorScales:
         """Return the scales in a text of `to_text`. Raises `ValueError` when the text is not of this form."""
-        known: Any = json.loads(text)
+        data: Any = json.loads(text)
         try:
             read = cls(
-                **{name: _numbers(known[name]) for name in ("ops", "op_factors", "model_factors")}, host=known["host"]
+                **{name: _numbers(data[name]) for name in ("ops", "op_factors", "model_factors")}, host=data["host"]
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"intervals.json lacks {error}") from None
@@ -162,7 +162,7 @@ class ErrorScales:
         were named is as sure as that of the kernels.
         """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
-        is_fitted = any(kind + one in self.model_factors for one in ("", _OLD))
+        is_fitted = any(kind + suffix in self.model_factors for suffix in ("", _OLD))
         if not (is_compared and is_fitted):
             factor = max(factor, self.op_factors[generation])
         scale = parts.unsure * self.mean_scale(parts.by_kind)
@@ -171,5 +171,5 @@ class ErrorScales:
         return high / parts.total_s if parts.total_s > 0.0 else 1.0
 
 
-def _numbers(known: Mapping[str, float]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in known.items()}
+def _numbers(values: Mapping[str, float]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items()}

@@ -116,12 +116,12 @@ def list_kernels(graph: ModelGraph, precision: str, runtime: LaunchMode) -> Kern
         for before, (place, (family, _), _) in zip([-1, *places], rows, strict=False)
         for op_type in (graph.ops[place].op_type,)
     )
-    known = {op.op_type for op in graph.ops if op.flops is not None} | VIEWS
+    modelled = {op.op_type for op in graph.ops if op.flops is not None} | VIEWS
     return KernelList(
         table_of(row for _, row, _ in rows),
         tuple(count for _, _, count in rows),
         types,
-        tuple(sorted({op.op_type for op in graph.ops} - known)),
+        tuple(sorted({op.op_type for op in graph.ops} - modelled)),
         float(sum(tensor.bytes for tensor in graph.inputs)),
         float(sum(tensor.bytes for tensor in graph.outputs)),
     )
@@ -165,7 +165,7 @@ class _Walk:
             family, _ = convolution = self._convolution(place)
             yield convolution, 1
             if family == "conv" and self._reorders and not (self._by_onnxruntime and _is_pointwise(op)):
-                yield from ((self._layout_conversion(one), 1) for one in (op.inputs[0], op.outputs[0]))
+                yield from ((self._layout_conversion(tensor), 1) for tensor in (op.inputs[0], op.outputs[0]))
             if self._by_onnxruntime and self._groups.has_bias(place):
                 yield ("elementwise", self._bias_row(op.outputs[0])), 1
         elif op.op_type == "Attention" and len(op.inputs[0].shape) == 3 and len(op.inputs[1].shape) == 2:
@@ -236,8 +236,8 @@ class _Walk:
         columns = float(out.shape[-1]) if out.shape else 1.0
         copies = 1.0 if shared else float(prod(out.shape[:-2]))
         rows = out.elements / columns / copies
-        joint = [self._ops[one] for one in self._groups.members[place] if self._ops[one].op_type in PRODUCTS]
-        columns += sum(float(one.outputs[0].shape[-1]) for one in joint)
+        joint = [self._ops[member] for member in self._groups.members[place] if self._ops[member].op_type in PRODUCTS]
+        columns += sum(float(product.outputs[0].shape[-1]) for product in joint)
         packed = 0.5 if op.op_type == "MatMulNBits" else self._operand
         read = self._operand * copies * rows * depth + packed * copies * depth * columns
         row = {
@@ -347,9 +347,9 @@ class _Walk:
         }
         return sum(map(self._bytes, inputs.values()))
 
-    def _is_operand(self, place: int, other: int, tensor: Tensor) -> bool:
-        """Return whether ``tensor`` is an operand of the product ``place``, or of ``other``, joined with it."""
-        joint = self._ops[other].op_type in PRODUCTS and tensor in self._ops[other].inputs[:2]
+    def _is_operand(self, place: int, candidate: int, tensor: Tensor) -> bool:
+        """Return whether ``tensor`` is an operand of the product ``place``, or of ``candidate``, joined with it."""
+        joint = self._ops[candidate].op_type in PRODUCTS and tensor in self._ops[candidate].inputs[:2]
         return joint or tensor in self._ops[place].inputs[:1]
 
     def _measure_output(self, tensor: Tensor) -> dict[str, float]:
@@ -374,9 +374,9 @@ def _exchanges_last(op: Op) -> bool:
 
 def _is_pointwise(op: Op) -> bool:
     """Return whether a convolution is a product of matrices, in whichever order the channels are."""
-    weight = next((one for one in op.weights if len(one.shape) > 2), op.inputs[1])
+    weight = next((tensor for tensor in op.weights if len(tensor.shape) > 2), op.inputs[1])
     strides = op.attributes.get("strides", (1,)) or (1,)
-    return prod(weight.shape[2:]) == 1 and all(int(one) == 1 for one in strides)  # type: ignore[attr-defined]
+    return prod(weight.shape[2:]) == 1 and all(int(stride) == 1 for stride in strides)  # type: ignore[attr-defined]
 
 
 def _is_empty(op: Op) -> bool:
@@ -386,12 +386,12 @@ def _is_empty(op: Op) -> bool:
 
 def _list_of_shapes(ops: Sequence[Op]) -> frozenset[str]:
     """Return the tensors computed from shapes alone: the host computes small ones."""
-    found: set[str] = set()
+    shape_tensors: set[str] = set()
     for op in ops:
         inputs = {tensor.name for tensor in op.inputs} - {tensor.name for tensor in op.weights}
-        if op.op_type in ("Shape", "Size") or (inputs and inputs <= found):
-            found.update(tensor.name for tensor in op.outputs)
-    return frozenset(found)
+        if op.op_type in ("Shape", "Size") or (inputs and inputs <= shape_tensors):
+            shape_tensors.update(tensor.name for tensor in op.outputs)
+    return frozenset(shape_tensors)
 
 
 def _count_row(op: Op) -> float:

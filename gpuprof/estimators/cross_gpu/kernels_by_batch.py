@@ -103,29 +103,29 @@ class KernelsByBatch:
         """Return whether all kernels are linear in the batch."""
         if self._linear is None:
             try:
-                one, two, four = map(self.at, _READ)
+                at1, at2, at4 = map(self.at, _READ)
             except InputError:
                 self._linear = False
                 return False
-            # By extrapolation from batches 1 and 2, batch 4 is at 3 · two - 2 · one.
-            same = one.op_types == two.op_types == four.op_types and one.count == two.count == four.count
+            # By extrapolation from batches 1 and 2, batch 4 is at 3 · at2 - 2 · at1.
+            same = at1.op_types == at2.op_types == at4.op_types and at1.count == at2.count == at4.count
             self._linear = same and all(
-                np.allclose(getattr(four.ops, name), 3 * getattr(two.ops, name) - 2 * getattr(one.ops, name), rtol=1e-9)
+                np.allclose(getattr(at4.ops, name), 3 * getattr(at2.ops, name) - 2 * getattr(at1.ops, name), rtol=1e-9)
                 for name in _LINEAR_COLUMNS
             )
         return self._linear
 
     def _between(self, batch: int) -> KernelList:
-        one, two = self.at(1), self.at(2)
+        at1, at2 = self.at(1), self.at(2)
         columns = {
-            name: getattr(one.ops, name) + (batch - 1) * (getattr(two.ops, name) - getattr(one.ops, name))
+            name: getattr(at1.ops, name) + (batch - 1) * (getattr(at2.ops, name) - getattr(at1.ops, name))
             for name in _LINEAR_COLUMNS
         }
         moved = {
-            name: getattr(one, name) + (batch - 1) * (getattr(two, name) - getattr(one, name))
+            name: getattr(at1, name) + (batch - 1) * (getattr(at2, name) - getattr(at1, name))
             for name in ("input_bytes", "output_bytes")
         }
-        return replace(one, ops=OpTable(family=one.ops.family, **columns), **moved)
+        return replace(at1, ops=OpTable(family=at1.ops.family, **columns), **moved)
 
 
 def find_distinct_rows(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -101,10 +101,10 @@ class LatencyGrid:
     def _raise(self, share: Share, batch: int) -> Figure:
         """Return the time of a batch of the grid, with its interval in proportion where it is raised."""
         if (share, batch) not in self._raised:
-            own, smaller = self._raw[share][batch], self._list_smaller(batch)
+            raw, smaller = self._raw[share][batch], self._list_smaller(batch)
             shares = (share, *_list_larger(share))
-            longest = max(self._raw[one][size].value for one in shares for size in (batch, *smaller))
-            self._raised[share, batch] = own.scale_by(longest / own.value) if longest > own.value > 0.0 else own
+            longest = max(self._raw[larger_share][size].value for larger_share in shares for size in (batch, *smaller))
+            self._raised[share, batch] = raw.scale_by(longest / raw.value) if longest > raw.value > 0.0 else raw
         return self._raised[share, batch]
 
     def _predict(self, share: Share, batches: set[int]) -> None:
@@ -121,9 +121,9 @@ def _list_larger(share: Share) -> list[Share]:
 
 
 def _interpolate(ends: Sequence[Figure], grid: Sequence[int], batch: int) -> Figure:
-    (one, two), (low, high) = ends, grid
-    value = one.value + (two.value - one.value) * (batch - low) / (high - low)
-    return one.scale_by(value / one.value) if one.value > 0.0 else replace(one, value=value)
+    (lower, upper), (low, high) = ends, grid
+    value = lower.value + (upper.value - lower.value) * (batch - low) / (high - low)
+    return lower.scale_by(value / lower.value) if lower.value > 0.0 else replace(lower, value=value)
 
 
 class CrossGpuLatencies:
@@ -146,46 +146,46 @@ class CrossGpuLatencies:
         self._tables: dict[tuple[object, ...], LatencyGrid] = {}
         self._types: dict[str, str] = {}
 
-    def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
+    def predict(self, target: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
         """Return the time of a batch in ms on ``share`` of ``device`` while the rest of the board idles.
 
         Raises `InputError` when the device lacks the precision, or the model does not take the batch.
         """
-        return self._grid(known, device, busy=False).at(share, batch)
+        return self._grid(target, device, busy=False).at(share, batch)
 
     def predict_series(
-        self, known: UnmeasuredModel, device: Device, batches: Sequence[int], share: Share
+        self, target: UnmeasuredModel, device: Device, batches: Sequence[int], share: Share
     ) -> list[Figure]:
         """Return the times of several batches, beside a busy board where ``busy``. Raises as `predict` does."""
-        return self._grid(known, device, busy=self._busy).series(share, batches)
+        return self._grid(target, device, busy=self._busy).series(share, batches)
 
-    def board_seconds(self, known: UnmeasuredModel, device: Device) -> Figure:
+    def board_seconds(self, target: UnmeasuredModel, device: Device) -> Figure:
         """Return `LatencyGrid.board_seconds`. Raises `InputError` as `predict` does."""
-        return self._grid(known, device, busy=True).board_seconds()
+        return self._grid(target, device, busy=True).board_seconds()
 
-    def _grid(self, known: UnmeasuredModel, device: Device, *, busy: bool) -> LatencyGrid:
+    def _grid(self, target: UnmeasuredModel, device: Device, *, busy: bool) -> LatencyGrid:
         # The key includes the power limit, on which times depend (`rates.sustained_part`): a board may be limited
         # further.
-        key = (known.name, device.name, device.max_power_w, busy)
+        key = (target.name, device.name, device.max_power_w, busy)
         if key not in self._tables:  # a placement asks thousands of times
             model = adapt_model(shipped_model(), device, self._timed_ops(device))
             self._tables[key] = LatencyGrid(
-                self.kernels_of(known, device), device, model, only_batch_of(known), busy=busy
+                self.kernels_of(target, device), device, model, only_batch_of(target), busy=busy
             )
         return self._tables[key]
 
-    def kernels_of(self, known: UnmeasuredModel, device: Device) -> KernelsByBatch:
+    def kernels_of(self, target: UnmeasuredModel, device: Device) -> KernelsByBatch:
         """Return the kernels of a model in the precision of its arithmetic on ``device``.
 
         Raises `InputError` as `predict` does.
         """
-        if known.name not in self._types:
-            self._types[known.name] = type_of_weights(self._graph_of(known, only_batch_of(known) or 1))
-        precision = self._execution.rate_name(device, self._types[known.name])
-        kernels = self._kernels.get((known.name, precision))
+        if target.name not in self._types:
+            self._types[target.name] = type_of_weights(self._graph_of(target, only_batch_of(target) or 1))
+        precision = self._execution.rate_name(device, self._types[target.name])
+        kernels = self._kernels.get((target.name, precision))
         if kernels is None:
             kernels = KernelsByBatch(
-                partial(self._graph_of, known), precision, self._execution.runtime, self._execution.host_us
+                partial(self._graph_of, target), precision, self._execution.runtime, self._execution.host_us
             )
-            self._kernels[known.name, precision] = kernels
+            self._kernels[target.name, precision] = kernels
         return kernels

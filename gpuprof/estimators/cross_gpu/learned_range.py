@@ -40,7 +40,7 @@ class Distance:
 
     def __str__(self) -> str:
         """Return the trait and its range in words."""
-        value, low, high = (f"{one:,.0f}" if one >= 10.0 else f"{one:.2g}" for one in (self.value, self.low, self.high))
+        value, low, high = (f"{x:,.0f}" if x >= 10.0 else f"{x:.2g}" for x in (self.value, self.low, self.high))
         return f"{value} {self.trait}, learned from {low} to {high}"
 
 
@@ -71,7 +71,7 @@ def _exceed(least: float, most: float, low: float, high: float) -> float:
 
 
 def _span(values: Iterable[Sequence[float]]) -> tuple[float, float]:
-    joined = [value for own in values for value in own]
+    joined = [value for series in values for value in series]
     return min(joined), max(joined)
 
 
@@ -87,8 +87,8 @@ def _list_ranges(precision: str) -> Mapping[str, tuple[float, float, float]]:
     for trait, chips in values.items():
         if len(chips) > 1:  # a single chip gives no distance between GPUs
             factors = (
-                _exceed(min(own), max(own), *_span(other for name, other in chips.items() if name != chip))
-                for chip, own in chips.items()
+                _exceed(min(numbers), max(numbers), *_span(series for name, series in chips.items() if name != chip))
+                for chip, numbers in chips.items()
             )
             ranges[trait] = (*_span(chips.values()), max(1.0, *factors))
     return ranges

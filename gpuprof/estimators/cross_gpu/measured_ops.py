@@ -57,10 +57,10 @@ def read_timed_ops(database: KernelDb, device: str) -> list[TimedOp]:
     """
     columns = [field.name for field in fields(TimedOp)]
     table = database.read_table("ops", columns, {"device": device, "sm_share_pct": 100.0, "mig_profile": None})
-    known = np.flatnonzero(table.column("duration_mean_ns").is_valid().to_numpy(zero_copy_only=False))
-    if len(known) > _MOST_ROWS:
-        known = np.sort(np.random.default_rng(0).choice(known, _MOST_ROWS, replace=False))
-    rows = [TimedOp(**row) for row in table.take(known).to_pylist()]
+    timed_rows = np.flatnonzero(table.column("duration_mean_ns").is_valid().to_numpy(zero_copy_only=False))
+    if len(timed_rows) > _MOST_ROWS:
+        timed_rows = np.sort(np.random.default_rng(0).choice(timed_rows, _MOST_ROWS, replace=False))
+    rows = [TimedOp(**row) for row in table.take(timed_rows).to_pylist()]
     return [row for row in rows if row.duration_mean_ns > 0 and row.fused <= _MOST_FUSED]
 
 

@@ -109,8 +109,8 @@ class NodeGroups:
     def _find_norms(self, *, fused: bool) -> None:
         """Tie the ops of a normalisation written by exporters to the first of its means."""
         search = NormSearch(self._ops, self.readers, self.maker)
-        found: list[NormPattern] = [*search.find_layer_norms(), *(search.find_rms_norms() if fused else ())]
-        for norm in found:
+        norms: list[NormPattern] = [*search.find_layer_norms(), *(search.find_rms_norms() if fused else ())]
+        for norm in norms:
             if not {norm.first, *norm.others} & (self._absorbed.keys() | self.norm_rows.keys()):
                 self._absorbed.update(dict.fromkeys(norm.others, norm.first))
                 self.norm_rows[norm.first] = norm.row
@@ -134,7 +134,7 @@ class NodeGroups:
                 continue
             biases = (self._find_sum(tensor.name, weights=1) for tensor in self._ops[added].inputs)
             tied = [added, *[bias for bias in biases if bias is not None][:1]]
-            self._absorbed.update({one: place for one in tied if one not in self._absorbed})
+            self._absorbed.update({node: place for node in tied if node not in self._absorbed})
 
     def _find_sum(self, tensor: str, *, weights: int) -> int | None:
         """Return the addition that makes a tensor with a single reader and has ``weights`` one-dimensional weights."""
@@ -172,7 +172,7 @@ class NodeGroups:
                 if len(chain) == 4:
                     break
             before = self.maker.get(op.inputs[0].name)
-            if by_onnxruntime and len(chain) >= 3 and any(one.elements == 1 for one in self._ops[chain[2]].inputs):
+            if by_onnxruntime and len(chain) >= 3 and any(x.elements == 1 for x in self._ops[chain[2]].inputs):
                 continue
             if len(chain) >= 3 and before is not None and self._ops[before].op_type in ("Div", "Mul"):
                 self._absorbed.update(dict.fromkeys([before, *chain[:-1]], chain[-1]))
@@ -188,9 +188,9 @@ class NodeGroups:
         for place, op in enumerate(self._ops):
             if op.op_type not in ("MatMul", "Gemm") or op.attributes.get("transA") or op.inputs[1] not in op.weights:
                 continue
-            one = first.setdefault(op.inputs[0].name, place)
-            if one != place and len(op.inputs[1].shape) == 2:
-                self._absorbed[place] = one
+            anchor = first.setdefault(op.inputs[0].name, place)
+            if anchor != place and len(op.inputs[1].shape) == 2:
+                self._absorbed[place] = anchor
 
     def _find_activated_products(self) -> None:
         """Tie an activation of several ops to the linear layer that it alone reads: the product's
@@ -285,12 +285,12 @@ class NodeGroups:
             moved.add(place)
             waiting.extend(self._ops[place].inputs[:1])
         inside = self._inside | {first, last}
-        while others := {
+        while outside := {
             place
             for place in moved
             if any(r not in moved and r not in inside for t in self._ops[place].outputs for r in self.readers[t.name])
         }:
-            moved -= others
+            moved -= outside
         after = self._only_reader(last)
         while after is not None and self._ops[after].op_type in VIEWS | {"Transpose"}:
             moved.add(after)

@@ -66,17 +66,17 @@ class NormSearch:
         scaled = next(iter(self._list_readers(place, _SCALING)), None)
         return None if scaled is None else [*nodes, scaled]
 
-    def _pattern(self, first: int, others: list[int]) -> NormPattern:
-        last = others[-1]
+    def _pattern(self, first: int, places: list[int]) -> NormPattern:
+        last = places[-1]
         for kind in ("Mul", "Add"):  # the learned scale and shift
             reader = self._read_by(last, kind)
             if reader is not None and self._ops[reader].weights:
-                others.append(last := reader)
+                places.append(last := reader)
         whole, means = self._ops[first].inputs[0].elements, self._ops[first].outputs[0].elements
-        return NormPattern(first, tuple(others), max(1, whole // max(1, means)))
+        return NormPattern(first, tuple(places), max(1, whole // max(1, means)))
 
     def _list_readers(self, place: int, kinds: Sequence[str]) -> list[int]:
-        readers = (one for tensor in self._ops[place].outputs for one in self._readers[tensor.name])
+        readers = (reader for tensor in self._ops[place].outputs for reader in self._readers[tensor.name])
         return [reader for reader in readers if self._ops[reader].op_type in kinds]
 
     def _read_by(self, place: int, kind: str) -> int | None:

@@ -81,8 +81,8 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
     share = share or Share()
     peak = device.flops_per_s.get(precision)
     if peak is None:
-        known = ", ".join(sorted(device.flops_per_s))
-        raise InputError(f"{device.name} has no {precision} arithmetic", f"it has {known}")
+        precisions = ", ".join(sorted(device.flops_per_s))
+        raise InputError(f"{device.name} has no {precision} arithmetic", f"it has {precisions}")
     fraction, slices = device.fraction(share), _slices(device, share)
     memory = fraction if slices is None else slices * share.sm_pct / 100.0
     wider = wider_type(device, precision)
@@ -119,10 +119,10 @@ def sustained_part(device: Device, precision: str) -> float:
     if precision == "float32" and device.clock_mhz:
         each = device.flops_per_s["float32"] / (device.compute_units * device.clock_mhz * 1e6)
         fed = constant("sm", "lanes_128") if each > 0.9 * _FLOPS_OF_128_LANES else 1.0
-    known = process_energy(device.process_nm)
-    if known is None or not device.max_power_w or not device.clock_mhz:
+    reference = process_energy(device.process_nm)
+    if reference is None or not device.max_power_w or not device.clock_mhz:
         return fed
-    watts, clock = known
+    watts, clock = reference
     energy = watts * find_constant("energy.type", precision, 1.0) * (_clock_of_peak(device, precision) / clock) ** 2
     if precision in TENSOR_TYPES and int(float(device.compute_capability or 0)) == VOLTA:
         energy *= constant("energy", "first_tensor_cores")

@@ -91,9 +91,9 @@ def concurrent_sets(launches: Sequence[Launch], tau_ns: float = TAU_NS) -> list[
     Kernels of an op depend on each other and are never in the same set.
     """
     sets: list[list[Launch]] = []
-    for launch in sorted(launches, key=lambda one: (one.start_ns, one.op)):
+    for launch in sorted(launches, key=lambda event: (event.start_ns, event.op)):
         last = sets[-1] if sets else []
-        if last and launch.start_ns - last[0].start_ns <= tau_ns and all(one.op != launch.op for one in last):
+        if last and launch.start_ns - last[0].start_ns <= tau_ns and all(previous.op != launch.op for previous in last):
             last.append(launch)
         else:
             sets.append([launch])

@@ -57,11 +57,11 @@ class GkEstimator:
         """
         if batch < 1 or processes < 1:
             raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
-        known = self._of(model, device, batch)
-        required, work = known.required, known.work
+        requirement = self._of(model, device, batch)
+        required, work = requirement.required, requirement.work
         part = Share(share.sm_pct / processes, share.mig)
         longer = roofline_ms(work, device, part) / roofline_ms(work, device, Share())
-        latency = self._figure(known, device).scale_by(longer)
+        latency = self._figure(requirement, device).scale_by(longer)
         alone = Estimate(
             workload=Workload(model, batch, share, processes),
             device=device.name,

@@ -75,10 +75,10 @@ class KernelTable:
                 by_type.setdefault(facts[signature].op_type, []).append(signature)
         self._by_type = by_type
         self._features = {
-            op_type: feature_matrix([facts[s] for s in known], device, Share()) for op_type, known in by_type.items()
+            op_type: feature_matrix([facts[s] for s in group], device, Share()) for op_type, group in by_type.items()
         }
         self._least = {
-            s: float(roofline_ns([facts[s]], device, Share())[0]) for known in by_type.values() for s in known
+            s: float(roofline_ns([facts[s]], device, Share())[0]) for group in by_type.values() for s in group
         }
 
     def __len__(self) -> int:
@@ -92,17 +92,17 @@ class KernelTable:
         """
         if signature in self._kernels:
             return tuple(self._kernels[signature])
-        known = self._by_type.get(op.op_type)
-        if not known:
+        signatures = self._by_type.get(op.op_type)
+        if not signatures:
             return None
         distance = np.abs(self._features[op.op_type] - feature_matrix([op], self._device, Share())).sum(axis=1)
-        nearest = known[int(distance.argmin())]
+        nearest = signatures[int(distance.argmin())]
         least = float(roofline_ns([op], self._device, Share())[0])
         # In nanoseconds: the 1 avoids a division by zero for ops without traffic, whose least time is 0.
         scale = (least + 1.0) / (self._least[nearest] + 1.0)
         return tuple(
-            Kernel(one.name, one.duration_ns * scale, one.occupancy_pct, one.sm_util_pct)
-            for one in self._kernels[nearest]
+            Kernel(kernel.name, kernel.duration_ns * scale, kernel.occupancy_pct, kernel.sm_util_pct)
+            for kernel in self._kernels[nearest]
         )
 
 
@@ -116,7 +116,7 @@ def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
         if row.op_signature is not None and row.duration_ns is not None:
             execution = (row.run_id, row.repeat, row.op_name)
             seen.setdefault(row.op_signature, {}).setdefault(execution, []).append(row)
-    typical = {signature: _typical(list(found.values()), device) for signature, found in seen.items()}
+    typical = {signature: _typical(list(executions.values()), device) for signature, executions in seen.items()}
     return KernelTable(device, typical, facts)
 
 
@@ -145,7 +145,7 @@ def _compute_utilization(device: Device, row: KernelTime) -> float | None:
     if device.sm is None or len(sizes) < len(grid) + len(block) or row.registers_per_thread is None:
         return None
     try:
-        found = occupancies(
+        launch = occupancies(
             device,
             blocks=prod(sizes[:3]),
             threads_per_block=prod(sizes[3:]),
@@ -155,10 +155,10 @@ def _compute_utilization(device: Device, row: KernelTime) -> float | None:
         )
     except InputError:
         return None
-    (sm_utilization_pct,) = found.sm_utilization_pct.tolist()
+    (sm_utilization_pct,) = launch.sm_utilization_pct.tolist()
     return None if isnan(sm_utilization_pct) else sm_utilization_pct
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(median(known)) if known else None
+    numbers = [value for value in values if value is not None]
+    return float(median(numbers)) if numbers else None

@@ -70,7 +70,7 @@ def fit_hardware(profile: HardwareProfile) -> HardwareCoefficients:
     are at a reduced frequency.
     """
     power, clock = np.array(profile.power_w), np.array(profile.clock_mhz)
-    delay = {count: one for count, one in enumerate(profile.launch_ms, 1) if one is not None}
+    delay = {count: launch_ms for count, launch_ms in enumerate(profile.launch_ms, 1) if launch_ms is not None}
     free = int((clock >= profile.max_clock_mhz * 0.999).sum())
     if len(delay) < 3 or 1 not in delay or free < 2:
         raise InputError("the hardware profile must have three co-locations, two of them at full frequency")
@@ -159,7 +159,7 @@ def _fit_rest(
     above_idle = np.array([configuration.power_w for configuration in profile.configurations]) - hardware.idle_power_w
     # A GPU at its power limit draws the limit under any load: such points are not on the line.
     unthrottled = _speeds(profile, hardware) > 0.999
-    known = [(a, one.l2_pct) for a, one in zip(ability, profile.configurations, strict=True) if one.l2_pct is not None]
+    pairs = [(a, row.l2_pct) for a, row in zip(ability, profile.configurations, strict=True) if row.l2_pct is not None]
     slower = profile.active_beside_ms * profile.clock_beside_mhz / hardware.max_clock_mhz / profile.active_ms
     return WorkloadCoefficients(
         load_bytes=profile.load_bytes,
@@ -169,7 +169,7 @@ def _fit_rest(
         active=active,
         cache=max(0.0, (slower - 1.0) / profile.l2_beside_pct) if profile.l2_beside_pct > 0 else 0.0,
         power=_line(ability[unthrottled], above_idle[unthrottled]),
-        l2=_line(np.array([a for a, _ in known]), np.array([c for _, c in known])),
+        l2=_line(np.array([a for a, _ in pairs]), np.array([c for _, c in pairs])),
     )
 
 
@@ -193,9 +193,9 @@ def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float
     for k4 in (0.0, 0.02, 0.1, 0.4):
         each = float(np.median(active * (share + k4) / batch))
         start = np.array([1e-4 * each, each, 0.1 * each, k4, 0.01 * float(active.min())])
-        found = least_squares(residual, start, bounds=(0.0, np.inf), x_scale=np.maximum(start, 1e-6))
-        if best is None or found.cost < best.cost:
-            best = found
+        solution = least_squares(residual, start, bounds=(0.0, np.inf), x_scale=np.maximum(start, 1e-6))
+        if best is None or solution.cost < best.cost:
+            best = solution
     assert best is not None
     k1, k2, k3, k4, k5 = (float(value) for value in best.x)
     return k1, k2, k3, k4, k5

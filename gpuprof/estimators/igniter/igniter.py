@@ -93,9 +93,9 @@ def predict(
     workload = victim.workload
     extra = added_launch_ms(hardware, len(together))
     launching = (workload.launch_ms + extra) * workload.kernels  # equation 5
-    crowded = sum(other.workload.l2_pct(other.batch, other.share) for other in beside)
+    crowded = sum(neighbour.workload.l2_pct(neighbour.batch, neighbour.share) for neighbour in beside)
     active = workload.active_ms(victim.batch, victim.share) * (1.0 + workload.cache * crowded)  # equation 8
-    demand = sum(one.workload.power_w(one.batch, one.share) for one in together) + hardware.idle_power_w  # equation 10
+    demand = sum(p.workload.power_w(p.batch, p.share) for p in together) + hardware.idle_power_w  # equation 10
     clock = clock_mhz(hardware, demand)
     return IgniterPrediction(
         load_ms=workload.load_bytes * victim.batch / hardware.pcie_bytes_per_ms,  # equation 3

@@ -53,11 +53,11 @@ class IgniterEstimator:
             )
         workload = Workload(model, batch, share)
         hardware, _ = self.coefficients(device)
-        victim, others = (
+        victim, neighbours = (
             self._place_workload(device, workload),
-            [self._place_workload(device, other) for other in beside],
+            [self._place_workload(device, neighbour) for neighbour in beside],
         )
-        predicted = predict(hardware, victim, others)
+        predicted = predict(hardware, victim, neighbours)
         return Estimate(workload, device.name, Figure(predicted.latency_ms, SOURCE), overlapped_ms=predicted.load_ms)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
@@ -86,14 +86,14 @@ class IgniterEstimator:
         imported = imported_profile(self._db, device)
         if imported is not None:
             hardware = fit_hardware(imported[0])
-            return hardware, {name: fit_published_workload(one, hardware) for name, one in imported[1].items()}
+            return hardware, {name: fit_published_workload(row, hardware) for name, row in imported[1].items()}
         path = coefficients_path(self._db.path, device.name)
         if path.is_file():
             _, hardware, kept = read_coefficients(path)
             return hardware, kept
         profile, models = profile_of(self._db, device)
         hardware = fit_hardware(profile)
-        return hardware, {name: fit_workload(one, hardware) for name, one in models.items()}
+        return hardware, {name: fit_workload(model, hardware) for name, model in models.items()}
 
     def _workload(self, device: Device, model: str) -> WorkloadCoefficients:
         workloads = self.coefficients(device)[1]

@@ -56,7 +56,7 @@ def write_coefficients(
         "schema": SCHEMA,
         "device": device,
         "hardware": asdict(hardware),
-        "workloads": {name: asdict(one) for name, one in sorted(workloads.items())},
+        "workloads": {name: asdict(workload) for name, workload in sorted(workloads.items())},
     }
     with refuse_unwritable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,8 +75,8 @@ def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, 
                 f"{path}: schema {content.get('schema')!r} where {SCHEMA!r} is expected", "calibrate again"
             )
         workloads = {
-            name: WorkloadCoefficients(**{key: _freeze_list(value) for key, value in one.items()})
-            for name, one in content["workloads"].items()
+            name: WorkloadCoefficients(**{key: _freeze_list(value) for key, value in coefficients.items()})
+            for name, coefficients in content["workloads"].items()
         }
         return content["device"], HardwareCoefficients(**content["hardware"]), workloads
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -69,7 +69,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     if imported is not None:
         return imported
     models = comparable_rows(read_records(db, ModelRow, {"device": device.name, "processes": 1}))
-    complete = [known for row in models if (known := _read_complete_row(row)) is not None]
+    complete = [solo for row in models if (solo := _read_complete_row(row)) is not None]
     if not complete:
         missing = [name for name in _NEEDED if not any(getattr(row, name) is not None for row in models)]
         raise InputError(
@@ -80,8 +80,8 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     beside = comparable_rows(read_records(db, ColocationRow, {"device": device.name}))
     pcie = _read_pcie_bytes_per_ms(db, device)
     by_model: dict[str, list[_SoloMeasurement]] = {}
-    for one in complete:
-        by_model.setdefault(model_at_dims(one.row.model, one.row.dims), []).append(one)
+    for measurement in complete:
+        by_model.setdefault(model_at_dims(measurement.row.model, measurement.row.dims), []).append(measurement)
     workloads = {
         name: profile
         for name, rows in by_model.items()
@@ -104,11 +104,11 @@ def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dic
 def _read_pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
     """Return the measured bandwidth of copies: the models' own copies, in timelines, before a benchmark's."""
     rows = read_records(db, DeviceRow, {"device": device.name})
-    known = [(row.run_id, row.pcie_bytes_per_s, row.dram_bytes_per_s) for row in rows if row.pcie_bytes_per_s]
-    if known:
+    links = [(row.run_id, row.pcie_bytes_per_s, row.dram_bytes_per_s) for row in rows if row.pcie_bytes_per_s]
+    if links:
         # Rows of a device benchmark also have the memory's bandwidth.
-        of_models = [rate for _, rate, dram in known if dram is None]
-        latest = max(known, key=lambda one: one[0])[1]
+        of_models = [rate for _, rate, dram in links if dram is None]
+        latest = max(links, key=lambda link: link[0])[1]
         return float(median(of_models) if of_models else latest) / 1000.0
     generation = next((g for least, g in _PCIE_GENERATIONS if float(device.compute_capability or 0) >= least), None)
     if generation is None:
@@ -117,12 +117,12 @@ def _read_pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
 
 
 def _read_complete_row(row: ModelRow) -> _SoloMeasurement | None:
-    known = _read_figures(row)
-    if known is None or known.dispatch_ms is None or row.error is not None:
+    measurement = _read_figures(row)
+    if measurement is None or measurement.dispatch_ms is None or row.error is not None:
         return None
     if row.kernel_count is None or row.h2d_bytes is None or row.d2h_bytes is None:
         return None
-    figures = known.latency_ms, known.power_w, known.clock_mhz, known.dispatch_ms
+    figures = measurement.latency_ms, measurement.power_w, measurement.clock_mhz, measurement.dispatch_ms
     return _SoloMeasurement(*figures, row, row.kernel_count, row.h2d_bytes, row.d2h_bytes)
 
 
@@ -136,13 +136,13 @@ def _collect_copies(alone: _SoloMeasurement, beside: Sequence[ColocationRow]) ->
     row = alone.row
     label = workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, 1)
     by_count: dict[int, _MeasuredWorkload] = {1: alone}
-    for other in beside:
-        same = (other.model, other.dims, other.batch, other.sm_share_pct) == (
+    for colocation in beside:
+        same = (colocation.model, colocation.dims, colocation.batch, colocation.sm_share_pct) == (
             row.model, row.dims, row.batch, row.sm_share_pct,
         )  # fmt: skip
-        others = other.beside.split(" + ")
-        if same and set(others) == {label} and (known := _read_figures(other)) is not None:
-            by_count[1 + len(others)] = known
+        neighbours = colocation.beside.split(" + ")
+        if same and set(neighbours) == {label} and (measurement := _read_figures(colocation)) is not None:
+            by_count[1 + len(neighbours)] = measurement
     return by_count
 
 
@@ -150,10 +150,10 @@ def _make_hardware_profile(
     device: Device, rows: Sequence[_SoloMeasurement], beside: Sequence[ColocationRow], pcie: float
 ) -> HardwareProfile:
     copies, kernels = max(
-        ((_collect_copies(row, beside), row.kernels) for row in rows), key=lambda found: _count_known(found[0])
+        ((_collect_copies(row, beside), row.kernels) for row in rows), key=lambda pair: _count_known(pair[0])
     )
     counts = range(1, len(copies) + 1)
-    delays_ms = {count: one.dispatch_ms / kernels for count, one in copies.items() if one.dispatch_ms is not None}
+    delays_ms = {count: copy.dispatch_ms / kernels for count, copy in copies.items() if copy.dispatch_ms is not None}
     idle = next((row.row.idle_power_w for row in rows if row.row.idle_power_w is not None), None)
     if len(delays_ms) < 3 or sorted(copies) != list(counts) or idle is None or device.max_power_w is None:
         raise InputError(
@@ -200,7 +200,7 @@ def _make_workload_profile(
 ) -> WorkloadProfile | None:
     """Return the profile of a model, None if it lacks a complete measurement beside a copy of itself."""
     pairs = ((row, _collect_copies(row, beside).get(2)) for row in rows)
-    pair = next(((one, two, gap) for one, two in pairs if two and (gap := two.dispatch_ms) is not None), None)
+    pair = next(((solo, duo, gap) for solo, duo in pairs if duo and (gap := duo.dispatch_ms) is not None), None)
     if pair is None:
         return None
     alone, together, gap_ms = pair
@@ -236,8 +236,8 @@ def _find_l2_pct(alone: _SoloMeasurement, rows: Sequence[_SoloMeasurement], pcie
     def rate(alone: _SoloMeasurement) -> float:
         return alone.row.batch / _subtract_copies(alone, alone, pcie)
 
-    known = [(row, row.row.l2_pct) for row in rows if row.row.l2_pct is not None]
-    return min(known, key=lambda pair: abs(rate(pair[0]) - rate(alone)))[1] if known else 0.0
+    with_l2 = [(row, row.row.l2_pct) for row in rows if row.row.l2_pct is not None]
+    return min(with_l2, key=lambda pair: abs(rate(pair[0]) - rate(alone)))[1] if with_l2 else 0.0
 
 
 def _subtract_copies(measured: _MeasuredWorkload, copied: _SoloMeasurement, pcie: float) -> float:

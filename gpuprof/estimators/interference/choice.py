@@ -75,7 +75,7 @@ def rank_interference_models(
             judged.append(_judge_model(name, make, measured, left_out))
         except KeyError:  # an uncalibrated model
             continue
-    return tuple(sorted(judged, key=lambda one: one.mean_pct or 0.0))
+    return tuple(sorted(judged, key=lambda ranked: ranked.mean_pct or 0.0))
 
 
 def _candidates(coefficients: Coefficients | None) -> dict[str, Callable[[], InterferenceModel]]:
@@ -104,12 +104,12 @@ def _judge_model(
 
 def name_pair(row: ColocatedWorkload) -> str:
     """Return the joined names of the models in a co-location."""
-    return "+".join(sorted([row.victim.model, *(one.model for one in row.beside)]))
+    return "+".join(sorted([row.victim.model, *(neighbour.model for neighbour in row.beside)]))
 
 
 #: Unit that is left out → the units that a co-location belongs to.
 _UNITS: dict[str, Callable[[ColocatedWorkload], set[str]]] = {
-    "model": lambda row: {row.victim.model, *(one.model for one in row.beside)},
+    "model": lambda row: {row.victim.model, *(neighbour.model for neighbour in row.beside)},
     "victim": lambda row: {row.victim.model},
     "pair": lambda row: {name_pair(row)},
 }

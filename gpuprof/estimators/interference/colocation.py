@@ -32,7 +32,7 @@ class SeenRange:
     """
 
     def __init__(self, measured: Sequence[ColocatedWorkload]) -> None:
-        rows = [_describe(one.victim, one.beside) for one in measured]
+        rows = [_describe(row.victim, row.beside) for row in measured]
         self._range = {name: (min(row[name] for row in rows), max(row[name] for row in rows)) for name in rows[0]}
 
     def list_beyond(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> tuple[str, ...]:
@@ -53,10 +53,10 @@ def _describe(victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Map
         "the victim's launches per ms": victim.kernels / victim.solo_ms,
         "the victim's transfers": victim.transfer_ms / victim.solo_ms,
         "the number of neighbours": float(len(beside)),
-        "the neighbours' use of DRAM": sum(one.dram_pct for one in beside),
-        "the neighbours' use of the L2": sum(one.l2_pct for one in beside),
-        "the neighbours' transfers": sum(one.transfer_ms / one.solo_ms for one in beside),
-        "the power of all": victim.power_w + sum(one.power_w for one in beside),
+        "the neighbours' use of DRAM": sum(neighbour.dram_pct for neighbour in beside),
+        "the neighbours' use of the L2": sum(neighbour.l2_pct for neighbour in beside),
+        "the neighbours' transfers": sum(neighbour.transfer_ms / neighbour.solo_ms for neighbour in beside),
+        "the power of all": victim.power_w + sum(neighbour.power_w for neighbour in beside),
     }
 
 
@@ -122,8 +122,8 @@ class Colocations:
         self._slowdowns: dict[str, dict[tuple[str, tuple[str, ...]], list[float]]] = {}
         for device, rows in self._by_device.items():
             by_set = self._slowdowns.setdefault(device, {})
-            for one in rows:
-                by_set.setdefault((one.label, tuple(sorted(one.others))), []).append(one.latency_ms / one.solo_ms)
+            for run in rows:
+                by_set.setdefault((run.label, tuple(sorted(run.others))), []).append(run.latency_ms / run.solo_ms)
         self._ranked: dict[str, tuple[RankedModel, ...]] = {}
         self._ranges: dict[str, SeenRange | None] = {}
         self._coefficients: dict[str, Coefficients | None] = {}
@@ -135,13 +135,13 @@ class Colocations:
         if same:
             return _slow_figure(alone, sum(same) / len(same), alone.source)
         if device.kind == "gpu" and is_sharing_all_sms(workload, beside):
-            busy = [self._sm_utilization(device, one) for one in (workload, *beside)]
+            busy = [self._sm_utilization(device, member) for member in (workload, *beside)]
             return slow_by_contention(alone, busy[0], busy[1:])
         ranked = self.rank_models(device)
         victim = self._running(device, workload) if ranked else None
-        others = [self._running(device, one) for one in beside] if victim is not None else []
-        running = [one for one in others if one is not None]
-        if victim is not None and len(running) == len(others):
+        neighbours = [self._running(device, neighbour) for neighbour in beside] if victim is not None else []
+        running = [neighbour for neighbour in neighbours if neighbour is not None]
+        if victim is not None and len(running) == len(neighbours):
             for model in ranked:
                 try:
                     factor = model.model.slowdown(replace(victim, solo_ms=alone.value), running)
@@ -188,12 +188,12 @@ class Colocations:
         for row in rows:
             try:
                 victim = self._find_running(device, parse_label(row.label), row)
-                others = [self._find_running(device, parse_label(one), alone.get(one)) for one in row.others]
+                neighbours = [self._find_running(device, parse_label(label), alone.get(label)) for label in row.others]
             except InputError:  # labels of other tools, in another format
                 continue
-            known = tuple(one for one in others if one is not None)
-            if victim is not None and len(known) == len(others):
-                colocated.append(ColocatedWorkload(victim, known, row.latency_ms))
+            running = tuple(neighbour for neighbour in neighbours if neighbour is not None)
+            if victim is not None and len(running) == len(neighbours):
+                colocated.append(ColocatedWorkload(victim, running, row.latency_ms))
         return colocated
 
     def coefficients(self, device: Device) -> Coefficients | None:
@@ -228,10 +228,10 @@ class Colocations:
 
     def _add_coefficients(self, device: Device, running: RunningWorkload) -> RunningWorkload:
         """Add transfers, kernels and power from the coefficients of a calibrated model."""
-        known = self.coefficients(device)
-        if known is None or running.model not in known[1]:
+        coefficients = self.coefficients(device)
+        if coefficients is None or running.model not in coefficients[1]:
             return running
-        hardware, workload = known[0], known[1][running.model]
+        hardware, workload = coefficients[0], coefficients[1][running.model]
         moved = (workload.load_bytes + workload.feedback_bytes) * running.batch
         return replace(
             running,

@@ -82,7 +82,7 @@ class ConstantInterference:
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Take the mean."""
-        self.factor_ = float(np.mean([one.slowdown for one in measured]))
+        self.factor_ = float(np.mean([row.slowdown for row in measured]))
         return self
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
@@ -95,8 +95,8 @@ class LinearInterference:
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Fit the five coefficients."""
-        features = np.array([self._features(one.victim, one.beside) for one in measured])
-        wanted = np.array([one.slowdown for one in measured])
+        features = np.array([self._features(row.victim, row.beside) for row in measured])
+        wanted = np.array([row.slowdown for row in measured])
         self.weights_ = np.linalg.lstsq(features, wanted, rcond=None)[0]
         return self
 
@@ -110,9 +110,9 @@ class LinearInterference:
             [
                 1.0,
                 victim.l2_pct,
-                sum(one.l2_pct for one in beside),
+                sum(neighbour.l2_pct for neighbour in beside),
                 victim.dram_pct,
-                sum(one.dram_pct for one in beside),
+                sum(neighbour.dram_pct for neighbour in beside),
             ]
         )
 
@@ -136,8 +136,8 @@ class _AdditiveInterference(ABC):
         """Fit the coefficients by non-negative least squares on relative errors."""
         from scipy.optimize import nnls  # half a second to import, not needed without neighbours
 
-        features = np.array([self._features(one.victim, one.beside) for one in measured])
-        slow = np.array([one.slowdown for one in measured])
+        features = np.array([self._features(row.victim, row.beside) for row in measured])
+        slow = np.array([row.slowdown for row in measured])
         size = np.sqrt((features**2).mean(axis=0))
         # Unmeasured features are 0 everywhere, and get the coefficient 0 whatever their size.
         size[size == 0.0] = 1.0
@@ -145,8 +145,8 @@ class _AdditiveInterference(ABC):
         # squared errors, and the penalty is relative to the mean.
         ridge = math.sqrt(self._shrinkage * len(measured)) * np.eye(features.shape[1])
         rows = np.vstack([features / size / slow[:, None], ridge])
-        found, _ = nnls(rows, np.concatenate([(slow - 1.0) / slow, np.zeros(len(ridge))]))
-        self.weights_ = found / size
+        weights, _ = nnls(rows, np.concatenate([(slow - 1.0) / slow, np.zeros(len(ridge))]))
+        self.weights_ = weights / size
         return self
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
@@ -164,8 +164,8 @@ class TrafficInterference(_AdditiveInterference):
     """
 
     def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
-        own, others = victim.dram_pct / 100.0, sum(one.dram_pct for one in beside) / 100.0
-        return np.array([1.0, others, own * others, max(0.0, own + others - 1.0)])
+        victim_use, neighbour_use = victim.dram_pct / 100.0, sum(neighbour.dram_pct for neighbour in beside) / 100.0
+        return np.array([1.0, neighbour_use, victim_use * neighbour_use, max(0.0, victim_use + neighbour_use - 1.0)])
 
 
 class ContentionModel(_AdditiveInterference):
@@ -187,17 +187,17 @@ class ContentionModel(_AdditiveInterference):
 
     def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
         hardware = self._hardware
-        demand = hardware.idle_power_w + victim.power_w + sum(one.power_w for one in beside)
+        demand = hardware.idle_power_w + victim.power_w + sum(neighbour.power_w for neighbour in beside)
         over = max(0.0, demand - hardware.max_power_w)
         delay = added_launch_ms(hardware, 1 + len(beside))
         return np.array(
             [
                 min(0.9, -hardware.alpha_f * over / hardware.max_clock_mhz),
                 delay * victim.kernels / victim.solo_ms,
-                sum(one.l2_pct for one in beside) / 100.0,
+                sum(neighbour.l2_pct for neighbour in beside) / 100.0,
                 victim.transfer_ms / victim.solo_ms,
-                sum(one.transfer_ms / one.solo_ms for one in beside),
-                victim.dram_pct * sum(one.dram_pct for one in beside) / 1e4,
+                sum(neighbour.transfer_ms / neighbour.solo_ms for neighbour in beside),
+                victim.dram_pct * sum(neighbour.dram_pct for neighbour in beside) / 1e4,
             ]
         )
 
@@ -215,8 +215,8 @@ class IgniterInterference:
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
         """Return the ratio of the two predictions."""
-        placed, others = self._place_workload(victim), [self._place_workload(one) for one in beside]
-        together, alone = predict(self._hardware, placed, others), predict(self._hardware, placed, ())
+        placed, neighbours = self._place_workload(victim), [self._place_workload(neighbour) for neighbour in beside]
+        together, alone = predict(self._hardware, placed, neighbours), predict(self._hardware, placed, ())
         return max(1.0, together.latency_ms / alone.latency_ms)
 
     def _place_workload(self, running: RunningWorkload) -> PlacedWorkload:

@@ -21,7 +21,7 @@ _UNKNOWN_PCT = 100.0
 def is_sharing_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
     """Return whether all workloads have the same whole device or instance, without shares."""
     return bool(beside) and all(
-        one.share.sm_pct == 100.0 and one.share.mig == workload.share.mig for one in (workload, *beside)
+        member.share.sm_pct == 100.0 and member.share.mig == workload.share.mig for member in (workload, *beside)
     )
 
 
@@ -38,7 +38,7 @@ def slow_by_contention(alone: Figure, own_pct: float | None, others_pct: Sequenc
     busy = [_UNKNOWN_PCT if pct is None else pct for pct in (own_pct, *others_pct)]
     factor = max(1.0, sum(busy) / 100.0)
     most = max(factor, 1.0 + sum(busy[1:]) / 100.0)
-    known = own_pct is not None and None not in others_pct
+    is_complete = own_pct is not None and None not in others_pct
     low = alone.value if alone.low is None else alone.low
-    source = f"{alone.source} × SM contention{'' if known else ' (of unknown SM utilisation)'}"
+    source = f"{alone.source} × SM contention{'' if is_complete else ' (of unknown SM utilisation)'}"
     return Figure(alone.value * factor, source, low, alone.upper() * most)

@@ -94,8 +94,8 @@ def _predict_left_out(data: TrainingSet, architecture: str, names: Sequence[str]
     factor = _roofline_factor(rest.cases)
     for case in (case for case in data.cases if case.architecture == architecture):
         predictions += _of_case(case, model)
-        said = factor * case.roofline_ms
-        predictions.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, said))
+        scaled_ms = factor * case.roofline_ms
+        predictions.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, scaled_ms))
     return predictions
 
 
@@ -116,15 +116,15 @@ def predict_left_out_batches(data: TrainingSet) -> list[Prediction]:
     """Return predictions of every inner batch size of every model from its other batch sizes."""
     predictions: list[Prediction] = []
     for case in data.cases:
-        others = [c for c in data.cases if (c.graph.name, c.share) == (case.graph.name, case.share) and c is not case]
-        latency = {other.graph.batch: other.latency_ms for other in others}
-        memory = {other.graph.batch: other.memory_bytes for other in others if other.memory_bytes}
+        siblings = [c for c in data.cases if (c.graph.name, c.share) == (case.graph.name, case.share) and c is not case]
+        latency = {sibling.graph.batch: sibling.latency_ms for sibling in siblings}
+        memory = {sibling.graph.batch: sibling.memory_bytes for sibling in siblings if sibling.memory_bytes}
         curves: list[tuple[str, Mapping[int, float], float | None]] = [
             ("latency", latency, case.latency_ms),
             ("memory", memory, case.memory_bytes),
         ]
-        for quantity, known, measured in curves:
-            between = BatchCurve(known).at(case.graph.batch) if known else None
+        for quantity, points, measured in curves:
+            between = BatchCurve(points).at(case.graph.batch) if points else None
             if between is not None and measured:
                 predictions.append(_prediction(NEW_BATCH, quantity, INTERPOLATION, case, measured, between[0]))
     return predictions
@@ -152,9 +152,9 @@ def coverage(predictions: Sequence[Prediction]) -> float | None:
     if len(residuals) < 3:
         return None
     inside = 0
-    for model, own in residuals.items():
+    for model, errors in residuals.items():
         factor = interval_factor({name: values for name, values in residuals.items() if name != model})
-        inside += sum(abs(value) <= math.log(factor) + 1e-12 for value in own) if factor else 0
+        inside += sum(abs(value) <= math.log(factor) + 1e-12 for value in errors) if factor else 0
     return inside / len(predictions)
 
 
@@ -181,9 +181,9 @@ def _of_ops(data: TrainingSet, model: LearnedModel, architecture: str) -> list[P
     predicted = {name: model.predicted_ns(features, costs, name) for name in model.times}
     predicted[ROOFLINE] = data.ops.least_ns[held] + NODE_NS
     return [
-        Prediction(UNSEEN, "op time", name, architecture, 0, float(true), float(said))
+        Prediction(UNSEEN, "op time", name, architecture, 0, float(true), float(predicted_ns))
         for name, values in predicted.items()
-        for true, said in zip(measured, values, strict=True)
+        for true, predicted_ns in zip(measured, values, strict=True)
     ]
 
 

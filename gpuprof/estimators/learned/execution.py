@@ -76,17 +76,17 @@ def working_set_bytes(graph: ModelGraph) -> float:
 
 
 def _facts(graph: ModelGraph, anchor: int, group: tuple[int, ...], maker: Mapping[str, int]) -> OpFacts:
-    others = [graph.ops[place] for place in group if place != anchor]
+    followers = [graph.ops[place] for place in group if place != anchor]
     anchor_inputs = {tensor.name for tensor in graph.ops[anchor].inputs}
     more = {
         tensor.name
-        for op in others
+        for op in followers
         for tensor in op.inputs
         if tensor not in op.weights and tensor.name not in anchor_inputs and maker.get(tensor.name) not in group
     }
     return replace(
         facts_of_op(graph.ops[anchor], graph.batch),
         fused=len(group),
-        fused_functions=sum(op.op_type in KINDS["function"] for op in others),
+        fused_functions=sum(op.op_type in KINDS["function"] for op in followers),
         fused_inputs=len(more),
     )

@@ -92,8 +92,8 @@ class LearnedModel:
             places.append([index[kind] for kind in execution.kinds])
         if not distinct:
             return [np.zeros(len(graph.ops)) for graph in graphs]
-        own, costs = feature_matrix(distinct, self.device, share), costs_of(distinct, self.device, share)
-        predicted = self.predicted_ns(own, costs, regressor)
+        features, costs = feature_matrix(distinct, self.device, share), costs_of(distinct, self.device, share)
+        predicted = self.predicted_ns(features, costs, regressor)
         times_by_graph = []
         for graph, execution, place in zip(graphs, executions, places, strict=True):
             times = np.zeros(len(graph.ops))
@@ -124,8 +124,8 @@ def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     element_ns = fit_element_ns(ops.costs, ops.times_ns, ops.groups)
     seen = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
     times = fit_regressors(seen, np.log(ops.times_ns / expected_ns(ops.costs, element_ns)), ops.groups, names)
-    known = [(case.graph, case.memory_bytes) for case in data.cases if case.memory_bytes]
-    memory = AllocationModel.fit(*zip(*known, strict=True)) if known else None
+    peaks = [(case.graph, case.memory_bytes) for case in data.cases if case.memory_bytes]
+    memory = AllocationModel.fit(*zip(*peaks, strict=True)) if peaks else None
     return LearnedModel(data.device, times, memory, element_ns)
 
 

@@ -125,11 +125,11 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     cases = tuple(replace(case, architecture=names[case.graph.name]) for _, case in keyed_cases if case is not None)
     if not cases:
         raise InputError("the ONNX files of the measured models are gone", "put them back, or profile again")
-    known = {at: case.graph for at, case in keyed_cases if case is not None}
+    graphs_by_key = {at: case.graph for at, case in keyed_cases if case is not None}
     timed = [
-        replace(one, model=names.get(one.model, one.model))
+        replace(op, model=names.get(op.model, op.model))
         for key, ops in sorted(by_case.items(), key=str)
-        for one in _select_timed(ops, known.get(key[:2]))
+        for op in _select_timed(ops, graphs_by_key.get(key[:2]))
     ]
     return TrainingSet(device, _op_times(timed, device), cases, _hash([*rows, *models]))
 
@@ -195,13 +195,13 @@ def _op_times(timed: Sequence[_TimedOp], device: Device) -> OpTimes:
     if not same:
         raise InputError(f"no op has a time on {device.name}", "gpuprof profile --per-op MODEL")
     features, least, costs, times, groups = [], [], [], [], []
-    for share in sorted({one.share for one in timed}, key=str):
+    for share in sorted({op.share for op in timed}, key=str):
         alike = [ones for _, ones in sorted(same.items(), key=str) if ones[0].share == share]
         facts = [ones[0].facts for ones in alike]
         features.append(feature_matrix(facts, device, share))
         least.append(roofline_ns(facts, device, share))
         costs.append(costs_of(facts, device, share))
-        times.append([float(np.median([one.time_ns for one in ones])) for ones in alike])
+        times.append([float(np.median([op.time_ns for op in ones])) for ones in alike])
         groups += [ones[0].model for ones in alike]
     return OpTimes(
         np.vstack(features), np.concatenate(times), np.concatenate(least), merged_costs(costs), tuple(groups)

@@ -67,8 +67,8 @@ class Calibration:
     @cached_property
     def _between(self) -> float:
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.left_out_errors()]
-        found = quantile(errors, LEVEL) if len(errors) >= 5 else None
-        return constant("published", "interpolation_error") if found is None else found
+        error = quantile(errors, LEVEL) if len(errors) >= 5 else None
+        return constant("published", "interpolation_error") if error is None else error
 
     def carried_error(self, doublings: float) -> float:
         """Return half of the 90% interval over the value, for figures carried over from other sizes."""
@@ -77,8 +77,8 @@ class Calibration:
     @cached_property
     def _beyond(self) -> float:
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.end_errors()]
-        found = quantile(errors, LEVEL) if len(errors) >= 5 else None
-        return constant("published", "extrapolation_error") if found is None else found
+        error = quantile(errors, LEVEL) if len(errors) >= 5 else None
+        return constant("published", "extrapolation_error") if error is None else error
 
     @cached_property
     def ratios(self) -> dict[str, list[float]]:
@@ -93,4 +93,4 @@ class Calibration:
             for name, shape in shapes.items()
             if shape is not None
         }
-        return {name: own for name, own in ratios.items() if own}
+        return {name: values for name, values in ratios.items() if values}

@@ -65,7 +65,7 @@ def require_no_failed_group(device: Device, workload: Workload, beside: Sequence
         return
     for run in tried.failed:
         if run.device == device.name and run.beside and _holds(device, running, (run.workload, *run.beside), run):
-            names = " and ".join(one.model for one in beside)
+            names = " and ".join(neighbour.model for neighbour in beside)
             raise InputError(
                 f"{workload.model} at batch {workload.batch} under {workload.share} beside {names} is ruled out: {run}",
                 "put them on devices of their own, or measure them again if that was an accident",
@@ -78,8 +78,8 @@ def _holds(device: Device, running: Sequence[Workload], members: Sequence[Worklo
         return True
     first, *rest = members
     return any(
-        one.model == first.model
-        and _dominates(device, one, first, run)
+        workload.model == first.model
+        and _dominates(device, workload, first, run)
         and _holds(device, (*running[:place], *running[place + 1 :]), rest, run)
-        for place, one in enumerate(running)
+        for place, workload in enumerate(running)
     )

@@ -43,11 +43,11 @@ def blend_figures(parts: Sequence[tuple[Figure, float]]) -> Figure:
     >>> blend_figures([(Figure(4.0, "measured"), 0.5), (Figure(8.0, "measured"), 0.5)])
     Figure(value=6.0, source='interpolated', low=None, high=None)
     """
-    known = {classify_source(figure.source) for figure, _ in parts}
+    sources = {classify_source(figure.source) for figure, _ in parts}
     source = mark_source(
-        INTERPOLATED if known <= {MEASURED, INTERPOLATED, COMPUTED} else EXTRAPOLATED,
+        INTERPOLATED if sources <= {MEASURED, INTERPOLATED, COMPUTED} else EXTRAPOLATED,
         stable=not any(is_unstable(figure.source) for figure, _ in parts),
-        computed=COMPUTED in known,
+        computed=COMPUTED in sources,
     )
     value = math.fsum(weight * figure.value for figure, weight in parts)
     if all(figure.low is None for figure, _ in parts):
@@ -73,9 +73,7 @@ def widen_interval(figure: Figure, more: float) -> Figure:
 def figure_of(model: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:
     """Return another measured quantity at the same share and processes, interpolated over the batch and the sizes."""
     if not model.points.get(device.name):
-        each = [
-            (figure_of(one, device, workload, column), weight) for one, weight in blend_measured(model, device.name)
-        ]
+        each = [(figure_of(m, device, workload, column), weight) for m, weight in blend_measured(model, device.name)]
         found_all = [(figure, weight) for figure, weight in each if figure is not None]
         return blend_figures(found_all) if found_all and len(found_all) == len(each) else None
     points = {
@@ -83,8 +81,8 @@ def figure_of(model: MeasuredModel, device: Device, workload: Workload, column: 
         for p in model.points.get(device.name, [])
         if column in p.figures and p.share == workload.share and p.processes == workload.processes
     }
-    found = BatchCurve(points).at(workload.batch) if points else None
-    return None if found is None else Figure(*found)
+    reading = BatchCurve(points).at(workload.batch) if points else None
+    return None if reading is None else Figure(*reading)
 
 
 def estimate_bandwidth(
@@ -108,7 +106,7 @@ def estimate_bandwidth(
 
 def behaviour_after_pause(model: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:
     """Return pause factor and variation of the nearest measured batch, under the same share if measured."""
-    points = model.points.get(device.name) or [p for one in model.others for p in one.points.get(device.name, ())]
+    points = model.points.get(device.name) or [p for m in model.others for p in m.points.get(device.name, ())]
     near = [point for point in points if point.share == workload.share] or points
     if not near:
         return 1.0, cv

@@ -47,16 +47,16 @@ def read_groups(db: KernelDb, models: Mapping[str, MeasuredModel]) -> TriedRuns:
         current = None if name not in models else models[name].sha256
         if current is not None and row.model_sha256 not in (None, current):
             continue
-        own = Workload(name, row.batch, Share(row.sm_share_pct, row.mig_profile), row.processes)
+        workload = Workload(name, row.batch, Share(row.sm_share_pct, row.mig_profile), row.processes)
         try:
-            beside = tuple(parse_label(one) for one in row.beside.split(" + "))
+            beside = tuple(parse_label(label) for label in row.beside.split(" + "))
         except InputError:  # labels of other tools, in another format
             continue
-        key = (row.device, tuple(sorted((own, *beside))))
+        key = (row.device, tuple(sorted((workload, *beside))))
         if row.error is None:
             ran[key] = row.run_id
             failed.pop(key, None)
         elif ran.get(key) != row.run_id:
-            failed[key] = FailedRun(row.device, own, row.error, beside)
+            failed[key] = FailedRun(row.device, workload, row.error, beside)
             ran.pop(key, None)
     return TriedRuns(tuple(failed.values()), together=frozenset(ran))

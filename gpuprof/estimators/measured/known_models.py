@@ -97,18 +97,18 @@ class KnownModels:
         from gpuprof.graph.load import explain_numbered_names
 
         name, given = split_name(model)
-        known = self.find_model(model)
-        taken = [(dim, size) for dim, size in known.sizes if dim not in dict(given)]
+        record = self.find_model(model)
+        taken = [(dim, size) for dim, size in record.sizes if dim not in dict(given)]
         if not taken:
             return None
-        how = "as it was measured" if known.points else "assumed"
-        places = explain_numbered_names(Path(known.path or ""), (dim for dim, _ in taken))
+        how = "as it was measured" if record.points else "assumed"
+        places = explain_numbered_names(Path(record.path or ""), (dim for dim, _ in taken))
         return f"{name}: {describe_sizes(taken)}{places} {how}; another size: --dim {taken[0][0]}=SIZE"
 
     def devices_of(self, model: str) -> tuple[str, ...]:
         """Return the names of the devices with measurements of ``model``, sorted."""
-        known = self.find_model(model)
-        return tuple(sorted({device for one in (known, *known.others) for device in one.points}))
+        record = self.find_model(model)
+        return tuple(sorted({device for peer in (record, *record.others) for device in peer.points}))
 
     def unknown_ops(self, model: str) -> tuple[str, ...]:
         """Return the op types of ``model`` of unknown cost; empty where its file is missing."""
@@ -122,11 +122,11 @@ class KnownModels:
     def find_recorded_name(self, model: str) -> str:
         """Return the database's name for ``model`` at its sizes; unchanged where the database lacks it."""
         try:
-            found = self.find_model(model)
+            record = self.find_model(model)
         except InputError:
             return model
-        same = (name for name, one in self.measured.items() if one.sha256 == found.sha256 and one.sizes == found.sizes)
-        return found.name if found.name in self.measured or found.sha256 is None else next(same, model)
+        same = (name for name, m in self.measured.items() if m.sha256 == record.sha256 and m.sizes == record.sizes)
+        return record.name if record.name in self.measured or record.sha256 is None else next(same, model)
 
     def require_no_failure(
         self, model: MeasuredModel, device: Device, workload: Workload, beside: Sequence[Workload]
@@ -138,7 +138,7 @@ class KnownModels:
         if failed and not model.has_run(device.name, workload):
             require_no_failure(device, workload, failed)
         if beside and self.groups.failed:
-            named = [replace(one, model=self.find_recorded_name(one.model)) for one in (workload, *beside)]
+            named = [replace(member, model=self.find_recorded_name(member.model)) for member in (workload, *beside)]
             require_no_failed_group(device, named[0], named[1:], self.groups)
 
     def read_graph(self, model: str, batch: int) -> ModelGraph:
@@ -146,11 +146,11 @@ class KnownModels:
 
         Raises `InputError` when the model is unknown or its file is missing, has changed or does not take the batch.
         """
-        known = self.find_model(model)
-        if self.read_work(known) is None:
-            require_readable(known)
+        record = self.find_model(model)
+        if self.read_work(record) is None:
+            require_readable(record)
             raise InputError(f"the ONNX file of {model} is not there", "give the file instead of the name")
-        return self.bind_graph(known, batch)
+        return self.bind_graph(record, batch)
 
     def find_model(self, model: str) -> MeasuredModel:
         """Return a model by its name in the database, the name of a given file, or a path."""
@@ -172,9 +172,9 @@ class KnownModels:
 
     def list_points(self, model: str, device: Device) -> list[Point]:
         """Return the measured points of a model on a device; at other sizes where these sizes were not measured."""
-        known = self.find_model(model)
-        own = known.points.get(device.name)
-        return own or [point for one in known.others for point in one.points.get(device.name, ())]
+        record = self.find_model(model)
+        points = record.points.get(device.name)
+        return points or [point for peer in record.others for point in peer.points.get(device.name, ())]
 
     def read_fixed_batch(self, model: str) -> int | None:
         """Return the fixed batch of a model's file, None where it takes any batch or is missing."""
@@ -205,14 +205,14 @@ class KnownModels:
     def select_comparable(self, device: Device) -> dict[str, MeasuredModel]:
         """Return the models whose figures on ``device`` are comparable in a fit."""
         variants = {
-            name: known.variants[device.name][0]
-            for name, known in self.measured.items()
-            if device.name in known.variants
+            name: record.variants[device.name][0]
+            for name, record in self.measured.items()
+            if device.name in record.variants
         }
         first = next(iter(rank_variants(variants.values())), None)
         return {
-            name: known
-            for name, known in self.measured.items()
+            name: record
+            for name, record in self.measured.items()
             if first is not None and name in variants and variants[name].is_comparable(first)
         }
 
@@ -226,7 +226,7 @@ class KnownModels:
         weight_bytes = None if graph.unread else graph.weight_bytes
         # Hashing gigabytes takes longer than all the rest, and only serves to find measurements of the same content.
         file = MeasuredModel(name, str(path), graph.sha256 if self.measured else None, weight_bytes)
-        same = {one.sizes: _as_file(one, file) for one in self.measured.values() if one.sha256 == file.sha256}
+        same = {m.sizes: _as_file(m, file) for m in self.measured.values() if m.sha256 == file.sha256}
         return choose_sizes(name, same, sizes) if same else unmeasured_at(file, name, require_sizes(graph).sizes)
 
 

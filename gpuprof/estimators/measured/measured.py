@@ -126,16 +126,16 @@ class MeasuredModel:
 
     def failed_on(self, device: str) -> list[FailedRun]:
         """Return the failed runs on a device at these sizes, or at other sizes of which none is larger."""
-        own = list(self.failures.get(device, ()))
-        smaller = (one for one in self.others if _is_within(one.sizes, self.sizes))
-        return own + [failed for one in smaller for failed in one.failures.get(device, ())]
+        failures = list(self.failures.get(device, ()))
+        smaller = (peer for peer in self.others if _is_within(peer.sizes, self.sizes))
+        return failures + [failed for peer in smaller for failed in peer.failures.get(device, ())]
 
     def tried_runs(self, name: str) -> TriedRuns:
         """Return the measured and the failed runs of the model, under the name ``name``."""
         failed = tuple(
-            replace(one, workload=replace(one.workload, model=name))
-            for device in sorted({device for one in (self, *self.others) for device in one.failures})
-            for one in self.failed_on(device)
+            replace(record, workload=replace(record.workload, model=name))
+            for device in sorted({device for record in (self, *self.others) for device in record.failures})
+            for record in self.failed_on(device)
         )
         measured = frozenset(
             (device, Workload(name, point.batch, point.share, point.processes))
@@ -172,10 +172,10 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     current = [row for row in rows if row.model_sha256 in (None, latest.get(row.model))]
     models: dict[str, MeasuredModel] = {}
     for row in current:
-        known = models.setdefault(row.name, MeasuredModel(row.name, superseded=superseded.get(row.model, 0)))
-        known.path = row.model_path or known.path
-        known.sha256 = row.model_sha256 or known.sha256
-        known.weight_bytes = known.weight_bytes if row.weight_bytes is None else row.weight_bytes
+        model = models.setdefault(row.name, MeasuredModel(row.name, superseded=superseded.get(row.model, 0)))
+        model.path = row.model_path or model.path
+        model.sha256 = row.model_sha256 or model.sha256
+        model.weight_bytes = model.weight_bytes if row.weight_bytes is None else row.weight_bytes
     _keep_variants(models, [row for row in current if _latency(row) is not None and not row.error])
     chosen: dict[tuple[object, ...], MeasuredRow] = {}
     latencies: dict[tuple[object, ...], list[float]] = {}

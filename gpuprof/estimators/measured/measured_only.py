@@ -48,8 +48,8 @@ class MeasuredEstimator:
                 "profile it so, or choose another --estimator",
             )
         self._require_alone(workload, beside)
-        said = _estimate_of_point(workload, device, point, MEASURED)
-        return replace(said, is_padded=is_padded(self._known.find_model(model), device))
+        estimate = _estimate_of_point(workload, device, point, MEASURED)
+        return replace(estimate, is_padded=is_padded(self._known.find_model(model), device))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the share."""
@@ -57,12 +57,12 @@ class MeasuredEstimator:
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the measured shares."""
-        found = {point.share for point in self._points_of(model, device).values()}
-        return tuple(sorted(found, key=lambda share: (device.fraction(share), share.mig or "")))
+        shares = {point.share for point in self._points_of(model, device).values()}
+        return tuple(sorted(shares, key=lambda share: (device.fraction(share), share.mig or "")))
 
     def _require_alone(self, workload: Workload, beside: Sequence[Workload]) -> None:
         if beside:
-            names = ", ".join(one.model for one in beside)
+            names = ", ".join(neighbour.model for neighbour in beside)
             raise InputError(
                 f"{workload.model} was measured alone and not beside {names}", "choose --estimator database"
             )

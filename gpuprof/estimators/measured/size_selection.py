@@ -15,8 +15,8 @@ from gpuprof.estimators.measured.measured import MeasuredModel
 def group_by_model(measured: Mapping[str, MeasuredModel]) -> dict[str, dict[Sizes, MeasuredModel]]:
     """Return the measurements by the models' names without sizes, then by sizes; ``()``: the rows have no sizes."""
     by_model: dict[str, dict[Sizes, MeasuredModel]] = {}
-    for one in measured.values():
-        by_model.setdefault(one.model, {})[one.sizes] = one
+    for model in measured.values():
+        by_model.setdefault(model.model, {})[model.sizes] = model
     return by_model
 
 
@@ -35,30 +35,30 @@ def read_at_sizes(path: str | None, sizes: Sizes, sha256: str | None = None) -> 
     return graph if sha256 is None or sha256 == graph.sha256 else None
 
 
-def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) -> MeasuredModel:
+def choose_sizes(name: str, by_sizes: Mapping[Sizes, MeasuredModel], sizes: Sizes) -> MeasuredModel:
     """Return the model at ``sizes``, which may omit dimensions.
 
     Omitted dimensions take their measured sizes if only one size was measured; else the usual sizes. Rows without sizes
     are of the usual sizes. Raises `InputError` when several sizes were measured and the choice is ambiguous, or the
-    model has no such dimension. ``name``: of the model, without sizes; ``known``: its measurements; ``sizes``:
+    model has no such dimension. ``name``: of the model, without sizes; ``by_sizes``: its measurements; ``sizes``:
     requested sizes.
     """
-    with_sizes = {own: one for own, one in known.items() if own}
+    with_sizes = {model_sizes: model for model_sizes, model in by_sizes.items() if model_sizes}
     if not with_sizes and not sizes:
-        return known[()]
-    agreeing = {own: one for own, one in with_sizes.items() if set(sizes) <= set(own)}
-    if len(agreeing) == 1 and () not in known:
+        return by_sizes[()]
+    agreeing = {model_sizes: model for model_sizes, model in with_sizes.items() if set(sizes) <= set(model_sizes)}
+    if len(agreeing) == 1 and () not in by_sizes:
         return _beside_others(next(iter(agreeing.values())), with_sizes.values())
-    any_one = next(iter(known.values()))
+    any_one = next(iter(by_sizes.values()))
     graph = read_at_sizes(any_one.path, sizes, any_one.sha256)
     if graph is None:
-        return _without_file(name, known, sizes)
+        return _without_file(name, by_sizes, sizes)
     if graph.guessed and agreeing:
         raise _ask(name, with_sizes)
-    if () in known:
+    if () in by_sizes:
         usual = read_at_sizes(any_one.path, ())
         if usual is not None and usual.sizes not in with_sizes:
-            with_sizes[usual.sizes] = replace(known[()], name=sized_name(name, usual.sizes))
+            with_sizes[usual.sizes] = replace(by_sizes[()], name=sized_name(name, usual.sizes))
     if graph.sizes in with_sizes:
         return _beside_others(with_sizes[graph.sizes], with_sizes.values())
     if agreeing and not sizes:
@@ -66,35 +66,35 @@ def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) 
     return unmeasured_at(any_one, name, graph.sizes, with_sizes.values())
 
 
-def unmeasured_at(like: MeasuredModel, name: str, sizes: Sizes, others: Iterable[MeasuredModel] = ()) -> MeasuredModel:
+def unmeasured_at(like: MeasuredModel, name: str, sizes: Sizes, peers: Iterable[MeasuredModel] = ()) -> MeasuredModel:
     """Return a model at unmeasured sizes."""
-    others = tuple(others)
-    variants = {device: one for other in others for device, one in other.variants.items()}
+    peers = tuple(peers)
+    variants = {device: variant for peer in peers for device, variant in peer.variants.items()}
     return MeasuredModel(
-        sized_name(name, sizes), like.path, like.sha256, like.weight_bytes, {}, {}, like.superseded, variants, others
+        sized_name(name, sizes), like.path, like.sha256, like.weight_bytes, {}, {}, like.superseded, variants, peers
     )
 
 
 def blend_measured(model: MeasuredModel, device: str) -> list[tuple[MeasuredModel, float]]:
-    """Return the measured sizes on a device around those of ``known``, with the weight of each; empty outside."""
+    """Return the measured sizes on a device around those of ``model``, with the weight of each; empty outside."""
     if not model.others:
         return []
-    measured = {one.sizes: one for one in model.others if one.points.get(device)}
+    measured = {peer.sizes: peer for peer in model.others if peer.points.get(device)}
     weights = interpolate_sizes(measured, model.sizes) or {}
     return [(measured[sizes], weight) for sizes, weight in weights.items() if weight > 0.0]
 
 
-def _beside_others(model: MeasuredModel, others: Iterable[MeasuredModel]) -> MeasuredModel:
-    return replace(model, others=tuple(other for other in others if other is not model))
+def _beside_others(model: MeasuredModel, peers: Iterable[MeasuredModel]) -> MeasuredModel:
+    return replace(model, others=tuple(peer for peer in peers if peer is not model))
 
 
-def _without_file(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) -> MeasuredModel:
+def _without_file(name: str, by_sizes: Mapping[Sizes, MeasuredModel], sizes: Sizes) -> MeasuredModel:
     """Return the model at ``sizes`` where its file, and so its dimensions, are missing."""
-    with_sizes = {own: one for own, one in known.items() if own}
+    with_sizes = {model_sizes: model for model_sizes, model in by_sizes.items() if model_sizes}
     if sizes in with_sizes:
         return _beside_others(with_sizes[sizes], with_sizes.values())
-    if not sizes and () in known:
-        return known[()]
+    if not sizes and () in by_sizes:
+        return by_sizes[()]
     if not with_sizes:
         raise InputError(
             f"{name} was measured at sizes that the database does not say, and its ONNX file is not there",

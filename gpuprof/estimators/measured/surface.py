@@ -47,8 +47,8 @@ class Surface:
 
         ``shape`` is called only in the last case.
         """
-        if share in self.curves and (known := self.curves[share].at(batch)):
-            return Reading(*known)
+        if share in self.curves and (reading := self.curves[share].at(batch)):
+            return Reading(*reading)
         between = self._between_shares(batch, share)
         return between or self._extrapolate_point(batch, share, shape())
 
@@ -71,13 +71,13 @@ class Surface:
 
     def _between_shares(self, batch: int, share: Share) -> Reading | None:
         """Interpolate between the measured shares around ``share``, both logarithms being nearly a line."""
-        known = [
-            (other.sm_pct, found[0])
-            for other, curve in self.curves.items()
-            if other.mig == share.mig and (found := curve.at(batch))
+        points = [
+            (curve_share.sm_pct, reading[0])
+            for curve_share, curve in self.curves.items()
+            if curve_share.mig == share.mig and (reading := curve.at(batch))
         ]
-        below = max((one for one in known if one[0] < share.sm_pct), default=None)
-        above = min((one for one in known if one[0] > share.sm_pct), default=None)
+        below = max((point for point in points if point[0] < share.sm_pct), default=None)
+        above = min((point for point in points if point[0] > share.sm_pct), default=None)
         if below is None or above is None:
             return None
         weight = math.log(share.sm_pct / below[0]) / math.log(above[0] / below[0])
@@ -85,11 +85,11 @@ class Surface:
 
     def _extrapolate_point(self, batch: int, share: Share, shape: Shape | None) -> Reading:
         point = self.nearest(batch, share)
-        if shape is not None and (own := shape(point.batch, point.share)) > 0.0:  # 0: no op has work to count
-            factor = shape(batch, share) / own
+        if shape is not None and (nearest_shape := shape(point.batch, point.share)) > 0.0:  # 0: no op has work to count
+            factor = shape(batch, share) / nearest_shape
             return Reading(point.latency_ms * factor, EXTRAPOLATED)
         curve = self.curves[point.share]
-        found = curve.at(batch)
-        value = found[0] if found else curve.beyond(batch)
+        reading = curve.at(batch)
+        value = reading[0] if reading else curve.beyond(batch)
         parts = self._device.fraction(point.share) / self._device.fraction(share)
         return Reading(value * max(1.0, parts), EXTRAPOLATED)

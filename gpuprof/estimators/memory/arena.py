@@ -53,8 +53,8 @@ def _written_over(op: Op, size: int, readers: dict[str, int], buffers: dict[str,
         return op.inputs[0].name if op.inputs else None
     if op.op_type not in _IN_PLACE:
         return None
-    found = (x.name for x in op.inputs if readers.get(x.name) == 1 and x.bytes == size and x.name in buffers)
-    return next(found, None)
+    names = (x.name for x in op.inputs if readers.get(x.name) == 1 and x.bytes == size and x.name in buffers)
+    return next(names, None)
 
 
 def _readers(graph: ModelGraph) -> dict[str, int]:
