@@ -124,8 +124,8 @@ def _run_all(cells: Sequence[LabCell], work: Path, data: Path | None, jobs: int)
     # Forked children would share the threads of pyarrow and HiGHS with this process.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(cells)), mp_context=context) as pool:
-        for done in as_completed([pool.submit(run_cell, cell, work, data) for cell in cells]):
-            yield done.result()
+        for future in as_completed([pool.submit(run_cell, cell, work, data) for cell in cells]):
+            yield future.result()
 
 
 def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
@@ -179,7 +179,7 @@ def make_problem(cell: LabCell, work: Path, data: Path | None) -> tuple[Problem,
     judge = _make_estimator(setup.estimator, path)
     planner = judge if cell.estimator is None else _make_estimator(cell.estimator, path)
     sources = {demand.model: demand.source_model or demand.model for demand in scenario.demands}
-    planned, judged = (name_services(estimator, sources) for estimator in (planner, judge))
+    planning_services, judging_services = (name_services(estimator, sources) for estimator in (planner, judge))
     fleet = _find_fleet(setup.gpus or scenario.gpus, path)
     if setup.is_cut:
         fleet = Fleet(tuple(FleetEntry(entry.device) for entry in fleet.entries))
@@ -191,7 +191,7 @@ def make_problem(cell: LabCell, work: Path, data: Path | None) -> tuple[Problem,
         seed=cell.seed,
     )
     files = {service: ModelFile(None, model) for service, model in sources.items()}
-    return Problem(scenario.demands, fleet, planned, BatchQueue(), options, files), judged
+    return Problem(scenario.demands, fleet, planning_services, BatchQueue(), options, files), judging_services
 
 
 def _database_path(setup: Setup, work: Path, data: Path | None) -> Path:
@@ -257,14 +257,14 @@ def _planned_figures(outcome: Outcome, problem: Problem, judge: Estimator) -> Re
     return figures
 
 
-def _measure_fragmentation(deployment: DeploymentMap, devices: Mapping[str, Device], left: float) -> float:
+def _measure_fragmentation(deployment: DeploymentMap, devices: Mapping[str, Device], unused_part: float) -> float:
     """Return the part of the GPUs in no share (ParvaGPU, equation 4); under MIG, of the units that instances have."""
     cut = {gpu.device for _, gpu, partition, _ in deployment.places() if partition.mig}
     if len(devices) != 1 or not cut:
-        return left
+        return unused_part
     (kind,) = devices.values()
     most = max(profile.sms for profile in kind.mig_profiles)
-    return max(0.0, 1.0 - (1.0 - left) * kind.compute_units / most)
+    return max(0.0, 1.0 - (1.0 - unused_part) * kind.compute_units / most)
 
 
 class _Activity:
@@ -278,17 +278,19 @@ class _Activity:
         shares = {id(replica): share_of(partition, replica) for _, _, partition, replica in deployment.places()}
 
         def activity(kind: str, replica: Replica) -> float:
-            share, used = shares[id(replica)], replica.predicted.utilization or 0.0
+            share, utilization = shares[id(replica)], replica.predicted.utilization or 0.0
             most = 0.0
             for batch in self._estimator.batches(replica.model, self._devices[kind], share):
                 for processes in range(1, self._processes + 1):
                     try:
-                        said = self._estimator.estimate(replica.model, self._devices[kind], batch, share, (), processes)
+                        estimate = self._estimator.estimate(
+                            replica.model, self._devices[kind], batch, share, (), processes
+                        )
                     except InputError:  # not every batch was measured with so many processes
                         continue
-                    most = max(most, said.throughput_rps.value)
+                    most = max(most, estimate.throughput_rps.value)
             part = min(1.0, (replica.predicted.throughput_rps or 0.0) / most) if most else 1.0
-            return part / min(1.0, used) if busy and used > 0 else part
+            return part / min(1.0, utilization) if busy and utilization > 0 else part
 
         return activity
 

@@ -95,15 +95,15 @@ def select_figures(names: Sequence[str]) -> list[str]:
 
     Raises `InputError` for a name that fits none.
     """
-    chosen: list[str] = []
+    selection: list[str] = []
     for name in names:
         fitting = [figure for figure in _read_tables() if figure == name] or [
             figure for figure in _read_tables() if figure.startswith(f"{name}-")
         ]
         if not fitting:
             raise unknown_name("figure", name, list(_read_tables()))
-        chosen += fitting
-    return list(dict.fromkeys(chosen))
+        selection += fitting
+    return list(dict.fromkeys(selection))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +203,13 @@ class PaperFigure:
             near = (
                 column
                 for column in columns
-                if (got := value(fact["of"], column)) is not None
-                and got >= _NEAR_OPTIMAL * records[fact["of"], column]["arriving_rps"]
+                if (goodput_rps := value(fact["of"], column)) is not None
+                and goodput_rps >= _NEAR_OPTIMAL * records[fact["of"], column]["arriving_rps"]
             )
             ours = _number(next((float(column) for column in near if _is_number(column)), None))
         else:
-            other = [value(fact["over"], column) for column in columns] if "over" in fact else []
-            ours = _COMPARISONS[fact.get("how", "mean")](values, other)
+            baseline = [value(fact["over"], column) for column in columns] if "over" in fact else []
+            ours = _COMPARISONS[fact.get("how", "mean")](values, baseline)
         return PrintedNumber(fact["what"], fact["where"], (low, high), ours, int(fact.get("digits", 0)))
 
 
@@ -250,12 +250,12 @@ def _list_columns(table: Mapping[str, Any], data: Path | None) -> Iterator[tuple
     if "scenario" in table:
         (base,) = list_scenarios(table["scenario"], data)
         for value, label in zip(table["values"], table.get("labels", table["values"]), strict=True):
-            varied = {"rate": rate, "slo": slo, "gpus": gpus}
+            variation = {"rate": rate, "slo": slo, "gpus": gpus}
             if table["vary"] == "gpus":
-                varied["gpus"] = value
+                variation["gpus"] = value
             else:
-                varied[table["vary"]] = float(varied[table["vary"]] or 1.0) * float(value)
-            yield label, change(base.vary(**varied))  # type: ignore[arg-type]  # each is of its parameter's type
+                variation[table["vary"]] = float(variation[table["vary"]] or 1.0) * float(value)
+            yield label, change(base.vary(**variation))  # type: ignore[arg-type]  # each is of its parameter's type
         for label, kinds in table.get("hidden", {}).items():
             yield label, change(base.vary(rate, slo, kinds))
 
@@ -306,19 +306,19 @@ def _mean(values: _Values) -> float | None:
     return sum(present) / len(present) if present else None
 
 
-def _mean_of_pairs(values: _Values, other: _Values, combine: Any) -> float | None:
-    return _mean([combine(a, b) for a, b in zip(values, other, strict=True) if a and b])
+def _mean_of_pairs(values: _Values, baseline: _Values, combine: Any) -> float | None:
+    return _mean([combine(a, b) for a, b in zip(values, baseline, strict=True) if a and b])
 
 
 #: ``how`` of a printed number → function of the values of its policy, and of the policy ``over`` which it is compared.
 _COMPARISONS: Mapping[str, Any] = {
-    "mean": lambda values, other: _mean(values),
-    "fewer_pct": lambda values, other: _mean_of_pairs(values, other, lambda a, b: 100.0 * (1.0 - a / b)),
-    "times_fewer": lambda values, other: _mean_of_pairs(values, other, lambda a, b: b / a),
-    "times_more": lambda values, other: _mean_of_pairs(values, other, lambda a, b: a / b),
-    "points": lambda values, other: _mean(
-        [a - b for a, b in zip(values, other, strict=True) if a is not None and b is not None]
+    "mean": lambda values, baseline: _mean(values),
+    "fewer_pct": lambda values, baseline: _mean_of_pairs(values, baseline, lambda a, b: 100.0 * (1.0 - a / b)),
+    "times_fewer": lambda values, baseline: _mean_of_pairs(values, baseline, lambda a, b: b / a),
+    "times_more": lambda values, baseline: _mean_of_pairs(values, baseline, lambda a, b: a / b),
+    "points": lambda values, baseline: _mean(
+        [a - b for a, b in zip(values, baseline, strict=True) if a is not None and b is not None]
     ),
-    "rises": lambda values, other: None if None in values else float(values[1] > values[0]),
-    "falls": lambda values, other: None if None in values else float(values[1] < values[0]),
+    "rises": lambda values, baseline: None if None in values else float(values[1] > values[0]),
+    "falls": lambda values, baseline: None if None in values else float(values[1] < values[0]),
 }

@@ -171,10 +171,10 @@ def draw(
     cells = [figure.cells(settings.time_limit_s) for figure in figures]
     flat = [cell for by_label in cells for cell in by_label.values()]
     records = iter(run_cells(flat, Path(settings.work), data, settings.jobs, _relay(progress)))
-    drawn = [
+    results = [
         figure.draw({key: next(records) for key in by_label}) for figure, by_label in zip(figures, cells, strict=True)
     ]
-    return FigureResult(figures=tuple(drawn))
+    return FigureResult(figures=tuple(results))
 
 
 def write_page(path: PathArgument, *results: LabResult | FigureResult) -> Path:
@@ -203,13 +203,13 @@ def parse_values(text: str) -> tuple[str, list[str]]:
     >>> parse_values("rate=0.5..2"), parse_values("gpus=1..3"), parse_values("slo=1,1.5")
     (('rate', ['0.5', '0.875', '1.25', '1.625', '2']), ('gpus', ['1', '2', '3']), ('slo', ['1', '1.5']))
     """
-    name, _, given = text.partition("=")
-    span = re.fullmatch(r"([\d.]+)\.\.([\d.]+)(?::(\d+))?", given)
+    name, _, listing = text.partition("=")
+    span = re.fullmatch(r"([\d.]+)\.\.([\d.]+)(?::(\d+))?", listing)
     try:
-        if name not in _VARIED or not given or (span is None and ".." in given):
+        if name not in _VARIED or not listing or (span is None and ".." in listing):
             raise ValueError
         if span is None:
-            values = [value.strip() for value in given.split(",")]
+            values = [value.strip() for value in listing.split(",")]
             if name != "gpus":
                 values = [f"{float(value):g}" for value in values]
         elif name == "gpus":
@@ -226,15 +226,15 @@ def parse_values(text: str) -> tuple[str, list[str]]:
 
 def _vary(scenario: Scenario, vary: Sequence[str]) -> list[tuple[Scenario, tuple[tuple[str, str], ...]]]:
     axes = [parse_values(text) for text in vary]
-    changed = []
+    scenarios = []
     for values in product(*(values for _, values in axes)):
-        chosen = {name: value for (name, _), value in zip(axes, values, strict=True)}
-        if any(value.isdigit() for name, value in chosen.items() if name == "gpus") and not scenario.gpus:
+        factors = {name: value for (name, _), value in zip(axes, values, strict=True)}
+        if any(value.isdigit() for name, value in factors.items() if name == "gpus") and not scenario.gpus:
             raise InputError(f"{scenario.title} names no devices, whose count could vary", "give it a fleet as .toml")
-        other = scenario.vary(float(chosen.get("rate", 1)), float(chosen.get("slo", 1)), chosen.get("gpus"))
+        point = scenario.vary(float(factors.get("rate", 1)), float(factors.get("slo", 1)), factors.get("gpus"))
         names = {"gpus": "gpus_varied"}
-        changed.append((other, tuple((names.get(name, name), value) for name, value in chosen.items())))
-    return changed
+        scenarios.append((point, tuple((names.get(name, name), value) for name, value in factors.items())))
+    return scenarios
 
 
 def _label(record: Record) -> str:
@@ -244,7 +244,7 @@ def _label(record: Record) -> str:
 
 def _make_suite_section(suite: str, records: Sequence[Record]) -> Section:
     groups = tuple(dict.fromkeys(map(_label, records)))
-    varied = [name for name in ("rate", "slo", "gpus_varied") if len({other.get(name) for other in records}) > 1]
+    dimensions = [name for name in ("rate", "slo", "gpus_varied") if len({row.get(name) for row in records}) > 1]
     charts = []
     for field, unit in (("gpus", "devices"), ("goodput_rps", "goodput simulated (requests/s)")):
         by_policy: dict[str, dict[str, float | None]] = {}
@@ -252,8 +252,8 @@ def _make_suite_section(suite: str, records: Sequence[Record]) -> Section:
             by_policy.setdefault(_series(record, records), {}).setdefault(_label(record), record.get(field))
         if not any(value is not None for values in by_policy.values() for value in values.values()):
             continue
-        if len(varied) == 1 and len({other["scenario"] for other in records}) == 1:
-            charts.append(_draw_sweep(f"{suite}: {unit}", varied[0], unit, records, field))
+        if len(dimensions) == 1 and len({row["scenario"] for row in records}) == 1:
+            charts.append(_draw_sweep(f"{suite}: {unit}", dimensions[0], unit, records, field))
         else:
             series = {name: [values.get(group) for group in groups] for name, values in by_policy.items()}
             bars = group_bars(groups, series, unit)
@@ -266,8 +266,8 @@ def _make_suite_section(suite: str, records: Sequence[Record]) -> Section:
 
 
 def _series(record: Record, records: Sequence[Record]) -> str:
-    several = len({other["estimator"] for other in records if other["policy"] == record["policy"]}) > 1
-    return f"{record['policy']}, {record['estimator']}" if several else str(record["policy"])
+    has_alternatives = len({row["estimator"] for row in records if row["policy"] == record["policy"]}) > 1
+    return f"{record['policy']}, {record['estimator']}" if has_alternatives else str(record["policy"])
 
 
 def _draw_sweep(title: str, axis: str, unit: str, records: Sequence[Record], field: str) -> Chart:

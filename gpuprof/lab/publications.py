@@ -61,10 +61,10 @@ def find_published(data: Path | None, name: str) -> Path:
     """
     folder = None if data is None else data / name
     if folder is None or not folder.is_dir():
-        what = (
+        message = (
             f"{folder} is not there" if folder else f"no folder of published data is given, which {name} is read from"
         )
-        raise InputError(what, f"copy {_SOURCES[name]} to FOLDER/{name}, and give --data FOLDER or GPUPROF_LAB_DATA")
+        raise InputError(message, f"copy {_SOURCES[name]} to FOLDER/{name}, and give --data FOLDER or GPUPROF_LAB_DATA")
     return folder
 
 
@@ -105,8 +105,8 @@ def listed_demands(suite: str, scenario: str, copies: int = 1) -> tuple[Demand, 
     demands = []
     for number, (model, slo_ms, rate_rps) in enumerate(table["workloads"], 1):
         demand = Demand(model, float(rate_rps), Slo(float(slo_ms)))
-        named = replace(demand, model=f"{table['names']}{number}", source_model=model) if "names" in table else demand
-        demands.append(named)
+        service = replace(demand, model=f"{table['names']}{number}", source_model=model) if "names" in table else demand
+        demands.append(service)
     return _multiply(demands, copies)
 
 
@@ -117,8 +117,8 @@ def usher_demands(rate_rps: float) -> tuple[Demand, ...]:
     for row in read_v100_table():
         if row.model in slos_ms and row.throughput_rps is not None:
             best[row.model] = max(best.get(row.model, 0.0), row.throughput_rps)
-    whole = sum(best.values())
-    return tuple(Demand(model, rate_rps * best[model] / whole, Slo(slo)) for model, slo in slos_ms.items())
+    total_rate = sum(best.values())
+    return tuple(Demand(model, rate_rps * best[model] / total_rate, Slo(slo)) for model, slo in slos_ms.items())
 
 
 def find_demands(suite: str, scenario: str, data: Path | None, copies: int = 1) -> tuple[Demand, ...]:
@@ -275,11 +275,11 @@ def scale_coefficients(measured: Coefficients, kind: str) -> Coefficients:
     power limit, the clock falls by as much for the same part, and the L2 cache pressure of a batch is that on the
     V100. Raises `InputError` when the catalogue has no power limit of the device.
     """
-    v100_device, other = device(IGNITER_DEVICE), device(kind)
-    slower = v100_device.flops_per_s["float32"] / other.flops_per_s["float32"]
-    if v100_device.max_power_w is None or other.max_power_w is None:
+    v100_device, target = device(IGNITER_DEVICE), device(kind)
+    slower = v100_device.flops_per_s["float32"] / target.flops_per_s["float32"]
+    if v100_device.max_power_w is None or target.max_power_w is None:
         raise InputError(f"the catalogue has no power limit of {kind}")
-    power, (v100, workloads) = other.max_power_w / v100_device.max_power_w, measured
+    power, (v100, workloads) = target.max_power_w / v100_device.max_power_w, measured
     hardware = replace(
         v100, max_power_w=v100.max_power_w * power, idle_power_w=v100.idle_power_w * power, alpha_f=v100.alpha_f / power
     )

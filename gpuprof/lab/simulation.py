@@ -138,11 +138,11 @@ def _serve(
 def _serve_stretched(
     deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
 ) -> SimulationOutcome:
-    served = rewrite_replicas(deployment, lambda gpu, partition, replica: _stretch(replica))
+    stretched = rewrite_replicas(deployment, lambda gpu, partition, replica: _stretch(replica))
     legs: dict[str, tuple[float, float]] = {}
-    for *_, replica in served.places():
+    for *_, replica in stretched.places():
         legs[replica.model] = (max(leg_ms(replica.model, replica.batch), legs.get(replica.model, (0.0, 0.0))[0]), 0.0)
-    return simulate(served, _record(served, demands, traffic), _options(traffic, legs_ms=legs))
+    return simulate(stretched, _record(stretched, demands, traffic), _options(traffic, legs_ms=legs))
 
 
 def _serve_batches(
@@ -156,11 +156,11 @@ def _serve_batches(
                 time = estimator.estimate(replica.model, kind, size, share, (), replica.processes).latency_ms
                 sizes.append(size)
                 times.append(time.value)
-        each = np.interp(np.arange(1, replica.batch + 1), sizes, times)
-        return replica.model_copy(update={"batch_latency_ms": tuple(each.tolist())})
+        batch_ms = np.interp(np.arange(1, replica.batch + 1), sizes, times)
+        return replica.model_copy(update={"batch_latency_ms": tuple(batch_ms.tolist())})
 
-    served = rewrite_replicas(deployment, time_replica)
-    return simulate(served, _space_evenly(served), _options(traffic, refuse_hopeless=False))
+    timed = rewrite_replicas(deployment, time_replica)
+    return simulate(timed, _space_evenly(timed), _options(traffic, refuse_hopeless=False))
 
 
 def _serve_beside_neighbours(
@@ -171,13 +171,13 @@ def _serve_beside_neighbours(
 
     def slow_down(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
         share = share_of(partition, replica)
-        beside = [
-            Workload(other.model, other.batch, share_of(partition, other))
-            for other in partition.replicas
-            if other is not replica
+        neighbours = [
+            Workload(neighbour.model, neighbour.batch, share_of(partition, neighbour))
+            for neighbour in partition.replicas
+            if neighbour is not replica
         ]
         sizes = [
-            estimator.estimate(replica.model, device(gpu.device), size, share, beside)
+            estimator.estimate(replica.model, device(gpu.device), size, share, neighbours)
             for size in range(1, replica.batch + 1)
         ]
         legs[replica.model] = (sizes[-1].overlapped_ms, 0.0)
@@ -185,8 +185,8 @@ def _serve_beside_neighbours(
         wait_ms = _IGNITER_BUDGET * deployment.models[replica.model].slo_ms
         return replica.model_copy(update={"batch_latency_ms": times, "max_wait_ms": wait_ms})
 
-    served = rewrite_replicas(deployment, slow_down)
-    return simulate(served, _space_evenly(served), _options(traffic, refuse_hopeless=False, legs_ms=legs))
+    slowed_map = rewrite_replicas(deployment, slow_down)
+    return simulate(slowed_map, _space_evenly(slowed_map), _options(traffic, refuse_hopeless=False, legs_ms=legs))
 
 
 def _serve_in_cluster(
@@ -205,15 +205,15 @@ def _serve_in_cluster(
         models[name] = deployment.models[replica.model]
         return _stretch(replica).model_copy(update={"model": name})
 
-    served = rewrite_replicas(deployment, rename).model_copy(update={"models": models})
+    plan = rewrite_replicas(deployment, rename).model_copy(update={"models": models})
     arrivals: dict[str, ArrivalProcess] = {}
     for number, demand in enumerate(demands):
         parts = split_over_replicas(draw_arrivals(demand, number, traffic), batches[demand.model])
         for replica, part in enumerate(parts):
             arrivals[f"{demand.model}@{replica}"] = RecordedArrivals(part, traffic.seconds)
-    legs = {replica.model: (leg_ms(replica.model.split("@")[0], replica.batch), 0.0) for *_, replica in served.places()}
+    legs = {replica.model: (leg_ms(replica.model.split("@")[0], replica.batch), 0.0) for *_, replica in plan.places()}
     options = _options(traffic, refuse_hopeless=False, legs_ms=legs, batch_timeout_ms=_ROUTER_WAIT_MS)
-    return simulate(served, arrivals, options)
+    return simulate(plan, arrivals, options)
 
 
 _MANNERS: dict[Manner, Callable[[DeploymentMap, Sequence[Demand], Estimator, Traffic], SimulationOutcome]] = {
@@ -225,16 +225,16 @@ _MANNERS: dict[Manner, Callable[[DeploymentMap, Sequence[Demand], Estimator, Tra
 }
 
 
-def _options(traffic: Traffic, **more: object) -> SimulationOptions:
-    return SimulationOptions(traffic.seconds, warmup_s=traffic.warmup_s, seed=traffic.seed, **more)  # type: ignore[arg-type]
+def _options(traffic: Traffic, **settings: object) -> SimulationOptions:
+    return SimulationOptions(traffic.seconds, warmup_s=traffic.warmup_s, seed=traffic.seed, **settings)  # type: ignore[arg-type]
 
 
 def _record(deployment: DeploymentMap, demands: Sequence[Demand], traffic: Traffic) -> dict[str, ArrivalProcess]:
-    placed = {replica.model for *_, replica in deployment.places()}
+    placed_models = {replica.model for *_, replica in deployment.places()}
     return {
         demand.model: RecordedArrivals(draw_arrivals(demand, number, traffic), traffic.seconds)
         for number, demand in enumerate(demands)
-        if demand.model in placed
+        if demand.model in placed_models
     }
 
 
@@ -262,12 +262,12 @@ def split_over_replicas(times: Times, batches: Sequence[int]) -> list[Times]:
         Batch size of each replica.
     """
     parts: list[list[int]] = [[] for _ in batches]
-    replica, size, begun = 0, 0, 0
+    replica, size, begin_ns = 0, 0, 0
     for time in times.tolist() if batches else ():
-        if size and time - begun >= _ROUTER_WAIT_MS * 1e6:
+        if size and time - begin_ns >= _ROUTER_WAIT_MS * 1e6:
             replica, size = (replica + 1) % len(batches), 0
         if not size:
-            begun = time
+            begin_ns = time
         parts[replica].append(time)
         size += 1
         if size == batches[replica]:

@@ -54,8 +54,8 @@ class Scenario:
         """
         _, at, name = policy.partition("@")
         if at and f"@{name}" not in self.setups:
-            named = [policy_name.removeprefix("@") for policy_name in self.setups if policy_name.startswith("@")]
-            raise unknown_name(f"setup of {self.title}", name, named)
+            policies = [policy_name.removeprefix("@") for policy_name in self.setups if policy_name.startswith("@")]
+            raise unknown_name(f"setup of {self.title}", name, policies)
         if at:
             return self.setups[f"@{name}"]
         return self.setups.get(policy) or self.setups.get(policy.partition("+")[0]) or self.setups[""]
