@@ -64,13 +64,13 @@ def common_blocks(
     pairs : iterable of (int, int) or None
         Pairs to compare; None: all.
     """
-    wanted = [(i, j) for i in range(len(first)) for j in range(len(second))] if pairs is None else list(pairs)
-    ordered: dict[int, Ints] = {}
+    candidates = [(i, j) for i in range(len(first)) for j in range(len(second))] if pairs is None else list(pairs)
+    entry_order: dict[int, Ints] = {}
     blocks = {}
-    for i, j in wanted:
-        if j not in ordered:
-            ordered[j] = np.argsort(second[j], axis=None)
-        blocks[i, j] = _find_block(first[i], second[j], ordered[j], tolerance)
+    for i, j in candidates:
+        if j not in entry_order:
+            entry_order[j] = np.argsort(second[j], axis=None)
+        blocks[i, j] = _find_block(first[i], second[j], entry_order[j], tolerance)
     return blocks
 
 
@@ -104,18 +104,18 @@ def largest_rectangle(mask: Mask) -> tuple[int, int, int, int]:
     position = np.arange(columns)
     height = np.zeros(columns, np.int64)
     left, right = np.zeros(columns, np.int64), np.full(columns, columns, np.int64)
-    best, most = (0, 0, 0, 0), 0
+    best, largest_area = (0, 0, 0, 0), 0
     for row in range(rows):
-        here = mask[row]
-        height = np.where(here, height + 1, 0)
-        first = np.maximum.accumulate(np.where(here, 0, position + 1))
-        last = np.minimum.accumulate(np.where(here, columns, position)[::-1])[::-1]
-        left = np.where(here, np.maximum(left, first), 0)
-        right = np.where(here, np.minimum(right, last), columns)
-        area = np.where(here, height * (right - left), 0)
+        is_equal = mask[row]
+        height = np.where(is_equal, height + 1, 0)
+        first = np.maximum.accumulate(np.where(is_equal, 0, position + 1))
+        last = np.minimum.accumulate(np.where(is_equal, columns, position)[::-1])[::-1]
+        left = np.where(is_equal, np.maximum(left, first), 0)
+        right = np.where(is_equal, np.minimum(right, last), columns)
+        area = np.where(is_equal, height * (right - left), 0)
         at = int(area.argmax())
-        if area[at] > most:
-            most, tall = int(area[at]), int(height[at])
+        if area[at] > largest_area:
+            largest_area, tall = int(area[at]), int(height[at])
             best = row - tall + 1, int(left[at]), tall, int(right[at] - left[at])
     return best
 
@@ -150,23 +150,23 @@ def _find_block(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> Common
 def _find_equal(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> tuple[Ints, Ints, bool]:
     """Return the positions of equal entries in ``a`` and in ``b``, and whether these are only some of them."""
     kind = np.int64 if a.dtype.kind in "iub" and b.dtype.kind in "iub" else np.float64
-    every = -(-a.size // _MOST_LOOKED_UP)
-    places = np.flatnonzero(np.arange(a.size) // _SEGMENT % every == 0)
-    asking, answering = a.ravel()[places].astype(kind), b.ravel()[b_order].astype(kind)
+    stride = -(-a.size // _MOST_LOOKED_UP)
+    places = np.flatnonzero(np.arange(a.size) // _SEGMENT % stride == 0)
+    queries, targets = a.ravel()[places].astype(kind), b.ravel()[b_order].astype(kind)
     reach = 0 if kind is np.int64 else tolerance * (1.0 + 1e-6)  # no equal entry may be lost by rounding
-    begin = np.searchsorted(answering, asking - reach)
-    count = np.searchsorted(answering, asking + reach, side="right") - begin
-    count[~np.isfinite(asking)] = 0
-    chosen = np.flatnonzero(count)
-    is_sample = every > 1 or int(count.sum()) > _MOST_EQUAL
+    begin = np.searchsorted(targets, queries - reach)
+    count = np.searchsorted(targets, queries + reach, side="right") - begin
+    count[~np.isfinite(queries)] = 0
+    matches = np.flatnonzero(count)
+    is_sample = stride > 1 or int(count.sum()) > _MOST_EQUAL
     if int(count.sum()) > _MOST_EQUAL:
         totals = np.add.reduceat(count, np.arange(0, len(count), _SEGMENT))
         rarest = np.argsort(totals, kind="stable")
         rarest = rarest[totals[rarest] > 0]
         kept = rarest[: max(1, int(np.searchsorted(np.cumsum(totals[rarest]), _MOST_EQUAL)))]
-        chosen = chosen[np.isin(chosen // _SEGMENT, kept)]
-    begin, count = begin[chosen], count[chosen]
-    ahead = np.repeat(places[chosen], count)
+        matches = matches[np.isin(matches // _SEGMENT, kept)]
+    begin, count = begin[matches], count[matches]
+    ahead = np.repeat(places[matches], count)
     behind = b_order[np.repeat(begin - np.cumsum(count) + count, count) + np.arange(len(ahead))]
     return ahead, behind, is_sample
 
@@ -179,9 +179,9 @@ def _have_neighbours(points: Ints, columns: int) -> Mask:
 def _block_at(a: Matrix, b: Matrix, down: int, right: int, tolerance: float) -> CommonBlock:
     """Return the largest common block when row r of ``a`` lies on row r + down of ``b``, columns likewise."""
     row, column = max(0, -down), max(0, -right)
-    mine = a[row : b.shape[0] - down, column : b.shape[1] - right]
-    theirs = b[row + down : row + down + mine.shape[0], column + right : column + right + mine.shape[1]]
-    top, left, rows, columns = largest_rectangle(same_entries(mine, theirs, tolerance))
+    part_a = a[row : b.shape[0] - down, column : b.shape[1] - right]
+    part_b = b[row + down : row + down + part_a.shape[0], column + right : column + right + part_a.shape[1]]
+    top, left, rows, columns = largest_rectangle(same_entries(part_a, part_b, tolerance))
     if not rows:
         return CommonBlock(0, 0)
     top, left = row + top, column + left

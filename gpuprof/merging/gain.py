@@ -78,8 +78,8 @@ class MergeGain:
 
     def seconds(self, rates: Rates) -> float:
         """Return the time saved; negative if merging costs time."""
-        moved = (self.saved_bytes - self.added_bytes) / rates.bytes_per_s
-        return moved + (self.saved_launches - self.added_launches) * rates.launch_s + self.measured_s
+        transfer_s = (self.saved_bytes - self.added_bytes) / rates.bytes_per_s
+        return transfer_s + (self.saved_launches - self.added_launches) * rates.launch_s + self.measured_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +177,17 @@ def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
     """Return the gain of running a merged step once, without copies at its borders."""
     if step.super_operator is not None:
         return _super_gain(plan, step, step.super_operator, setting)
-    others = len(step.models) - 1
+    extra_models = len(step.models) - 1
     if not step.is_concatenated:  # all inputs are constants or a value shared by all models
-        return MergeGain(saved_launches=others)
-    saved, rates = others * _weight_bytes(plan, step), setting.rates
+        return MergeGain(saved_launches=extra_models)
+    saved_bytes, rates = extra_models * _weight_bytes(plan, step), setting.rates
     measured = _measured_gain(plan, step, setting)
     if measured is not None:
         # The saved bytes are reported; their time is subtracted, because the measurement includes it.
-        return MergeGain(saved_bytes=saved, measured_s=measured - saved / rates.bytes_per_s)
-    touched = [_touched_bytes(plan, step, m, setting.batches[m]) for m in step.models]
-    missed = rates.moved_bytes(sum(touched), sum(touched)) - sum(rates.moved_bytes(each, each) for each in touched)
-    return MergeGain(saved_bytes=saved, added_bytes=missed, saved_launches=others)
+        return MergeGain(saved_bytes=saved_bytes, measured_s=measured - saved_bytes / rates.bytes_per_s)
+    sizes = [_touched_bytes(plan, step, m, setting.batches[m]) for m in step.models]
+    added_bytes = rates.moved_bytes(sum(sizes), sum(sizes)) - sum(rates.moved_bytes(size, size) for size in sizes)
+    return MergeGain(saved_bytes=saved_bytes, added_bytes=added_bytes, saved_launches=extra_models)
 
 
 def _find_crossings(plan: MergePlan) -> list[_Crossing]:
@@ -254,11 +254,11 @@ def _measured_gain(plan: MergePlan, step: Step, setting: GainContext) -> float |
     """Return the seconds saved by measurements at the models' batches and at their sum; None if any is missing."""
     rows = [setting.batches[m] for m in step.models]
     curves = [setting.measured.get((plan.sources[m].sha256, plan.node(step, m).name)) for m in step.models]
-    together = max((_at(curve, sum(rows)) or 0.0 for curve in curves if curve), default=0.0)
-    apart = [_at(curve, batch) if curve else None for curve, batch in zip(curves, rows, strict=True)]
-    if not together or any(seconds is None for seconds in apart):
+    merged_s = max((_at(curve, sum(rows)) or 0.0 for curve in curves if curve), default=0.0)
+    separate_s = [_at(curve, batch) if curve else None for curve, batch in zip(curves, rows, strict=True)]
+    if not merged_s or any(seconds is None for seconds in separate_s):
         return None
-    return sum(seconds or 0.0 for seconds in apart) - together
+    return sum(seconds or 0.0 for seconds in separate_s) - merged_s
 
 
 def _at(curve: Mapping[int, float], rows: int) -> float | None:
@@ -273,15 +273,15 @@ def _at(curve: Mapping[int, float], rows: int) -> float | None:
 
 
 def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: GainContext) -> MergeGain:
-    group, others = plan.group(step), len(step.models) - 1
-    gain = MergeGain(saved_bytes=others * shared.shared_bytes, saved_launches=others)
+    group, extra_models = plan.group(step), len(step.models) - 1
+    gain = MergeGain(saved_bytes=extra_models * shared.shared_bytes, saved_launches=extra_models)
     for m in step.models:
-        written = plan.sources[m].values[group.operators[m].node.output[0]].bytes_at(setting.batches[m])
-        copied = [written * shared.outputs / shared.totals[m]]  # the model's part of the product
+        output_bytes = plan.sources[m].values[group.operators[m].node.output[0]].bytes_at(setting.batches[m])
+        copied_bytes = [output_bytes * shared.outputs / shared.totals[m]]  # the model's part of the product
         if not shared.is_complete(m):  # the other outputs, joined to the product
-            copied += [written, 0.0]
+            copied_bytes += [output_bytes, 0.0]
         if bias_of(group, m) is not None:
-            copied.append(written)
-        added = sum(map(setting.rates.copied_bytes, copied))
-        gain += MergeGain(added_bytes=added, added_launches=len(copied))
+            copied_bytes.append(output_bytes)
+        added_bytes = sum(map(setting.rates.copied_bytes, copied_bytes))
+        gain += MergeGain(added_bytes=added_bytes, added_launches=len(copied_bytes))
     return gain

@@ -59,10 +59,10 @@ class _Grouper:
     def run(self) -> Grouping:
         """Return every node in its group."""
         for model in range(len(self._sources)):
-            matched = self._match(model)
+            matches = self._match(model)
             producers: dict[str, tuple[int, int]] = {}
             for position, node in enumerate(self._sources[model].nodes):
-                index = matched.get(position)
+                index = matches.get(position)
                 if index is None:
                     index = self._place(model, position, node, producers)
                 self._result.groups[index].nodes[model] = position
@@ -78,7 +78,7 @@ class _Grouper:
             for position, operator in operators.items()
             if group.operators and _may_match(next(iter(group.operators.values())), operator)
         ]
-        blocks = {other: self._compare(other, model, candidates) for other in range(model)}
+        blocks = {earlier: self._compare(earlier, model, candidates) for earlier in range(model)}
         edges = {}
         for index, position in candidates:
             similarity = min(
@@ -93,27 +93,27 @@ class _Grouper:
                 edges[index, position] = similarity
             else:
                 self._result.near_misses.append((index, model, operators[position].name, similarity))
-        matched = {}
+        matches = {}
         for index, position in best_matching(edges).items():
             group = groups[index]
             group.similarity = min(group.similarity, edges[index, position])
             group.blocks |= {(m, model): blocks[m][index, position] for m in group.operators}
             group.operators[model] = operators[position]
-            matched[position] = index
-        return matched
+            matches[position] = index
+        return matches
 
-    def _compare(self, other: int, model: int, candidates: Sequence[Pair]) -> dict[Pair, CommonBlock]:
-        """Return the common blocks of candidates (group, position) with ``other``'s operators in the groups."""
+    def _compare(self, earlier: int, model: int, candidates: Sequence[Pair]) -> dict[Pair, CommonBlock]:
+        """Return the common blocks of candidates (group, position) with ``earlier``'s operators in the groups."""
         groups, operators = self._result.groups, self._operators[model]
-        chosen = [(index, position) for index, position in candidates if other in groups[index].operators]
+        pairs = [(index, position) for index, position in candidates if earlier in groups[index].operators]
         places = {position: place for place, position in enumerate(operators)}
         blocks = common_blocks(
-            [self._weight(other, groups[index].operators[other]) for index, _ in chosen],
+            [self._weight(earlier, groups[index].operators[earlier]) for index, _ in pairs],
             [self._weight(model, operator) for operator in operators.values()],
-            [(number, places[position]) for number, (_, position) in enumerate(chosen)],
+            [(number, places[position]) for number, (_, position) in enumerate(pairs)],
             self._tolerance,
         )
-        return {pair: blocks[number, places[pair[1]]] for number, pair in enumerate(chosen)}
+        return {pair: blocks[number, places[pair[1]]] for number, pair in enumerate(pairs)}
 
     def _weight(self, model: int, operator: WeightedOperator) -> Matrix:
         return weight_matrix(self._sources[model], operator)
@@ -124,30 +124,30 @@ class _Grouper:
         operator = self._operators[model].get(position)
         if operator is None and not list_captured(node):
             signature = (_signature(node), moment, self._input_identity(model, node, producers))
-            alike = self._by_signature.setdefault(signature, [])
-            for index in alike:
+            group_indices = self._by_signature.setdefault(signature, [])
+            for index in group_indices:
                 if model not in self._result.groups[index].nodes:
                     return index
-            alike.append(len(self._result.groups))
+            group_indices.append(len(self._result.groups))
         group = NodeGroup({model: position}, moment, {} if operator is None else {model: operator})
         self._result.groups.append(group)
         return len(self._result.groups) - 1
 
     def _input_identity(self, model: int, node: NodeProto, producers: dict[str, tuple[int, int]]) -> tuple[object, ...]:
         source = self._sources[model]
-        given: list[object] = []
+        identity: list[object] = []
         for i, name in enumerate(node.input):
             if node.op_type == "Reshape" and i == 1:
                 dims = source.values[node.output[0]].dims
                 # The target may contain the batch, in which models may differ: only the rest of the shape is compared.
-                given.append((len(dims), tuple(None if dim.per_batch else dim for dim in dims[1:])))
+                identity.append((len(dims), tuple(None if dim.per_batch else dim for dim in dims[1:])))
             elif name in source.weights:
-                given.append(source.digest(name))
+                identity.append(source.digest(name))
             elif name in producers:
-                given.append(producers[name])
+                identity.append(producers[name])
             else:
-                given.append(self._inputs[model].get(name, name and (model, name)))
-        return tuple(given)
+                identity.append(self._inputs[model].get(name, name and (model, name)))
+        return tuple(identity)
 
 
 def _may_match(a: WeightedOperator, b: WeightedOperator) -> bool:

@@ -94,9 +94,9 @@ class _Builder:
             return self._names[model, name]
         source = self.plan.sources[model]
         if name in source.weights:
-            m, kept = self.plan.shared.get((model, name), (model, name))
+            m, weight = self.plan.shared.get((model, name), (model, name))
             holder = self.plan.sources[m]
-            tensor_name = self._weight(holder.weights[kept], f"{holder.name}/{kept}", holder.digest(kept))
+            tensor_name = self._weight(holder.weights[weight], f"{holder.name}/{weight}", holder.digest(weight))
         else:
             place = self.plan.produced_once[model, name]
             step = self.plan.steps[place[0]]
@@ -157,13 +157,13 @@ class _Builder:
         if node.op_type == "Flatten":  # the leading axes may multiply to the batch, which is then no longer in front
             node = helper.make_node("Reshape", ["", ""], list(node.output), name=node.name)
             inputs.append(self._target(step))
-        copied = NodeProto.FromString(node.SerializeToString())
+        merged_node = NodeProto.FromString(node.SerializeToString())
         if node.op_type == "Reshape":
-            del copied.attribute[:]
-        copied.name = self._new_name(f"shared/{node.name or node.op_type}")
+            del merged_node.attribute[:]
+        merged_node.name = self._new_name(f"shared/{node.name or node.op_type}")
         outputs = [self._new_name(f"shared/{name}") if name else "" for name in node.output]
-        copied.input[:], copied.output[:] = inputs, outputs
-        self.nodes.append(copied)
+        merged_node.input[:], merged_node.output[:] = inputs, outputs
+        self.nodes.append(merged_node)
         index = self.plan.produced_once[first, next(name for name in node.output if name)][0]
         self._laid |= {(index, i): name for i, name in enumerate(outputs) if name}
 
@@ -234,15 +234,15 @@ class _Builder:
 
     def _weight(self, tensor: TensorProto, hint: str, digest: str | None = None) -> str:
         if digest is None:
-            said = hashlib.blake2b(f"{tensor.data_type}{list(tensor.dims)}".encode(), digest_size=16)
-            said.update(tensor.raw_data or numpy_helper.to_array(tensor).tobytes())
-            digest = said.hexdigest()
+            hasher = hashlib.blake2b(f"{tensor.data_type}{list(tensor.dims)}".encode(), digest_size=16)
+            hasher.update(tensor.raw_data or numpy_helper.to_array(tensor).tobytes())
+            digest = hasher.hexdigest()
         if digest not in self._by_digest:
             name = self._new_name(hint)
-            kept = TensorProto()
-            kept.CopyFrom(tensor)
-            kept.name = name
-            self.weights[name] = kept
+            weight = TensorProto()
+            weight.CopyFrom(tensor)
+            weight.name = name
+            self.weights[name] = weight
             self._by_digest[digest] = name
         return self._by_digest[digest]
 

@@ -25,7 +25,7 @@ def normalise(source: SourceModel) -> None:
     unused values removed.
     """
     renamed: dict[str, str] = {}
-    kept = []
+    nodes = []
     for node in source.nodes:
         _rename(node, renamed)
         if _is_known(source, node) or _rearrange(source, node):
@@ -35,12 +35,12 @@ def normalise(source: SourceModel) -> None:
             continue
         if node.op_type == "Reshape":
             _fix_target(source, node)
-        kept.append(node)
-    source.nodes = kept
-    source.nodes = [norm for norm in kept if not _fold_norm(source, norm)]
+        nodes.append(node)
+    source.nodes = nodes
+    source.nodes = [norm for norm in nodes if not _fold_norm(source, norm)]
     source.nodes = _remove_unused(source, source.nodes)
-    used = {name for node in source.nodes for name in (*node.input, *list_captured(node))} | set(source.outputs)
-    source.weights = {name: tensor for name, tensor in source.weights.items() if name in used}
+    used_names = {name for node in source.nodes for name in (*node.input, *list_captured(node))} | set(source.outputs)
+    source.weights = {name: tensor for name, tensor in source.weights.items() if name in used_names}
 
 
 def attribute(node: NodeProto, name: str, default: object = None) -> object:
@@ -152,10 +152,10 @@ def _fix_target(source: SourceModel, node: NodeProto) -> None:
 
 
 def _remove_unused(source: SourceModel, nodes: list[NodeProto]) -> list[NodeProto]:
-    wanted = set(source.outputs)
-    kept = []
+    needed_names = set(source.outputs)
+    used_nodes = []
     for node in reversed(nodes):
-        if any(name in wanted for name in node.output):
-            kept.append(node)
-            wanted |= {*node.input, *list_captured(node)}
-    return kept[::-1]
+        if any(name in needed_names for name in node.output):
+            used_nodes.append(node)
+            needed_names |= {*node.input, *list_captured(node)}
+    return used_nodes[::-1]

@@ -67,14 +67,14 @@ def moments(source: SourceModel) -> list[Moment]:
     ready: dict[str, Moment] = {}
     all_moments = []
     for node in source.nodes:
-        given = [ready[name] for name in (*node.input, *list_captured(node)) if name in ready]
-        level = max((moment.level for moment in given), default=0)
-        depth = 1 + max((moment.depth for moment in given if moment.level == level), default=0.0)
-        weighted = _weight(node, source, dequantised) is not None
+        inputs = [ready[name] for name in (*node.input, *list_captured(node)) if name in ready]
+        level = max((moment.level for moment in inputs), default=0)
+        depth = 1 + max((moment.depth for moment in inputs if moment.level == level), default=0.0)
+        is_weighted = _weight(node, source, dequantised) is not None
         # Weighted operators come last in their level, because they are matched by level alone.
-        moment = Moment(level, math.inf if weighted else depth)
+        moment = Moment(level, math.inf if is_weighted else depth)
         all_moments.append(moment)
-        after = Moment(level + 1, 0) if weighted else moment
+        after = Moment(level + 1, 0) if is_weighted else moment
         ready |= dict.fromkeys((name for name in node.output if name), after)
     return all_moments
 

@@ -124,21 +124,21 @@ def propose_merges(
     default the files' stems. Raises `InputError` when a file is no valid model, or has free dimensions other than its
     batch.
     """
-    chosen = options or MergeOptions()
-    sources = read_sources(models, chosen.dims, names)
+    settings = options or MergeOptions()
+    sources = read_sources(models, settings.dims, names)
     merges: list[MergedInMemory] = []
     left_out: dict[str, str] = {}
-    for group in group_architectures([count_graph(source) for source in sources], chosen.eps):
+    for group in group_architectures([count_graph(source) for source in sources], settings.eps):
         if len(group) == 1:
             left_out[sources[group[0]].name] = "no other model has an architecture like it"
             continue
-        whole = merge_sources([sources[i] for i in group], chosen)
+        whole = merge_sources([sources[i] for i in group], settings)
         sets = _sharing(whole.report)
         for sharing in sets:
             part = [sources[i] for i in group if sources[i].name in sharing]
-            merges.append(whole if len(part) == len(group) else merge_sources(part, chosen))
-        shared = set[str]().union(*sets)
-        left_out |= {name: _why(whole.report, name) for name in whole.report.models if name not in shared}
+            merges.append(whole if len(part) == len(group) else merge_sources(part, settings))
+        merged_names = set[str]().union(*sets)
+        left_out |= {name: _why(whole.report, name) for name in whole.report.models if name not in merged_names}
     return Proposals(tuple(merges), tuple(left_out.items()))
 
 
@@ -147,9 +147,9 @@ def _sharing(report: MergeReport) -> list[set[str]]:
     sets: list[set[str]] = []
     for row in (*report.merged, *report.shared):
         sharing = set(row.models)
-        for other in [members for members in sets if members & sharing]:
-            sharing |= other
-            sets.remove(other)
+        for members_set in [members for members in sets if members & sharing]:
+            sharing |= members_set
+            sets.remove(members_set)
         sets.append(sharing)
     return sets
 
@@ -176,8 +176,8 @@ def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> Merg
     left_out: dict[int, str] = {}
     plan = make_plan(sources, grouping)
     # A group left out changes the gain of its neighbours. The loop ends because the set of groups left out grows.
-    while more := _find_unprofitable(plan, setting, options.force):
-        left_out |= more
+    while unprofitable := _find_unprofitable(plan, setting, options.force):
+        left_out |= unprofitable
         plan = make_plan(sources, grouping, left_out)
     return _build_merge(plan, setting, options)
 
@@ -187,8 +187,8 @@ def _setting(sources: Sequence[SourceModel], options: MergeOptions) -> GainConte
 
 
 def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -> MergedInMemory:
-    worth = PlanGain(plan, setting)
-    gain = worth.gain(worth.steps)
+    plan_gain = PlanGain(plan, setting)
+    gain = plan_gain.gain(plan_gain.steps)
     model, described = build_merged(plan)
     report = report_merge(plan, model, gain, options.rates, options.omega)
     return MergedInMemory(tuple(plan.sources), model, described, report, options)
@@ -240,22 +240,22 @@ def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
 
 def _find_unprofitable(plan: MergePlan, setting: GainContext, force: bool) -> dict[int, str]:
     """Return group → reason for groups that share nothing or cost time when merged."""
-    worth = PlanGain(plan, setting)
+    plan_gain = PlanGain(plan, setting)
     reasons: dict[int, str] = {}
-    for steps in worth.components(worth.steps):
-        drawn = [plan.steps[i] for i in steps]
-        is_weighted = any(step.held or plan.group(step).operators for step in drawn)
-        if any(step.is_concatenated or not step.once for step in drawn) and not (
-            is_weighted and any(worth.step_gains[i].saved_bytes for i in steps)
+    for steps in plan_gain.components(plan_gain.steps):
+        component = [plan.steps[i] for i in steps]
+        is_weighted = any(step.held or plan.group(step).operators for step in component)
+        if any(step.is_concatenated or not step.once for step in component) and not (
+            is_weighted and any(plan_gain.step_gains[i].saved_bytes for i in steps)
         ):
-            why = "as one it would read no fewer weights" if is_weighted else "it has no weights to share"
-            reasons |= {step.group: why for step in drawn}
+            reason = "as one it would read no fewer weights" if is_weighted else "it has no weights to share"
+            reasons |= {step.group: reason for step in component}
     if reasons or force:
         return reasons
-    once = worth.best()
-    for steps in worth.components(worth.steps - once):
-        why = _explain_cost(worth.gain(once | steps) - worth.gain(once), setting.rates)
-        reasons |= {plan.steps[i].group: why for i in steps}
+    once = plan_gain.best()
+    for steps in plan_gain.components(plan_gain.steps - once):
+        reason = _explain_cost(plan_gain.gain(once | steps) - plan_gain.gain(once), setting.rates)
+        reasons |= {plan.steps[i].group: reason for i in steps}
     return reasons
 
 
@@ -292,8 +292,8 @@ def _save(merged: MergedInMemory, path: Path) -> None:
     except OSError as error:
         raise InputError(f"cannot write {path.name}: {error.strerror or error}") from error
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise InfeasibleError(f"the merged model is not valid ONNX, so nothing is written: {said}") from error
+        message = " ".join(str(error).split())[:300]
+        raise InfeasibleError(f"the merged model is not valid ONNX, so nothing is written: {message}") from error
 
 
 @contextmanager

@@ -100,8 +100,8 @@ def _decide_step(plan: MergePlan, group: NodeGroup, step: Step) -> None:
     node = nodes[0]
     if not any(node.input) or node.op_type.startswith("Random") or node.op_type in {"Bernoulli", "Multinomial"}:
         raise UnmergeableError(f"{node.op_type} has nothing to concatenate")
-    taken = node.input[:1] if node.op_type == "Reshape" else node.input
-    step.concatenated_inputs = tuple(bool(name) and _can_concatenate(plan, step, i) for i, name in enumerate(taken))
+    inputs = node.input[:1] if node.op_type == "Reshape" else node.input
+    step.concatenated_inputs = tuple(bool(name) and _can_concatenate(plan, step, i) for i, name in enumerate(inputs))
     step.is_concatenated = any(step.concatenated_inputs)
     for i, name in enumerate(node.output):
         if name:
@@ -126,20 +126,20 @@ def _keeps_batch_apart(source: SourceModel, node: NodeProto, concatenated: Seque
 
     The rules compare shapes at a batch of two with those of one item.
     """
-    given = [name for name, _ in zip(node.input, concatenated, strict=False) if name]
-    given += node.input[len(concatenated) :] if node.op_type != "Reshape" else []
-    names = (*given, *(name for name in node.output if name))
+    inputs = [name for name, _ in zip(node.input, concatenated, strict=False) if name]
+    inputs += node.input[len(concatenated) :] if node.op_type != "Reshape" else []
+    names = (*inputs, *(name for name in node.output if name))
     tensors = {name: _tensor_at(source, name, 2) for name in names}
-    lists = {name: source.array(name) for name in given if name in source.weights and len(tensors[name].shape) <= 1}
+    lists = {name: source.array(name) for name in inputs if name in source.weights and len(tensors[name].shape) <= 1}
     items = {name for name, is_item in zip(node.input, concatenated, strict=False) if is_item}
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     op = Op(
         name=node.name,
         op_type=node.op_type,
         domain=node.domain,
-        inputs=tuple(tensors[name] for name in given),
+        inputs=tuple(tensors[name] for name in inputs),
         outputs=tuple(tensors[name] for name in node.output if name),
-        weights=tuple(tensors[name] for name in given if name not in items),
+        weights=tuple(tensors[name] for name in inputs if name not in items),
         attributes={name: tuple(value) if isinstance(value, list) else value for name, value in attributes.items()},
         flops=None,
         bytes_read=0,
@@ -188,9 +188,9 @@ def _has_same_weight(plan: MergePlan, group: NodeGroup) -> bool:
 def _share_weight(plan: MergePlan, group: NodeGroup, step: Step) -> None:
     step.shares_weight = _has_same_weight(plan, group)
     if step.shares_weight:
-        first, *others = step.models
-        kept = plan.shared.get((first, group.operators[first].weight), (first, group.operators[first].weight))
-        plan.shared |= {(m, group.operators[m].weight): kept for m in others}
+        first, *later_models = step.models
+        source_weight = plan.shared.get((first, group.operators[first].weight), (first, group.operators[first].weight))
+        plan.shared |= {(m, group.operators[m].weight): source_weight for m in later_models}
 
 
 def _held_weights_by_model(plan: MergePlan, step: Step) -> dict[int, tuple[str, ...]]:
@@ -210,8 +210,8 @@ def _can_concatenate(plan: MergePlan, step: Step, position: int) -> bool:
     values = [source.values[name] for source, name in pairs]
     if len({value.dtype for value in values}) > 1 or len({len(value.dims) for value in values}) > 1:
         raise UnmergeableError("its inputs have different types or ranks")
-    placed = {plan.produced_once.get((m, name)) for m, name in zip(step.models, names, strict=True)}
-    place = placed.pop() if len(placed) == 1 else None
+    places = {plan.produced_once.get((m, name)) for m, name in zip(step.models, names, strict=True)}
+    place = places.pop() if len(places) == 1 else None
     is_shared = place is not None and not plan.steps[place[0]].is_concatenated
     if not is_shared and not all(value.dims and value.dims[0].per_batch for value in values):
         raise UnmergeableError("its inputs have no batch along which they could be concatenated")
@@ -222,8 +222,8 @@ def _can_concatenate(plan: MergePlan, step: Step, position: int) -> bool:
 def _check_dims(shapes: Sequence[tuple[Size, ...]], is_concatenated: bool) -> None:
     """Refuse values that cannot be concatenated along the first axis, or cannot be the same for all models."""
     if len({dims[1:] if is_concatenated else dims for dims in shapes}) > 1:
-        shown = " and ".join(str([dim.fixed or "batch" for dim in dims]) for dims in dict.fromkeys(shapes))
-        raise UnmergeableError(f"shapes {shown} cannot be concatenated")
+        dims_text = " and ".join(str([dim.fixed or "batch" for dim in dims]) for dims in dict.fromkeys(shapes))
+        raise UnmergeableError(f"shapes {dims_text} cannot be concatenated")
     if is_concatenated and any(dims[0].fixed or any(dim.per_batch for dim in dims[1:]) for dims in shapes):
         raise UnmergeableError("its first dimension is not a number of rows for each part of the batch")
 

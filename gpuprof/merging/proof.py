@@ -68,8 +68,8 @@ def relative_difference(original: Array, merged: Array) -> float:
         return float(np.mean(original != merged))
     a, b = original.astype(np.float64), merged.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    largest = float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max())
+        distances = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    largest = float(np.nan_to_num(distances, nan=np.inf, posinf=np.inf).max())
     return largest / (float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) or 1.0)
 
 
@@ -88,7 +88,7 @@ def prove_same(
         prover.compare([1 + (i + seed) % 3 for i in range(len(sources))], seed)
     absent = {}
     for i, source in enumerate(sources):
-        batches = [None if other == i else 2 for other in range(len(sources))]
+        batches = [None if model == i else 2 for model in range(len(sources))]
         absent[source.name] = prover.compare_without(batches) if len(sources) > 1 else 0
     return Proof(tuple(prover.worst.values()), tuple(prover.calls), absent)
 
@@ -106,15 +106,15 @@ class _Prover:
     def compare(self, batches: Sequence[int | None], seed: int, absent_rows: int = 0) -> None:
         """Run a call of the merged model, with models of batch None absent, and compare with the originals."""
         members = [replace(member, absent_rows=absent_rows) for member in self._described.members]
-        described, shown = MergedModel(tuple(members)), []
-        fed, expected = dict[str, dict[str, Array]](), dict[str, dict[str, Array]]()
+        described, call = MergedModel(tuple(members)), []
+        inputs, expected = dict[str, dict[str, Array]](), dict[str, dict[str, Array]]()
         for i, (member, batch) in enumerate(zip(members, batches, strict=True)):
-            shown.append(f"{member.name} {'absent' if batch is None else f'× {batch}'}")
+            call.append(f"{member.name} {'absent' if batch is None else f'× {batch}'}")
             if batch is not None:
-                fed[member.name], expected[member.name] = self._run_original(i, batch, seed)
+                inputs[member.name], expected[member.name] = self._run_original(i, batch, seed)
         names = [name for present in expected for name in described.output_names(present)]
-        results = _run(self._session, described.feeds(fed), self._path, names)
-        self.calls.append(", ".join(shown))
+        results = _run(self._session, described.feeds(inputs), self._path, names)
+        self.calls.append(", ".join(call))
         for member in members:
             if member.name in expected:
                 self._note(member, expected[member.name], described.answers(results, member.name))
@@ -136,19 +136,19 @@ class _Prover:
         key = (model, batch, seed)
         if key not in self._answers:
             source = self._sources[model]
-            fed = random_inputs(load_graph(source.path, batch, source.name, source.dims), 1000 * model + seed)
-            fed = {name: _with_gaps(name, _enlarge(value, seed), seed) for name, value in fed.items()}
+            inputs = random_inputs(load_graph(source.path, batch, source.name, source.dims), 1000 * model + seed)
+            inputs = {name: _with_gaps(name, _enlarge(value, seed), seed) for name, value in inputs.items()}
             session = open_session(source.path, threads=1)
-            self._answers[key] = fed, _run(session, fed, source.path, list(source.outputs))
+            self._answers[key] = inputs, _run(session, inputs, source.path, list(source.outputs))
         return self._answers[key]
 
     def _note(self, member: MergedMember, expected: dict[str, Array], answers: dict[str, Array]) -> None:
         for value in member.outputs:
             tolerance = TOLERANCES.get(value.dtype, 0.0) if self._tolerance is None else self._tolerance
-            apart = relative_difference(expected[value.name], answers[value.name])
-            difference = Difference(member.name, value.name, value.dtype, apart, tolerance, self.calls[-1])
+            relative = relative_difference(expected[value.name], answers[value.name])
+            difference = Difference(member.name, value.name, value.dtype, relative, tolerance, self.calls[-1])
             key = (member.name, value.name)
-            if key not in self.worst or not self.worst[key].relative >= apart:
+            if key not in self.worst or not self.worst[key].relative >= relative:
                 self.worst[key] = difference
 
 
@@ -178,13 +178,13 @@ def _with_gaps(name: str, value: Array, seed: int) -> Array:
 
 
 def _run(
-    session: onnxruntime.InferenceSession, fed: dict[str, Array], path: Path, names: list[str]
+    session: onnxruntime.InferenceSession, feeds: dict[str, Array], path: Path, names: list[str]
 ) -> dict[str, Array]:
     import onnxruntime as ort
 
     options = ort.RunOptions()
     options.log_severity_level = 4  # empty batches are tried on purpose
     try:
-        return dict(zip(names, session.run(names, fed, options), strict=True))
+        return dict(zip(names, session.run(names, feeds, options), strict=True))
     except runtime_errors() as error:
         raise InputError(f"{path} cannot be run: {' '.join(str(error).split())[:300]}") from error

@@ -67,17 +67,17 @@ class MergeReport:
 
 def report_merge(plan: MergePlan, model: ModelProto, gain: MergeGain, rates: Rates, omega: float) -> MergeReport:
     """Return the report of a plan and the model built from it."""
-    rows, others = [], 0
+    rows, unweighted_merges = [], 0
     for step in plan.steps:
         group = plan.group(step)
         if group.operators or step.held:
             rows.append(_row(plan, step, group, omega))
         elif step.once:
-            others += 1
+            unweighted_merges += 1
     return MergeReport(
         models=tuple(source.name for source in plan.sources),
         operators=tuple(rows),
-        other_ops_merged=others,
+        other_ops_merged=unweighted_merges,
         weight_bytes_before=sum(weights_of(source) for source in plan.sources),
         weight_bytes_after=sum(_bytes(t.name, t.data_type, t.dims) for t in model.graph.initializer),
         gain=gain,
@@ -99,23 +99,23 @@ def _row(plan: MergePlan, step: Step, group: NodeGroup, omega: float) -> Operato
     weights = {m: (operator.weight,) for m, operator in group.operators.items()} or step.held
     sizes = [sum(map(plan.sources[m].weight_bytes, weights[m])) for m in step.models]
     nodes = [plan.node(step, m) for m in step.models]
-    saved, how = 0, APART
+    saved_bytes, sharing = 0, APART
     if step.once:
-        saved, how = sum(sizes) - max(sizes), MERGED
+        saved_bytes, sharing = sum(sizes) - max(sizes), MERGED
     elif step.super_operator is not None:
-        saved, how = (len(step.models) - 1) * step.super_operator.shared_bytes, DIVIDED
+        saved_bytes, sharing = (len(step.models) - 1) * step.super_operator.shared_bytes, DIVIDED
     elif step.shares_weight:
-        saved, how = sum(sizes) - max(sizes), SHARED
-    alone = len(step.models) == 1
+        saved_bytes, sharing = sum(sizes) - max(sizes), SHARED
+    is_single = len(step.models) == 1
     return OperatorRow(
         tuple(plan.sources[m].name for m in step.models),
         tuple(node.name or node.output[0] for node in nodes),
         nodes[0].op_type,
-        how,
-        None if alone else group.similarity,
+        sharing,
+        None if is_single else group.similarity,
         sum(sizes),
-        saved,
-        _why_alone(plan, step, omega) if alone else step.reason,
+        saved_bytes,
+        _why_alone(plan, step, omega) if is_single else step.reason,
     )
 
 
@@ -126,11 +126,11 @@ def _why_alone(plan: MergePlan, step: Step, omega: float) -> str:
         return (
             "no op of its type that starts when it does holds the same weights, and they are shared whole or not at all"
         )
-    met = [
+    similarities = [
         similarity
-        for group, other, name, similarity in plan.grouping.near_misses
-        if group == step.group or (other == model and name == operator.name)
+        for group, near_model, name, similarity in plan.grouping.near_misses
+        if group == step.group or (near_model == model and name == operator.name)
     ]
-    if not met:
+    if not similarities:
         return "no operator of its type starts when it does"
-    return f"at most {max(met):.2g} similar to any that starts when it does, below {omega:g}"
+    return f"at most {max(similarities):.2g} similar to any that starts when it does, below {omega:g}"

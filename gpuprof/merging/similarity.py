@@ -64,31 +64,31 @@ def compare_models(first: SourceModel, second: SourceModel, tolerance: float = T
 
     ``tolerance``: largest difference of weights treated as equal.
     """
-    of_first, of_second = weighted_operators(first), weighted_operators(second)
-    mine = [weight_matrix(first, operator) for operator in of_first]
-    theirs = [weight_matrix(second, operator) for operator in of_second]
-    pairs = [(i, j) for i, a in enumerate(of_first) for j, b in enumerate(of_second) if a.kind == b.kind]
-    blocks = common_blocks(mine, theirs, pairs, tolerance)
-    rows, columns = (number_names([operator.name for operator in side], "{} ({})") for side in (of_first, of_second))
+    first_ops, second_ops = weighted_operators(first), weighted_operators(second)
+    first_matrices = [weight_matrix(first, operator) for operator in first_ops]
+    second_matrices = [weight_matrix(second, operator) for operator in second_ops]
+    pairs = [(i, j) for i, a in enumerate(first_ops) for j, b in enumerate(second_ops) if a.kind == b.kind]
+    blocks = common_blocks(first_matrices, second_matrices, pairs, tolerance)
+    rows, columns = (number_names([operator.name for operator in side], "{} ({})") for side in (first_ops, second_ops))
     layers = [
         LayerSimilarity(
             rows[i],
             columns[j],
-            of_first[i].kind,
-            (mine[i].shape[0], mine[i].shape[1]),
-            (theirs[j].shape[0], theirs[j].shape[1]),
+            first_ops[i].kind,
+            (first_matrices[i].shape[0], first_matrices[i].shape[1]),
+            (second_matrices[j].shape[0], second_matrices[j].shape[1]),
             blocks[i, j],
-            block_similarity(blocks[i, j].area, mine[i].size, theirs[j].size),
+            block_similarity(blocks[i, j].area, first_matrices[i].size, second_matrices[j].size),
         )
         for i, j in pairs
     ]
-    scored = {pair: layer.similarity for pair, layer in zip(pairs, layers, strict=True)}
+    similarities = {pair: layer.similarity for pair, layer in zip(pairs, layers, strict=True)}
     return ModelSimilarity(
         first.name,
         second.name,
         tuple(layers),
-        sum(scored.values()) / len(scored) if scored else None,
-        _matched_similarity(scored, of_first, of_second),
+        sum(similarities.values()) / len(similarities) if similarities else None,
+        _matched_similarity(similarities, first_ops, second_ops),
         all(layer.block.exact for layer in layers),
     )
 
@@ -107,8 +107,8 @@ def best_matching(similarities: Mapping[tuple[int, int], float]) -> dict[int, in
     weights = np.zeros((len(lefts), len(rights)))
     for (left, right), similarity in similarities.items():
         weights[row[left], column[right]] = similarity
-    chosen = zip(*linear_sum_assignment(weights, maximize=True), strict=True)
-    return {lefts[i]: rights[j] for i, j in chosen if (lefts[i], rights[j]) in similarities}
+    matching = zip(*linear_sum_assignment(weights, maximize=True), strict=True)
+    return {lefts[i]: rights[j] for i, j in matching if (lefts[i], rights[j]) in similarities}
 
 
 def similarity_grid(similarity: ModelSimilarity, kind: str) -> tuple[list[str], list[str], Grid]:
@@ -126,13 +126,13 @@ def similarity_grid(similarity: ModelSimilarity, kind: str) -> tuple[list[str], 
 def text_map(similarity: ModelSimilarity) -> list[str]:
     """Return the lines of a map for a terminal; in large maps a character is the maximum of a square of layers."""
     lines = []
-    most = shutil.get_terminal_size().columns - len("  ")
+    width = shutil.get_terminal_size().columns - len("  ")
     for kind in sorted({layer.kind for layer in similarity.layers}):
         rows, columns, grid = similarity_grid(similarity, kind)
-        step = -(-len(columns) // most)
-        each = f", {step} × {step} layers a character" if step > 1 else ""
+        step = -(-len(columns) // width)
+        scale = f", {step} × {step} layers a character" if step > 1 else ""
         lines.append(
-            f"{kind}: {len(rows)} layers of {similarity.first} (down) × {len(columns)} of {similarity.second}{each}"
+            f"{kind}: {len(rows)} layers of {similarity.first} (down) × {len(columns)} of {similarity.second}{scale}"
         )
         for i in range(0, len(rows), step):
             cells = [grid[i : i + step, j : j + step].max() for j in range(0, len(columns), step)]
@@ -143,9 +143,9 @@ def text_map(similarity: ModelSimilarity) -> list[str]:
 
 
 def _matched_similarity(
-    scored: dict[tuple[int, int], float], of_first: Sequence[WeightedOperator], of_second: Sequence[WeightedOperator]
+    scored: dict[tuple[int, int], float], first_ops: Sequence[WeightedOperator], second_ops: Sequence[WeightedOperator]
 ) -> float | None:
     if not scored:
         return None
-    chosen = best_matching({pair: score for pair, score in scored.items() if score > 0})
-    return sum(scored[pair] for pair in chosen.items()) / min(len(of_first), len(of_second))
+    matching = best_matching({pair: score for pair, score in scored.items() if score > 0})
+    return sum(scored[pair] for pair in matching.items()) / min(len(first_ops), len(second_ops))

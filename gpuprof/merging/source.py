@@ -90,9 +90,9 @@ class SourceModel:
         if weight not in self._digests:
             tensor = self.weights[weight]
             data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
-            said = hashlib.blake2b(f"{tensor.data_type}{list(tensor.dims)}".encode(), digest_size=16)
-            said.update(data)
-            self._digests[weight] = said.hexdigest()
+            hasher = hashlib.blake2b(f"{tensor.data_type}{list(tensor.dims)}".encode(), digest_size=16)
+            hasher.update(data)
+            self._digests[weight] = hasher.hexdigest()
         return self._digests[weight]
 
     def weight_bytes(self, weight: str) -> int:
@@ -170,9 +170,9 @@ def _convert_opset(file: OnnxFile, opset: int | None) -> ModelProto:
     try:
         return onnx.version_converter.convert_version(file.model, opset)
     except Exception as error:  # the converter passes on any exception of its C++ code and its checker
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{file.path} has opset {domains.get('')} and cannot be converted to {opset}: {said}",
+            f"{file.path} has opset {domains.get('')} and cannot be converted to {opset}: {message}",
             "export the models with the same opset",
         ) from error
 
@@ -199,11 +199,11 @@ def _bind_dims(
 
 def _collect_weights(file: OnnxFile, model: ModelProto) -> dict[str, TensorProto]:
     """Return all constants with their data, those of Constant nodes included."""
-    whole = onnx.load(str(file.path))
-    if whole.graph.sparse_initializer:
+    loaded = onnx.load(str(file.path))
+    if loaded.graph.sparse_initializer:
         raise InputError(f"{file.path} keeps sparse weights, which the merger does not read", "export it densely")
-    tensors = {tensor.name: tensor for tensor in whole.graph.initializer}
-    for graph in (model.graph, whole.graph):
+    tensors = {tensor.name: tensor for tensor in loaded.graph.initializer}
+    for graph in (model.graph, loaded.graph):
         for node in graph.node:
             if node.op_type == "Constant" and node.output[0] not in tensors:
                 tensors[node.output[0]] = constant_tensor(node)
@@ -226,11 +226,11 @@ def _solve_sizes(at_two: Shapes, at_three: Shapes) -> dict[str, Value]:
 
 
 def _find_constant_values(at_two: Shapes, at_three: Shapes) -> dict[str, Array]:
-    others = at_three.values
+    values = at_three.values
     return {
         name: value
         for name, value in at_two.values.items()
-        if name in others and value.shape == others[name].shape and np.array_equal(value, others[name])
+        if name in values and value.shape == values[name].shape and np.array_equal(value, values[name])
     }
 
 

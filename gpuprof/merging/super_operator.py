@@ -58,12 +58,12 @@ def plan_super_operator(sources: Sequence[SourceModel], group: NodeGroup) -> Sup
     Raises `UnmergeableError` when the op cannot be divided, or the common block does not cover whole output features.
     """
     _check_divisible(sources, group)
-    first, *others = sorted(group.operators)
+    first, *later_models = sorted(group.operators)
     is_conv = group.operators[first].kind == "conv"
     shapes = {m: weight_matrix(sources[m], operator).shape for m, operator in group.operators.items()}
     totals = {m: shape[0] if is_conv else shape[1] for m, shape in shapes.items()}
     low, high, shifts = 0, totals[first], {first: 0}
-    for model in others:
+    for model in later_models:
         block = group.blocks[first, model]
         inputs = {shapes[m][1] if is_conv else shapes[m][0] for m in (first, model)}
         if inputs != {block.columns if is_conv else block.rows}:
@@ -80,12 +80,12 @@ def plan_super_operator(sources: Sequence[SourceModel], group: NodeGroup) -> Sup
 def _check_divisible(sources: Sequence[SourceModel], group: NodeGroup) -> None:
     for model, operator in group.operators.items():
         node, source = operator.node, sources[model]
-        scaled = node.op_type == "Gemm" and (
+        is_scaled = node.op_type == "Gemm" and (
             attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0 or whole(node, "transA", 0)
         )
         direct = operator.weight in node.input  # not behind a DequantizeLinear
         plain = source.array(operator.weight).dtype.kind == "f" and direct and not node.domain
-        if node.op_type not in ("MatMul", "Gemm", "Conv") or scaled or not plain or whole(node, "group", 1) != 1:
+        if node.op_type not in ("MatMul", "Gemm", "Conv") or is_scaled or not plain or whole(node, "group", 1) != 1:
             raise UnmergeableError(f"its weights or other constants differ, and this {node.op_type} cannot be divided")
         if node.op_type != "Conv" and len(source.weights[operator.weight].dims) != 2:
             raise UnmergeableError("its weights differ, and a product of many matrices cannot be divided")
