@@ -84,11 +84,11 @@ def _list_foreign_files(segments: Sequence[Path]) -> Iterator[Path]:
     Compaction deletes the merged directories with all their files.
     """
     for segment in segments:
-        known = {FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}
-        if "runs.parquet" not in known:
+        own_files = {FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}
+        if "runs.parquet" not in own_files:
             yield segment
         else:
-            yield from sorted(file for file in segment.iterdir() if file.name not in known)
+            yield from sorted(file for file in segment.iterdir() if file.name not in own_files)
 
 
 @contextmanager

@@ -122,17 +122,17 @@ def compare_cells(
     """
     keys = sorted(before.keys() & after.keys())
     sides = {key: (_logs(before[key]), _logs(after[key])) for key in keys}
-    pooled = {key: _pool_variance(*side) for key, side in sides.items()}
-    repeated = [variance for variance, freedom in pooled.values() if freedom]
+    variances = {key: _pool_variance(*side) for key, side in sides.items()}
+    repeated = [variance for variance, freedom in variances.values() if freedom]
     is_shared = len(repeated) >= _LEAST_CELLS
-    shared, more = (statistics.fmean(repeated), _SHARED_FREEDOM) if is_shared else (0.0, 0)
+    shared_variance, extra_freedom = (statistics.fmean(repeated), _SHARED_FREEDOM) if is_shared else (0.0, 0)
     tests: dict[ComparedCell, tuple[float, float, float]] = {}  # difference, its standard error, degrees of freedom
     for key, (first, second) in sides.items():
-        variance, freedom = pooled[key]
+        variance, freedom = variances[key]
         if freedom:
-            within = statistics.fmean(run.error**2 for run in (*before[key], *after[key]))
-            error = math.sqrt(max(variance, shared, within) * (1 / len(first) + 1 / len(second)))
-            tests[key] = statistics.fmean(second) - statistics.fmean(first), error, freedom + more
+            run_variance = statistics.fmean(run.error**2 for run in (*before[key], *after[key]))
+            error = math.sqrt(max(variance, shared_variance, run_variance) * (1 / len(first) + 1 / len(second)))
+            tests[key] = statistics.fmean(second) - statistics.fmean(first), error, freedom + extra_freedom
     p_values = {key: _p_value(*test) for key, test in tests.items()}
     alarmed = _hold_rate(p_values, false_alarms)
     changes = []
@@ -141,8 +141,8 @@ def compare_cells(
         low = high = smallest = None
         if key in tests:
             _, error, degrees = tests[key]
-            reach = _student_quantile(1 - false_alarms / 2, degrees) * error
-            low, high = math.expm1(difference - reach), math.expm1(difference + reach)
+            half_width = _student_quantile(1 - false_alarms / 2, degrees) * error
+            low, high = math.expm1(difference - half_width), math.expm1(difference + half_width)
             alarm_at = _student_quantile(1 - false_alarms / 2 / len(tests), degrees)
             smallest = math.expm1((alarm_at + _student_quantile(POWER, degrees)) * error)
         verdict = ChangeVerdict.UNKNOWN if key not in tests else ChangeVerdict.NONE
@@ -259,20 +259,20 @@ class RunSelection:
         runs = read_records(database, _RunKeys, table="runs")
         key, equals, value = self.selector.partition("=")
         if not self.selector:
-            chosen = runs
+            selection = runs
         elif equals:
             if key not in _RUN_KEYS:
                 raise unknown_name("column of runs", key, list(_RUN_KEYS))
-            chosen = [run for run in runs if str(getattr(run, key) or "").startswith(value)]
+            selection = [run for run in runs if str(getattr(run, key) or "").startswith(value)]
         else:
             begin, _, end = self.selector.partition("..")
             first, last = _read_day(begin), _read_day(end or begin)
-            chosen = [run for run in runs if first <= run.started_at.astimezone(UTC).date().isoformat() <= last]
-        if not chosen:
+            selection = [run for run in runs if first <= run.started_at.astimezone(UTC).date().isoformat() <= last]
+        if not selection:
             days = sorted({run.started_at.astimezone(UTC).date().isoformat() for run in runs})
-            held = f"it holds runs of {days[0]} to {days[-1]}" if days else "it holds no run"
-            raise InputError(f"{self} selects no run: {held}", "PATH@DATE, PATH@DATE..DATE or PATH@COLUMN=VALUE")
-        return {run.run_id for run in chosen}
+            content = f"it holds runs of {days[0]} to {days[-1]}" if days else "it holds no run"
+            raise InputError(f"{self} selects no run: {content}", "PATH@DATE, PATH@DATE..DATE or PATH@COLUMN=VALUE")
+        return {run.run_id for run in selection}
 
 
 def _read_day(text: str) -> str:
@@ -319,18 +319,18 @@ class _TimedKernel:
 
 
 def compare_ops(
-    before: tuple[KernelDb, Iterable[str]], after: tuple[KernelDb, Iterable[str]], most: int = 3
+    before: tuple[KernelDb, Iterable[str]], after: tuple[KernelDb, Iterable[str]], limit: int = 3
 ) -> list[OpChange]:
     """Return the kernels (without kernels, the ops) with the largest change in time between two sides of a cell.
 
-    ``before``, ``after``: databases, and the cell's runs in them; ``most``: length of the list.
+    ``before``, ``after``: databases, and the cell's runs in them; ``limit``: length of the list.
     """
     sides = [_read_op_ms(database, set(runs)) for database, runs in (before, after)]
     if not all(sides):
         return []
     names = sides[0].keys() | sides[1].keys()
     changes = [OpChange(name, sides[0].get(name, 0.0), sides[1].get(name, 0.0)) for name in names]
-    return sorted(changes, key=lambda op: (-abs(op.after_ms - op.before_ms), op.name))[:most]
+    return sorted(changes, key=lambda op: (-abs(op.after_ms - op.before_ms), op.name))[:limit]
 
 
 def _read_op_ms(database: KernelDb, runs: set[str]) -> dict[str, float]:

@@ -24,7 +24,7 @@ def export_tables(database: KernelDb, directory: Path, kind: str) -> list[Path]:
     import pyarrow.parquet
 
     write = {"csv": pyarrow.csv.write_csv, "parquet": pyarrow.parquet.write_table}[kind]
-    written = []
+    paths = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for table in TABLES:
@@ -32,12 +32,12 @@ def export_tables(database: KernelDb, directory: Path, kind: str) -> list[Path]:
             if rows.num_rows:
                 path = directory / f"{table}.{kind}"
                 write(rows, path)
-                written.append(path)
+                paths.append(path)
     except OSError as error:
         raise InputError(
             f"cannot write to {directory}: {error.strerror or error}", "name a directory that you may write to with -o"
         ) from error
-    return written
+    return paths
 
 
 def export_timeline(database: KernelDb, path: Path) -> int:
@@ -67,7 +67,7 @@ def _events(database: KernelDb) -> Iterator[dict[str, Any]]:
 
 
 def _event(row: KernelRow, start_ns: int, duration_ns: int, number: int) -> dict[str, Any]:
-    shown = ("run_id", "model", "device", "batch", "name", "start_ns", "duration_ns")
+    columns = ("run_id", "model", "device", "batch", "name", "start_ns", "duration_ns")
     return {
         "ph": "X",
         "name": row.op_name or row.name,
@@ -77,5 +77,5 @@ def _event(row: KernelRow, start_ns: int, duration_ns: int, number: int) -> dict
         # Always microseconds: ``displayTimeUnit`` only affects the viewer (Trace Event Format).
         "ts": start_ns / 1000.0,
         "dur": duration_ns / 1000.0,
-        "args": {"kernel": row.name, **{k: v for k, v in asdict(row).items() if v is not None and k not in shown}},
+        "args": {"kernel": row.name, **{k: v for k, v in asdict(row).items() if v is not None and k not in columns}},
     }

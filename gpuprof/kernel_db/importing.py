@@ -63,7 +63,7 @@ def import_files(
     """
     if form is not None and form not in IMPORTERS:
         raise unknown_name("form", form, sorted(IMPORTERS))
-    known = set(database.read_table("runs", ["source_sha256"]).column("source_sha256").to_pylist())
+    imported_hashes = set(database.read_table("runs", ["source_sha256"]).column("source_sha256").to_pylist())
     outcomes: list[ImportOutcome] = []
     runs: list[Run] = []
     for path, optional in _files(paths):
@@ -73,11 +73,11 @@ def import_files(
             if not optional:
                 raise InputError(f"{path} has no form that is known", f"known: {', '.join(sorted(IMPORTERS))}")
             outcomes.append(ImportOutcome(path, "", "", 0, "passed over: no known form"))
-        elif source.sha256 in known:
+        elif source.sha256 in imported_hashes:
             outcomes.append(ImportOutcome(path, name, "", 0, "there already"))
         else:
-            read = list(IMPORTERS[name].read_runs(source, device))
-            rows = sum(len(run.models) + len(run.colocations) + len(run.ops) for run in read)
+            new_runs = list(IMPORTERS[name].read_runs(source, device))
+            rows = sum(len(run.models) + len(run.colocations) + len(run.ops) for run in new_runs)
             if not rows:
                 if not optional:
                     raise InputError(
@@ -85,8 +85,8 @@ def import_files(
                     )
                 outcomes.append(ImportOutcome(path, name, "", 0, "passed over: no row"))
                 continue
-            runs += read
-            measured_on = ", ".join(dict.fromkeys(run.run.device for run in read))
+            runs += new_runs
+            measured_on = ", ".join(dict.fromkeys(run.run.device for run in new_runs))
             outcomes.append(ImportOutcome(path, name, measured_on, rows))
     # Only now, when every file has been read.
     for run in runs:

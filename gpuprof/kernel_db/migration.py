@@ -50,8 +50,8 @@ def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
 
     oldest = version_of(old.schema, path)
     for version in range(oldest, SCHEMA_VERSION):
-        renamed = RENAMED.get(version, {}).get(table, {})
-        old = old.rename_columns([renamed.get(name, name) for name in old.column_names])
+        renames = RENAMED.get(version, {}).get(table, {})
+        old = old.rename_columns([renames.get(name, name) for name in old.column_names])
     schema = arrow_schema(table)
     # The run already had these columns; only its other rows lacked them.
     if oldest < _SAYS_VARIANT and table != "runs" and set(_VARIANT) <= set(schema.names):
@@ -78,12 +78,12 @@ def _part_estimates(kernels: pa.Table) -> pa.Table:
     count = kernels.num_rows
     joined = kernels.column("joined") if "joined" in kernels.column_names else pa.nulls(count, pa.string())
     starts = kernels.column("start_ns") if "start_ns" in kernels.column_names else pa.nulls(count, pa.int64())
-    counted = pc.is_in(joined, value_set=pa.array(["both", "counters"]))
-    estimated = pc.and_(pc.invert(counted), pc.is_valid(starts))
-    mixed, nothing = kernels.column("achieved_occupancy_pct"), pa.nulls(count, pa.float64())
+    has_counters = pc.is_in(joined, value_set=pa.array(["both", "counters"]))
+    estimated = pc.and_(pc.invert(has_counters), pc.is_valid(starts))
+    mixed, nulls = kernels.column("achieved_occupancy_pct"), pa.nulls(count, pa.float64())
     position = kernels.column_names.index("achieved_occupancy_pct")
-    kernels = kernels.set_column(position, "achieved_occupancy_pct", pc.if_else(estimated, nothing, mixed))
-    return kernels.append_column("launch_occupancy_pct", pc.if_else(estimated, mixed, nothing))
+    kernels = kernels.set_column(position, "achieved_occupancy_pct", pc.if_else(estimated, nulls, mixed))
+    return kernels.append_column("launch_occupancy_pct", pc.if_else(estimated, mixed, nulls))
 
 
 def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:
@@ -93,8 +93,8 @@ def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:
 
     if not runs.is_file() or "run_id" not in rows.column_names:
         return rows
-    known = {run["run_id"]: _variant_of_run(run) for run in pq.read_table(runs).to_pylist()}
-    variants = [known.get(run_id, (None, None, None)) for run_id in rows.column("run_id").to_pylist()]
+    variants_by_run = {run["run_id"]: _variant_of_run(run) for run in pq.read_table(runs).to_pylist()}
+    variants = [variants_by_run.get(run_id, (None, None, None)) for run_id in rows.column("run_id").to_pylist()]
     for position, name in enumerate(_VARIANT):
         if name not in rows.column_names:
             rows = rows.append_column(name, pa.array([variant[position] for variant in variants], pa.string()))
@@ -105,6 +105,6 @@ def _variant_of_run(run: Mapping[str, Any]) -> tuple[str | None, str | None, str
     """Return runtime, execution and precision; on GPUs older runs left the precision to the runtime's defaults."""
     runtime, execution = _EXECUTIONS.get(run.get("runtime") or "", (None, None))
     on_cpu = "CPU" in (run.get("provider") or "")
-    said = run.get("precision")  # type of the first input; whole numbers for a language model
-    precision = (said if said in _FLOATS else "float32") if runtime is not None and on_cpu else None
+    precision_text = run.get("precision")  # type of the first input; whole numbers for a language model
+    precision = (precision_text if precision_text in _FLOATS else "float32") if runtime is not None and on_cpu else None
     return runtime, execution, precision

@@ -69,11 +69,11 @@ def _table_of(record: type[Any]) -> str:
 @cache
 def _columns(table: str, record: type[Any]) -> tuple[str, ...]:
     """Return the record's columns, its types checked against the table's."""
-    known, wanted = get_type_hints(TABLES[table]), get_type_hints(record)
+    column_types, field_types = get_type_hints(TABLES[table]), get_type_hints(record)
     for field in fields(record):
-        if wanted[field.name] != known.get(field.name):
+        if field_types[field.name] != column_types.get(field.name):
             raise TypeError(
-                f"{record.__name__}.{field.name} is {wanted[field.name]}, but in the table {table} it is "
-                f"{known.get(field.name, 'no column')}"
+                f"{record.__name__}.{field.name} is {field_types[field.name]}, but in the table {table} it is "
+                f"{column_types.get(field.name, 'no column')}"
             )
     return tuple(field.name for field in fields(record))

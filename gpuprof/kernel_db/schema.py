@@ -382,8 +382,8 @@ def to_arrow(table: str, rows: Iterable[Row]) -> pa.Table:
 def from_arrow(table: str, content: pa.Table) -> list[Row]:
     """Return the rows of an Arrow table of ``table`` as dataclasses; columns unknown to them are left out."""
     row_type = TABLES[table]
-    known = [name for name in content.column_names if name in {field.name for field in fields(row_type)}]
-    return [row_type(**row) for row in content.select(known).to_pylist()]
+    columns = [name for name in content.column_names if name in {field.name for field in fields(row_type)}]
+    return [row_type(**row) for row in content.select(columns).to_pylist()]
 
 
 def model_at_dims(model: str, dims: str | None) -> str:

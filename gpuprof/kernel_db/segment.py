@@ -59,9 +59,9 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
 
 def remove_segment(path: Path) -> None:
     """Remove a segment: rename first, then delete, so readers never see a partial segment."""
-    hidden = path.with_name(f"{TEMPORARY_PREFIX}gone-{path.name}")
-    path.rename(hidden)
-    shutil.rmtree(hidden)
+    trash = path.with_name(f"{TEMPORARY_PREFIX}gone-{path.name}")
+    path.rename(trash)
+    shutil.rmtree(trash)
 
 
 def sync_to_disk(path: Path) -> None:
@@ -75,8 +75,8 @@ def sync_to_disk(path: Path) -> None:
 
 def table_files(segment: Path) -> dict[str, Path]:
     """Return the Parquet file of each table that ``segment`` has."""
-    found = {path.stem: path for path in segment.glob("*.parquet")}
-    return {table: found[table] for table in TABLES if table in found}
+    files = {path.stem: path for path in segment.glob("*.parquet")}
+    return {table: files[table] for table in TABLES if table in files}
 
 
 def check_footers(segment: Path, names: Iterable[str]) -> None:

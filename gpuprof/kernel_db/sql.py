@@ -42,8 +42,8 @@ def run_query(database: KernelDb, statement: str) -> QueryResult:
     )
     try:
         if (count := len(duckdb.extract_statements(statement))) != 1:
-            known = "the query is empty" if not count else f"the query holds {count} statements"
-            raise InputError(known, f'write one, such as "{_EXAMPLE}"')
+            problem = "the query is empty" if not count else f"the query holds {count} statements"
+            raise InputError(problem, f'write one, such as "{_EXAMPLE}"')
         for table in TABLES:
             connection.register(table, database.read_table(table))
         connection.execute(LATEST_MODELS)

@@ -124,9 +124,9 @@ class KernelDb:
 
     def _refuse_known(self, run_id: str) -> None:
         """Refuse an existing run id: readers would skip its rows if a compacted segment replaces that name."""
-        found = _list_directory(self.path)
+        listing = _list_directory(self.path)
         with suppress(FileNotFoundError):
-            if run_id in found or run_id in replaced_names(found.values()):
+            if run_id in listing or run_id in replaced_names(listing.values()):
                 raise InputError(f"run {run_id} is in the kernel database {self.path} already")
 
     def read_table(
@@ -173,23 +173,23 @@ class KernelDb:
         visible again.
         """
         while True:
-            found = _list_directory(self.path)
+            listing = _list_directory(self.path)
             with suppress(FileNotFoundError):
-                return [found[name] for name in sorted(replaced_names(found.values()) & found.keys())]
+                return [listing[name] for name in sorted(replaced_names(listing.values()) & listing.keys())]
 
     def clear_leftovers(self) -> list[str]:
         """Remove leftovers of killed writers, unless a writer is active; return the removed names."""
-        gone: list[str] = []
+        removed_names: list[str] = []
         with (self.path / _LOCK).open("a") as lock:
             try:
                 # Writers hold the lock shared (`writing`): an exclusive lock proves that no writer is active.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return gone
+                return removed_names
             for path in self.path.glob(f"{TEMPORARY_PREFIX}*"):
                 shutil.rmtree(path, ignore_errors=True)
-                gone.append(path.name)
-        return gone
+                removed_names.append(path.name)
+        return removed_names
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -207,14 +207,14 @@ def _read_table(
 
     schema = arrow_schema(table)
     chosen = schema.names if columns is None else list(columns)
-    read = [name for name in schema.names if name in chosen or name in where]
+    read_columns = [name for name in schema.names if name in chosen or name in where]
     files = [file for segment in segments if (file := _table_file(segment, table)) is not None]
     # `Schema.empty_table` would import pandas.
     rows = pa.concat_tables(
-        [pa.Table.from_batches([], schema).select(read), *(_read_file(table, f, read) for f in files)]
+        [pa.Table.from_batches([], schema).select(read_columns), *(_read_file(table, f, read_columns) for f in files)]
     )
     for name, value in where.items():
-        rows = rows.filter(_pack_bits([_is_wanted(one, value) for one in rows.column(name).to_pylist()]))
+        rows = rows.filter(_pack_bits([_is_wanted(cell, value) for cell in rows.column(name).to_pylist()]))
     return rows.select(chosen)
 
 
@@ -248,13 +248,13 @@ def _is_wanted(value: object, wanted: object) -> bool:
     return value == wanted
 
 
-def _pack_bits(chosen: Sequence[bool]) -> pa.Array:
+def _pack_bits(flags: Sequence[bool]) -> pa.Array:
     """Return an Arrow array of bools; pyarrow would import pandas to check for pandas' own types."""
     import numpy as np
     import pyarrow as pa
 
-    packed = np.packbits(np.array(chosen, dtype=np.bool_), bitorder="little")
-    return pa.Array.from_buffers(pa.bool_(), len(chosen), [None, pa.py_buffer(packed)])
+    packed = np.packbits(np.array(flags, dtype=np.bool_), bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, pa.py_buffer(packed)])
 
 
 def _table_file(segment: Path, table: str) -> Path | None:

@@ -48,13 +48,13 @@ def verify(database: KernelDb, repair: bool = False) -> list[Defect]:
         Defect(path, "already compacted, but not yet removed", is_harmless=True)
         for path in database.replaced_segments()
     ]
-    seen: dict[str, Path] = {}
+    segments_by_run: dict[str, Path] = {}
     for segment in database.segments():
-        defects += _check_segment(segment, seen)
+        defects += _check_segment(segment, segments_by_run)
     return defects
 
 
-def _check_segment(segment: Path, seen: dict[str, Path]) -> Iterator[Defect]:
+def _check_segment(segment: Path, segments_by_run: dict[str, Path]) -> Iterator[Defect]:
     files = table_files(segment)
     for unknown in set(segment.glob("*.parquet")) - set(files.values()):
         yield Defect(unknown, "no table of this schema")
@@ -72,7 +72,7 @@ def _check_segment(segment: Path, seen: dict[str, Path]) -> Iterator[Defect]:
         ids = set(pc.unique(content.column("run_id")).to_pylist())
         if table == "runs":
             runs = ids
-            yield from _check_runs(segment, content, seen)
+            yield from _check_runs(segment, content, segments_by_run)
         elif ids - runs:
             yield Defect(file, f"has rows of {', '.join(sorted(map(str, ids - runs)))}, of which there is no run")
 
@@ -87,12 +87,12 @@ def _read_checked(table: str, file: Path) -> pa.Table:
     return content
 
 
-def _check_runs(segment: Path, runs: pa.Table, seen: dict[str, Path]) -> Iterator[Defect]:
+def _check_runs(segment: Path, runs: pa.Table, segments_by_run: dict[str, Path]) -> Iterator[Defect]:
     ids = runs.column("run_id").to_pylist()
     for run_id in ids:
-        if run_id in seen:
-            yield Defect(segment, f"has run {run_id}, which is in {seen[run_id].name} too")
-        seen[run_id] = segment
+        if run_id in segments_by_run:
+            yield Defect(segment, f"has run {run_id}, which is in {segments_by_run[run_id].name} too")
+        segments_by_run[run_id] = segment
     # A segment of a single run is named by the run's id: this detects a directory copied under another name.
     if not segment.name.startswith(COMPACTED_PREFIX) and ids != [segment.name]:
         yield Defect(segment, f"holds the runs {', '.join(ids) or 'none'}, not the one that it is named after")

@@ -53,11 +53,11 @@ def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     for (driver_name, framework, version, kernels, precision, cache), rows in groups.items():
         if precision not in _TYPES:
             raise InputError(f"{source.path}: type {precision!r} is none of {', '.join(_TYPES)}")
-        known = device_of_driver(driver_name)
-        if known is None and device is None:
+        catalogue_device = device_of_driver(driver_name)
+        if catalogue_device is None and device is None:
             raise InputError(f"{source.path}: no GPU of the catalogue is called {driver_name!r}", "give --device")
         run = source.run(
-            device or (known.name if known else ""),
+            device or (catalogue_device.name if catalogue_device else ""),
             "import:aiconfigurator",
             _NOTES,
             PER_OP,

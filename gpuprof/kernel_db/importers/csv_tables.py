@@ -193,14 +193,14 @@ _INSTANCES = re.compile(r"(?P<count>\d+)\s*[:/x]")
 
 def _read_analyzed(source: Source, line: int, row: Mapping[str, str]) -> dict[str, Any]:
     memory = next(filter(_MEMORY.fullmatch, row), None)
-    used = source.number(line, row, memory) if memory else None
+    memory_mb = source.number(line, row, memory) if memory else None
     # "2:KIND_GPU" or "2/GPU"; without a number, one instance.
     instances = _INSTANCES.match(row.get("Instance Group", ""))
     return {
         "model": row["Model"],
         "batch": int(source.require_number(line, row, "Batch")),
         "processes": int(instances["count"]) if instances else 1,
-        "memory_peak_bytes": None if used is None else round(used * 1e6),
+        "memory_peak_bytes": None if memory_mb is None else round(memory_mb * 1e6),
         **{column: source.number(line, row, name) for column, name in _ANALYZED.items() if name in row},
     }
 

@@ -29,10 +29,10 @@ def describe_op(kind: str, sizes: Sizes, dtype: str) -> Op:
     else:
         op_type, shapes, outputs, attributes, weights = _element_wise(kind, sizes)
     inputs = tuple(Tensor(f"x{i}", dtype, shape) for i, shape in enumerate(shapes))
-    made = tuple(Tensor(f"y{i}", dtype, shape) for i, shape in enumerate(outputs))
-    cost = cost_of(op_type, "", inputs, made, attributes)
+    results = tuple(Tensor(f"y{i}", dtype, shape) for i, shape in enumerate(outputs))
+    cost = cost_of(op_type, "", inputs, results, attributes)
     constant = tuple(inputs[i] for i in weights)
-    return Op(kind, op_type, "", inputs, made, constant, attributes, cost.flops, cost.bytes_read, cost.bytes_written)
+    return Op(kind, op_type, "", inputs, results, constant, attributes, cost.flops, cost.bytes_read, cost.bytes_written)
 
 
 def op_row(run: RunRow, op: Op, batch: int, latency_ms: float, execution: str, note: str | None = None) -> OpRow:

@@ -158,15 +158,15 @@ class Source:
         A time printed as 2 ms may be anything from 1.5 to 2.5 ms. None when both are missing, or no request was
         answered. ``latency_s``, ``throughput``: names of columns, in seconds and requests per second.
         """
-        printed, rate = self.number(line, row, latency_s), self.number(line, row, throughput)
-        if not printed and not rate:
+        latency, rate = self.number(line, row, latency_s), self.number(line, row, throughput)
+        if not latency and not rate:
             return None
-        if not rate or (printed and _rounding(row[latency_s]) <= _rounding(row[throughput])):
-            return 1000.0 * (printed or 0.0)
+        if not rate or (latency and _rounding(row[latency_s]) <= _rounding(row[throughput])):
+            return 1000.0 * (latency or 0.0)
         return 1000.0 * batch / rate
 
-    def run(self, device: str, collector: str, notes: str, model: str = "", **known: str | None) -> RunRow:
-        """Return the run of the file's rows; ``known`` are further columns of the run."""
+    def run(self, device: str, collector: str, notes: str, model: str = "", **columns: str | None) -> RunRow:
+        """Return the run of the file's rows; ``columns`` are further columns of the run."""
         now = datetime.now(UTC)
         return RunRow(
             run_id=new_run_id(now),
@@ -177,7 +177,7 @@ class Source:
             source=str(self.path),
             source_sha256=self.sha256,
             notes=notes,
-            **known,  # type: ignore[arg-type]
+            **columns,  # type: ignore[arg-type]
         )
 
 
