@@ -75,21 +75,21 @@ def unassigned_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> dict[
 def _assign_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSlice, ...], dict[int, float]]:
     _check_shares(shares_pct)
     amounts = [pct * len(cores) / 100.0 for pct in shares_pct]
-    whole = [math.floor(amount + _EPSILON) for amount in amounts]
+    core_counts = [math.floor(amount + _EPSILON) for amount in amounts]
     # Whole cores are assigned first: a fraction placed before them could take the last untouched core.
     free = list(cores)
-    taken: list[list[int]] = []
-    for count in whole:
-        taken.append(free[:count])
+    assignments: list[list[int]] = []
+    for count in core_counts:
+        assignments.append(free[:count])
         del free[:count]
     free_parts = dict.fromkeys(free, 1.0)
-    parts = [max(0.0, amount - count) for amount, count in zip(amounts, whole, strict=True)]
+    parts = [max(0.0, amount - count) for amount, count in zip(amounts, core_counts, strict=True)]
     for index in sorted(range(len(parts)), key=lambda i: -parts[i]):
         if parts[index] > _EPSILON:
-            taken[index] += _assign_fraction(parts[index], free_parts)
+            assignments[index] += _assign_fraction(parts[index], free_parts)
     slices = tuple(
-        CpuSlice(tuple(sorted(held)), None if part <= _EPSILON else round(amount, 6))
-        for held, part, amount in zip(taken, parts, amounts, strict=True)
+        CpuSlice(tuple(sorted(assignment)), None if part <= _EPSILON else round(amount, 6))
+        for assignment, part, amount in zip(assignments, parts, amounts, strict=True)
     )
     return slices, free_parts
 
@@ -105,19 +105,19 @@ def _check_shares(shares_pct: Sequence[float]) -> None:
 
 def _assign_fraction(part: float, free_parts: dict[int, float]) -> list[int]:
     """Take ``part`` of a core, from the fullest core with enough free capacity, else from several; return the cores."""
-    holding = [core for core, free in free_parts.items() if free >= part - _EPSILON]
-    if holding:
-        core = min(holding, key=lambda c: free_parts[c])
+    fitting_cores = [core for core, free in free_parts.items() if free >= part - _EPSILON]
+    if fitting_cores:
+        core = min(fitting_cores, key=lambda c: free_parts[c])
         free_parts[core] -= part
         return [core]
-    used = []
+    cores = []
     # The emptiest cores first, so that the slice is spread over as few cores as possible.
     for core in sorted(free_parts, key=lambda c: -free_parts[c]):
         if part <= _EPSILON:
             break
         if free_parts[core] > _EPSILON:
-            taken = min(part, free_parts[core])
-            free_parts[core] -= taken
-            part -= taken
-            used.append(core)
-    return used
+            amount = min(part, free_parts[core])
+            free_parts[core] -= amount
+            part -= amount
+            cores.append(core)
+    return cores

@@ -114,18 +114,19 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
         return tuple(replica.server for replica in replicas)
     work = work.at(math.fsum(replica.rate_rps for replica in replicas))
     slices = cores_of([(replica.share_pct, replica.turns) for replica in replicas], work.host_cores)
-    alone = [min(1.0, queueing.sojourn(Arrivals(replica.rate_rps), replica.server).utilization) for replica in replicas]
-    offered = work.host_ms / 1000.0 * math.fsum(replica.rate_rps for replica in replicas)
-    lost = [0.0] * len(replicas)
+    loads = [min(1.0, queueing.sojourn(Arrivals(replica.rate_rps), replica.server).utilization) for replica in replicas]
+    host_load = work.host_ms / 1000.0 * math.fsum(replica.rate_rps for replica in replicas)
+    fractions = [0.0] * len(replicas)
     for _ in range(_ROUNDS):  # disturbed replicas are busy for longer, so all cores are more often busy at once
-        busy = [min(1.0, part / (1.0 - gone)) for part, gone in zip(alone, lost, strict=True)]
+        busy = [min(1.0, part / (1.0 - fraction)) for part, fraction in zip(loads, fractions, strict=True)]
         parts = _host_work_fractions(replicas, slices, busy, work.host_cores)
-        lost = [
-            _clip_lost_part(offered * part * _probability_others_busy(index, slices, busy, work.host_cores))
+        fractions = [
+            _clip_lost_part(host_load * part * _probability_others_busy(index, slices, busy, work.host_cores))
             for index, part in enumerate(parts)
         ]
     return tuple(
-        lengthen_times(loaded.server, gone, work.event_ms) for loaded, gone in zip(replicas, lost, strict=True)
+        lengthen_times(loaded.server, fraction, work.event_ms)
+        for loaded, fraction in zip(replicas, fractions, strict=True)
     )
 
 
@@ -140,13 +141,13 @@ def disturb_at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> Ba
     return lengthen_times(server, _clip_lost_part(work.host_ms / 1000.0 * rate_rps), work.event_ms)
 
 
-def lengthen_times(server: BatchServer, lost: float, event_ms: float) -> BatchServer:
-    """Return a replica without the fraction ``lost`` of its time, in interruptions of mean length ``event_ms``."""
-    if lost <= 0.0:
+def lengthen_times(server: BatchServer, lost_part: float, event_ms: float) -> BatchServer:
+    """Return a replica without the fraction ``lost_part`` of its time, in interruptions of mean length ``event_ms``."""
+    if lost_part <= 0.0:
         return server
-    times = tuple(ms / (1.0 - lost) for ms in server.latency_ms)
+    times = tuple(ms / (1.0 - lost_part) for ms in server.latency_ms)
     # The compound Poisson variance x·S·event_ms over S², at the full batch: a server has a single cv for all sizes.
-    extra = lost * event_ms / times[-1]
+    extra = lost_part * event_ms / times[-1]
     return replace(
         server,
         latency_ms=times,
@@ -192,21 +193,21 @@ def _last_start_fractions(
 
 def _probability_others_busy(index: int, slices: Sequence[CpuSlice], busy: Sequence[float], cores: int) -> float:
     """Return the probability that every core outside this replica's slice runs a batch."""
-    mine = set(slices[index].cores)
-    together = 1.0
-    counted: set[int] = set()
+    own_cores = set(slices[index].cores)
+    probability = 1.0
+    visited_cores: set[int] = set()
     for core in range(cores):
-        if core in mine or core in counted:
+        if core in own_cores or core in visited_cores:
             continue
-        here = [other for other, part in enumerate(slices) if core in part.cores]
-        counted |= set(_fully_shared_cores(here, slices))
-        together *= 1.0 - math.prod(1.0 - busy[other] for other in here)
-    return together
+        sharers = [i for i, part in enumerate(slices) if core in part.cores]
+        visited_cores |= set(_fully_shared_cores(sharers, slices))
+        probability *= 1.0 - math.prod(1.0 - busy[i] for i in sharers)
+    return probability
 
 
-def _fully_shared_cores(here: Sequence[int], slices: Sequence[CpuSlice]) -> Iterator[int]:
-    """Yield the cores with exactly the replicas ``here``, which are busy at the same times."""
-    held = Counter(core for part in slices for core in part.cores)
-    for core in slices[here[0]].cores if here else ():
-        if held[core] == len(here) and all(core in slices[other].cores for other in here):
+def _fully_shared_cores(sharers: Sequence[int], slices: Sequence[CpuSlice]) -> Iterator[int]:
+    """Yield the cores with exactly the replicas ``sharers``, which are busy at the same times."""
+    slice_counts = Counter(core for part in slices for core in part.cores)
+    for core in slices[sharers[0]].cores if sharers else ():
+        if slice_counts[core] == len(sharers) and all(core in slices[i].cores for i in sharers):
             yield core

@@ -45,8 +45,8 @@ class MergedWork:
         order = list(first) or sorted(self.rates, key=lambda name: (-self.rates[name], name))
         if batch <= len(order):
             return dict.fromkeys(order[:batch], 1)
-        left, total = batch - len(order), sum(self.rates.values())
-        exact = {name: left * self.rates[name] / total for name in order}
+        remainder, total = batch - len(order), sum(self.rates.values())
+        exact = {name: remainder * self.rates[name] / total for name in order}
         rows = {name: 1 + int(exact[name]) for name in order}
         # The rest after rounding down goes to the largest remainders, so that the rows add up to the batch.
         for name in sorted(order, key=lambda name: int(exact[name]) - exact[name])[: batch - sum(rows.values())]:
@@ -87,21 +87,21 @@ class MergedEstimator:
 
         Raises `InputError` when the model or a member has no possible estimate.
         """
-        apart = tuple(workload for other in beside for workload in self._split_merged(other))
+        neighbours = tuple(workload for neighbour in beside for workload in self._split_merged(neighbour))
         work = self._works.get(model)
         if work is None:
-            return self._estimator.estimate(model, device, batch, share, apart, processes)
+            return self._estimator.estimate(model, device, batch, share, neighbours, processes)
         whole = Workload(model, batch, share, processes)
-        summed = self._sum_members(whole, work, device, apart)
-        return self._apply_measured(summed, work, device, apart) or summed
+        summed = self._sum_members(whole, work, device, neighbours)
+        return self._apply_measured(summed, work, device, neighbours) or summed
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the candidate batch sizes for ``model``; for a merged model, its members' sizes times their number."""
         work = self._works.get(model)
         if work is None:
             return self._estimator.batches(model, device, share)
-        each = [self._estimator.batches(name, device, share) for name in work.rates]
-        return tuple(sorted({len(each) * batch for batches in each for batch in batches}))
+        member_batches = [self._estimator.batches(name, device, share) for name in work.rates]
+        return tuple(sorted({len(member_batches) * batch for batches in member_batches for batch in batches}))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the candidate shares for ``model``; for a merged model, the shares of any member."""
@@ -123,8 +123,8 @@ class MergedEstimator:
             yield Workload(name, count, part, workload.processes)
 
     def _sum_members(self, whole: Workload, work: MergedWork, device: Device, beside: Sequence[Workload]) -> Estimate:
-        every = [self._estimator.estimate(name, device, 1, whole.share, beside, whole.processes) for name in work.rates]
-        slowest_first = sorted(every, key=lambda batch: (-batch.latency_ms.value, batch.workload.model))
+        items = [self._estimator.estimate(name, device, 1, whole.share, beside, whole.processes) for name in work.rates]
+        slowest_first = sorted(items, key=lambda batch: (-batch.latency_ms.value, batch.workload.model))
         parts = [
             self._estimator.estimate(name, device, rows, whole.share, beside, whole.processes)
             for name, rows in work.rows(whole.batch, [batch.workload.model for batch in slowest_first]).items()
@@ -138,8 +138,8 @@ class MergedEstimator:
             latency_cv=max(part.latency_cv for part in parts),
             pause_factor=max(part.pause_factor for part in parts),
             pause_cv=max(part.latency_cv if part.pause_cv is None else part.pause_cv for part in parts),
-            memory_bytes=_sum_memory(parts, every, work),
-            weight_bytes=_sum_weights(every, work),
+            memory_bytes=_sum_memory(parts, items, work),
+            weight_bytes=_sum_weights(items, work),
             unknown_ops=tuple(sorted({op for part in parts for op in part.unknown_ops})),
         )
 
@@ -171,19 +171,19 @@ def _sum_figures(figures: Sequence[Figure]) -> Figure:
     return Figure(sum(figure.value for figure in figures), figures[0].source, low, high)
 
 
-def _sum_memory(parts: Sequence[Estimate], every: Sequence[Estimate], work: MergedWork) -> Figure | None:
+def _sum_memory(parts: Sequence[Estimate], items: Sequence[Estimate], work: MergedWork) -> Figure | None:
     """Return the memory of all models, including models without a request, less their shared weights."""
-    held = {estimate.workload.model: estimate.memory_bytes for estimate in (*every, *parts)}
-    figures = [figure for figure in held.values() if figure is not None]
-    if len(figures) < len(held):
+    memory_by_model = {estimate.workload.model: estimate.memory_bytes for estimate in (*items, *parts)}
+    figures = [figure for figure in memory_by_model.values() if figure is not None]
+    if len(figures) < len(memory_by_model):
         return None
     largest = max(figure.value for figure in figures)
     least_sure = max(figures, key=lambda figure: SOURCE_KINDS.index(classify_source(figure.source)))
     # Underestimates less the saved weights could be too small: the merged model holds at least its largest member.
-    together = max(largest, sum(f.value for f in figures) - work.saved_weight_bytes)
-    return Figure(together, f"{SUMMED}, {least_sure.source}")
+    total_bytes = max(largest, sum(f.value for f in figures) - work.saved_weight_bytes)
+    return Figure(total_bytes, f"{SUMMED}, {least_sure.source}")
 
 
-def _sum_weights(every: Sequence[Estimate], work: MergedWork) -> int | None:
-    weights = [estimate.weight_bytes for estimate in every if estimate.weight_bytes is not None]
-    return sum(weights) - work.saved_weight_bytes if len(weights) == len(every) else None
+def _sum_weights(items: Sequence[Estimate], work: MergedWork) -> int | None:
+    weights = [estimate.weight_bytes for estimate in items if estimate.weight_bytes is not None]
+    return sum(weights) - work.saved_weight_bytes if len(weights) == len(items) else None

@@ -65,17 +65,17 @@ def finish_ms(
     if processes == 0:
         return math.inf
     batch = len(latency_ms)
-    ahead = waiting // batch if waiting >= batch else 0
-    beside = waiting - ahead * batch
+    full_batches = waiting // batch if waiting >= batch else 0
+    remainder = waiting - full_batches * batch
     start, total = busy_ms[0], 0.0
     for busy in busy_ms:
         start = min(start, busy)
         total += busy
-    if ahead > 0:
-        start = max(start, (total + ahead * latency_ms[batch - 1]) / processes)
-    waited = oldest_wait_ms if beside > 0 and ahead == 0 else 0.0
+    if full_batches > 0:
+        start = max(start, (total + full_batches * latency_ms[batch - 1]) / processes)
+    waited_ms = oldest_wait_ms if remainder > 0 and full_batches == 0 else 0.0
     if rows < batch:
-        return max(start, max_wait_ms - waited) + latency_ms[rows - 1]
+        return max(start, max_wait_ms - waited_ms) + latency_ms[rows - 1]
     return start + latency_ms[batch - 1]
 
 
@@ -185,9 +185,9 @@ def makes_oldest_late(
     start = busy_ms[0]
     for busy in busy_ms:
         start = min(start, busy)
-    begun = oldest_wait_ms + max(start, max_wait_ms - oldest_wait_ms)
-    filled = oldest_wait_ms + start if waiting + 1 == len(latency_ms) else begun  # a full batch starts without waiting
-    return begun + latency_ms[waiting - 1] <= allowed_ms < filled + latency_ms[waiting]
+    begin = oldest_wait_ms + max(start, max_wait_ms - oldest_wait_ms)
+    full_ms = oldest_wait_ms + start if waiting + 1 == len(latency_ms) else begin  # a full batch starts without waiting
+    return begin + latency_ms[waiting - 1] <= allowed_ms < full_ms + latency_ms[waiting]
 
 
 def argmin_in_turn(values: Sequence[float], turn: int) -> int:
@@ -208,12 +208,12 @@ def argmin_in_turn(values: Sequence[float], turn: int) -> int:
     return 0
 
 
-def next_live_replica(living: Sequence[int], last: int) -> int:
+def next_live_replica(live_processes: Sequence[int], last: int) -> int:
     """Return the first position after ``last``, cyclically, with a value above 0; ``last + 1`` when there is none."""
-    count = len(living)
+    count = len(live_processes)
     for step in range(1, count + 1):
         position = (last + step) % count
-        if living[position] > 0:
+        if live_processes[position] > 0:
             return position
     return (last + 1) % count
 

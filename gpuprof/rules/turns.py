@@ -17,24 +17,24 @@ from gpuprof.domain.estimate import SOURCE_KINDS, Estimate, Figure, Workload, cl
 Ask = Callable[[Workload, Sequence[Workload]], Estimate]
 
 
-def involves_turns(workload: Workload, beside: Sequence[Workload]) -> bool:
+def involves_turns(workload: Workload, neighbours: Sequence[Workload]) -> bool:
     """Return whether any workload takes turns, so that `estimate_in_turn` must be used."""
-    return bool(workload.turns) or any(neighbour.turns for neighbour in beside)
+    return bool(workload.turns) or any(neighbour.turns for neighbour in neighbours)
 
 
-def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -> Estimate:
+def estimate_in_turn(ask: Ask, workload: Workload, neighbours: Sequence[Workload]) -> Estimate:
     """Return the estimate of a workload with turns, or with neighbours that take turns.
 
     The latency is the time from ready to done, with the longest wait for the workload's turn. Of neighbours that take
     turns among themselves, only one runs at a time: the neighbour that, alone, slows the workload most is used.
     Raises `InputError` as the estimator for any of the workloads.
     """
-    own_turn = _ask_during_turn(ask, workload, beside)
+    own_turn = _ask_during_turn(ask, workload, neighbours)
     if not workload.turns:
         return own_turn
-    mates = [neighbour for neighbour in beside if neighbour.turns == workload.turns]
-    others = [neighbour for neighbour in beside if neighbour not in mates]
-    batches = [own_turn, *(_ask_during_turn(ask, mate, others) for mate in mates)]
+    mates = [neighbour for neighbour in neighbours if neighbour.turns == workload.turns]
+    concurrent = [neighbour for neighbour in neighbours if neighbour not in mates]
+    batches = [own_turn, *(_ask_during_turn(ask, mate, concurrent) for mate in mates)]
     longest = _add_figures([batch.latency_ms for batch in batches])
     # Standard deviations of independent times add up in quadrature.
     pauses = [batch.pause_factor * batch.latency_ms.value for batch in batches]
@@ -52,9 +52,9 @@ def estimate_in_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -
     )
 
 
-def without_turn_mates(workload: Workload, beside: Sequence[Workload]) -> tuple[Workload, ...]:
+def without_turn_mates(workload: Workload, neighbours: Sequence[Workload]) -> tuple[Workload, ...]:
     """Return the neighbours that may run concurrently with the workload: all outside its turn group."""
-    return tuple(neighbour for neighbour in beside if not workload.turns or neighbour.turns != workload.turns)
+    return tuple(neighbour for neighbour in neighbours if not workload.turns or neighbour.turns != workload.turns)
 
 
 def held_shares(shares: Iterable[tuple[float, int]]) -> list[float]:
@@ -65,24 +65,24 @@ def held_shares(shares: Iterable[tuple[float, int]]) -> list[float]:
     >>> held_shares([(40.0, 1), (60.0, 0), (40.0, 1)])
     [40.0, 60.0]
     """
-    seen: set[int] = set()
-    held = []
+    turn_numbers: set[int] = set()
+    distinct = []
     for share, turns in shares:
-        if turns in seen:
+        if turns in turn_numbers:
             continue
-        held.append(share)
-        seen |= {turns} if turns else set()
-    return held
+        distinct.append(share)
+        turn_numbers |= {turns} if turns else set()
+    return distinct
 
 
-def _ask_during_turn(ask: Ask, workload: Workload, beside: Sequence[Workload]) -> Estimate:
-    alone, at_once = replace(workload, turns=0), without_turn_mates(workload, beside)
-    running = [workload for workload in at_once if not workload.turns]
-    for number in sorted({workload.turns for workload in at_once} - {0}):
-        group = [replace(workload, turns=0) for workload in at_once if workload.turns == number]
+def _ask_during_turn(ask: Ask, workload: Workload, neighbours: Sequence[Workload]) -> Estimate:
+    isolated, concurrent = replace(workload, turns=0), without_turn_mates(workload, neighbours)
+    running = [workload for workload in concurrent if not workload.turns]
+    for number in sorted({workload.turns for workload in concurrent} - {0}):
+        group = [replace(workload, turns=0) for workload in concurrent if workload.turns == number]
         # Of equally slow neighbours the first by name: the result must not depend on their order.
-        running.append(max(sorted(group), key=lambda workload: ask(alone, [workload]).latency_ms.upper()))
-    return replace(ask(alone, sorted(running)), workload=workload)
+        running.append(max(sorted(group), key=lambda workload: ask(isolated, [workload]).latency_ms.upper()))
+    return replace(ask(isolated, sorted(running)), workload=workload)
 
 
 def _add_figures(figures: Sequence[Figure]) -> Figure:
