@@ -57,11 +57,11 @@ def summarize_autoscaling(policy: str, table: Timetable, outcome: SimulationOutc
 
 def _wait_ms(outcome: SimulationOutcome) -> float | None:
     answered = sum(model.answered for model in outcome.models)
-    waited = sum(
+    wait_ms = sum(
         model.answered * ((model.stage_mean_ms["batching"] or 0.0) + (model.stage_mean_ms["queue"] or 0.0))
         for model in outcome.models
     )
-    return waited / answered if answered else None
+    return wait_ms / answered if answered else None
 
 
 def _worst_p99_ms(outcome: SimulationOutcome) -> float | None:

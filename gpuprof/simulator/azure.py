@@ -47,18 +47,18 @@ def _read_2019(path: Path, header: Sequence[str], busiest: int, random: np.rando
     for position, name in enumerate(minutes, start=1):
         if name != str(position):
             raise InputError(f"{path}:1: minute {position} is missing: column {position + 4} is {name!r}")
-    kept: list[tuple[int, int, str, NDArray[np.int64]]] = []
+    heap: list[tuple[int, int, str, NDArray[np.int64]]] = []
     rows = open_rows(path)
     next(rows)
     for line, row in rows:
         counts = _read_counts(row, len(minutes), f"{path}:{line}")
         entry = (int(counts.sum()), -line, "/".join(row[:3]), counts)  # of equal counts the first in the file is kept
-        (heapq.heappush if len(kept) < busiest else heapq.heappushpop)(kept, entry)
-    if not any(total for total, *_ in kept):
+        (heapq.heappush if len(heap) < busiest else heapq.heappushpop)(heap, entry)
+    if not any(total for total, *_ in heap):
         raise InputError(f"{path} holds no invocations", "give a day that has some")
-    if (total := sum(entry[0] for entry in kept)) > MAX_REQUESTS:
+    if (total := sum(entry[0] for entry in heap)) > MAX_REQUESTS:
         raise InputError(f"{path}: {total:.3g} invocations are too many to hold", "ask for fewer functions")
-    times = {name: _spread_in_minutes(counts, random) for total, _, name, counts in sorted(kept, reverse=True) if total}
+    times = {name: _spread_in_minutes(counts, random) for total, _, name, counts in sorted(heap, reverse=True) if total}
     return Trace(times, 60.0 * len(minutes))
 
 
@@ -68,8 +68,8 @@ def _read_counts(row: Sequence[str], minutes: int, where: str) -> NDArray[np.int
     try:
         counts = np.array(row[4:], dtype=np.int64)
     except (ValueError, OverflowError):
-        wrong = next((cell for cell in row[4:] if not cell.strip().isdigit()), max(row[4:], key=len))
-        raise InputError(f"{where}: a count must be a whole number but got {wrong!r}") from None
+        invalid_cell = next((cell for cell in row[4:] if not cell.strip().isdigit()), max(row[4:], key=len))
+        raise InputError(f"{where}: a count must be a whole number but got {invalid_cell!r}") from None
     if len(counts) and counts.min() < 0:
         raise InputError(f"{where}: a count must be at least 0 but got {counts.min()}")
     return counts
@@ -106,7 +106,7 @@ def _keep_busiest(starts: NDArray[np.float64], functions: Sequence[str], busiest
     times = np.rint((starts[order] - starts[order[0]]) * NS_PER_S).astype(np.int64)
     names, index, totals = np.unique(np.array(functions)[order], return_inverse=True, return_counts=True)
     # The last key of lexsort is the primary key: falling totals, then names.
-    chosen = np.lexsort((names, -totals))[:busiest]
-    kept = {str(names[i]): times[index == i] for i in chosen}
+    busiest_rows = np.lexsort((names, -totals))[:busiest]
+    kept_times = {str(names[i]): times[index == i] for i in busiest_rows}
     # A single request would have duration 0, by which rates cannot be divided.
-    return Trace(kept, max(float(times[-1] / NS_PER_S), 1.0 / NS_PER_S))
+    return Trace(kept_times, max(float(times[-1] / NS_PER_S), 1.0 / NS_PER_S))

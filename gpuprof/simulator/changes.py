@@ -69,9 +69,9 @@ def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Ta
         for model in sorted({int(cluster.replica_model[replica]) for replica in change.replicas}):
             count = _take_orphans(state, model, displaced)
             _reroute_requests(cluster, state, model, displaced[:count], change.time)
-    took = [int(replica) for replica in np.flatnonzero(state.behind >= 0)]
-    state.behind[took] = -1
-    return took
+    replicas = [int(replica) for replica in np.flatnonzero(state.behind >= 0)]
+    state.behind[replicas] = -1
+    return replicas
 
 
 def fail_all_orphans(state: State, tally: Tally) -> None:
@@ -97,7 +97,7 @@ def _take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, repli
 
     Running requests come first, process by process, then queued requests.
     """
-    moved, model = 0, cluster.replica_model[replica]
+    taken_count, model = 0, cluster.replica_model[replica]
     for process in range(cluster.first_process[replica], cluster.first_process[replica + 1]):
         place = state.flight[process]
         while place >= 0:
@@ -106,14 +106,14 @@ def _take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, repli
             if is_retry_limit_reached(state.losses[place]):
                 give_up(state, tally, model, place, FAILED)
             else:
-                displaced[moved] = place
-                moved += 1
+                displaced[taken_count] = place
+                taken_count += 1
             place = following
         state.flight[process], state.done_at[process], state.expected_at[process] = -1, -1, 0
     place = state.queue_head[replica] if state.waiting[replica] > 0 else -1
     while place >= 0:
-        displaced[moved] = place
-        moved += 1
+        displaced[taken_count] = place
+        taken_count += 1
         place = state.next[place]
     state.queue_head[replica] = -1
     state.waiting[replica] = state.solo_requests[replica] = 0
@@ -121,7 +121,7 @@ def _take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, repli
     if state.free_processes[replica] < count:
         state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
     state.free_processes[replica] = count
-    return moved
+    return taken_count
 
 
 def _reroute_requests(cluster: ClusterArrays, state: State, model: int, displaced: Ints, now: int) -> None:

@@ -9,8 +9,8 @@ from gpuprof.simulator.state import MS, ClusterArrays, State
 def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return the replica for the next request of a model and the ms until its answer; -1 if no replica is alive."""
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
-    living = state.living[model]
-    if living == 0:
+    live_processes = state.living[model]
+    if live_processes == 0:
         return -1, 0.0
     if last - first == 1:
         only = cluster.choice[first]
@@ -21,7 +21,7 @@ def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -
         replica = cluster.choice[first + position]
         return replica, finish_of(cluster, state, replica, now)
     # Like `FastestFirst`, the turn moves only if there is a choice.
-    if living > 1:
+    if live_processes > 1:
         state.turn[model] += 1
     return find_fastest(cluster, state, model, now)
 
@@ -31,8 +31,8 @@ def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> 
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
     for position in range(first, last):
         state.finish_ms[position - first] = finish_of(cluster, state, cluster.choice[position], now)
-    chosen = argmin_in_turn(state.finish_ms[: last - first], state.turn[model])
-    return cluster.choice[first + chosen], state.finish_ms[chosen]
+    index = argmin_in_turn(state.finish_ms[: last - first], state.turn[model])
+    return cluster.choice[first + index], state.finish_ms[index]
 
 
 def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> float:
@@ -42,10 +42,10 @@ def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> f
     for i in range(count):
         state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * MS
     waiting = state.waiting[replica]
-    waited = (now - state.joined[state.queue_head[replica]]) * MS if waiting > 0 else 0.0
+    waited_ms = (now - state.joined[state.queue_head[replica]]) * MS if waiting > 0 else 0.0
     latency = cluster.latency_ms[replica][: cluster.batch[replica]]
     rows = expected_batch_of(cluster, state, replica)
-    return finish_ms(waiting, waited, state.busy_ms[:count], rows, latency, state.wait_ms[replica])
+    return finish_ms(waiting, waited_ms, state.busy_ms[:count], rows, latency, state.wait_ms[replica])
 
 
 def expected_batch_of(cluster: ClusterArrays, state: State, replica: int) -> int:
@@ -64,10 +64,10 @@ def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now
     for i in range(count):
         state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * MS
     # The SLO counts from sending; the batching delay in `finish_of` counts from joining the queue.
-    waited = (now - state.arrived[state.queue_head[replica]]) * MS
+    waited_ms = (now - state.arrived[state.queue_head[replica]]) * MS
     latency = cluster.latency_ms[replica][: cluster.batch[replica]]
     wait_ms = state.wait_ms[replica]
-    return makes_oldest_late(waiting, waited, state.busy_ms[:count], latency, wait_ms, allowed_ms)
+    return makes_oldest_late(waiting, waited_ms, state.busy_ms[:count], latency, wait_ms, allowed_ms)
 
 
 def choose_harmless(
@@ -78,17 +78,17 @@ def choose_harmless(
     A replica delays another request if it makes the oldest request of the batch late. The replica is -1 if there is
     none.
     """
-    chosen, soonest = -1, allowed_ms - waited_ms
+    best, best_finish = -1, allowed_ms - waited_ms
     for position in range(cluster.choice_start[model], cluster.choice_start[model + 1]):
         replica = cluster.choice[position]
         if state.alive[replica] == 0:
             continue
         finish = finish_of(cluster, state, replica, now)
-        if finish > soonest or (chosen >= 0 and finish == soonest):
+        if finish > best_finish or (best >= 0 and finish == best_finish):
             continue
         if not makes_oldest_late_at(cluster, state, replica, now, allowed_ms):
-            chosen, soonest = replica, finish
-    return chosen, soonest
+            best, best_finish = replica, finish
+    return best, best_finish
 
 
 def set_alive(cluster: ClusterArrays, state: State, replica: int, alive: int) -> None:

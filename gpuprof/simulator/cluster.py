@@ -79,7 +79,7 @@ def places_of(deployment: DeploymentMap) -> tuple[PlacedInstance, ...]:
     Raises `InputError` when there is no replica, or a replica has a model that the map does not list, a number of batch
     times different from its batch, or a coefficient of variation above `MOST_VARIATION`.
     """
-    places = tuple(PlacedInstance(*where) for where in deployment.places())
+    places = tuple(PlacedInstance(*place) for place in deployment.places())
     if not places:
         raise InputError("the map holds no replicas: nothing could answer a request")
     for place in places:
@@ -118,15 +118,15 @@ def build_cluster(
     of_model = np.array([models.index(replica.model) for replica in replicas], np.int64)
     latency = _latencies(replicas)
     turns = _number_turns(places)
-    wait = np.array(
+    wait_ms = np.array(
         [_max_wait_ms(deployment, replica, row.tolist()) for replica, row in zip(replicas, latency, strict=True)]
     )
     if options.batch_timeout_ms is not None:
-        wait = np.full(len(replicas), options.batch_timeout_ms)
+        wait_ms = np.full(len(replicas), options.batch_timeout_ms)
     host = NO_HOST_WORK if options.switches or options.absent else options.host
     # Requests to a map of several devices come from other machines.
-    beside = [place.replica for place in places] if len({place.name for place in places}) == 1 else []
-    event, core_start, core_process = core_arrays(beside, host)
+    replicas_on_host = [place.replica for place in places] if len({place.name for place in places}) == 1 else []
+    event, core_start, core_process = core_arrays(replicas_on_host, host)
     processes = np.array([replica.processes for replica in replicas], np.int64)
     return ClusterArrays(
         slo=_ns([deployment.models[model].slo_ms for model in models]),
@@ -141,7 +141,7 @@ def build_cluster(
         latency_ms=latency,
         turns=turns,
         turn_ms=_turn_times(replicas, latency) if (turns >= 0).any() else latency,
-        max_wait_ms=wait,
+        max_wait_ms=wait_ms,
         cv=_drop_least(np.array([replica.predicted.latency_cv for replica in replicas])),
         pause_factor=np.array([replica.predicted.pause_factor for replica in replicas]),
         pause_cv=_drop_least(np.array([_pause_cv(replica) for replica in replicas])),
@@ -178,8 +178,8 @@ def _number_turns(places: Sequence[PlacedInstance]) -> NDArray[np.int64]:
     numbers: dict[tuple[str, int], int] = {}
     return np.array(
         [
-            numbers.setdefault((placed.name, placed.replica.turns), len(numbers)) if placed.replica.turns else -1
-            for placed in places
+            numbers.setdefault((place.name, place.replica.turns), len(numbers)) if place.replica.turns else -1
+            for place in places
         ],
         np.int64,
     )
@@ -188,8 +188,8 @@ def _number_turns(places: Sequence[PlacedInstance]) -> NDArray[np.int64]:
 def _turn_times(replicas: Sequence[Replica], latency: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return batch times without the wait for a turn."""
     waits = np.array([replica.wait_for_turn_ms for replica in replicas])
-    least = 1e-6  # a batch time must be above 0
-    return np.asarray(np.maximum(latency - waits[:, None], least))
+    floor_ms = 1e-6  # a batch time must be above 0
+    return np.asarray(np.maximum(latency - waits[:, None], floor_ms))
 
 
 def _max_wait_ms(deployment: DeploymentMap, replica: Replica, latency_ms: Sequence[float]) -> float:

@@ -93,8 +93,8 @@ def _prepare_machine_code() -> bool:
         return True
     if _child is None:
         command = module_command("gpuprof.simulator.compile_ahead")
-        silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in (0, 1, 2)]
+        file_actions = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in (0, 1, 2)]
         # The compiling process outlives this process, so that the next long run finds the machine code.
         with suppress(OSError):
-            _child = os.posix_spawn(command[0], command, os.environ, file_actions=silent, setsid=True)
+            _child = os.posix_spawn(command[0], command, os.environ, file_actions=file_actions, setsid=True)
     return False

@@ -41,10 +41,10 @@ def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: i
     tally.longest[model] = max(tally.longest[model], latency)
     tally.total[model, bin_of(latency, FINE_BITS)] += 1
     tally.by_replica[replica, bin_of(latency, COARSE_BITS)] += 1
-    for stage, spent in enumerate((router, network, batching, queue, service)):
-        tally.stage_ns[model, stage] += spent
-        tally.window_ns[window, model, stage] += spent
-        tally.stage[model, stage, bin_of(spent, COARSE_BITS)] += 1
+    for stage, stage_ns in enumerate((router, network, batching, queue, service)):
+        tally.stage_ns[model, stage] += stage_ns
+        tally.window_ns[window, model, stage] += stage_ns
+        tally.stage[model, stage, bin_of(stage_ns, COARSE_BITS)] += 1
     if latency <= cluster.slo[model]:
         tally.in_time[model] += 1
         tally.replica_in_time[replica] += 1

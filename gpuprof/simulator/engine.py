@@ -168,5 +168,5 @@ def _has_variable_times(cluster: ClusterArrays) -> NDArray[np.bool_]:
     return (cluster.cv > 0) | (cluster.pause_cv > 0)
 
 
-def _share(total: int, among: int) -> int:
-    return max(64, min(2**16, total // among))
+def _share(total: int, parts: int) -> int:
+    return max(64, min(2**16, total // parts))

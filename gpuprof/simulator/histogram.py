@@ -47,18 +47,18 @@ def percentile_ms(counts: Counts, bits: int, percent: float) -> float | None:
     total = int(counts.sum())
     if total == 0:
         return None
-    wanted = percent / 100.0 * total
-    upto = np.cumsum(counts)
-    position = int(np.searchsorted(upto, wanted, side="left"))
+    target = percent / 100.0 * total
+    cumulative = np.cumsum(counts)
+    position = int(np.searchsorted(cumulative, target, side="left"))
     edges = edges_ns(bits)
     low, high = int(edges[position]), int(edges[position + 1])
-    into = (wanted - (int(upto[position]) - int(counts[position]))) / int(counts[position])
+    into = (target - (int(cumulative[position]) - int(counts[position]))) / int(counts[position])
     return (low + into * (high - 1 - low)) / 1e6
 
 
 def cdf_ms(counts: Counts, bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the upper ends in ms of non-empty bins, and the cumulative fractions."""
-    filled = np.flatnonzero(counts)
-    if len(filled) == 0:
+    bins = np.flatnonzero(counts)
+    if len(bins) == 0:
         return np.zeros(0), np.zeros(0)
-    return (edges_ns(bits)[filled + 1] - 1) / 1e6, np.cumsum(counts[filled]) / counts.sum()
+    return (edges_ns(bits)[bins + 1] - 1) / 1e6, np.cumsum(counts[bins]) / counts.sum()

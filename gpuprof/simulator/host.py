@@ -29,9 +29,9 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
     ``replicas``: those on the host's own CPU. Without disturbance (other devices, or no replicas) the time is 0 and
     there are no cores. Raises `InputError` when the replicas' shares exceed the machine.
     """
-    nothing = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
+    no_host = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
     if not host.can_disturb or not replicas:
-        return nothing
+        return no_host
     slices = cores_of([(replica.sm_share_pct, replica.turns) for replica in replicas], host.host_cores)
     first = np.concatenate([[0], np.cumsum([replica.processes for replica in replicas])]).tolist()
     on = [

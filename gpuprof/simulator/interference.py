@@ -62,18 +62,18 @@ class NeighbourSlowdowns:
         Raises `InputError` when the factor is not above 0 and below a million, and the errors of the interference
         function.
         """
-        replica, beside = int(table.missing[0]), int(table.missing[1])
-        place, running, rest = self._places[replica], list[PlacedInstance](), beside
+        replica, code = int(table.missing[0]), int(table.missing[1])
+        place, neighbours, remainder = self._places[replica], list[PlacedInstance](), code
         for example, weight in reversed(self._kinds[int(table.partition[replica])]):
-            number, rest = divmod(rest, weight)
-            running += [example] * number
-        key = _kind_of(place), frozenset(Counter(map(_kind_of, running)).items())
+            number, remainder = divmod(remainder, weight)
+            neighbours += [example] * number
+        key = _kind_of(place), frozenset(Counter(map(_kind_of, neighbours)).items())
         if key not in self._factors:
-            self._factors[key] = self._ask(place, running)
+            self._factors[key] = self._ask(place, neighbours)
         factor = self._factors[key]
         if not 0.0 < factor < 1e6:
             raise InputError(f"a slowdown must be above 0 and below a million but {place.name} has {factor:g}")
-        return with_factor(table, int(table.base[replica]) + beside, factor)
+        return with_factor(table, int(table.base[replica]) + code, factor)
 
 
 def _kind_of(place: PlacedInstance) -> tuple[Hashable, ...]:

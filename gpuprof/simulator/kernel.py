@@ -112,9 +112,9 @@ def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: i
         return -1
     state.free[0] = state.next[place]
     state.arrived[place] = now
-    through = max(now, state.router_until[0]) + cluster.router_ns
-    state.router_until[0] = through
-    joins = through + cluster.request_leg[model]
+    router_done = max(now, state.router_until[0]) + cluster.router_ns
+    state.router_until[0] = router_done
+    joins = router_done + cluster.request_leg[model]
     state.joined[place] = joins
     if joins == now:
         return place
@@ -148,24 +148,24 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
         return -1
-    refused, waited = False, (now - state.arrived[place]) * MS
+    is_refusal, waited_ms = False, (now - state.arrived[place]) * MS
     if cluster.refuse_hopeless:
         slo, reserve = cluster.slo[model] * MS, _reserve_now(state, model, now)
         allowed = (1.0 - reserve) * slo
         spoils = makes_oldest_late_at(cluster, state, replica, now, allowed)
         if spoils:
-            other, its_finish = choose_harmless(cluster, state, model, now, allowed, waited)
-            if other >= 0:
-                replica, finish, spoils = other, its_finish, False
+            harmless, harmless_finish = choose_harmless(cluster, state, model, now, allowed, waited_ms)
+            if harmless >= 0:
+                replica, finish, spoils = harmless, harmless_finish, False
         idle = state.free_processes[replica]
-        refused = spoils or is_refused(state.waiting[replica], idle, finish, waited, slo, reserve)
-    _count_arrival(cluster, state, replica, now, refused)
-    if refused:
+        is_refusal = spoils or is_refused(state.waiting[replica], idle, finish, waited_ms, slo, reserve)
+    _count_arrival(cluster, state, replica, now, is_refusal)
+    if is_refusal:
         give_up(state, tally, model, place, REFUSED)
         return replica  # its batch may now be held longer
     if cluster.refuse_hopeless:
         state.expected_ms[place], state.expected_rows[place] = (
-            waited + finish,
+            waited_ms + finish,
             expected_batch_of(cluster, state, replica),
         )
     state.next[place] = -1
@@ -178,26 +178,26 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
     return replica
 
 
-def _count_arrival(cluster: ClusterArrays, state: State, replica: int, now: int, refused: bool) -> None:
+def _count_arrival(cluster: ClusterArrays, state: State, replica: int, now: int, is_refusal: bool) -> None:
     """Count a request sent to a replica, admitted or refused."""
     full_ms = cluster.latency_ms[replica][cluster.batch[replica] - 1]
     elapsed_ms = (now - state.counted_at[replica]) * MS
     state.arrival_count[replica] = 1.0 + decay_count(state.arrival_count[replica], elapsed_ms, full_ms)
-    state.refused_count[replica] = decay_count(state.refused_count[replica], elapsed_ms, full_ms) + refused
+    state.refused_count[replica] = decay_count(state.refused_count[replica], elapsed_ms, full_ms) + is_refusal
     state.counted_at[replica] = now
     if state.refused_count[replica] > 0.0:
         model, usual_ms = cluster.replica_model[replica], cluster.max_wait_ms[replica]
-        allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * MS
+        allowed_ms = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * MS
         counts = state.refused_count[replica], state.arrival_count[replica]
         latency = cluster.latency_ms[replica][: cluster.batch[replica]]
-        state.wait_ms[replica] = extend_wait_ms(usual_ms, counts[0], counts[1], allowed, latency)
+        state.wait_ms[replica] = extend_wait_ms(usual_ms, counts[0], counts[1], allowed_ms, latency)
     if state.free_processes[replica] == 0:
         first = cluster.first_process[replica]
-        soonest = state.expected_at[first]
+        next_finish = state.expected_at[first]
         for process in range(first, cluster.first_process[replica + 1]):
-            soonest = min(soonest, state.expected_at[process])
+            next_finish = min(next_finish, state.expected_at[process])
         count, before = state.arrival_count[replica], state.left_ms[replica]
-        state.left_ms[replica] = update_mean_left_ms(before, max(0, soonest - now) * MS, count)
+        state.left_ms[replica] = update_mean_left_ms(before, max(0, next_finish - now) * MS, count)
 
 
 def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float, now: int) -> None:
@@ -206,11 +206,11 @@ def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float
     latency = cluster.latency_ms[replica][:batch]
     processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
     count = decay_count(state.arrival_count[replica], (now - state.counted_at[replica]) * MS, latency[batch - 1])
-    allowed = np.inf
+    allowed_ms = np.inf
     if cluster.refuse_hopeless:
         model = cluster.replica_model[replica]
-        allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * MS
-    state.joining[replica] = forecast_joining(count, mean_ms, latency, processes, state.left_ms[replica], allowed)
+        allowed_ms = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * MS
+    state.joining[replica] = forecast_joining(count, mean_ms, latency, processes, state.left_ms[replica], allowed_ms)
 
 
 def _reserve_now(state: State, model: int, now: int) -> float:
@@ -224,11 +224,11 @@ def _learn_reserve(cluster: ClusterArrays, state: State, process: int, place: in
     """Adapt the reserved part of the SLO to an answer."""
     replica = cluster.process_replica[process]
     model, latency = cluster.replica_model[replica], cluster.latency_ms[replica][: cluster.batch[replica]]
-    slo_ms, took_ms = cluster.slo[model] * MS, (now - state.arrived[place]) * MS
+    slo_ms, latency_ms = cluster.slo[model] * MS, (now - state.arrived[place]) * MS
     before = _reserve_now(state, model, now)
-    together = state.batch_size[process]
-    expected_ms = correct_expected_ms(state.expected_ms[place], state.expected_rows[place], together, latency)
-    after = adapt_reserve(before, expected_ms, took_ms, slo_ms, cluster.late_part[model], together)
+    rows = state.batch_size[process]
+    expected_ms = correct_expected_ms(state.expected_ms[place], state.expected_rows[place], rows, latency)
+    after = adapt_reserve(before, expected_ms, latency_ms, slo_ms, cluster.late_part[model], rows)
     if after != before:
         state.reserve[model], state.reserve_at[model] = after, now
 
@@ -252,12 +252,12 @@ def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int,
     if state.solo_requests[replica] > 0 and must_be_alone(state.losses[head]):
         return 1
     oldest = state.joined[head]
-    waited = (now - oldest) * MS
+    waited_ms = (now - oldest) * MS
     limit_ms = state.wait_ms[replica]
     limit = int(limit_ms * NS_PER_MS + 0.5)
     if now - oldest >= limit:
-        waited = max(waited, limit_ms)  # `limit` is `limit_ms` rounded
-    size = batch_size_now(state.waiting[replica], cluster.batch[replica], waited, limit_ms)
+        waited_ms = max(waited_ms, limit_ms)  # `limit` is `limit_ms` rounded
+    size = batch_size_now(state.waiting[replica], cluster.batch[replica], waited_ms, limit_ms)
     if size == 0:
         state.held[replica] = 1
     # A replica has a single timer, never moved; when it ends, the rule is applied to the then oldest request.
@@ -279,15 +279,15 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
     expected = cluster.latency_ms[replica][size - 1] * NS_PER_MS
     _forecast(cluster, state, replica, cluster.latency_ms[replica][size - 1], now)
     factor = slowdown * _draw_time_factor(cluster, state, replica, now > state.freed_at[process])
-    takes, turns, begins = (
+    batch_ns, turns, begin = (
         int(cluster.turn_ms[replica, size - 1] * NS_PER_MS * factor + 0.5),
         cluster.turns[replica],
         now,
     )
     if turns >= 0:  # after all batches sent earlier
-        begins = max(now, state.turn_until[turns])
-        state.turn_until[turns] = begins + takes
-    done = begins + takes
+        begin = max(now, state.turn_until[turns])
+        state.turn_until[turns] = begin + batch_ns
+    done = begin + batch_ns
     state.idle_before[process] = state.idle_since[replica]
     state.started_at[process], state.done_at[process], state.batch_size[process] = now, done, size
     # The router expects the mean time, not this batch's.
@@ -316,25 +316,25 @@ def _take_batch(state: State, replica: int, process: int, size: int) -> int:
 def _take_shareable(state: State, replica: int, size: int) -> int:
     """Take the head of the queue and, unless it must run alone, other shareable requests; return their number."""
     last = state.queue_head[replica]
-    place, kept, taken = state.next[last], -1, 1
+    place, tail, count = state.next[last], -1, 1
     if must_be_alone(state.losses[last]):
         state.solo_requests[replica] -= 1
         size = 1
-    while taken < size and place >= 0:
+    while count < size and place >= 0:
         following = state.next[place]
         if must_be_alone(state.losses[place]):
-            kept = _link_in_queue(state, replica, kept, place)
+            tail = _link_in_queue(state, replica, tail, place)
         else:
             state.next[last] = place
             last = place
-            taken += 1
+            count += 1
         place = following
     state.next[last] = -1
-    _link_in_queue(state, replica, kept, place)
+    _link_in_queue(state, replica, tail, place)
     if place < 0:
-        state.queue_tail[replica] = kept
-    state.waiting[replica] -= taken
-    return taken
+        state.queue_tail[replica] = tail
+    state.waiting[replica] -= count
+    return count
 
 
 def _link_in_queue(state: State, replica: int, before: int, place: int) -> int:
@@ -350,8 +350,8 @@ def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: 
     """Restart the expected times of a held batch's requests at its start."""
     place = state.flight[process]
     while place >= 0:
-        waited = (now - state.arrived[place]) * MS
-        state.expected_ms[place] = waited + mean_ms
+        waited_ms = (now - state.arrived[place]) * MS
+        state.expected_ms[place] = waited_ms + mean_ms
         state.expected_rows[place] = size
         place = state.next[place]
 
@@ -376,9 +376,9 @@ def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process:
     drop_first(state.calendar)
     replica: int = cluster.process_replica[process]
     begin, end = tally.span[0], tally.span[1]
-    started = max(begin, state.started_at[process])
-    if started < min(now, end):
-        tally.replica_busy[replica] += min(now, end) - started
+    start = max(begin, state.started_at[process])
+    if start < min(now, end):
+        tally.replica_busy[replica] += min(now, end) - start
     state.done_at[process] = -1
     state.freed_at[process] = state.expected_at[process] = now
     place = state.flight[process]

@@ -64,10 +64,10 @@ def fit_delay(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> Ne
     x, y = np.asarray(payload_bytes, np.float64), np.asarray(latency_ms, np.float64)
     pieces, low = [], 0.0
     for high in (*INTERVALS, np.inf):
-        inside = (x > low) & (x <= high)
+        mask = (x > low) & (x <= high)
         # ``low`` stays otherwise, so measurements of an interval with too few sizes are fitted with the next interval.
-        if len(np.unique(x[inside])) >= _LEAST_POINTS:
-            pieces.append(Piece(high, *_fit_piece(x[inside], y[inside])))
+        if len(np.unique(x[mask])) >= _LEAST_POINTS:
+            pieces.append(Piece(high, *_fit_piece(x[mask], y[mask])))
             low = high
     if not pieces:
         raise InputError("a network fit needs at least 3 message sizes within one interval", "measure more sizes")

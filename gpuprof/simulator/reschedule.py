@@ -88,10 +88,10 @@ class Timetable:
 
     def held_gpu_hours(self, duration_s: float) -> float:
         """Return the hours for which devices are held by replicas, of the old and the new map during changes."""
-        held: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+        spans_by_gpu: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
         for lifetime in self.lifetimes:
-            held[lifetime.node, lifetime.gpu].append((lifetime.begin_s, min(lifetime.end_s, duration_s)))
-        return sum(_union_length(spans) for spans in held.values()) / 3600.0
+            spans_by_gpu[lifetime.node, lifetime.gpu].append((lifetime.begin_s, min(lifetime.end_s, duration_s)))
+        return sum(_union_length(spans) for spans in spans_by_gpu.values()) / 3600.0
 
 
 def observed_rates(
@@ -103,9 +103,9 @@ def observed_rates(
     counts = np.zeros((periods, len(deployment.models)), np.int64)
     for i, stream in enumerate(arrival_streams(deployment, arrivals, options.seed)):
         while stream is not None and len(times := stream.take(PIECE)):
-            inside = times[times < end]
-            counts[:, i] += np.bincount((inside / (period_s * NS_PER_S)).astype(np.int64), minlength=periods)[:periods]
-            if len(inside) < len(times):
+            window = times[times < end]
+            counts[:, i] += np.bincount((window / (period_s * NS_PER_S)).astype(np.int64), minlength=periods)[:periods]
+            if len(window) < len(times):
                 break
     return [dict(zip(deployment.models, (row / period_s).tolist(), strict=True)) for row in counts]
 
@@ -124,10 +124,10 @@ def make_timetable(
     of the change. An unused GPU is partitioned before its first replica loads.
     """
     table = _TimetableBuilder(deployment)
-    for period, seen in enumerate(rates[:-1], start=1):
-        wanted = scheduler(seen)
-        if wanted is not None:
-            table.change(period * period_s, wanted, costs)
+    for period, observed in enumerate(rates[:-1], start=1):
+        target = scheduler(observed)
+        if target is not None:
+            table.change(period * period_s, target, costs)
     return table.close()
 
 
@@ -153,11 +153,11 @@ class _TimetableBuilder:
         self.switches: list[Switch] = []
         self.places: list[tuple[Node, Gpu, Partition, Replica]] = []
         self.lifetimes: list[ReplicaLifetime] = []
-        self.alive = {key: self._add(key, where, 0.0) for key, where in _index_by_key(deployment).items()}
+        self.alive = {key: self._add(key, place, 0.0) for key, place in _index_by_key(deployment).items()}
         self.first = len(self.places)
 
-    def _add(self, key: _ReplicaIdentity, where: tuple[Node, Gpu, Partition, Replica], at_s: float) -> int:
-        self.places.append(where)
+    def _add(self, key: _ReplicaIdentity, place: tuple[Node, Gpu, Partition, Replica], at_s: float) -> int:
+        self.places.append(place)
         self.lifetimes.append(ReplicaLifetime(key.node, key.gpu, at_s))
         return len(self.places) - 1
 
@@ -166,24 +166,24 @@ class _TimetableBuilder:
         self.lifetimes[position] = replace(self.lifetimes[position], end_s=at_s)
         return position
 
-    def change(self, at_s: float, wanted: DeploymentMap, costs: MoveCosts) -> None:
+    def change(self, at_s: float, target: DeploymentMap, costs: MoveCosts) -> None:
         """Start the replicas added by a new map, and stop the replicas absent from it."""
-        after = _index_by_key(wanted)
+        after = _index_by_key(target)
         new = [key for key in after if key not in self.alive]
-        gone = [key for key in self.alive if key not in after]
-        if not new and not gone:
+        removed = [key for key in self.alive if key not in after]
+        if not new and not removed:
             return
-        before_layout, after_layout = _layouts(self.epochs[-1].deployment), _layouts(wanted)
-        moved = {gpu for gpu in after_layout if gpu in before_layout and after_layout[gpu] != before_layout[gpu]}
-        fresh = {(key.node, key.gpu) for key in new if key.mig} - set(before_layout)
-        for key in gone:
-            end_s = at_s if (key.node, key.gpu) in moved else at_s + costs.load_s
+        before_layout, after_layout = _layouts(self.epochs[-1].deployment), _layouts(target)
+        relaid_gpus = {gpu for gpu in after_layout if gpu in before_layout and after_layout[gpu] != before_layout[gpu]}
+        new_gpus = {(key.node, key.gpu) for key in new if key.mig} - set(before_layout)
+        for key in removed:
+            end_s = at_s if (key.node, key.gpu) in relaid_gpus else at_s + costs.load_s
             self.switches.append(Switch(end_s, end=(self._end(key, end_s),)))
         for key in new:
-            ready_s = at_s + costs.load_s + (costs.mig_s if (key.node, key.gpu) in moved | fresh else 0.0)
+            ready_s = at_s + costs.load_s + (costs.mig_s if (key.node, key.gpu) in relaid_gpus | new_gpus else 0.0)
             self.alive[key] = self._add(key, after[key], at_s)
             self.switches.append(Switch(ready_s, begin=(self.alive[key],)))
-        self.epochs.append(Epoch(at_s, wanted, len(new)))
+        self.epochs.append(Epoch(at_s, target, len(new)))
 
     def close(self) -> Timetable:
         """Return the timetable of all changes."""
@@ -203,23 +203,23 @@ class _TimetableBuilder:
 
 def _union_length(spans: Sequence[tuple[float, float]]) -> float:
     """Return the length of the union of spans."""
-    total, until = 0.0, 0.0
+    total, reached = 0.0, 0.0
     for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
     return total
 
 
 def _index_by_key(deployment: DeploymentMap) -> dict[_ReplicaIdentity, tuple[Node, Gpu, Partition, Replica]]:
-    seen: Counter[_ReplicaIdentity] = Counter()
+    ordinals: Counter[_ReplicaIdentity] = Counter()
     keyed = {}
     for node, gpu, partition, replica in deployment.places():
         mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
         times = replica.batch_latency_ms or (replica.predicted.latency_ms,)
         shape = (replica.batch, replica.processes, replica.sm_share_pct, replica.turns, replica.max_wait_ms, *times)
         key = _ReplicaIdentity(node.name, gpu.index, gpu.device, mig, replica.model, shape)
-        seen[key] += 1
-        keyed[replace(key, ordinal=seen[key])] = (node, gpu, partition, replica)
+        ordinals[key] += 1
+        keyed[replace(key, ordinal=ordinals[key])] = (node, gpu, partition, replica)
     return keyed
 
 

@@ -76,8 +76,8 @@ def simulate_sampled(
         raise InputError(f"{options.duration_s:g} s are too short to sample", "simulate them whole")
     if unknown := sorted(set(arrivals) - set(deployment.models)):
         raise InputError(f"the map has no model {unknown[0]!r}", f"it has {', '.join(sorted(deployment.models))}")
-    small, kept = sample_replicas(deployment, sampling.replicas)
-    slots = _SlotTally(deployment, small, kept, arrivals, options, sampling)
+    sample, fractions = sample_replicas(deployment, sampling.replicas)
+    slots = _SlotTally(deployment, sample, fractions, arrivals, options, sampling)
     for slot in range(sampling.slots):
         slots.simulate(slot)
         if progress is not None:
@@ -85,8 +85,8 @@ def simulate_sampled(
     return slots.outcome()
 
 
-def sample_replicas(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap, dict[str, float]]:
-    """Return the map with at most about ``most`` replicas per model, and the kept fraction of each model's capacity.
+def sample_replicas(deployment: DeploymentMap, limit: int) -> tuple[DeploymentMap, dict[str, float]]:
+    """Return the map with at most about ``limit`` replicas per model, and the kept fraction of each model's capacity.
 
     Replicas with equal predictions, batch sizes, batch times and processes form a kind; each kind keeps its share, at
     least one replica.
@@ -95,7 +95,7 @@ def sample_replicas(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap
     kinds = Counter(_kind(place.replica) for place in places)
     of_model = Counter(place.replica.model for place in places)
     keep = {
-        kind: min(count, max(1, round(count * most / max(most, of_model[kind[0]])))) for kind, count in kinds.items()
+        kind: min(count, max(1, round(count * limit / max(limit, of_model[kind[0]])))) for kind, count in kinds.items()
     }
     to_keep, nodes = dict(keep), []
     capacity, all_capacity = dict.fromkeys(deployment.models, 0.0), dict.fromkeys(deployment.models, 0.0)
@@ -106,8 +106,8 @@ def sample_replicas(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap
             to_keep[kind] -= 1
             capacity[replica.model] += capacity_rps(replica)
             # Each replica gets its own device: its batch times include interference and waits for its turn.
-            alone = replica.model_copy(update={"turns": 0, "turn_ms": None})
-            partition = Partition(mig=place.partition.mig, replicas=(alone,))
+            single = replica.model_copy(update={"turns": 0, "turn_ms": None})
+            partition = Partition(mig=place.partition.mig, replicas=(single,))
             gpu = Gpu(index=place.gpu.index, device=place.gpu.device, partitions=(partition,))
             nodes.append(Node(name=place.node.name, gpus=(gpu,)))
     fractions = {model: capacity[model] / total if total else 1.0 for model, total in all_capacity.items()}
@@ -158,23 +158,23 @@ class _SlotTally:
     def __init__(
         self,
         deployment: DeploymentMap,
-        small: DeploymentMap,
-        kept: Mapping[str, float],
+        sample: DeploymentMap,
+        fractions: Mapping[str, float],
         arrivals: Mapping[str, ArrivalProcess],
         options: SimulationOptions,
         sampling: Sampling,
     ) -> None:
-        self._deployment, self._small, self._arrivals = deployment, small, arrivals
+        self._deployment, self._small, self._arrivals = deployment, sample, arrivals
         self._options, self._sampling = options, sampling
         self._names = list(deployment.models)
-        self._kept = np.array([kept[name] for name in self._names])
+        self._kept = np.array([fractions[name] for name in self._names])
         self._capacity = np.zeros(len(self._names))
         self._slo_ms = [model.slo_ms for model in deployment.models.values()]
         for place in places_of(deployment):
             self._capacity[self._names.index(place.replica.model)] += capacity_rps(place.replica)
         self._backlog = np.zeros(len(self._names))
         self._length = options.duration_s / sampling.slots
-        self._places = places_of(small)
+        self._places = places_of(sample)
         self._sum: dict[str, Any] = {}
 
     def simulate(self, slot: int) -> None:
@@ -182,8 +182,8 @@ class _SlotTally:
         begin = slot * self._length
         rates = np.array([self._rate(name, begin) for name in self._names])
         processes = {
-            name: slot_process(self._arrivals[name], rate * kept, 1 + slot + i * self._sampling.slots)
-            for i, (name, rate, kept) in enumerate(zip(self._names, rates, self._kept, strict=True))
+            name: slot_process(self._arrivals[name], rate * fraction, 1 + slot + i * self._sampling.slots)
+            for i, (name, rate, fraction) in enumerate(zip(self._names, rates, self._kept, strict=True))
             if rate > 0
         }
         piece = replace(
@@ -222,9 +222,9 @@ class _SlotTally:
                 continue
             values = np.asarray(part, np.float64)
             if name in ("windows", "window_ns"):
-                placed = np.zeros_like(values)
-                placed[window] = values.sum(axis=0) * weight[:, None]
-                values = placed
+                shifted = np.zeros_like(values)
+                shifted[window] = values.sum(axis=0) * weight[:, None]
+                values = shifted
             elif name.startswith("replica") or name == "by_replica":
                 values *= self._length / self._sampling.seconds  # replicas represent themselves
             else:
@@ -241,8 +241,8 @@ class _SlotTally:
             name: np.rint(value).astype(np.int64) if getattr(empty, name).dtype == np.int64 else value
             for name, value in self._sum.items()
         }
-        whole = replace(self._options, warmup_s=0.0)
-        outcome = outcome_of(self._small, self._places, empty._replace(**parts), whole)
+        settings = replace(self._options, warmup_s=0.0)
+        outcome = outcome_of(self._small, self._places, empty._replace(**parts), settings)
         return replace(outcome, method="sampled")
 
 
@@ -254,8 +254,8 @@ def _delay_all(tally: Tally, model: int, delays_ms: NDArray[np.float64], slo_ms:
     for part, delay in zip(parts, delays_ms, strict=True):
         tally.total[model, bin_of(int(delay * 1e6), FINE_BITS)] += int(part)
     tally.stage_ns[model, STAGES.index("queue")] += answered * float(delays_ms.mean()) * 1e6
-    kept = int(in_time * float((delays_ms <= slo_ms).mean()))
-    tally.in_time[model] = kept
-    tally.missed[model, CAUSES.index("queue")] += in_time - kept
+    in_time_left = int(in_time * float((delays_ms <= slo_ms).mean()))
+    tally.in_time[model] = in_time_left
+    tally.missed[model, CAUSES.index("queue")] += in_time - in_time_left
     tally.windows[:, model, 2] = 0
-    tally.windows[0, model, 2] = kept
+    tally.windows[0, model, 2] = in_time_left

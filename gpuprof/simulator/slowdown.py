@@ -66,13 +66,13 @@ def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
     """
     if table.base[replica] < 0:
         return 1.0
-    beside = table.running[table.partition[replica]] - (table.weight[replica] if runs else 0)
-    key = table.base[replica] + beside
+    neighbours = table.running[table.partition[replica]] - (table.weight[replica] if runs else 0)
+    key = table.base[replica] + neighbours
     slot = slot_of(table.keys, key)
     if table.keys[slot] == key:
         factor: float = table.factors[slot]
         return factor
-    table.missing[0], table.missing[1], table.missing[2] = replica, beside, now
+    table.missing[0], table.missing[1], table.missing[2] = replica, neighbours, now
     return -1.0
 
 
@@ -88,8 +88,8 @@ def slot_of(keys: Ints, key: int) -> int:
 def with_factor(table: Slowdown, key: int, factor: float) -> Slowdown:
     """Return the table with another combination, enlarged if half full."""
     # The table is at most half full, because `slot_of` ends only at the key or at an empty slot.
-    used = int(np.count_nonzero(table.keys >= 0))
-    if 2 * (used + 1) > len(table.keys):
+    count = int(np.count_nonzero(table.keys >= 0))
+    if 2 * (count + 1) > len(table.keys):
         larger = table._replace(keys=np.full(2 * len(table.keys), -1), factors=np.ones(2 * len(table.keys)))
         for old in np.flatnonzero(table.keys >= 0):
             _store_factor(larger, int(table.keys[old]), float(table.factors[old]))

@@ -47,10 +47,10 @@ class Trace:
 
     def join(self, names: Mapping[str, str]) -> Trace:
         """Return the requests of several models as those of one: ``names`` gives each model's new name."""
-        joined: dict[str, list[Times]] = {}
+        times_by_name: dict[str, list[Times]] = {}
         for model, times in self.times.items():
-            joined.setdefault(names.get(model, model), []).append(times)
-        return Trace({name: np.sort(np.concatenate(parts)) for name, parts in joined.items()}, self.duration_s)
+            times_by_name.setdefault(names.get(model, model), []).append(times)
+        return Trace({name: np.sort(np.concatenate(parts)) for name, parts in times_by_name.items()}, self.duration_s)
 
     def counts(self, bins: int) -> dict[str, NDArray[np.int64]]:
         """Return the requests in each of ``bins`` equal parts of the trace, by model."""
@@ -77,8 +77,8 @@ class Trace:
 
     def longest_gap_s(self) -> float:
         """Return the longest time without any request, in seconds."""
-        merged = np.sort(np.concatenate([np.zeros(1, np.int64), *self.times.values()]))
-        ends = np.append(merged, int(self.duration_s * NS_PER_S))
+        times = np.sort(np.concatenate([np.zeros(1, np.int64), *self.times.values()]))
+        ends = np.append(times, int(self.duration_s * NS_PER_S))
         return float(np.diff(ends).max() / NS_PER_S)
 
 
@@ -212,21 +212,21 @@ def _find_first_error(path: Path) -> InputError | None:
     _, header = next(rows)
     before = 0.0
     for line, row in rows:
-        where = f"{path}:{line}"
+        location = f"{path}:{line}"
         if len(row) != len(header):
-            return InputError(f"{where}: expected {len(header)} fields but got {len(row)}")
+            return InputError(f"{location}: expected {len(header)} fields but got {len(row)}")
         fields = dict(zip(header, row, strict=True))
         try:
             seconds = float(fields["time_s"])
         except ValueError:
-            return InputError(f"{where}: time_s must be a number but got {fields['time_s']!r}")
+            return InputError(f"{location}: time_s must be a number but got {fields['time_s']!r}")
         if not math.isfinite(seconds) or not 0.0 <= seconds <= LONGEST_S:
-            return InputError(f"{where}: time_s must be at least 0 and at most 100 years but got {fields['time_s']}")
+            return InputError(f"{location}: time_s must be at least 0 and at most 100 years but got {fields['time_s']}")
         if seconds < before:
             return InputError(
-                f"{where}: time_s {seconds:g} is earlier than {before:g} before it", "sort the trace by time"
+                f"{location}: time_s {seconds:g} is earlier than {before:g} before it", "sort the trace by time"
             )
         if fields.get("model") == "":
-            return InputError(f"{where}: model is empty")
+            return InputError(f"{location}: model is empty")
         before = seconds
     return None
