@@ -64,16 +64,16 @@ def replica_names(deployment: DeploymentMap) -> Iterator[tuple[str, Node, Gpu, P
 
 def public_name(deployment: DeploymentMap, model: str) -> PublicName:
     """Return the public name and version of ``model``, a name in the map or for clients."""
-    known = deployment.models.get(model) or deployment.requested.get(model)
-    return PublicName.of(model, None if known is None else known.path)
+    entry = deployment.models.get(model) or deployment.requested.get(model)
+    return PublicName.of(model, None if entry is None else entry.path)
 
 
 def model_file(deployment: DeploymentMap, model: str, base: Path) -> Path | None:
     """Return the file of a model, in the map's folder ``base`` or at its path; None if the map or disk lacks it."""
-    known = deployment.models.get(model)
-    if known is None or known.path is None:
+    entry = deployment.models.get(model)
+    if entry is None or entry.path is None:
         return None
-    return next((path.absolute() for path in (base / known.path, Path(known.path)) if path.is_file()), None)
+    return next((path.absolute() for path in (base / entry.path, Path(entry.path)) if path.is_file()), None)
 
 
 def model_files(path: Path) -> dict[str, Path]:
@@ -118,8 +118,8 @@ def start_node_bundle(deployment: DeploymentMap, base: Path, root: str) -> tuple
     """
     bundle = Bundle()
     models = {
-        name: one.model_copy(update={"path": _add_model(bundle, deployment, name, base, root)})
-        for name, one in deployment.models.items()
+        name: entry.model_copy(update={"path": _add_model(bundle, deployment, name, base, root)})
+        for name, entry in deployment.models.items()
     }
     nodes = tuple(_number_gpus_from_0(node) for node in deployment.nodes if client_models(deployment, node))
     return bundle, deployment.model_copy(update={"models": models, "nodes": nodes})
@@ -127,19 +127,19 @@ def start_node_bundle(deployment: DeploymentMap, base: Path, root: str) -> tuple
 
 def client_models(deployment: DeploymentMap, node: Node) -> list[str]:
     """Return the names for clients of the models that a node serves: the members of its merged models."""
-    served = {replica.model for gpu in node.gpus for part in gpu.partitions for replica in part.replicas}
-    return sorted(client for client, model in deployment.serving.items() if model in served)
+    node_models = {replica.model for gpu in node.gpus for part in gpu.partitions for replica in part.replicas}
+    return sorted(client for client, model in deployment.serving.items() if model in node_models)
 
 
 def _add_model(bundle: Bundle, deployment: DeploymentMap, model: str, base: Path, root: str) -> str | None:
     """Add a model's file to the bundle and return its path for the servers."""
-    known = deployment.models[model]
-    if known.path is None or known.path.startswith("null:"):
-        return known.path
+    entry = deployment.models[model]
+    if entry.path is None or entry.path.startswith("null:"):
+        return entry.path
     public = public_name(deployment, model)
     folder = f"{folder_name(public.name)}/{public.version}"
     file = model_file(deployment, model, base)
-    name = Path(known.path).name
+    name = Path(entry.path).name
     if file is None:
         bundle.notes.append(f"the file of {model} is not here: put {name} into models/{folder}/")
     else:
@@ -150,10 +150,10 @@ def _add_model(bundle: Bundle, deployment: DeploymentMap, model: str, base: Path
 
 def _number_gpus_from_0(node: Node) -> Node:
     """Return the node with its GPUs numbered from 0: its servers see only the assigned GPUs."""
-    used = [gpu for gpu in node.gpus if any(partition.replicas for partition in gpu.partitions)]
+    used_gpus = [gpu for gpu in node.gpus if any(partition.replicas for partition in gpu.partitions)]
     numbers: Counter[bool] = Counter()
     gpus = []
-    for gpu in sorted(used, key=lambda used_gpu: used_gpu.index):
+    for gpu in sorted(used_gpus, key=lambda used_gpu: used_gpu.index):
         gpus.append(gpu.model_copy(update={"index": numbers[is_cpu(gpu)]}))
         numbers[is_cpu(gpu)] += 1
     return node.model_copy(update={"gpus": tuple(gpus)})

@@ -50,12 +50,12 @@ def split_replicas(deployment: DeploymentMap) -> DeploymentMap:
                 f"{replica.model} shares a MIG instance, and this scheduler divides whole GPUs only",
                 "export the map to k8s or k8s-dra",
             )
-        alone = partition.model_copy(update={"replicas": (replica,), "unshared": partition.mig is None})
-        nodes.append(Node(name=name, gpus=(gpu.model_copy(update={"partitions": (alone,)}),)))
+        single = partition.model_copy(update={"replicas": (replica,), "unshared": partition.mig is None})
+        nodes.append(Node(name=name, gpus=(gpu.model_copy(update={"partitions": (single,)}),)))
     return deployment.model_copy(update={"nodes": tuple(nodes)})
 
 
-def allocate(target: str, name: str, node: Node, planned: Mapping[str, tuple[Gpu, Partition, Replica]]) -> Allocation:
+def allocate(target: str, name: str, node: Node, replicas: Mapping[str, tuple[Gpu, Partition, Replica]]) -> Allocation:
     """Return the allocation of a node's pod.
 
     Parameters
@@ -73,7 +73,7 @@ def allocate(target: str, name: str, node: Node, planned: Mapping[str, tuple[Gpu
     if target == DRA:
         return _claim_devices(name, devices)
     if target in FRACTIONAL and devices == ["nvidia.com/gpu"]:
-        _, _, replica = planned[node.name]
+        _, _, replica = replicas[node.name]
         return _request_kai_fraction(replica) if target == KAI else _request_hami_fraction(replica)
     allocation = Allocation({device: str(devices.count(device)) for device in sorted(set(devices))})
     return allocation if target != KAI else _schedule_by_kai(allocation.limits, {})
@@ -125,8 +125,8 @@ def _request_devices(devices: list[str]) -> Iterator[dict[str, Any]]:
             # The plugin writes a dot where the driver's profile has a plus: 1g.10gb.me is 1g.10gb+me.
             head, _, suffix = kind.removeprefix("mig-").partition("gb")
             profile = f"{head}gb{suffix.replace('.', '+', 1)}"
-            wanted = f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"
-            exactly = {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": wanted}}]}
+            expression = f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"
+            exactly = {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": expression}}]}
         yield {"name": f"device-{number}", "exactly": exactly}
 
 

@@ -58,9 +58,9 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path, target: str = 
     def make_server(
         values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources, allocation: Allocation
     ) -> Manifest:
-        asked = resources.requirements(allocation.limits) | dict(allocation.container)
-        filled = _fill("pod.yaml", **pod, container="serve", resources=asked) | dict(allocation.pod)
-        deployed: Manifest = _fill("deployment.yaml", **values, pod=filled)
+        requirements = resources.requirements(allocation.limits) | dict(allocation.container)
+        pod_manifest = _fill("pod.yaml", **pod, container="serve", resources=requirements) | dict(allocation.pod)
+        deployed: Manifest = _fill("deployment.yaml", **values, pod=pod_manifest)
         return deployed
 
     return _write_bundle(deployment, image, base, "gpuprof.yaml", make_server, target)
@@ -76,12 +76,12 @@ def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
         values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources, allocation: Allocation
     ) -> Manifest:
         # KServe would limit a container without limits to one core and 2 GiB.
-        limited = resources.requirements(allocation.limits, limited=True)
+        limits = resources.requirements(allocation.limits, limited=True)
         # Knative would scale the one server of a node, and allow a single port.
         mode = {"serving.kserve.io/deploymentMode": "RawDeployment"}
         annotations = {**mode, **values["annotations"]}
         service: Manifest = _fill("inference_service.yaml", **{**values, "annotations": annotations})
-        service["spec"]["predictor"] |= _fill("pod.yaml", **pod, container="kserve-container", resources=limited)
+        service["spec"]["predictor"] |= _fill("pod.yaml", **pod, container="kserve-container", resources=limits)
         return service
 
     return _write_bundle(deployment, image, base, "kserve.yaml", make_server)
@@ -103,25 +103,25 @@ def _write_bundle(
         raise InputError(f"--image must name one image without spaces but got {image!r}", "as in registry/gpuprof:0.1")
     planned = planned_replicas(deployment) if target in FRACTIONAL else {}
     divided = split_replicas(deployment) if target in FRACTIONAL else deployment
-    bundle, podded = start_node_bundle(divided, base, "/models")
-    text = podded.to_json()
+    bundle, pod_map = start_node_bundle(divided, base, "/models")
+    text = pod_map.to_json()
     if len(text) > _LARGEST_MAP_BYTES:
         raise InputError(
             f"the map has {len(text):,} bytes, and Kubernetes keeps {_LARGEST_MAP_BYTES:,} in a ConfigMap",
             "place fewer nodes in a map",
         )
-    file_bytes = _measure_files(bundle, podded)
-    resources = {node.name: ask_machine(node, file_bytes) for node in podded.nodes}
+    file_bytes = _measure_files(bundle, pod_map)
+    resources = {node.name: ask_machine(node, file_bytes) for node in pod_map.nodes}
     # Room for as much again as the models have now.
     gibibytes = max(1, -(-2 * sum(path.stat().st_size for path in bundle.models.values()) // 2**30))
     manifests = _fill("shared.yaml", map=text, storage=f"{gibibytes}Gi")
-    names, services = UniqueNames(), _name_services(podded)
-    for node in podded.nodes:
+    names, services = UniqueNames(), _name_services(pod_map)
+    for node in pod_map.nodes:
         name_of_server = names.add(f"gpuprof-{slug(node.name)[:40]}")
         allocation = allocate(target, name_of_server, node, planned)
         values = {
             "name": name_of_server,
-            "labels": _make_pod_labels(podded, services, node) | dict(allocation.labels),
+            "labels": _make_pod_labels(pod_map, services, node) | dict(allocation.labels),
             "annotations": {"gpuprof/map-sha256": hashlib.sha256(text.encode()).hexdigest(), **allocation.annotations},
             "node_label": label(node.name),
         }
@@ -131,7 +131,7 @@ def _write_bundle(
         manifests += [*allocation.manifests, make_server(values, pod, resources[node.name], allocation)]
     manifests += [_fill("service.yaml", name=name, serves=f"gpuprof.serves/{name}") for name in services.values()]
     bundle.files[name] = yaml.dump_all(manifests, Dumper=_ReadableDumper, sort_keys=False, allow_unicode=True)
-    bundle.files["README.md"] = _write_readme(podded, resources, name, target)
+    bundle.files["README.md"] = _write_readme(pod_map, resources, name, target)
     bundle.notes += _note_uneven_services(deployment) + describe_allocation(target, planned)
     bundle.notes.append("the processor time and memory that pods request are assumptions in part: README.md says which")
     return bundle
@@ -172,8 +172,8 @@ def _make_pod_labels(deployment: DeploymentMap, services: Mapping[str, str], nod
 
 def _name_services(deployment: DeploymentMap) -> dict[str, str]:
     names = UniqueNames()
-    served = {model for node in deployment.nodes for model in client_models(deployment, node)}
-    return {model: names.add(f"m-{slug(model)[:40]}".rstrip("-")) for model in sorted(served)}
+    models = {model for node in deployment.nodes for model in client_models(deployment, node)}
+    return {model: names.add(f"m-{slug(model)[:40]}".rstrip("-")) for model in sorted(models)}
 
 
 def _note_uneven_services(deployment: DeploymentMap) -> list[str]:
@@ -190,14 +190,14 @@ def _note_uneven_services(deployment: DeploymentMap) -> list[str]:
     ]
 
 
-def _write_readme(deployment: DeploymentMap, asked: Mapping[str, PodResources], manifest: str, target: str) -> str:
+def _write_readme(deployment: DeploymentMap, resources: Mapping[str, PodResources], manifest: str, target: str) -> str:
     nodes = "\n".join(
         f"       kubectl label node YOUR-NODE gpuprof.node={label(node.name)}" for node in deployment.nodes
     )
     services = "\n".join(f"| {model} | {name} |" for model, name in _name_services(deployment).items())
     requests = "\n".join(
-        f"| {node} | {one.cpu} | {one.memory} | processor: {one.cores_from}; memory: {one.memory_from} |"
-        for node, one in asked.items()
+        f"| {node} | {pod.cpu} | {pod.memory} | processor: {pod.cores_from}; memory: {pod.memory_from} |"
+        for node, pod in resources.items()
     )
     texts = {
         "manifest": manifest,

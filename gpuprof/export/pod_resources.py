@@ -69,12 +69,12 @@ class PodResources:
 
 def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
     """Return the resource requests of a node's pod. ``file_bytes``: size of the existing files of each model."""
-    cores = sum(int(found[1]) for gpu in node.gpus if (found := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
-    placed = [(gpu, replica) for gpu in node.gpus for part in gpu.partitions for replica in part.replicas]
-    processes = sum(one.processes for _, one in placed)
+    cores = sum(int(match[1]) for gpu in node.gpus if (match := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
+    replicas = [(gpu, replica) for gpu in node.gpus for part in gpu.partitions for replica in part.replicas]
+    processes = sum(replica.processes for _, replica in replicas)
     # A thread that waits for a GPU does so awake, in CUDA's default: its core is busy for as long as the batch runs.
-    busy = math.fsum(min(1.0, _busy_part(one)) * one.processes for _, one in placed)
-    memory, memory_from = _ask_memory(placed, file_bytes)
+    busy = math.fsum(min(1.0, _busy_part(replica)) * replica.processes for _, replica in replicas)
+    memory, memory_from = _ask_memory(replicas, file_bytes)
     return PodResources(
         cores=float(cores) or _SERVER_CORES + busy,
         memory_bytes=memory,
@@ -99,25 +99,25 @@ def _ask_memory(placed: list[tuple[Gpu, Replica]], file_bytes: Mapping[str, int]
     processes = 0
     for gpu, replica in placed:
         processes += replica.processes * (_CPU_PROCESS_BYTES if is_host(gpu) else _GPU_PROCESS_BYTES)
-        held, source = _find_model_bytes(gpu, replica, file_bytes)
-        models[source] += held
+        size, source = _find_model_bytes(gpu, replica, file_bytes)
+        models[source] += size
     server = _SERVER_BYTES + _BUFFER_BYTES
     texts = [
         f"{_format_gib(server)} for router and buffers (assumed)",
         f"{_format_gib(processes)} for worker processes (assumed)",
     ]
-    texts += [f"{_format_gib(held)} for models ({source})" for source, held in models.items() if held]
+    texts += [f"{_format_gib(size)} for models ({source})" for source, size in models.items() if size]
     return server + processes + models.total(), ", ".join(texts)
 
 
 def _find_model_bytes(gpu: Gpu, replica: Replica, file_bytes: Mapping[str, int]) -> tuple[int, str]:
     """Return the host memory of a replica's model in all its processes, and the source of this figure."""
-    known, size = replica.predicted.memory_bytes, file_bytes.get(replica.model)
-    if is_cpu(gpu) and known is not None:
-        return known, "predicted" if replica.memory_limit_bytes is None else "measured"
+    memory_bytes, size = replica.predicted.memory_bytes, file_bytes.get(replica.model)
+    if is_cpu(gpu) and memory_bytes is not None:
+        return memory_bytes, "predicted" if replica.memory_limit_bytes is None else "measured"
     if size is not None:  # on a GPU, weights pass through the host's memory while they are loaded
         return (_FILE_FACTOR if is_cpu(gpu) else 1) * size * replica.processes, "assumed from their files"
-    return (0 if is_host(gpu) else known or 0), "assumed to be as much as on the GPU"
+    return (0 if is_host(gpu) else memory_bytes or 0), "assumed to be as much as on the GPU"
 
 
 def is_host(gpu: Gpu) -> bool:

@@ -27,14 +27,14 @@ def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
 
     GPUs are numbered from 0 on each node; `gpuprof.pipeline.ray_serve` inserts the numbers that Ray assigns.
     """
-    bundle, seen = start_node_bundle(deployment, base, "models")
-    names = deployment_names(seen)
+    bundle, bundle_map = start_node_bundle(deployment, base, "models")
+    names = deployment_names(bundle_map)
     application = {
         "name": "gpuprof",
         "route_prefix": "/",
         "import_path": "gpuprof.pipeline.ray_serve:build_application",
         "args": {"map": f"{_FOLDER}/map.json"},
-        "deployments": [_make_router(), *(_make_node(names[node.name], node) for node in seen.nodes)],
+        "deployments": [_make_router(), *(_make_node(names[node.name], node) for node in bundle_map.nodes)],
     }
     config = {
         "proxy_location": "EveryNode",
@@ -42,8 +42,8 @@ def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
         "applications": [application],
     }
     bundle.files["serve_config.yaml"] = yaml.safe_dump(config, sort_keys=False)
-    bundle.files["map.json"] = seen.to_json()
-    bundle.files["README.md"] = _write_readme(seen)
+    bundle.files["map.json"] = bundle_map.to_json()
+    bundle.files["README.md"] = _write_readme(bundle_map)
     return bundle
 
 
@@ -60,7 +60,7 @@ def _make_router() -> dict[str, Any]:
 
 def _make_node(name: str, node: Node) -> dict[str, Any]:
     """Return the deployment of a node: a single actor with the GPUs, or the cores, of the map's node."""
-    cores = sum(int(found[1]) for gpu in node.gpus if (found := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
+    cores = sum(int(match[1]) for gpu in node.gpus if (match := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
     gpus = sum(not is_cpu(gpu) and not gpu.device.startswith("sim:") for gpu in node.gpus)
     return {
         "name": name,

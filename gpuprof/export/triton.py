@@ -28,9 +28,9 @@ def triton(deployment: DeploymentMap, base: Path) -> Bundle:
     replica's processes. Raises `InputError` when the map has a merged model, whose members Triton cannot name, or a
     model has inputs or outputs other than tensors.
     """
-    if merged := [name for name, model in deployment.models.items() if model.members]:
+    if merges := [name for name, model in deployment.models.items() if model.members]:
         raise InputError(
-            f"triton cannot serve the merge {min(merged)}: it has no queue for several models",
+            f"triton cannot serve the merge {min(merges)}: it has no queue for several models",
             "place without --merge, or export it to k8s, kserve or ray-serve, which run gpuprof serve",
         )
     bundle = Bundle()
@@ -89,10 +89,10 @@ def has_leading_batch(file: Path) -> bool:
 
     Raises `InputError` when the file is no ONNX model.
     """
-    read = read_onnx(file)
-    graph = read.model.graph
+    onnx_file = read_onnx(file)
+    graph = onnx_file.model.graph
     # A graph lists its large weights as inputs, too.
-    inputs = {value.name: _format_dims(value) for value in graph.input if value.name not in read.weights}
+    inputs = {value.name: _format_dims(value) for value in graph.input if value.name not in onnx_file.weights}
     outputs = [_format_dims(value) for value in graph.output]
     axes = batch_axes(inputs)
     return (

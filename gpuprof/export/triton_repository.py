@@ -116,15 +116,15 @@ def name_files(demands: Sequence[Demand], repository: TritonRepository) -> tuple
 
     Raises `InputError` when a demand names a model that the repository lacks or that cannot be planned.
     """
-    named = []
+    demands_with_files = []
     for demand in demands:
         name = demand.source_model or demand.model
         if name in repository.left_out:
             raise InputError(f"{name} cannot be planned: {repository.left_out[name]}")
         if name not in repository.models:
             raise unknown_name("model of the repository", name, list(repository.models))
-        named.append(replace(demand, file=str(repository.models[name].file)))
-    return tuple(named)
+        demands_with_files.append(replace(demand, file=str(repository.models[name].file)))
+    return tuple(demands_with_files)
 
 
 def write_configurations(deployment: DeploymentMap, repository: TritonRepository) -> dict[str, str]:
