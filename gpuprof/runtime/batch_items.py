@@ -52,15 +52,15 @@ def find_mixed_output(path: Path) -> str | None:
     if not axes:
         return None
     outputs = {info.name: declared_dims(info) for info in file.model.graph.output}
-    fixed = (name for name, dims in outputs.items() if dims is not None and (not dims or isinstance(dims[0], int)))
-    whole = next((info.name for info in file.model.graph.output if not _has_item_each(info.type)), None)
-    if whole is not None:
-        return f"output {whole}"
-    elsewhere = next((f"input {name}" for name in inputs if axes.get(name) != 0), None)
+    unbatched = (name for name, dims in outputs.items() if dims is not None and (not dims or isinstance(dims[0], int)))
+    unsplit = next((info.name for info in file.model.graph.output if not _has_item_each(info.type)), None)
+    if unsplit is not None:
+        return f"output {unsplit}"
+    unbatched_input = next((f"input {name}" for name in inputs if axes.get(name) != 0), None)
     return (
-        elsewhere
+        unbatched_input
         or mixed_output(path)
-        or next((f"output {name}" for name in fixed), None)
+        or next((f"output {name}" for name in unbatched), None)
         or find_constant_output(path)
     )
 
@@ -73,18 +73,18 @@ def find_constant_output(path: Path) -> str | None:
     from gpuprof.graph.load import load_graph
 
     try:
-        alone, whole = (load_graph(path, batch).outputs for batch in (1, ITEMS))
+        single, batched = (load_graph(path, batch).outputs for batch in (1, ITEMS))
     except GpuprofError:
         return None
-    pairs = zip(alone, whole, strict=True)
-    return next((f"output {two.name}" for one_item, two in pairs if two.shape[:1] == one_item.shape[:1]), None)
+    pairs = zip(single, batched, strict=True)
+    return next((f"output {output.name}" for one_item, output in pairs if output.shape[:1] == one_item.shape[:1]), None)
 
 
 def _has_item_each(kind: TypeProto) -> bool:
     """Return whether an output has a part for each item of a batch: a tensor, or a map per item, as ZipMap gives."""
-    held = kind.WhichOneof("value")
-    return held in (None, "tensor_type") or (
-        held == "sequence_type" and kind.sequence_type.elem_type.WhichOneof("value") == "map_type"
+    value_kind = kind.WhichOneof("value")
+    return value_kind in (None, "tensor_type") or (
+        value_kind == "sequence_type" and kind.sequence_type.elem_type.WhichOneof("value") == "map_type"
     )
 
 
@@ -103,10 +103,8 @@ def mixed_output(path: Path) -> str | None:
     from gpuprof.runtime.session import open_session
 
     file = read_onnx(path)
-    declared = {
-        info.name: declared_dims(info) or () for info in file.model.graph.input if info.name not in file.weights
-    }
-    axes = batch_axes(declared)
+    dims = {info.name: declared_dims(info) or () for info in file.model.graph.input if info.name not in file.weights}
+    axes = batch_axes(dims)
     if not axes:
         return None
     if _shows_items_apart(path, axes):
@@ -131,10 +129,10 @@ def _shows_items_apart(path: Path, axes: Mapping[str, int]) -> bool:
     from gpuprof.graph.load import load_graph, load_nodes
 
     try:
-        alone, whole = (BoundGraph(load_graph(path, batch), load_nodes(path, batch)[1]) for batch in (1, ITEMS))
+        single, batched = (BoundGraph(load_graph(path, batch), load_nodes(path, batch)[1]) for batch in (1, ITEMS))
     except GpuprofError:
         return False
-    return computes_items_apart(whole, alone, (name for name, axis in axes.items() if axis == 0))
+    return computes_items_apart(batched, single, (name for name, axis in axes.items() if axis == 0))
 
 
 def first_mixed(
@@ -155,56 +153,56 @@ def first_mixed(
 
     output = None
     for seed in _SEEDS:
-        whole = inputs(seed)
-        together = run_plain(whole)
-        alone = [run_plain(_item(whole, axes, number)) for number in range(ITEMS)]
+        batch = inputs(seed)
+        outputs = run_plain(batch)
+        items = [run_plain(_item(batch, axes, number)) for number in range(ITEMS)]
         # The same item twice: outputs that differ between both are random, and cannot show mixing.
-        again = run_plain(_item(whole, axes, 0))
-        names = [name for name in together if _is_close(alone[0][name], again[name], quantised)]  # others are random
+        rerun = run_plain(_item(batch, axes, 0))
+        names = [name for name in outputs if _is_close(items[0][name], rerun[name], quantised)]  # others are random
         output = next(
-            (name for name in names if _is_mixed(together[name], [one[name] for one in alone], quantised)), None
+            (name for name in names if _is_mixed(outputs[name], [item[name] for item in items], quantised)), None
         )
         if output is None:
             return None
     return output
 
 
-def _item(whole: Arrays, axes: Mapping[str, int], number: int) -> dict[str, Array]:
-    return {name: np.take(value, [number], axis=axes[name]) if name in axes else value for name, value in whole.items()}
+def _item(batch: Arrays, axes: Mapping[str, int], number: int) -> dict[str, Array]:
+    return {name: np.take(value, [number], axis=axes[name]) if name in axes else value for name, value in batch.items()}
 
 
-def _is_mixed(together: Array, alone: list[Array], quantised: bool) -> bool:
-    first, second = (np.asarray(value) for value in alone)
-    together = np.asarray(together)
-    if together.shape == first.shape == second.shape:  # without a batch: a constant, or something of all items
-        return not all(_is_close(one, together, quantised) for one in (first, second))
-    axis = _axis(together.shape, first.shape)
+def _is_mixed(batched: Array, items: list[Array], quantised: bool) -> bool:
+    first, second = (np.asarray(value) for value in items)
+    batched = np.asarray(batched)
+    if batched.shape == first.shape == second.shape:  # without a batch: a constant, or something of all items
+        return not all(_is_close(item, batched, quantised) for item in (first, second))
+    axis = _axis(batched.shape, first.shape)
     if axis is None or first.shape != second.shape:
         return True
     size = first.shape[axis]
     return not all(
-        _is_close(one, np.take(together, range(number * size, (number + 1) * size), axis=axis), quantised)
-        for number, one in enumerate((first, second))
+        _is_close(item, np.take(batched, range(number * size, (number + 1) * size), axis=axis), quantised)
+        for number, item in enumerate((first, second))
     )
 
 
-def _axis(together: tuple[int, ...], alone: tuple[int, ...]) -> int | None:
+def _axis(batched: tuple[int, ...], single: tuple[int, ...]) -> int | None:
     """Return the single dimension twice as long for two items; None without such a dimension."""
-    if len(together) != len(alone):
+    if len(batched) != len(single):
         return None
-    longer = [axis for axis, (two, one) in enumerate(zip(together, alone, strict=True)) if two != one]
-    return longer[0] if len(longer) == 1 and together[longer[0]] == ITEMS * alone[longer[0]] else None
+    longer = [axis for axis, (a, b) in enumerate(zip(batched, single, strict=True)) if a != b]
+    return longer[0] if len(longer) == 1 and batched[longer[0]] == ITEMS * single[longer[0]] else None
 
 
-def _is_close(want: Array, got: Array, quantised: bool) -> bool:
-    want, got = np.asarray(want), np.asarray(got)
-    if want.shape != got.shape:
+def _is_close(expected: Array, actual: Array, quantised: bool) -> bool:
+    expected, actual = np.asarray(expected), np.asarray(actual)
+    if expected.shape != actual.shape:
         return False
-    kind = str(want.dtype)
-    if want.dtype.kind != "f" and kind != "bfloat16":
-        return bool(np.array_equal(want, got))
+    kind = str(expected.dtype)
+    if expected.dtype.kind != "f" and kind != "bfloat16":
+        return bool(np.array_equal(expected, actual))
     tolerance = max(TOLERANCE.get(kind, _TOLERANCE), _QUANTISED_TOLERANCE if quantised else 0.0)
-    a, b = want.astype(np.float64), got.astype(np.float64)
+    a, b = expected.astype(np.float64), actual.astype(np.float64)
     # Largest finite value: attention masks give infinities, and relative errors near zero mean nothing.
     scale = float(np.abs(a[np.isfinite(a)]).max(initial=1e-6))
     return bool(np.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True))

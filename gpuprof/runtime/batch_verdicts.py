@@ -64,8 +64,8 @@ class BatchVerdicts:
     def _is_known(self, sha256: str) -> bool:
         if sha256 not in self._known and self._directory is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
-                found = json.loads((self._directory / f"{sha256}.json").read_text(encoding="utf-8"))["mixed"]
-                self._known[sha256] = None if found is None else str(found)
+                verdict = json.loads((self._directory / f"{sha256}.json").read_text(encoding="utf-8"))["mixed"]
+                self._known[sha256] = None if verdict is None else str(verdict)
         return sha256 in self._known
 
 

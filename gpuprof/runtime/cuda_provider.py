@@ -93,7 +93,7 @@ def load_cuda_libraries() -> tuple[str, ...]:
     # ONNX Runtime prints the libraries that fail to load and raises nothing.
     with contextlib.redirect_stdout(complaints):
         preload()
-    return tuple(dict.fromkeys(Path(found["library"]).name for found in _NOT_LOADED.finditer(complaints.getvalue())))
+    return tuple(dict.fromkeys(Path(match["library"]).name for match in _NOT_LOADED.finditer(complaints.getvalue())))
 
 
 def check_provider(session: Any, provider: str, path: Path | str) -> None:
@@ -105,9 +105,9 @@ def check_provider(session: Any, provider: str, path: Path | str) -> None:
     if provider in session.get_providers():
         return
     missing = missing_libraries()
-    why = f"{', '.join(missing)} cannot be loaded" if missing else "the GPU or its driver does not answer"
+    reason = f"{', '.join(missing)} cannot be loaded" if missing else "the GPU or its driver does not answer"
     raise UnavailableError(
-        f"ONNX Runtime opened {path} on the CPU because its {provider} does not start: {why}",
+        f"ONNX Runtime opened {path} on the CPU because its {provider} does not start: {reason}",
         LIBRARIES_FIX if missing else "gpuprof doctor says what the driver says",
     )
 
@@ -140,7 +140,7 @@ def provider_unavailable_reason() -> str | None:
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     command = module_command("gpuprof.runtime.cuda_provider")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -152,17 +152,17 @@ def provider_unavailable_reason() -> str | None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         return f"{ORT_CUDA} cannot be tried: {error}"
-    return read_attempt(done.stdout, done.stderr)
+    return read_attempt(process.stdout, process.stderr)
 
 
-def read_attempt(printed: str, complaints: str = "") -> str | None:
+def read_attempt(output: str, complaints: str = "") -> str | None:
     """Return the reason why the program below found no working provider; None: the provider works.
 
-    ``printed`` and ``complaints``: the program's stdout and stderr.
+    ``output`` and ``complaints``: the program's stdout and stderr.
     """
     try:
         # The last line: libraries may print before the result.
-        attempt = json.loads(printed.strip().splitlines()[-1])
+        attempt = json.loads(output.strip().splitlines()[-1])
     except (IndexError, ValueError):
         last = (complaints.strip().splitlines() or ["it says nothing"])[-1]
         return f"{ORT_CUDA} ends the process that starts it: {last[:300]}"

@@ -32,8 +32,8 @@ def arithmetic_precision(graph: ModelGraph, device: Device) -> str | None:
         work.update(dtypes)
     if not work:
         return None
-    ((most, _),) = work.most_common(1)
-    return "tf32" if most == "float32" and "tfloat32" in device.flops_per_s else most
+    ((main_type, _),) = work.most_common(1)
+    return "tf32" if main_type == "float32" and "tfloat32" in device.flops_per_s else main_type
 
 
 def _operand_type(op: Op) -> str | None:

@@ -38,8 +38,8 @@ def is_dynamic(path: Path) -> bool:
     """
     graph = read_onnx(path).model.graph
     weights = read_onnx(path).weights
-    declared = {info.name: declared_dims(info) or () for info in graph.input if info.name not in weights}
-    if not batch_axes(declared):
+    dims = {info.name: declared_dims(info) or () for info in graph.input if info.name not in weights}
+    if not batch_axes(dims):
         return False
     load_graph(path, 1)
     try:
@@ -132,16 +132,16 @@ def _verify_equivalence(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> No
     rewritten = open_session(free, threads=cores)
     names = [output.name for output in original.get_outputs()]
     batched = random_inputs(load_graph(free, _PROOF_BATCH * rewrite.batch))
-    once = random_inputs(load_graph(file.path, rewrite.batch))
+    inputs = random_inputs(load_graph(file.path, rewrite.batch))
     model, old = file.path.name, rewrite.batch
     floor = _QUANTISED_TOLERANCE if _is_rounding_model(file) else 0.0
     try:
-        results = original.run(names, once)
-        for name, want, got in zip(names, results, rewritten.run(names, once), strict=True):
-            _compare(model, name, want, got, f"batch {old}", floor)
-        _compare_blocks(model, names, results, lambda x: rewritten.run(names, x), (once, rewrite, old), floor)
-        many = rewritten.run(names, batched)
-        _compare_blocks(model, names, many, lambda x: original.run(names, x), (batched, rewrite, _PROOF_BATCH), floor)
+        results = original.run(names, inputs)
+        for name, expected, actual in zip(names, results, rewritten.run(names, inputs), strict=True):
+            _compare(model, name, expected, actual, f"batch {old}", floor)
+        _compare_blocks(model, names, results, lambda x: rewritten.run(names, x), (inputs, rewrite, old), floor)
+        batch = rewritten.run(names, batched)
+        _compare_blocks(model, names, batch, lambda x: original.run(names, x), (batched, rewrite, _PROOF_BATCH), floor)
     except runtime_errors() as error:
         raise translate_error(error, file.path) from error
 
@@ -149,7 +149,7 @@ def _verify_equivalence(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> No
 def _compare_blocks(
     model: str,
     names: list[str],
-    whole: list[Array],
+    expected_outputs: list[Array],
     run: Callable[[dict[str, Array]], list[Array]],
     cut: tuple[dict[str, Array], BatchRewrite, int],
     floor: float,
@@ -162,17 +162,17 @@ def _compare_blocks(
         return value if place is None else _block(value, place, i, blocks)
 
     for i in range(blocks if blocks > 1 else 0):
-        alone = run({name: block(name, value, i) for name, value in inputs.items()})
-        for name, got, want in zip(names, alone, whole, strict=True):
-            _compare(model, name, block(name, want, i), got, f"part {i + 1} of {blocks} of a batch", floor)
+        block_outputs = run({name: block(name, value, i) for name, value in inputs.items()})
+        for name, actual, expected in zip(names, block_outputs, expected_outputs, strict=True):
+            _compare(model, name, block(name, expected, i), actual, f"part {i + 1} of {blocks} of a batch", floor)
 
 
 def _block(value: Array, place: BatchAxis, i: int, blocks: int) -> Array:
     """Return the i-th of ``blocks`` equal parts of the batch, shaped as in a run of this part alone."""
     before, size, after = value.shape[: place.axis], value.shape[place.axis], value.shape[place.axis + 1 :]
     split = value.reshape(*before, place.outer, blocks, size // place.outer // blocks, *after)
-    taken: Array = np.take(split, i, axis=place.axis + 1)
-    return taken.reshape(*before, size // blocks, *after)
+    part: Array = np.take(split, i, axis=place.axis + 1)
+    return part.reshape(*before, size // blocks, *after)
 
 
 def _is_rounding_model(file: OnnxFile) -> bool:
@@ -180,18 +180,18 @@ def _is_rounding_model(file: OnnxFile) -> bool:
     return any(_QUANTISING in node.op_type or "QLinear" in node.op_type for node in file.model.graph.node)
 
 
-def _compare(model: str, name: str, want: Array, got: Array, where: str, floor: float) -> None:
-    tolerance = TOLERANCE.get(str(want.dtype))
-    if want.shape != got.shape:
-        same = False
+def _compare(model: str, name: str, expected: Array, actual: Array, location: str, floor: float) -> None:
+    tolerance = TOLERANCE.get(str(expected.dtype))
+    if expected.shape != actual.shape:
+        is_same = False
     elif tolerance is None:
-        same = bool(np.array_equal(want, got))
+        is_same = bool(np.array_equal(expected, actual))
     else:
-        a, b = want.astype(np.float64), got.astype(np.float64)
+        a, b = expected.astype(np.float64), actual.astype(np.float64)
         scale = float(np.abs(a[np.isfinite(a)]).max(initial=1e-6))
-        same = bool(np.allclose(a, b, rtol=0, atol=max(tolerance, floor) * scale, equal_nan=True))
-    if not same:
+        is_same = bool(np.allclose(a, b, rtol=0, atol=max(tolerance, floor) * scale, equal_nan=True))
+    if not is_same:
         raise InputError(
-            f"{model}: with its batch freed, output {name} differs from the original's at {where}",
+            f"{model}: with its batch freed, output {name} differs from the original's at {location}",
             "the model mixes samples or is random; export it with a dynamic batch",
         )

@@ -90,12 +90,12 @@ def _write_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> None
     model = ModelProto.FromString(light)
     graph = model.graph
     present = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
-    declared = [weight for weight in weights if weight.name not in present]
-    names = {weight.name for weight in declared}
+    absent = [weight for weight in weights if weight.name not in present]
+    names = {weight.name for weight in absent}
     inputs = [info for info in graph.input if info.name not in names]  # an input would not be constant
     del graph.input[:]
     graph.input.extend(inputs)
-    for weight in declared:
+    for weight in absent:
         tensor = TensorProto(
             name=weight.name, dims=weight.shape, data_type=elem_type(weight.dtype), data_location=TensorProto.EXTERNAL
         )
@@ -104,4 +104,4 @@ def _write_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> None
         graph.initializer.append(tensor)
     path.write_bytes(model.SerializeToString())
     with Path(path.parent, _ZEROS).open("wb") as zeros:
-        os.truncate(zeros.fileno(), max((weight.bytes for weight in declared), default=1))
+        os.truncate(zeros.fileno(), max((weight.bytes for weight in absent), default=1))

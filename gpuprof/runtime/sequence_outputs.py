@@ -50,11 +50,11 @@ def to_numbers(value: object) -> Array:
 
 def _to_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {_key(key): _to_json(one) for key, one in value.items()}
+        return {_key(key): _to_json(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list):
-        return [_to_json(one) for one in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return None if isinstance(value, float) and not math.isfinite(value) else value
