@@ -200,8 +200,8 @@ class LoadClient:
         self._context = None if schedule.target is None else schedule.target.context()
         count = len(schedule.times)
         self.sent = SentRequests(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
-        untold = array("d", [UNKNOWN_MS]) * count
-        self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms = untold, untold[:], untold[:]
+        unknown = array("d", [UNKNOWN_MS]) * count
+        self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms = unknown, unknown[:], unknown[:]
 
     def run(self, start: float) -> SentRequests:
         """Send everything; ``start``: beginning of the schedule on the monotonic clock."""
@@ -239,17 +239,17 @@ class LoadClient:
             if ended_s >= 0.0 and (not self._busy or now > ended_s + self._schedule.patience_s):
                 return
             while ended_s < 0.0 and (due := loop.take(number := len(self.sent.sent_s), now)) is not None:
-                model, which = due
+                model, index = due
                 self._add_request(model)
-                self._send(number, model, now, which)
+                self._send(number, model, now, index)
             self._receive(_LOOK_S, start)
 
     def _add_request(self, model: int) -> None:
         self.sent.sent_s.append(0.0)
         self.sent.done_s.append(-1.0)
         self.sent.status.append(0)
-        for told in (self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms):
-            told.append(UNKNOWN_MS)
+        for times in (self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms):
+            times.append(UNKNOWN_MS)
         self.sent.models.append(model)
 
     def _finish(self, number: int, now: float) -> None:
@@ -277,10 +277,10 @@ class LoadClient:
                 due = _LOOK_S
             self._receive(max(0.0, due), start)
 
-    def _send(self, number: int, model: int, now: float, which: int | None = None) -> None:
+    def _send(self, number: int, model: int, now: float, index: int | None = None) -> None:
         requests = self._schedule.requests[model]
         self._turns[model] += 1
-        request = requests[self._turns[model] % len(requests) if which is None else which]
+        request = requests[self._turns[model] % len(requests) if index is None else index]
         self.sent.sent_s[number] = now
         try:
             connection = self._idle.pop() if self._idle else self._connect()

@@ -25,11 +25,11 @@ def run_clients(
     stop = context.Event()
     pipes = []
     for schedule in schedules[1:]:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_run_in_child, args=(schedule, theirs, stop), daemon=True)
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_run_in_child, args=(schedule, child_end, stop), daemon=True)
         process.start()
-        theirs.close()
-        pipes.append((process, ours))
+        child_end.close()
+        pipes.append((process, parent_end))
     for _, pipe in pipes:
         pipe.recv()  # the child has started
     # All clients start at the same time of the machine's monotonic clock, late enough for all to have received it.

@@ -197,7 +197,7 @@ def _make_closed(
     chains = [_read_chains(target, stream) for stream in streams]
     until_s = settings.warmup_s + settings.duration_s
     is_encrypted = target if target.is_encrypted else None
-    dealt = [
+    shares = [
         tuple(len(range(first, stream.concurrency or 0, clients)) for stream in streams) for first in range(clients)
     ]
     return [
@@ -209,12 +209,12 @@ def _make_closed(
             (),
             settings.patience_s,
             is_encrypted,
-            own,
+            share,
             until_s,
-            tuple(each[first::clients] for each in chains),
+            tuple(chain[first::clients] for chain in chains),
         )
-        for first, own in enumerate(dealt)
-        if any(own)
+        for first, share in enumerate(shares)
+        if any(share)
     ]
 
 
@@ -249,8 +249,8 @@ def _times(stream: RequestStream, settings: LoadSettings, seed: int) -> Times:
 
 def _clients_needed(streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...]) -> int:
     load = sum(
-        stream.rate_rps * max(1.0 / _EASY_RPS, len(own[0]) / _EASY_BYTES_PER_S)
-        for stream, own in zip(streams, requests, strict=True)
+        stream.rate_rps * max(1.0 / _EASY_RPS, len(bodies[0]) / _EASY_BYTES_PER_S)
+        for stream, bodies in zip(streams, requests, strict=True)
     )
     return max(1, -int(-load // 1))
 

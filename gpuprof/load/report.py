@@ -90,10 +90,10 @@ def summarize(
     """Return the figures of a model; ``span`` is the measured part of the schedule, in seconds."""
     import numpy as np
 
-    due, sent, done, status, told_ms = _select_columns(schedules, results, model, span)
-    latency = 1000.0 * (done - due)
-    found = status == 200
-    answered = latency[found]
+    due, sent_s, done_s, status, server_ms = _select_columns(schedules, results, model, span)
+    latency = 1000.0 * (done_s - due)
+    is_answer = status == 200
+    answered = latency[is_answer]
     seconds = span[1] - span[0]
     in_slo = int((answered <= slo_ms).sum())
     percentiles = _find_percentiles(np.sort(answered))
@@ -110,9 +110,9 @@ def summarize(
         goodput_rps=in_slo / seconds,
         mean_ms=float(answered.mean()) if len(answered) else None,
         **percentiles,
-        lag_p99_ms=float(1000.0 * np.quantile(sent - due, 0.99)) if len(due) else 0.0,
-        **_find_server_times(told_ms[0, found]),
-        **_divide_slowest(answered, 1000.0 * (sent - due)[found], told_ms[:, found], percentiles["p99_ms"]),
+        lag_p99_ms=float(1000.0 * np.quantile(sent_s - due, 0.99)) if len(due) else 0.0,
+        **_find_server_times(server_ms[0, is_answer]),
+        **_divide_slowest(answered, 1000.0 * (sent_s - due)[is_answer], server_ms[:, is_answer], percentiles["p99_ms"]),
     )
 
 
@@ -124,24 +124,24 @@ def _select_columns(
 
     due = np.concatenate([np.asarray(schedule.times, float) for schedule in schedules])
     models = np.concatenate([np.asarray(schedule.models) for schedule in schedules])
-    sent = np.concatenate([np.asarray(result.sent_s) for result in results])
-    done = np.concatenate([np.asarray(result.done_s) for result in results])
+    sent_s = np.concatenate([np.asarray(result.sent_s) for result in results])
+    done_s = np.concatenate([np.asarray(result.done_s) for result in results])
     status = np.concatenate([np.asarray(result.status, float) for result in results])
-    told = [
+    server_times = [
         [times or [UNKNOWN_MS] * len(result.sent_s) for times in (result.server_ms, result.queue_ms, result.infer_ms)]
         for result in results
     ]
-    told_ms = np.concatenate([np.asarray(times, float) for times in told], axis=1)
-    own = (models == model) & (due >= span[0]) & (due < span[1])
-    return due[own], sent[own], done[own], status[own], told_ms[:, own]
+    server_ms = np.concatenate([np.asarray(times, float) for times in server_times], axis=1)
+    selection = (models == model) & (due >= span[0]) & (due < span[1])
+    return due[selection], sent_s[selection], done_s[selection], status[selection], server_ms[:, selection]
 
 
-def _divide_slowest(latency_ms: Floats, late_ms: Floats, told_ms: Floats, p99_ms: float | None) -> dict[str, Any]:
+def _divide_slowest(latency_ms: Floats, late_ms: Floats, times_ms: Floats, p99_ms: float | None) -> dict[str, Any]:
     """Return the parts of the latency of answers from the 99th percentile on, if the server reports all times."""
-    if p99_ms is None or (told_ms == UNKNOWN_MS).any():
+    if p99_ms is None or (times_ms == UNKNOWN_MS).any():
         return {}
     slowest = latency_ms >= p99_ms
-    server_ms, queue_ms, infer_ms = told_ms[:, slowest]
+    server_ms, queue_ms, infer_ms = times_ms[:, slowest]
     parts = {
         "": latency_ms[slowest],
         "late_": late_ms[slowest],
@@ -153,14 +153,14 @@ def _divide_slowest(latency_ms: Floats, late_ms: Floats, told_ms: Floats, p99_ms
     return {f"slowest_{name}ms": float(values.mean()) for name, values in parts.items()}
 
 
-def _find_server_times(told_ms: Floats) -> dict[str, Any]:
+def _find_server_times(server_ms: Floats) -> dict[str, Any]:
     """Return mean and percentiles of the time that the server reports, where it does so for every answer."""
-    if not len(told_ms) or (told_ms == UNKNOWN_MS).any():
+    if not len(server_ms) or (server_ms == UNKNOWN_MS).any():
         return {}
-    ordered = sorted(told_ms.tolist())
-    found = {percent: find_percentile(ordered, percent) for percent in (50, 99)}
-    values = {f"server_p{percent}_ms": None if one is None else one.value for percent, one in found.items()}
-    return {"server_mean_ms": float(told_ms.mean()), **values}
+    times_ms = sorted(server_ms.tolist())
+    percentiles = {percent: find_percentile(times_ms, percent) for percent in (50, 99)}
+    values = {f"server_p{percent}_ms": None if p is None else p.value for percent, p in percentiles.items()}
+    return {"server_mean_ms": float(server_ms.mean()), **values}
 
 
 def _find_percentiles(ordered: Floats) -> dict[str, Any]:
@@ -182,9 +182,9 @@ def stage_rows(
     after: Mapping[str, Mapping[str, Any] | None],
 ) -> list[dict[str, object]]:
     """Return a `stage_row` for each model, over all its requests: the server's counts include the warm-up."""
-    whole = (0.0, float("inf"))
+    always = (0.0, float("inf"))
     return [
-        stage_row(summarize(schedules, results, position, name, 0.0, whole), before[name], after[name])
+        stage_row(summarize(schedules, results, position, name, 0.0, always), before[name], after[name])
         for position, name in enumerate(names)
     ]
 

@@ -106,8 +106,8 @@ class Target:
         except ValueError:
             raise InputError(f"{self}{path} does not answer in JSON: is it a server of the protocol?") from None
         if answer.status >= 400:
-            said = document.get("error") if isinstance(document, dict) else None
-            raise InputError(f"{self}{path} answers {answer.status}: {said or answer.reason}")
+            message = document.get("error") if isinstance(document, dict) else None
+            raise InputError(f"{self}{path} answers {answer.status}: {message or answer.reason}")
         return document
 
     def model_inputs(self, model: str) -> list[TensorSpec]:
@@ -238,13 +238,13 @@ def encode_request(
     parameters: Mapping[str, object] = MappingProxyType({}),
 ) -> bytes:
     """Return an inference request with binary tensors, head and body."""
-    described = []
+    headers = []
     tensors = []
     for spec in specs:
         array = inputs[spec.name]
         data = _bytes(array, spec.datatype)
         tensors.append(data)
-        described.append(
+        headers.append(
             {
                 "name": spec.name,
                 "datatype": spec.datatype,
@@ -252,7 +252,7 @@ def encode_request(
                 "parameters": {"binary_data_size": len(data)},
             }
         )
-    text = json.dumps({"inputs": described, "parameters": {"binary_data_output": True, **parameters}}).encode()
+    text = json.dumps({"inputs": headers, "parameters": {"binary_data_output": True, **parameters}}).encode()
     body = text + b"".join(tensors)
     own_headers = "".join(f"{name}: {value}\r\n" for name, value in target.headers.items())
     head = (

@@ -73,9 +73,9 @@ class WindowWatch:
         if len(last) < self.rule.count:
             return False
         columns = [[window[model][part] for window in last] for model in range(self.models) for part in (0, 1)]
-        allowed = self.rule.percent / 100.0
+        tolerance = self.rule.percent / 100.0
         means = [sum(values) / len(values) for values in columns]
         return all(
-            mean > 0.0 and all(abs(value - mean) <= allowed * mean for value in values)
+            mean > 0.0 and all(abs(value - mean) <= tolerance * mean for value in values)
             for values, mean in zip(columns, means, strict=True)
         )
