@@ -41,13 +41,13 @@ class MachineLoad:
         """
         ticks, stolen = self._count_ticks(), self._stolen.part()
         if ticks is not None and own_cores is not None:
-            busy, everything = ticks
+            busy, total = ticks
             # Each core's counter is rounded to a tick.
-            others = busy - own_cores * everything / len(self._cores) - len(self._cores)
-            if others > tolerance * everything:
-                used = others / everything * len(self._cores)
+            foreign = busy - own_cores * total / len(self._cores) - len(self._cores)
+            if foreign > tolerance * total:
+                cores = foreign / total * len(self._cores)
                 return (
-                    f"other programs kept {used:.1f} of the {len(self._cores)} cores busy meanwhile "
+                    f"other programs kept {cores:.1f} of the {len(self._cores)} cores busy meanwhile "
                     f"(load average {os.getloadavg()[0]:.1f})"
                 )
         if stolen is not None and stolen > tolerance:
@@ -58,8 +58,8 @@ class MachineLoad:
         """Return the busy ticks and all ticks of the cores since the beginning."""
         after = _read_times(self._stat)
         pairs = [(self._before[core], after[core]) for core in self._cores if core in self._before and core in after]
-        busy, everything = (sum(new[place] - old[place] for old, new in pairs) for place in (0, 1))
-        return (busy, everything) if everything > 0 else None
+        busy, total = (sum(new[place] - old[place] for old, new in pairs) for place in (0, 1))
+        return (busy, total) if total > 0 else None
 
 
 def _read_times(stat: Path) -> dict[int, tuple[int, int]]:

@@ -137,8 +137,8 @@ def _list_groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
     mount = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():
         # ``hierarchy:controllers:path``; version 2 is the line without controllers (cgroups(7)).
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
         base, version = mount, 2
         if controller in controllers.split(","):
             # systemd mounts controllers together and links the short name to the mount; containers often have only the

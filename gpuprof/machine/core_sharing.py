@@ -27,27 +27,27 @@ def allowed_cores() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0)) if _allowed is None else _allowed
 
 
-def avoid_cores(taken: Collection[int]) -> bool:
-    """Keep all threads of this process off the cores ``taken``; return whether free cores were left.
+def avoid_cores(cores: Collection[int]) -> bool:
+    """Keep all threads of this process off ``cores``; return whether free cores were left.
 
-    A further call starts again from all cores available to the process; an empty ``taken`` makes all of them usable
+    A further call starts again from all cores available to the process; an empty ``cores`` makes all of them usable
     again.
     """
     global _allowed
-    everything = allowed_cores()
-    free = everything - frozenset(taken)
-    if _allowed is None and (not free or free == everything):
+    all_cores = allowed_cores()
+    free = all_cores - frozenset(cores)
+    if _allowed is None and (not free or free == all_cores):
         return False
-    _allowed = everything
-    _set_all_threads(free or everything)
-    return bool(free) and free != everything
+    _allowed = all_cores
+    _set_all_threads(free or all_cores)
+    return bool(free) and free != all_cores
 
 
 @contextmanager
-def avoiding_cores(taken: Collection[int]) -> Iterator[bool]:
-    """Stay off the cores ``taken`` inside the context; child processes started inside inherit this."""
+def avoiding_cores(cores: Collection[int]) -> Iterator[bool]:
+    """Stay off ``cores`` inside the context; child processes started inside inherit this."""
     try:
-        yield avoid_cores(taken)
+        yield avoid_cores(cores)
     finally:
         avoid_cores(())
 

@@ -54,7 +54,7 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
     info = read_cpuinfo(root, allowed[:units])
     clock, clock_source = _clock_mhz(root, info, allowed[0])
     cores = min(float(info.physical_cores), quota or math.inf)
-    per_cycle, why = flops_per_cycle(info)
+    per_cycle, basis = flops_per_cycle(info)
     bandwidth = min(ASSUMED_BYTES_PER_S_A_CORE * units, ASSUMED_BYTES_PER_S_AT_MOST)
     memory, memory_source = _memory(root)
     return Device(
@@ -68,7 +68,7 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
         l2_bytes=_last_level_cache(root, allowed[0]),
         sources={
             "name": info.model,
-            "compute": f"computed: {cores:g} cores x {clock:.0f} MHz ({clock_source}) x {why}; "
+            "compute": f"computed: {cores:g} cores x {clock:.0f} MHz ({clock_source}) x {basis}; "
             "a boosted clock gives more",
             "memory": f"{memory_source}; bandwidth assumed, {ASSUMED_BYTES_PER_S_A_CORE / 1e9:g} GB/s a core and at "
             f"most {ASSUMED_BYTES_PER_S_AT_MOST / 1e9:g} GB/s, until it is measured",
@@ -80,8 +80,8 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
 def read_cpuinfo(root: Path, processors: Collection[int]) -> CpuInfo:
     """Return the data of ``/proc/cpuinfo``; missing fields get the most conservative value."""
     blocks = [_fields(block) for block in read_text(root / "proc/cpuinfo").split("\n\n") if block.strip()]
-    mine = [block for block in blocks if block.get("processor", "-1") in {str(number) for number in processors}]
-    first = (mine or blocks or [{}])[0]
+    own_blocks = [block for block in blocks if block.get("processor", "-1") in {str(number) for number in processors}]
+    first = (own_blocks or blocks or [{}])[0]
     family = first.get("cpu family", "0")
     mhz = first.get("cpu MHz", "")
     return CpuInfo(
@@ -90,7 +90,7 @@ def read_cpuinfo(root: Path, processors: Collection[int]) -> CpuInfo:
         family=int(family) if family.isdigit() else 0,
         flags=frozenset((first.get("flags") or first.get("Features", "")).split()),
         mhz=float(mhz) if re.fullmatch(r"\d+(\.\d+)?", mhz) and float(mhz) > 0 else None,
-        physical_cores=_physical_cores(mine, len(processors)),
+        physical_cores=_physical_cores(own_blocks, len(processors)),
     )
 
 
@@ -135,8 +135,8 @@ def _clock_mhz(root: Path, info: CpuInfo, processor: int) -> tuple[float, str]:
     base = read_text(root / f"sys/devices/system/cpu/cpu{processor}/cpufreq/base_frequency").strip()
     if base.isdigit() and int(base) > 0:
         return int(base) / 1000.0, "base frequency"
-    if named := _GHZ.search(info.model):
-        return float(named["ghz"]) * 1000.0, "in its name"
+    if match := _GHZ.search(info.model):
+        return float(match["ghz"]) * 1000.0, "in its name"
     if info.mhz is not None:
         return info.mhz, "/proc/cpuinfo"
     return _ASSUMED_CLOCK_MHZ, "assumed"
@@ -168,8 +168,8 @@ def _memory(root: Path) -> tuple[int, str]:
 
 
 def _slug(model: str) -> str:
-    words = re.sub(r"[^a-z0-9]+", "-", _NOISE.sub(" ", model).lower()).strip("-")
-    return words or "unknown"
+    slug = re.sub(r"[^a-z0-9]+", "-", _NOISE.sub(" ", model).lower()).strip("-")
+    return slug or "unknown"
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -63,12 +63,12 @@ def _requirements(distribution: str) -> Sequence[str]:
 def _execute_command(command: Sequence[str]) -> str | None:
     """Return the output of the command, or None when the command cannot be started, fails or hangs."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return process.stdout if process.returncode == 0 else None
 
 
 def _affinity() -> Sequence[int]:

@@ -40,15 +40,15 @@ def local_gpus(nvml: Any = None) -> tuple[Device, ...]:
         return ()
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return tuple(found for handle in handles if (found := _describe_device(nvml, handle)) is not None)
+        return tuple(description for handle in handles if (description := _describe_device(nvml, handle)) is not None)
     finally:
         nvml.nvmlShutdown()
 
 
 def _describe_device(nvml: Any, handle: Any) -> Device | None:
     driver_name = decode_nvml(nvml.nvmlDeviceGetName(handle))
-    known = device_of_driver(driver_name)
-    base = known or _scale_device(nvml, handle, driver_name)
+    catalogued = device_of_driver(driver_name)
+    base = catalogued or _scale_device(nvml, handle, driver_name)
     if base is None:
         return None
     profiles = _read_mig_profiles(nvml, handle)
@@ -73,14 +73,14 @@ def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     cores = ask_nvml(nvml, "nvmlDeviceGetNumGpuCores", handle)
     bus_bits = ask_nvml(nvml, "nvmlDeviceGetMemoryBusWidth", handle)
-    like = [gpu for gpu in devices().values() if gpu.compute_capability == f"{major}.{minor}"]
-    if not like or cores is None or bus_bits is None:
+    siblings = [gpu for gpu in devices().values() if gpu.compute_capability == f"{major}.{minor}"]
+    if not siblings or cores is None or bus_bits is None:
         return None
     memory_clock = float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))
     description = GpuDescription(
         driver_name,
         f"{major}.{minor}",
-        sms=round(cores / _cores_per_sm(like[0])),
+        sms=round(cores / _cores_per_sm(siblings[0])),
         clock_mhz=float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
         # Times two: NVML's memory clock counts only one of two transfers per cycle.
         memory_bytes_per_s=bus_bits / 8 * memory_clock * 1e6 * 2,
@@ -148,5 +148,5 @@ def _read_placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int,
 
 def device_name(driver_name: str) -> str:
     """Return gpuprof's name of a board: from the catalogue, else derived from the driver's name."""
-    known = device_of_driver(driver_name)
-    return device_slug(driver_name) if known is None else known.name
+    catalogued = device_of_driver(driver_name)
+    return device_slug(driver_name) if catalogued is None else catalogued.name

@@ -64,10 +64,10 @@ def _examine_gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
     mig = ask_nvml(nvml, "nvmlDeviceGetMigMode", handle)
     memory = ask_nvml(nvml, "nvmlDeviceGetMemoryInfo", handle)
     name = decode_nvml(ask_nvml(nvml, "nvmlDeviceGetName", handle) or "unknown")
-    known = device_of_driver(name)
+    catalogued = device_of_driver(name)
     detail = ", ".join(
         (
-            name if known is None else f"{name} ({known.name})",
+            name if catalogued is None else f"{name} ({catalogued.name})",
             f"driver {driver}",
             "memory unknown" if memory is None else f"{memory.total / 2**30:.1f} GiB, {memory.free / 2**30:.1f} free",
             f"compute mode {_COMPUTE_MODES.get(mode, 'unknown')}",
@@ -79,8 +79,8 @@ def _examine_gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
     if mode == 2:
         fix = f"nvidia-smi -i {index} -c DEFAULT"
         return Finding("gpu", f"GPU {index}", Status.LIMITED, detail, fix)
-    if known is not None and known.compute_capability and not has_wheel_code(known.compute_capability):
-        detail += f", compute capability {known.compute_capability}: ONNX Runtime's wheels have no code for it"
+    if catalogued is not None and catalogued.compute_capability and not has_wheel_code(catalogued.compute_capability):
+        detail += f", compute capability {catalogued.compute_capability}: ONNX Runtime's wheels have no code for it"
         return Finding("gpu", f"GPU {index}", Status.LIMITED, detail, "build onnxruntime-gpu for this GPU")
     if persistent == 0:
         fix = f"nvidia-smi -i {index} -pm 1, so that the driver stays loaded between runs"
@@ -94,9 +94,9 @@ def _examine_mps(machine: MachineView) -> Finding:
         fix = "comes with NVIDIA's driver; without it GPU shares are not enforced, MIG instances still are"
         return Finding("gpu", "MPS", Status.MISSING, "nvidia-cuda-mps-control is not on the PATH", fix)
     # The kernel truncates names to 15 characters: the daemon and its server both appear as "nvidia-cuda-mps".
-    running = any(name.startswith("nvidia-cuda-mps") for name in _list_process_names(machine.root))
+    is_running = any(name.startswith("nvidia-cuda-mps") for name in _list_process_names(machine.root))
     pipe = machine.environment.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-    state = f"daemon running, pipe {pipe}" if running else "daemon not running; gpuprof starts its own when needed"
+    state = f"daemon running, pipe {pipe}" if is_running else "daemon not running; gpuprof starts its own when needed"
     return Finding("gpu", "MPS", Status.OK, f"{binary}, {state}")
 
 
@@ -126,10 +126,10 @@ def _examine_nsys(machine: MachineView) -> Finding:
 def _find_importer(root: Path, binary: str) -> Path | None:
     """Return the program that converts recordings into reports: beside nsys, or in the packages' directories."""
     try:
-        near = Path(binary).resolve().parent.parent
+        base = Path(binary).resolve().parent.parent
     except OSError:
-        near = Path(binary).parent.parent
-    places = [near.glob("host-linux-*/QdstrmImporter")]
+        base = Path(binary).parent.parent
+    places = [base.glob("host-linux-*/QdstrmImporter")]
     for pattern in ("usr/lib/nsight-systems/host-linux-*", "opt/nvidia/nsight-systems*/*/host-linux-*"):
         places.append(root.glob(f"{pattern}/QdstrmImporter"))
     return next((path for place in places for path in sorted(place)), None)
@@ -153,10 +153,10 @@ def _find_first(root: Path, *patterns: str) -> str | None:
 
 
 def _ask_version(machine: MachineView, binary: str) -> str | None:
-    printed = machine.execute([binary, "--version"])
-    if printed is None:
+    output = machine.execute([binary, "--version"])
+    if output is None:
         return None
-    match = _VERSION.search(printed)
+    match = _VERSION.search(output)
     return match[1] if match else "unknown version"
 
 

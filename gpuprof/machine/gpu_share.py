@@ -116,7 +116,7 @@ def _take_instance(free: list[MigInstanceId], profile: str) -> str:
         if instance.profile == profile:
             free.remove(instance)
             return instance.uuid
-    there = ", ".join(instance.profile for instance in free) or "none"
+    profiles = ", ".join(instance.profile for instance in free) or "none"
     raise UnavailableError(
-        f"no free MIG instance {profile}: there are {there}", f"nvidia-smi mig -cgi {profile} -C makes one"
+        f"no free MIG instance {profile}: there are {profiles}", f"nvidia-smi mig -cgi {profile} -C makes one"
     )

@@ -52,8 +52,8 @@ def host_findings(machine: MachineView) -> Iterator[Finding]:
     """Yield findings for cores, clock policy, control groups and memory."""
     cpu = local_cpu(machine.root, machine.affinity())
     quota = cpu_quota_cores(machine.root)
-    capped = "" if quota is None else f", capped at {quota:g} cores' time"
-    yield Finding("cpu", "cores", Status.OK, f"{cpu.compute_units} of {cpu.sources['name']}{capped}")
+    cap_note = "" if quota is None else f", capped at {quota:g} cores' time"
+    yield Finding("cpu", "cores", Status.OK, f"{cpu.compute_units} of {cpu.sources['name']}{cap_note}")
     yield _examine_clock_policy(machine)
     yield _examine_quotas(machine)
     yield _examine_memory(machine, cpu.dram_bytes)
@@ -121,11 +121,11 @@ def _examine_extras(machine: MachineView) -> Iterator[Finding]:
     if not requirements:
         fix = "pip install -e '.[cpu,serve]' in the checkout"
         yield Finding("runtime", "extras", Status.LIMITED, "cannot be told: gpuprof is not installed", fix)
-    wanted: dict[str, list[str]] = {extra: [] for extra in _EXTRAS}
+    packages_by_extra: dict[str, list[str]] = {extra: [] for extra in _EXTRAS}
     for requirement in requirements:
-        if (match := _EXTRA.match(requirement)) and match["extra"] in wanted:
-            wanted[match["extra"]].append(match["name"])
-    for extra, packages in wanted.items():
+        if (match := _EXTRA.match(requirement)) and match["extra"] in packages_by_extra:
+            packages_by_extra[match["extra"]].append(match["name"])
+    for extra, packages in packages_by_extra.items():
         missing = [name for name in packages if machine.version(name) is None]
         purpose = _EXTRAS[extra]
         if missing:
@@ -165,8 +165,8 @@ def _examine_quotas(machine: MachineView) -> Finding:
 def _examine_memory(machine: MachineView, usable_bytes: int) -> Finding:
     match = re.search(r"^MemAvailable:\s*(\d+) kB", machine.read_text("proc/meminfo"), re.MULTILINE)
     available = f", {int(match[1]) / 2**20:.1f} GiB available" if match else ""
-    limited = memory_limit_bytes(machine.root) == usable_bytes
-    detail = f"{usable_bytes / 2**30:.1f} GiB{available}{', the limit of a control group' if limited else ''}"
+    is_limited = memory_limit_bytes(machine.root) == usable_bytes
+    detail = f"{usable_bytes / 2**30:.1f} GiB{available}{', the limit of a control group' if is_limited else ''}"
     with suppress(ValueError):
         if match and int(match[1]) < 2**20:
             return Finding("cpu", "memory", Status.LIMITED, detail, "end other programs: under 1 GiB is available")

@@ -33,12 +33,12 @@ def _ask_client(gpu: int, percentage: float) -> int | None:
     """Return the SMs that CUDA grants a client of a GPU with this percentage; None without an answer."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu), PERCENTAGE: f"{percentage:g}"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _CLIENT], env=environment, capture_output=True, text=True, timeout=ANSWER_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return int(done.stdout) if done.stdout.strip().isdecimal() else None
+    return int(process.stdout) if process.stdout.strip().isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +54,34 @@ class LiveMachine:
 def find_live_faults(node: Node, machine: LiveMachine | None = None) -> Iterator[tuple[str, str]]:
     """Yield the planned GPUs and shares that this machine does not have: the place, and the difference."""
     machine = machine or LiveMachine()
-    planned = [gpu for gpu in node.gpus if not gpu.device.startswith(("cpu", "sim:"))]
-    here = machine.gpus() if planned else ()
-    for gpu in planned:
-        where = f"{node.name} gpu {gpu.index}"
-        if gpu.index >= len(here):
-            count = count_of(len(here), "NVIDIA GPU") if here else "no NVIDIA GPU"
-            yield where, f"this machine has {count}, and the map plans a {gpu.device}"
-        elif here[gpu.index].name != gpu.device:
-            yield where, f"the GPU is a {here[gpu.index].name}, and the map plans a {gpu.device}"
+    gpus = [gpu for gpu in node.gpus if not gpu.device.startswith(("cpu", "sim:"))]
+    devices = machine.gpus() if gpus else ()
+    for gpu in gpus:
+        place = f"{node.name} gpu {gpu.index}"
+        if gpu.index >= len(devices):
+            count = count_of(len(devices), "NVIDIA GPU") if devices else "no NVIDIA GPU"
+            yield place, f"this machine has {count}, and the map plans a {gpu.device}"
+        elif devices[gpu.index].name != gpu.device:
+            yield place, f"the GPU is a {devices[gpu.index].name}, and the map plans a {gpu.device}"
         else:
-            yield from ((where, fault) for fault in _find_faults(gpu, here[gpu.index], machine))
+            yield from ((place, fault) for fault in _find_faults(gpu, devices[gpu.index], machine))
 
 
 def _find_faults(gpu: Gpu, device: Device, machine: LiveMachine) -> Iterator[str]:
     instances = [(part.mig.profile, part.mig.start) for part in gpu.partitions if part.mig is not None]
-    offered = {profile.name for profile in device.mig_profiles}
-    for profile in sorted({profile for profile, _ in instances} - offered):
-        yield f"the driver offers no MIG profile {profile}; it offers {', '.join(sorted(offered)) or 'none'}"
+    profiles = {profile.name for profile in device.mig_profiles}
+    for profile in sorted({profile for profile, _ in instances} - profiles):
+        yield f"the driver offers no MIG profile {profile}; it offers {', '.join(sorted(profiles)) or 'none'}"
     try:
         layout = machine.layout(gpu.index)
     except UnavailableError as error:
         layout = MigLayout(False)
         if instances:
             yield str(error)
-    wanted = MigLayout.of(instances) if instances else MigLayout(False)
-    if layout != wanted:
+    target = MigLayout.of(instances) if instances else MigLayout(False)
+    if layout != target:
         yield (
-            f"the GPU has {_describe(layout)}, and the map plans {_describe(wanted)}: "
+            f"the GPU has {_describe(layout)}, and the map plans {_describe(target)}: "
             "gpuprof serve --apply-mig changes the layout"
         )
     elif not instances:
@@ -96,17 +96,17 @@ def _find_wrong_shares(gpu: Gpu, device: Device, machine: LiveMachine) -> Iterat
         if not part.unshared and replica.sm_share_pct < 100.0
     }
     for percentage in sorted(shares):
-        granted = machine.granted_sms(gpu.index, percentage)
-        most = math.ceil(percentage / 100.0 * device.compute_units) + _PAIR
-        if granted is None:
+        sms = machine.granted_sms(gpu.index, percentage)
+        limit = math.ceil(percentage / 100.0 * device.compute_units) + _PAIR
+        if sms is None:
             yield f"a CUDA client at {percentage:g}% does not start"
-        elif granted >= device.compute_units:
+        elif sms >= device.compute_units:
             yield (
-                f"a client at {percentage:g}% gets all {granted} SMs: no MPS daemon answers at {machine.pipe}, or the "
+                f"a client at {percentage:g}% gets all {sms} SMs: no MPS daemon answers at {machine.pipe}, or the "
                 "client is in another namespace"
             )
-        elif granted > most:
-            yield f"a client at {percentage:g}% gets {granted} SMs, and its share is {most - _PAIR}"
+        elif sms > limit:
+            yield f"a client at {percentage:g}% gets {sms} SMs, and its share is {limit - _PAIR}"
 
 
 def _describe(layout: MigLayout) -> str:

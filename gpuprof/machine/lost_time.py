@@ -46,7 +46,7 @@ def _read_ticks(stat: Path) -> tuple[int, int] | None:
     try:
         # Columns of proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guest time is contained in them.
         name, *fields = stat.read_text(encoding="ascii").splitlines()[0].split()
-        *others, stolen = [int(field) for field in fields[:8]]
+        *fields_but_stolen, stolen = [int(field) for field in fields[:8]]
     except (OSError, ValueError, IndexError):
         return None
-    return (stolen, stolen + sum(others)) if name == "cpu" and len(others) == 7 else None
+    return (stolen, stolen + sum(fields_but_stolen)) if name == "cpu" and len(fields_but_stolen) == 7 else None

@@ -66,14 +66,14 @@ def _register_callee(function: Callable[..., Any]) -> None:
 
 def _callees(function: Callable[..., Any]) -> set[Callable[..., Any]]:
     """Return a function with its direct and indirect callees in this package."""
-    reached: set[Callable[..., Any]] = set()
+    functions: set[Callable[..., Any]] = set()
     waiting = [function]
     while waiting:
         caller = waiting.pop()
-        if caller not in reached:
-            reached.add(caller)
+        if caller not in functions:
+            functions.add(caller)
             waiting += _direct_callees(caller)
-    return reached
+    return functions
 
 
 def _direct_callees(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:

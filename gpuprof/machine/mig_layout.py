@@ -43,22 +43,22 @@ def read_layout(gpu: int, tool: str = NVIDIA_SMI) -> MigLayout:
         raise UnavailableError(f"GPU {gpu} cannot be cut into MIG instances", "only A30, A100, H100 and later can")
     if mode == "Disabled":
         return MigLayout(False)
-    listed = _run_smi(tool, gpu, "-lgi", mig=True, calm=_NO_INSTANCES)
-    found = [(name, int(start)) for number, name, start in _INSTANCE.findall(listed) if int(number) == gpu]
-    return MigLayout.of(found)
+    listing = _run_smi(tool, gpu, "-lgi", mig=True, harmless=_NO_INSTANCES)
+    instances = [(name, int(start)) for number, name, start in _INSTANCE.findall(listing) if int(number) == gpu]
+    return MigLayout.of(instances)
 
 
-def apply_layout(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayout | None:
-    """Partition a GPU as ``wanted``; return its previous layout, or None if it already has the wanted layout.
+def apply_layout(gpu: int, target: MigLayout, tool: str = NVIDIA_SMI) -> MigLayout | None:
+    """Partition a GPU as ``target``; return its previous layout, or None if it already has the wanted layout.
 
     Raises `UnavailableError` when the driver refuses: no permission, or a process uses the GPU. The previous layout is
     restored then.
     """
     before = read_layout(gpu, tool)
-    if before == wanted:
+    if before == target:
         return None
     try:
-        _change(gpu, before, wanted, tool)
+        _change(gpu, before, target, tool)
     except UnavailableError:
         # The driver may have refused after creating some of the instances.
         restore_layout(gpu, before, tool)
@@ -77,36 +77,36 @@ def restore_layout(gpu: int, layout: MigLayout, tool: str = NVIDIA_SMI) -> str |
     return None
 
 
-def _change(gpu: int, now: MigLayout, wanted: MigLayout, tool: str) -> None:
+def _change(gpu: int, now: MigLayout, target: MigLayout, tool: str) -> None:
     # Compute instances first: a GPU instance with compute instances cannot be destroyed.
     if now.instances:
         _run_smi(tool, gpu, "-dci", mig=True)
         _run_smi(tool, gpu, "-dgi", mig=True)
-    if now.enabled != wanted.enabled:
-        _run_smi(tool, gpu, "-mig", str(int(wanted.enabled)))
+    if now.enabled != target.enabled:
+        _run_smi(tool, gpu, "-mig", str(int(target.enabled)))
         # nvidia-smi also succeeds when the driver only notes the new mode for the next reset ("pending").
-        if read_layout(gpu, tool).enabled != wanted.enabled:
+        if read_layout(gpu, tool).enabled != target.enabled:
             raise UnavailableError(
                 f"GPU {gpu} takes another MIG mode only after a reset",
                 f"{tool} --gpu-reset -i {gpu}, with nothing on it",
             )
-    for profile, start in wanted.instances:
+    for profile, start in target.instances:
         _run_smi(tool, gpu, "-cgi", f"{profile}:{start}", "-C", mig=True)
 
 
-def _run_smi(tool: str, gpu: int, *arguments: str, mig: bool = False, calm: str = "") -> str:
-    """Return the output of the tool; an exit code with ``calm`` in the output is no error."""
+def _run_smi(tool: str, gpu: int, *arguments: str, mig: bool = False, harmless: str = "") -> str:
+    """Return the output of the tool; an exit code with ``harmless`` in the output is no error."""
     command = [tool, *(["mig"] if mig else []), "-i", str(gpu), *arguments]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=False
         )
     except FileNotFoundError:
         raise UnavailableError(f"{tool} is not installed", "it comes with NVIDIA's driver") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"{' '.join(command)} does not answer: {error}") from None
-    output = " ".join(f"{done.stdout} {done.stderr}".split())
-    if done.returncode and not (calm and calm in output):
+    output = " ".join(f"{process.stdout} {process.stderr}".split())
+    if process.returncode and not (harmless and harmless in output):
         fix = "MIG instances are root's to make" if "ermission" in output else "is a process on the GPU? see nvidia-smi"
-        raise UnavailableError(f"{' '.join(command)}: {output[-200:] or f'exit code {done.returncode}'}", fix)
-    return done.stdout
+        raise UnavailableError(f"{' '.join(command)}: {output[-200:] or f'exit code {process.returncode}'}", fix)
+    return process.stdout

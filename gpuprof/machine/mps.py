@@ -138,21 +138,21 @@ def _run_daemon(control: str, directory: Path, visible: str | None) -> Iterator[
 def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
     try:
         # Output goes into a file: the daemon would inherit a pipe and keep it open, blocking the reader.
-        with (log / "start.log").open("wb") as printed:
-            done = subprocess.run(
+        with (log / "start.log").open("wb") as output:
+            process = subprocess.run(
                 [control, "-d"],
                 env=_merge_environment(environment),
                 stdin=subprocess.DEVNULL,
-                stdout=printed,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 timeout=ANSWER_S,
                 check=False,
             )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"the MPS daemon does not start: {error}") from error
-    if done.returncode or not _wait_until_responding(control, environment):
-        words = read_log_tails(log) or f"exit code {done.returncode}"
-        raise UnavailableError(f"the MPS daemon does not start: {words}", "does nvidia-smi work here?")
+    if process.returncode or not _wait_until_responding(control, environment):
+        reason = read_log_tails(log) or f"exit code {process.returncode}"
+        raise UnavailableError(f"the MPS daemon does not start: {reason}", "does nvidia-smi work here?")
 
 
 def read_log_tails(directory: Path | str | None) -> str:
@@ -160,11 +160,11 @@ def read_log_tails(directory: Path | str | None) -> str:
     tails = []
     for path in sorted(Path(directory).glob("*.log")) if directory is not None else ():
         try:
-            words = " ".join(path.read_text(errors="replace").split())
+            text = " ".join(path.read_text(errors="replace").split())
         except OSError:
             continue
-        if words:
-            tails.append(f"{path.name}: {words[-_LOG_TAIL:]}")
+        if text:
+            tails.append(f"{path.name}: {text[-_LOG_TAIL:]}")
     return "; ".join(tails)
 
 
@@ -198,5 +198,5 @@ def _send_command(control: str, environment: Mapping[str, str], command: str) ->
 
 def _merge_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment with ``environment``; this process's own share must not reach the daemon."""
-    own = {name: value for name, value in os.environ.items() if name not in (PERCENTAGE, MEMORY)}
-    return {**own, **environment}
+    inherited = {name: value for name, value in os.environ.items() if name not in (PERCENTAGE, MEMORY)}
+    return {**inherited, **environment}
