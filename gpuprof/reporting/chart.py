@@ -148,11 +148,11 @@ def lay_bars(chart: Chart) -> Chart:
     longest = max(map(len, names), default=0)
     if not is_upright or LETTER * (longest + 1) * (len(names) + 2) <= chart.width or all(map(str.isdigit, names)):
         return chart
-    beside = len({(box.x0, box.x1) for box in chart.boxes}) / len(names)
+    bars_per_name = len({(box.x0, box.x1) for box in chart.boxes}) / len(names)
     return replace(
         chart,
         x=chart.y,
         y=replace(chart.x, is_downwards=True),
         boxes=tuple(replace(box, x0=box.y0, x1=box.y1, y0=box.x0, y1=box.x1) for box in chart.boxes),
-        height=round(LINE * len(names) * max(1.0, beside / 2)),
+        height=round(LINE * len(names) * max(1.0, bars_per_name / 2)),
     )

@@ -71,8 +71,8 @@ def read_result(path: Path) -> Any:
     try:
         rows = pq.read_table(path).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        what = f"cannot read {path} as Parquet: {str(error).splitlines()[0].removesuffix('.')}"
-        raise InputError(what, "write it again with load --output") from None
+        message = f"cannot read {path} as Parquet: {str(error).splitlines()[0].removesuffix('.')}"
+        raise InputError(message, "write it again with load --output") from None
     return [_with_stages(row) for row in rows]
 
 
@@ -118,9 +118,9 @@ def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap 
         if _is_rows(content, ("setting", "quantity", "predictor", "median_pct")):
             return [_make_evaluation_section(content, where)], None
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else error
-        what = f"{where} is damaged, or of another version: {why}"
-        raise InputError(what, "write it again with --json") from None
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        message = f"{where} is damaged, or of another version: {reason}"
+        raise InputError(message, "write it again with --json") from None
     raise InputError(f"{where} is not something that a report can be made from", _TAKEN)
 
 
@@ -143,8 +143,8 @@ def _make_map_section(deployment: DeploymentMap, where: str) -> Section:
     predicted = deployment.predicted
     cost = "" if predicted.cost_per_hour is None else f", {predicted.cost_per_hour:.4g} dollars an hour"
     replicas = sum(1 for _ in deployment.places())
-    what = f"{count_of(replicas, 'replica')} on {count_of(predicted.gpus, 'device')}"
-    text = f"{where}: {what}{cost}, by the policy {deployment.policy}."
+    size_text = f"{count_of(replicas, 'replica')} on {count_of(predicted.gpus, 'device')}"
+    text = f"{where}: {size_text}{cost}, by the policy {deployment.policy}."
     if sources := describe_sources(deployment):
         text += f" Times: {sources}."
     if basis := describe_basis(deployment):
@@ -214,9 +214,9 @@ def _make_load_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section
     _require_names(rows, "model")
     table = _make_table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
     text = f"{where}: what clients measured."
-    if said := sorted({str(row["predicted_by"]) for row in rows if row.get("predicted_by")}):
-        text += f" Predictions come from: {'; '.join(PREDICTED_BY.get(by, by) for by in said)}."
-    source = "measured, and predicted" if said else "measured"
+    if predictors := sorted({str(row["predicted_by"]) for row in rows if row.get("predicted_by")}):
+        text += f" Predictions come from: {'; '.join(PREDICTED_BY.get(name, name) for name in predictors)}."
+    source = "measured, and predicted" if predictors else "measured"
     return Section("Load test", text, tuple(load_figures(rows)), table, source)
 
 
@@ -224,21 +224,21 @@ def _make_evaluation_section(rows: Sequence[Mapping[str, Any]], where: str) -> S
     _require_names(rows, "setting", "quantity", "predictor")
     keys = ("setting", "quantity", "predictor", "count", "mean_pct", "median_pct", "p95_pct", "coverage_pct")
     text = f"{where}: how far off estimates are on what was measured and left out."
-    shown = _make_table(rows, keys)
-    return Section("Evaluation of the estimators", text, (evaluation_figure(rows),), shown, "predicted and measured")
+    table = _make_table(rows, keys)
+    return Section("Evaluation of the estimators", text, (evaluation_figure(rows),), table, "predicted and measured")
 
 
 def _make_comparison_section(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> Section:
     """Return the section of a comparison: policies on one fleet, or kinds of GPUs under one policy."""
     _require_names(rows, subject)
     keys = [subject, "gpus", "cost_per_hour", "goodput_rps", "missing_rps", "lower_bound_gpus", "seconds", "sources"]
-    shown = [key for key in keys if any(row.get(key) is not None for row in rows)]
+    columns = [key for key in keys if any(row.get(key) is not None for row in rows)]
     noun = "policy" if subject == "policy" else "kind of GPU"
     text = f"{where}: what the same demands take by {noun}."
     remarks = [f"{row[subject]}: {row['remark']}" for row in rows if row.get("remark")]
     text += "".join(f" {remark.rstrip('.')}." for remark in remarks)
     title = f"Comparison of {'policies' if subject == 'policy' else 'kinds of GPUs'}"
-    return Section(title, text, comparison_figures(rows, subject, noun), _make_table(rows, shown), "predicted")
+    return Section(title, text, comparison_figures(rows, subject, noun), _make_table(rows, columns), "predicted")
 
 
 _HEADINGS = {

@@ -156,19 +156,19 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
 
 def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float, float]]) -> Chart | None:
     """Return predicted against measured figures; ``pairs`` that are not above 0 are left out."""
-    kept = [pair for pair in pairs if pair[2] > 0 and pair[3] > 0]
-    if not kept:
+    positive = [pair for pair in pairs if pair[2] > 0 and pair[3] > 0]
+    if not positive:
         return None
-    names = list(dict.fromkeys(name for name, *_ in kept))
+    names = list(dict.fromkeys(name for name, *_ in positive))
     points = []
     for i, series in enumerate(names):
-        of_series = [pair for pair in kept if pair[0] == series]
+        series_pairs = [pair for pair in positive if pair[0] == series]
         tips = tuple(
-            f"{what}: measured {show_number(m)}, predicted {show_number(p)} {unit} ({100 * (p / m - 1):+.1f}%)"
-            for _, what, m, p in of_series
+            f"{label}: measured {show_number(m)}, predicted {show_number(p)} {unit} ({100 * (p / m - 1):+.1f}%)"
+            for _, label, m, p in series_pairs
         )
-        points.append(Points(series, tuple(p[2] for p in of_series), tuple(p[3] for p in of_series), tips, i))
-    low, high = min(min(p[2:]) for p in kept), max(max(p[2:]) for p in kept)
+        points.append(Points(series, tuple(p[2] for p in series_pairs), tuple(p[3] for p in series_pairs), tips, i))
+    low, high = min(min(p[2:]) for p in positive), max(max(p[2:]) for p in positive)
     lines = tuple(
         Line(name, (low, high), (low * factor, high * factor), 6, is_dashed=name != "equal")
         for name, factor in (("equal", 1.0), ("10% off", 1.1), ("10% off", 1 / 1.1))
@@ -221,16 +221,16 @@ def _served_stage_figure(rows: Sequence[Row]) -> Chart | None:
 
 def _batch_figure(rows: Sequence[Row]) -> Chart | None:
     """Return the distribution of batch sizes, by model; None where the server kept no statistics."""
-    counted = {row["model"]: _parse_sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
-    counted = {model: sizes for model, sizes in counted.items() if sum(sizes.values())}
-    sizes = sorted({size for counts in counted.values() for size in counts})
+    sizes_by_model = {row["model"]: _parse_sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
+    sizes_by_model = {model: sizes for model, sizes in sizes_by_model.items() if sum(sizes.values())}
+    sizes = sorted({size for counts in sizes_by_model.values() for size in counts})
     if not sizes:
         return None
     stacks = {
-        f"batch of {size}": [100.0 * counts.get(size, 0) / sum(counts.values()) for counts in counted.values()]
+        f"batch of {size}": [100.0 * counts.get(size, 0) / sum(counts.values()) for counts in sizes_by_model.values()]
         for size in sizes
     }
-    names = tuple(counted)
+    names = tuple(sizes_by_model)
     return _bars("Batches by size", names, "batches in %", stack_bars(names, stacks, "%", range(len(sizes))))
 
 
@@ -257,8 +257,8 @@ def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Ch
 
     ``rows``: output of ``compare --json``; ``subject``: key of the compared policies or GPUs; ``noun``: their name.
     """
-    placed = [row for row in rows if row["gpus"] is not None]
-    names = tuple(str(row[subject]) for row in placed)
+    shown = [row for row in rows if row["gpus"] is not None]
+    names = tuple(str(row[subject]) for row in shown)
     columns: list[tuple[str, Axis, dict[str, str], float]] = [
         ("Devices", Axis("devices", low=0.0, is_count=True),
          {"devices": "gpus", "at lower ends": "gpus_at_lower_ends", "at upper ends": "gpus_at_upper_ends"}, 1.0),
@@ -270,7 +270,7 @@ def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Ch
     charts = []
     for title, axis, keys, factor in columns:
         parts = {
-            name: [None if row.get(key) is None else factor * row[key] for row in placed] for name, key in keys.items()
+            name: [None if row.get(key) is None else factor * row[key] for row in shown] for name, key in keys.items()
         }
         parts = {name: values for name, values in parts.items() if any(value is not None for value in values)}
         if parts:

@@ -75,8 +75,8 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
                 top = low + 0.3
                 yield Box("", at + _GAP, at + width - _GAP, low, top, tip, 0, partition.mig.profile, strip=True)
         for replica in partition.replicas:
-            held = width * replica.sm_share_pct / 100.0 * replica.cycle_fraction
-            part = width / len(partition.replicas) if partition.unshared else held
+            share_width = width * replica.sm_share_pct / 100.0 * replica.cycle_fraction
+            part = width / len(partition.replicas) if partition.unshared else share_width
             share = "no share" if partition.unshared else f"{replica.sm_share_pct:g}% share"
             share += f" by turns {replica.turns}" if replica.turns else ""
             color = models.index(replica.model) if replica.model in models else len(models)

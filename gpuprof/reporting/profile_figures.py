@@ -68,10 +68,10 @@ class _TimedOp:
 
 
 def _time_op(op: OpRow) -> _TimedOp | None:
-    moved = float((op.bytes_read or 0) + (op.bytes_written or 0))
-    if not op.flops or not moved or not op.duration_p50_ns:
+    moved_bytes = float((op.bytes_read or 0) + (op.bytes_written or 0))
+    if not op.flops or not moved_bytes or not op.duration_p50_ns:
         return None
-    return _TimedOp(op, op.flops / op.duration_p50_ns, op.flops / moved, op.duration_p50_ns / 1e3)
+    return _TimedOp(op, op.flops / op.duration_p50_ns, op.flops / moved_bytes, op.duration_p50_ns / 1e3)
 
 
 def _roofs(device: DeviceRow | None, low: float, high: float) -> tuple[Line, ...]:
@@ -187,47 +187,47 @@ def batch_and_share_figures(models: Sequence[ModelRow], model: str = "") -> list
     rows = [replace(row, model="") if model else row for row in ordered]
     return [
         chart
-        for along, x_label, key, y_label, title in (
+        for column, x_label, key, y_label, title in (
             ("batch", "batch size", "latency_p50_ms", "median latency in ms", "latency over the batch"),
             ("batch", "batch size", "throughput_rps", "requests/s", "throughput over the batch"),
             ("sm_share_pct", "share in %", "latency_p50_ms", "median latency in ms", "latency over the share"),
         )
-        for chart in _over(rows, along, x_label, key, y_label, f"{model}: {title}" if model else title.capitalize())
+        for chart in _over(rows, column, x_label, key, y_label, f"{model}: {title}" if model else title.capitalize())
     ]
 
 
-def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label: str, title: str) -> Iterator[Chart]:
+def _over(rows: Sequence[ModelRow], column: str, x_label: str, key: str, y_label: str, title: str) -> Iterator[Chart]:
     """Yield the chart of all series of several points; further charts where they are too many for one."""
-    others = [name for name in ("batch", "sm_share_pct", "mig_profile", "processes") if name != along]
+    other_columns = [name for name in ("batch", "sm_share_pct", "mig_profile", "processes") if name != column]
     series: dict[str, dict[float, float]] = defaultdict(dict)
     for row in rows:
         if value := getattr(row, key):
-            series[_label(row, others)][float(getattr(row, along))] = float(value)
+            series[_label(row, other_columns)][float(getattr(row, column))] = float(value)
     names = [name for name, points in series.items() if len(points) > 1]
-    each = math.ceil(len(names) / max(1, math.ceil(len(names) / MOST_SERIES)))
-    for first in range(0, len(names), max(1, each)):
-        shown = names[first : first + each]
+    chart_size = math.ceil(len(names) / max(1, math.ceil(len(names) / MOST_SERIES)))
+    for first in range(0, len(names), max(1, chart_size)):
+        chart_names = names[first : first + chart_size]
         lines, dots = [], []
-        for i, name in enumerate(shown):
+        for i, name in enumerate(chart_names):
             x = tuple(sorted(series[name]))
             y = tuple(series[name][at] for at in x)
             lines.append(Line(name, x, y, i))
             tips = tuple(f"{name}: {show_number(b)} at {a:g}" for a, b in zip(x, y, strict=True))
             dots.append(Points("", x, y, tips, i, name))
         values = tuple(sorted({at for line in lines for at in line.x}))
-        part = f" ({first + 1} to {first + len(shown)} of {len(names)})" if len(names) > MOST_SERIES else ""
-        x_axis = Axis(x_label, log=along == "batch", marks=values if len(values) <= 10 else ())
+        part = f" ({first + 1} to {first + len(chart_names)} of {len(names)})" if len(names) > MOST_SERIES else ""
+        x_axis = Axis(x_label, log=column == "batch", marks=values if len(values) <= 10 else ())
         yield Chart(f"{title}{part}", x_axis, Axis(y_label, log=True), tuple(lines), tuple(dots))
 
 
 def _label(row: ModelRow, names: Sequence[str]) -> str:
-    words = [row.model] if row.model else []
+    parts = [row.model] if row.model else []
     if "batch" in names:
-        words.append(f"batch {row.batch}")
+        parts.append(f"batch {row.batch}")
     if "sm_share_pct" in names and row.sm_share_pct is not None:
-        words.append(f"{row.sm_share_pct:g}%")
+        parts.append(f"{row.sm_share_pct:g}%")
     if row.mig_profile:
-        words.append(row.mig_profile)
+        parts.append(row.mig_profile)
     if row.processes > 1:
-        words.append(f"{row.processes} processes")
-    return " ".join(words)
+        parts.append(f"{row.processes} processes")
+    return " ".join(parts)

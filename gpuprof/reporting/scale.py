@@ -62,10 +62,10 @@ def _linear_ticks(low: float, high: float, least_step: float = 0.0) -> list[floa
 def _log_ticks(low: float, high: float) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first <= 3 else (1,)
-    every = max(1, (last - first) // 8)
-    ticks = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
-    inside = [tick for tick in ticks if low <= tick <= high]
-    return inside if len(inside) > 2 else _linear_ticks(low, high)
+    stride = max(1, (last - first) // 8)
+    ticks = [factor * 10.0**power for power in range(first, last + 1, stride) for factor in factors]
+    visible = [tick for tick in ticks if low <= tick <= high]
+    return visible if len(visible) > 2 else _linear_ticks(low, high)
 
 
 def tick_text(value: float) -> str:

@@ -57,21 +57,21 @@ def _draw(chart: Chart) -> tuple[str, int]:
     ends = (top, bottom) if chart.y.is_downwards else (bottom, top)
     y = scale_of(chart.y, _list_values(chart, "y"), *ends)
     letters = int(0.4 * chart.width / LETTER)
-    beside = _label_ticks(y, LINE, letters)
-    left = LETTER * (2 + max((len(_shorten(text, letters)) for _, text in beside), default=0))
+    tick_labels = _label_ticks(y, LINE, letters)
+    left = LETTER * (2 + max((len(_shorten(text, letters)) for _, text in tick_labels), default=0))
     if not chart.y.names:
         left += LINE  # the axis' label
     x = scale_of(chart.x, _list_values(chart, "x"), left, chart.width - LINE)
     parts = [
         f'<text class="title" x="{LETTER}" y="{LINE * (i + 1)}">{escape(line)}</text>' for i, line in enumerate(titles)
     ]
-    parts += [legend, _draw_grid(chart, x, y, beside, letters)]
+    parts += [legend, _draw_grid(chart, x, y, tick_labels, letters)]
     numbers = {name: number for number, name in enumerate(chart.legend())}
     marks: tuple[Box | Line | Points, ...] = (*chart.boxes, *chart.lines, *chart.points)
     for mark in marks:
         number = numbers.get(series_of(mark))
-        drawn = _draw_mark(mark, x, y)
-        parts.append(drawn if number is None else f'<g data-series="{number}">{drawn}</g>')
+        shape = _draw_mark(mark, x, y)
+        parts.append(shape if number is None else f'<g data-series="{number}">{shape}</g>')
     return "".join(parts), bottom + 3 * LINE
 
 
@@ -127,14 +127,14 @@ def _label_ticks(scale: Scale, least_pixels: float, letters: int) -> list[tuple[
     axis = scale.axis
     if not axis.names:
         return [(value, tick_text(value)) for value in axis.marks or scale.ticks()]
-    each = abs(scale.end - scale.begin) / len(axis.names)
-    every = max(1, math.ceil(min(least_pixels, LETTER * letters) / each - 0.5))
-    return [(float(i), name) for i, name in enumerate(axis.names) if i % every == 0]
+    spacing = abs(scale.end - scale.begin) / len(axis.names)
+    stride = max(1, math.ceil(min(least_pixels, LETTER * letters) / spacing - 0.5))
+    return [(float(i), name) for i, name in enumerate(axis.names) if i % stride == 0]
 
 
-def _draw_grid(chart: Chart, x: Scale, y: Scale, beside: Sequence[tuple[float, str]], letters: int) -> str:
+def _draw_grid(chart: Chart, x: Scale, y: Scale, tick_labels: Sequence[tuple[float, str]], letters: int) -> str:
     parts = []
-    for value, text in beside:
+    for value, text in tick_labels:
         at = y(value)
         if not chart.y.names:
             parts.append(f'<line class="grid" x1="{x.begin:.1f}" x2="{x.end:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
@@ -163,8 +163,8 @@ def _draw_label(axis: Axis, place: str) -> str:
 
 
 def _draw_name(name: str, letters: int) -> str:
-    shown = _shorten(name, letters)
-    return escape(shown) if shown == name else f"{escape(shown)}<title>{escape(name)}</title>"
+    label = _shorten(name, letters)
+    return escape(label) if label == name else f"{escape(label)}<title>{escape(name)}</title>"
 
 
 def _draw_mark(mark: Box | Line | Points, x: Scale, y: Scale) -> str:
@@ -182,12 +182,12 @@ def _draw_line(line: Line, x: Scale, y: Scale) -> str:
     points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(line.x, line.y, strict=True))
     color = line.color % COLORS
     # A line of thousands of points would make the file as many elements larger.
-    every = max(1, len(line.x) // _TARGETS)
+    stride = max(1, len(line.x) // _TARGETS)
     axes = f"{y.axis.label}; {x.axis.label}"
     targets = "".join(
         f'<circle class="target f{color}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="5" opacity="0"'
         f"{_end_with_tip('circle', _describe_point(line, a, b, axes))}"
-        for a, b in zip(line.x[::every], line.y[::every], strict=True)
+        for a, b in zip(line.x[::stride], line.y[::stride], strict=True)
     )
     return f'<polyline class="s{color}"{_dash(line)} points="{points}"/>{targets}'
 
