@@ -164,8 +164,8 @@ class DiurnalArrivals:
 
         def time_of(events: Floats) -> Floats:
             """Return the times in ns at which the expected number of events reaches ``events`` (ascending)."""
-            whole, part = np.divmod(events / expected, 1.0)
-            return np.asarray(period * (whole + np.interp(part, load, phase)))
+            periods, part = np.divmod(events / expected, 1.0)
+            return np.asarray(period * (periods + np.interp(part, load, phase)))
 
         return _ModulatedPoissonStream(random, time_of)
 
@@ -298,17 +298,17 @@ class _MmppClock:
 
     def time_of(self, events: Floats) -> Floats:
         """Return the times in ns at which the expected number of events reaches ``events`` (ascending)."""
-        times, done = np.empty(len(events)), 0
-        while done < len(events):
-            while self._events[-1] <= events[done] and self._times[-1] < _FURTHEST:
-                self._skip_cycles(events[done])
+        times, count = np.empty(len(events)), 0
+        while count < len(events):
+            while self._events[-1] <= events[count] and self._times[-1] < _FURTHEST:
+                self._skip_cycles(events[count])
                 self._add_stays(self._random.standard_exponential(_STAYS))
             upto = len(events)
             if self._times[-1] < _FURTHEST:
                 upto = int(np.searchsorted(events, self._events[-1]))
-            times[done:upto] = np.interp(events[done:upto], self._events, self._times)
-            done = upto
-            keep = int(np.searchsorted(self._events, events[done - 1], side="right")) - 1
+            times[count:upto] = np.interp(events[count:upto], self._events, self._times)
+            count = upto
+            keep = int(np.searchsorted(self._events, events[count - 1], side="right")) - 1
             self._times, self._events = self._times[keep:], self._events[keep:]
         return times
 
@@ -318,17 +318,17 @@ class _MmppClock:
         cycles = (event - self._events[-1]) / cycle
         self._times, self._events = self._times[-1:], self._events[-1:]
         if cycles > _STAYS:
-            passed = int(cycles - 8.0 * math.sqrt(cycles))  # fewer cycles practically never hold so many events
-            stayed = [stay * self._random.standard_gamma(passed) for stay in self._stays]
-            self._times = self._times + sum(stayed)
-            self._events = self._events + sum(rate * stay for rate, stay in zip(self._rates, stayed, strict=True))
+            whole_cycles = int(cycles - 8.0 * math.sqrt(cycles))  # fewer cycles practically never hold so many events
+            durations = [stay * self._random.standard_gamma(whole_cycles) for stay in self._stays]
+            self._times = self._times + sum(durations)
+            self._events = self._events + sum(rate * stay for rate, stay in zip(self._rates, durations, strict=True))
 
     def _add_stays(self, stays: Floats) -> None:
         """Add stays in alternating states; ``stays`` are durations as multiples of the state's mean."""
         states = (self._state + np.arange(len(stays))) % 2
-        lasting = np.array(self._stays)[states] * stays
-        expected = np.array(self._rates)[states] * lasting
-        self._times = np.append(self._times, self._times[-1] + np.cumsum(lasting))
+        durations = np.array(self._stays)[states] * stays
+        expected = np.array(self._rates)[states] * durations
+        self._times = np.append(self._times, self._times[-1] + np.cumsum(durations))
         self._events = np.append(self._events, self._events[-1] + np.cumsum(expected))
         self._state = (self._state + len(stays)) % 2
 

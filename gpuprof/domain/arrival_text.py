@@ -52,16 +52,16 @@ def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
     """
     if not 0.0 < rate_rps <= 1e9:
         raise InputError(f"a rate must be above 0 and at most 1e9 requests/s but got {rate_rps:g}")
-    name, _, rest = text.strip().lower().partition(":")
+    name, _, arguments = text.strip().lower().partition(":")
     if name not in FORMS:
         raise unknown_name("arrival process", name, sorted(FORMS))
-    given = [word.strip() for word in rest.split(",")] if rest else []
-    if len(given) > _MOST_GIVEN.get(name, 0):
+    words = [word.strip() for word in arguments.split(",")] if arguments else []
+    if len(words) > _MOST_GIVEN.get(name, 0):
         raise InputError(f"too many parameters in {text!r}", f"write {FORMS[name]}")
-    return _build_process(name, given, rate_rps)
+    return _build_process(name, words, rate_rps)
 
 
-def _build_process(name: str, given: list[str], rate_rps: float) -> ArrivalProcess:
+def _build_process(name: str, words: list[str], rate_rps: float) -> ArrivalProcess:
     if name == "constant":
         return DeterministicArrivals(rate_rps)
     if name == "poisson":
@@ -69,16 +69,16 @@ def _build_process(name: str, given: list[str], rate_rps: float) -> ArrivalProce
     if name in _RENEWALS:
         # The SCV of a mixture of exponential gaps is at least 1.
         least = 1.0 if name == "hyperexponential" else 1e-6
-        return _RENEWALS[name](rate_rps, *(_parse_number(word, "the SCV", least, 1e4) for word in given))
+        return _RENEWALS[name](rate_rps, *(_parse_number(word, "the SCV", least, 1e4) for word in words))
     if name == "batch":
-        return BatchPoissonArrivals(rate_rps, *(_parse_count(word, "the size") for word in given))
-    lengths = [parse_duration(word) for word in given[1:]]
+        return BatchPoissonArrivals(rate_rps, *(_parse_count(word, "the size") for word in words))
+    lengths = [parse_duration(word) for word in words[1:]]
     if name == "mmpp":
-        peak = _parse_number(given[0], "peak to mean", 1.0, 1e6) if given else 3.0
+        peak = _parse_number(words[0], "peak to mean", 1.0, 1e6) if words else 3.0
         return mmpp_with_peaks(rate_rps, peak, lengths[0] if lengths else 1.0)
     if name == "bursts":
-        return MmppArrivals(rate_rps, *(_parse_number(word, "the ratio", 1.0, 1e6) for word in given[:1]), *lengths)
-    return DiurnalArrivals(rate_rps, *(_parse_number(word, "peak to trough", 1.0, 1e6) for word in given[:1]), *lengths)
+        return MmppArrivals(rate_rps, *(_parse_number(word, "the ratio", 1.0, 1e6) for word in words[:1]), *lengths)
+    return DiurnalArrivals(rate_rps, *(_parse_number(word, "peak to trough", 1.0, 1e6) for word in words[:1]), *lengths)
 
 
 def _parse_count(text: str, name: str) -> int:

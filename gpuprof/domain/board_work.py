@@ -87,9 +87,9 @@ def bound_by_work(
     """
     devices = cost = 0.0
     for model, rate_rps in rates_rps.items():
-        each = [(rate_rps * (work_ms(model, device) or 0.0) / 1e3, price) for device, price in kinds]
-        devices += min((boards for boards, _ in each), default=0.0)
-        cost += min((boards * price for boards, price in each), default=0.0)
+        options = [(rate_rps * (work_ms(model, device) or 0.0) / 1e3, price) for device, price in kinds]
+        devices += min((boards for boards, _ in options), default=0.0)
+        cost += min((boards * price for boards, price in options), default=0.0)
     gpus = math.ceil(devices - _ROUNDING)
     prices = {price for _, price in kinds}
     return WorkBound(gpus, max(cost, gpus * min(prices, default=0.0)))

@@ -94,5 +94,5 @@ def make_device(name: str, table: Mapping[str, Any]) -> Device:
 
 
 def _read_mig_profile(table: Mapping[str, Any]) -> MigProfile:
-    rest = {key: value for key, value in table.items() if key not in {"memory_mib", "start_slots"}}
-    return MigProfile(**rest, memory_bytes=table["memory_mib"] * _MIB, start_slots=tuple(table["start_slots"]))
+    values = {key: value for key, value in table.items() if key not in {"memory_mib", "start_slots"}}
+    return MigProfile(**values, memory_bytes=table["memory_mib"] * _MIB, start_slots=tuple(table["start_slots"]))

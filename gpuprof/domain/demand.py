@@ -151,7 +151,7 @@ def require_possible(demand: Demand) -> None:
 def _parse_rows(text: str, where: str) -> Iterator[Demand]:
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: Sequence[str] | None = None
-    seen: dict[str, int] = {}
+    lines_by_model: dict[str, int] = {}
     try:
         for row in rows:
             if not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#"):
@@ -166,12 +166,12 @@ def _parse_rows(text: str, where: str) -> Iterator[Demand]:
                     "leave none out; an empty one is written as nothing between commas",
                 )
             demand = _parse_demand(dict(zip(header, (cell.strip() for cell in row), strict=True)), where, line)
-            if demand.model in seen:
+            if demand.model in lines_by_model:
                 raise InputError(
-                    f"{where}:{line}: {demand.model!r} was already asked for in line {seen[demand.model]}",
+                    f"{where}:{line}: {demand.model!r} was already asked for in line {lines_by_model[demand.model]}",
                     "a column service names what asks for the same model at another rate or SLO",
                 )
-            seen[demand.model] = line
+            lines_by_model[demand.model] = line
             yield demand
     except csv.Error as error:
         raise InputError(f"{where}:{rows.line_num}: not CSV: {error}", "close each quotation mark") from None
@@ -208,20 +208,20 @@ def _parse_demand(fields: dict[str, str], where: str, line: int) -> Demand:
             raise InputError(f"{name} must be a whole number but got {fields[name]}")
         return int(value)
 
-    given = {name for name in _OPTIONAL if fields.get(name)}
+    present = {name for name in _OPTIONAL if fields.get(name)}
     try:
         if not fields["model"]:
             raise InputError("model is empty", "name a model of the database or an ONNX file")
         demand = Demand(
-            model=fields["service"] if "service" in given else fields["model"],
+            model=fields["service"] if "service" in present else fields["model"],
             rate_rps=number("rate_rps"),
-            slo=Slo(number("slo_ms"), number("percentile") if "percentile" in given else 99.0),
-            min_goodput_rps=number("min_goodput_rps") if "min_goodput_rps" in given else None,
-            priority=whole("priority") if "priority" in given else 0,
-            max_replicas=whole("max_replicas") if "max_replicas" in given else None,
-            source_model=fields["model"] if "service" in given else None,
-            file=fields["file"] if "file" in given else None,
-            dims=str(parse_mix(fields["dims"])) if "dims" in given else None,
+            slo=Slo(number("slo_ms"), number("percentile") if "percentile" in present else 99.0),
+            min_goodput_rps=number("min_goodput_rps") if "min_goodput_rps" in present else None,
+            priority=whole("priority") if "priority" in present else 0,
+            max_replicas=whole("max_replicas") if "max_replicas" in present else None,
+            source_model=fields["model"] if "service" in present else None,
+            file=fields["file"] if "file" in present else None,
+            dims=str(parse_mix(fields["dims"])) if "dims" in present else None,
         )
         require_possible(demand)
     except InputError as error:

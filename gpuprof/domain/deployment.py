@@ -360,12 +360,12 @@ def read_creation_time(text: str) -> datetime:
     Raises `InputError` when the text is not an ISO 8601 date and time.
     """
     try:
-        when = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise InputError(
             f"a time of creation must be a date and time as in ISO 8601 but got {text!r}", "as 2026-01-31T12:00:00Z"
         ) from None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def share_of(partition: Partition, replica: Replica) -> Share:

@@ -30,8 +30,8 @@ class MigProfile:
 
 
 def _is_near(profile: MigProfile, gigabytes: int) -> bool:
-    named = MIG_NAME.fullmatch(profile.name)
-    return named is not None and abs(int(named["gigabytes"]) - gigabytes) <= max(1.0, _ROUNDING_GB * gigabytes)
+    match = MIG_NAME.fullmatch(profile.name)
+    return match is not None and abs(int(match["gigabytes"]) - gigabytes) <= max(1.0, _ROUNDING_GB * gigabytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,28 +91,28 @@ def _read_table(path: Path, name: str, table: object) -> Device:
     if not isinstance(table, dict):
         raise InputError(f"{where}: it is no table", "write [NAME] once for each device, then its keys")
     try:
-        read = _DeviceTable.model_validate(table)
+        table_model = _DeviceTable.model_validate(table)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the table"
         raise InputError(
             f"{where}: {key}: {first['msg']}", "keys and units are those of gpuprof's devices.toml"
         ) from None
-    unknown = sorted(set(read.tflops) - _RATES)
-    if unknown or "float32" not in read.tflops:
-        wrong = f"unknown type {unknown[0]!r}" if unknown else "float32 is missing"
-        raise InputError(f"{where}: tflops: {wrong}", f"give float32 and, where it has them, of {sorted(_RATES)}")
-    filled: dict[str, Any] = read.model_dump(exclude_none=True, exclude={"sm"})
-    filled["sm"] = _read_limits(read)
-    return make_device(name, {"full_name": name, **filled, "sources": {"device": str(path), **read.sources}})
+    unknown = sorted(set(table_model.tflops) - _RATES)
+    if unknown or "float32" not in table_model.tflops:
+        problem = f"unknown type {unknown[0]!r}" if unknown else "float32 is missing"
+        raise InputError(f"{where}: tflops: {problem}", f"give float32 and, where it has them, of {sorted(_RATES)}")
+    values: dict[str, Any] = table_model.model_dump(exclude_none=True, exclude={"sm"})
+    values["sm"] = _read_limits(table_model)
+    return make_device(name, {"full_name": name, **values, "sources": {"device": str(path), **table_model.sources}})
 
 
-def _read_limits(read: _DeviceTable) -> dict[str, int]:
+def _read_limits(table: _DeviceTable) -> dict[str, int]:
     """Return the limits of an SM: from the file, else of the catalogue's GPU with the nearest compute capability."""
-    if read.sm is not None:
-        return read.sm.model_dump()
-    wanted = float(read.compute_capability)
-    limited = [gpu for gpu in devices().values() if gpu.sm is not None]
-    nearest = min(limited, key=lambda gpu: abs(float(gpu.compute_capability or 0) - wanted))
+    if table.sm is not None:
+        return table.sm.model_dump()
+    capability = float(table.compute_capability)
+    candidates = [gpu for gpu in devices().values() if gpu.sm is not None]
+    nearest = min(candidates, key=lambda gpu: abs(float(gpu.compute_capability or 0) - capability))
     assert nearest.sm is not None
     return {key: getattr(nearest.sm, key) for key in SmLimits.__dataclass_fields__}

@@ -29,17 +29,17 @@ def matching_names(text: str) -> tuple[str, ...]:
     >>> matching_names("NVIDIA A100-SXM4-80GB"), matching_names("GeForce RTX 4090")
     (('a100-80',), ('rtx-4090',))
     """
-    given = _words(text)
-    if not given:
+    query = _words(text)
+    if not query:
         return ()
     names = []
     for name, device in devices().items():
         words = _words(name)
-        every = words.union(*(_words(other) for other in (device.sources["name"], *driver_names_by_device()[name])))
+        every = words.union(*(_words(label) for label in (device.sources["name"], *driver_names_by_device()[name])))
         product = {
             word for word in words if word not in _FORMS and not (word.isdigit() and len(word) < _PRODUCT_DIGITS)
         }
-        if product <= given <= every:
+        if product <= query <= every:
             names.append(name)
     return tuple(names)
 

@@ -39,7 +39,7 @@ def parse_duration(
     seconds = number * of_text
     is_long_enough = seconds > 0.0 if least_s is None else seconds >= least_s
     if not is_long_enough or not seconds <= most_s:
-        least = "above 0" if least_s is None else f"at least {least_s:g} s"
-        most = "100 years" if most_s == LONGEST_S else f"{most_s:g} s"
-        raise InputError(f"{what} must be {least} and at most {most} but got {text}")
+        least_text = "above 0" if least_s is None else f"at least {least_s:g} s"
+        most_text = "100 years" if most_s == LONGEST_S else f"{most_s:g} s"
+        raise InputError(f"{what} must be {least_text} and at most {most_text} but got {text}")
     return number * (of_text / _SECONDS[unit])

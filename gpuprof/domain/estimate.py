@@ -264,11 +264,11 @@ class Estimate:
         """Requests per second of all processes together, batches always full."""
         per_ms = self.workload.batch * self.workload.processes * 1000.0
         latency = self.latency_ms
-        hidden = self.overlapped_ms
+        overlap_ms = self.overlapped_ms
         # The ends are swapped: the longest time gives the lowest throughput.
-        low = None if latency.high is None else per_ms / (latency.high - hidden)
-        high = None if not latency.low or latency.low <= hidden else per_ms / (latency.low - hidden)
-        return Figure(per_ms / (latency.value - hidden), latency.source, low, high)
+        low = None if latency.high is None else per_ms / (latency.high - overlap_ms)
+        high = None if not latency.low or latency.low <= overlap_ms else per_ms / (latency.low - overlap_ms)
+        return Figure(per_ms / (latency.value - overlap_ms), latency.source, low, high)
 
     def creq(self, metric: str) -> Figure | None:
         """Return the compute requirement by ``metric``, None where the metric is missing."""

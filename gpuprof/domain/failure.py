@@ -31,9 +31,9 @@ class FailedRun:
     def __str__(self) -> str:
         workload = self.workload
         processes = "" if workload.processes == 1 else f" with {workload.processes} processes"
-        beside = "".join(f" beside {other.model} at batch {other.batch} under {other.share}" for other in self.beside)
-        ran = f"{workload.model} at batch {workload.batch}{processes} under {workload.share}{beside}"
-        return f"{ran} failed on {self.device}: {self.reason}"
+        neighbours = "".join(f" beside {w.model} at batch {w.batch} under {w.share}" for w in self.beside)
+        run = f"{workload.model} at batch {workload.batch}{processes} under {workload.share}{neighbours}"
+        return f"{run} failed on {self.device}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ def rename_workloads(
     workloads: Sequence[Workload], names_of: Callable[[str], Sequence[str]]
 ) -> Iterator[tuple[Workload, ...]]:
     """Yield the workloads under each combination of names of their models."""
-    named = [[replace(workload, model=name) for name in names_of(workload.model)] for workload in workloads]
-    yield from product(*named)
+    renamings = [[replace(workload, model=name) for name in names_of(workload.model)] for workload in workloads]
+    yield from product(*renamings)
 
 
 #: No failures known.

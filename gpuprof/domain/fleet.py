@@ -63,7 +63,7 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
     [('a100-80', 8), ('t4', None)]
     """
     entries: list[FleetEntry] = []
-    every = False
+    has_all = False
     for item in (part.strip() for part in text.split(",")):
         if not item:
             raise InputError(f"a device without a name in {text!r}", "write names between commas, as in a100-80:8,v100")
@@ -73,13 +73,13 @@ def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequenc
         if match["name"].lower() == ANY:
             if match["count"] is not None:
                 raise InputError(f"{item!r}: any takes no count", "write any, or name the devices that are counted")
-            every = True
+            has_all = True
             continue
         count = None if match["count"] is None else _parse_count(match["count"], item)
         entries.append(FleetEntry(find_device(match["name"]), count))
-    if every:
-        named = {entry.device.name for entry in entries}
-        entries += [FleetEntry(device) for device in priced if device.name not in named]
+    if has_all:
+        names = {entry.device.name for entry in entries}
+        entries += [FleetEntry(device) for device in priced if device.name not in names]
     return _build_fleet(entries, text)
 
 
@@ -128,6 +128,6 @@ def _build_fleet(entries: list[FleetEntry], where: str) -> Fleet:
     if not entries:
         raise InputError(f"no devices in {where!r}", "name at least one, as in a100-80:8")
     names = [entry.device.name for entry in entries]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise InputError(f"{sorted(twice)[0]} stands twice in {where!r}", "give one count for it")
+    if duplicates := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"{sorted(duplicates)[0]} stands twice in {where!r}", "give one count for it")
     return Fleet(tuple(entries))

@@ -29,10 +29,10 @@ class GpuDescription:
     shared_bytes_per_block: int | None = None
 
 
-def describe_device(description: GpuDescription, by: str = "the report") -> Device | None:
+def describe_device(description: GpuDescription, source: str = "the report") -> Device | None:
     """Return the device of this name in the catalogue, else a device scaled from a board of equal compute capability.
 
-    ``by``: source of the description, for ``Device.sources``.
+    ``source``: origin of the description, for ``Device.sources``.
 
     Returns
     -------
@@ -43,11 +43,11 @@ def describe_device(description: GpuDescription, by: str = "the report") -> Devi
     catalogued = device_of_driver(description.name)
     if catalogued is not None:
         return catalogued
-    like = [gpu for gpu in devices().values() if gpu.compute_capability == description.compute_capability]
-    if not like or description.compute_capability is None or not description.sms:
+    siblings = [gpu for gpu in devices().values() if gpu.compute_capability == description.compute_capability]
+    if not siblings or description.compute_capability is None or not description.sms:
         return None
     sms = description.sms
-    base = min(like, key=lambda gpu: (abs(gpu.compute_units - sms), gpu.name))
+    base = min(siblings, key=lambda gpu: (abs(gpu.compute_units - sms), gpu.name))
     clock = description.clock_mhz or base.clock_mhz
     ratio = sms * clock / (base.compute_units * base.clock_mhz)
     bandwidth = description.memory_bytes_per_s or base.dram_bytes_per_s
@@ -66,7 +66,7 @@ def describe_device(description: GpuDescription, by: str = "the report") -> Devi
         price_per_hour=None,
         mig_slices=0,
         mig_profiles=(),
-        sources=MappingProxyType(_describe_sources(description, base, by)),
+        sources=MappingProxyType(_describe_sources(description, base, source)),
     )
 
 
@@ -87,7 +87,7 @@ def _scale_limits(description: GpuDescription, base: SmLimits) -> SmLimits:
     )
 
 
-def _describe_sources(description: GpuDescription, base: Device, by: str) -> dict[str, str]:
+def _describe_sources(description: GpuDescription, base: Device, source: str) -> dict[str, str]:
     reported = {
         "clock": description.clock_mhz,
         "memory": description.memory_bytes,
@@ -98,8 +98,8 @@ def _describe_sources(description: GpuDescription, base: Device, by: str) -> dic
     assumed = f"; {', '.join(missing)} as of {base.name}" if missing else ""
     return {
         "name": description.name,
-        "compute": f"in proportion to {base.name}, by SMs and clock that {by} reports{assumed}",
-        "memory": f"as {by} reports it{assumed}",
+        "compute": f"in proportion to {base.name}, by SMs and clock that {source} reports{assumed}",
+        "memory": f"as {source} reports it{assumed}",
         "limits": base.sources["limits"],
         "power": "unknown",
         "price": "none: this board is not in the catalogue",

@@ -91,8 +91,8 @@ def describe_certainty(deployment: DeploymentMap) -> str:
     if not parts:
         return "Sure of its times: all measured, planned at " + ("the means." if confidence is None else f"{end}.")
     premise = deployment.planned_with.premise if ASSUMED in kinds else None
-    planned = f", planned at {end}" if unstable or predicted else ""
-    return f"{' and '.join(parts)}{planned}." + (f" The premise is {premise}." if premise else "")
+    plan_end = f", planned at {end}" if unstable or predicted else ""
+    return f"{' and '.join(parts)}{plan_end}." + (f" The premise is {premise}." if premise else "")
 
 
 def _describe_kind(deployment: DeploymentMap, kind: str) -> str:
@@ -111,7 +111,7 @@ def describe_basis(deployment: DeploymentMap) -> str:
     The line gives the number of measured models on each kind of device, and the plans at both ends of the estimates'
     intervals where these differ from the map.
     """
-    words = [
+    clauses = [
         f"{sum(models.values())} of {count_of(len(models), 'model')} measured on {device}"
         for device, models in _measured_models(deployment).items()
         if not all(models.values())
@@ -119,13 +119,13 @@ def describe_basis(deployment: DeploymentMap) -> str:
     ends = deployment.predicted.at_lower_ends, deployment.predicted.at_upper_ends
     texts = [_describe_end(deployment, end) for end in ends]
     is_partly_known = not is_observed(deployment) and texts.count(None) == 1
-    planned = _describe_end(deployment, _estimate_plan(deployment))
-    if is_partly_known or any(text is not None and text != planned for text in texts):
+    plan_text = _describe_end(deployment, _estimate_plan(deployment))
+    if is_partly_known or any(text is not None and text != plan_text for text in texts):
         lower, upper = (text or "not computed" for text in texts)
-        words.append(f"at the lower ends of the estimates {lower}, at the upper ends {upper}")
+        clauses.append(f"at the lower ends of the estimates {lower}, at the upper ends {upper}")
     elif name_basis(deployment) == "these estimates" and not is_observed(deployment) and None in texts:
-        words.append("what it comes to at the ends of the estimates' intervals was not computed")
-    return "; ".join(words)
+        clauses.append("what it comes to at the ends of the estimates' intervals was not computed")
+    return "; ".join(clauses)
 
 
 def describe_requirements(deployment: DeploymentMap) -> str:
@@ -133,32 +133,32 @@ def describe_requirements(deployment: DeploymentMap) -> str:
 
     Empty where the policy did not use requirements, or all were profiled.
     """
-    words: dict[str, None] = {}
+    requirements: dict[str, None] = {}
     metrics: dict[str, None] = {}
     for _, gpu, _, replica in deployment.places():
         creq = replica.predicted.creq
         if creq is None or classify_source(creq.source) in (MEASURED, INTERPOLATED, COMPUTED):
             continue
         metrics[creq.metric] = None
-        within = "" if creq.interval_pct is None else " ({:.0f} to {:.0f})".format(*creq.interval_pct)
-        words[f"{replica.model} at batch {replica.batch} {creq.pct:.0f}%{within} of {gpu.device}"] = None
-    said = [f"{' and '.join(metrics)} predicted, not profiled: {'; '.join(words)}."] if words else []
+        interval = "" if creq.interval_pct is None else " ({:.0f} to {:.0f})".format(*creq.interval_pct)
+        requirements[f"{replica.model} at batch {replica.batch} {creq.pct:.0f}%{interval} of {gpu.device}"] = None
+    sentences = [f"{' and '.join(metrics)} predicted, not profiled: {'; '.join(requirements)}."] if requirements else []
     memory = _describe_memory(deployment)
-    return " ".join([*said, *([f"Mreq predicted, not measured: {memory}."] if memory else [])]).removesuffix(".")
+    return " ".join([*sentences, *([f"Mreq predicted, not measured: {memory}."] if memory else [])]).removesuffix(".")
 
 
 def _describe_memory(deployment: DeploymentMap) -> str:
     """Return the predicted memory requirements of replicas, with their intervals."""
-    words: dict[str, None] = {}
+    needs: dict[str, None] = {}
     for _, gpu, _, replica in deployment.places():
-        mreq, planned = replica.predicted.mreq, replica.predicted.memory_bytes
+        mreq, planned_bytes = replica.predicted.mreq, replica.predicted.memory_bytes
         if mreq is None or classify_source(mreq.source) in (MEASURED, INTERPOLATED, COMPUTED):
             continue
-        within = "" if mreq.interval_bytes is None else " ({:.3g} to {:.3g})".format(*_gib(*mreq.interval_bytes))
+        range_text = "" if mreq.interval_bytes is None else " ({:.3g} to {:.3g})".format(*_gib(*mreq.interval_bytes))
         (need,) = _gib(mreq.bytes)
-        with_what = "" if planned is None else f", planned with {_gib(planned)[0]:.3g}"
-        words[f"{replica.model} at batch {replica.batch} on {gpu.device} {need:.3g} GiB{within}{with_what}"] = None
-    return "; ".join(words)
+        plan = "" if planned_bytes is None else f", planned with {_gib(planned_bytes)[0]:.3g}"
+        needs[f"{replica.model} at batch {replica.batch} on {gpu.device} {need:.3g} GiB{range_text}{plan}"] = None
+    return "; ".join(needs)
 
 
 def _gib(*sizes: float) -> tuple[float, ...]:
@@ -219,8 +219,8 @@ def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
 
 
 def _estimate_plan(deployment: DeploymentMap) -> PlanAtEnds:
-    served = sum(replica.rate_rps for *_, replica in deployment.places())
-    return PlanAtEnds(gpus=deployment.predicted.gpus, served_rps=served)
+    served_rps = sum(replica.rate_rps for *_, replica in deployment.places())
+    return PlanAtEnds(gpus=deployment.predicted.gpus, served_rps=served_rps)
 
 
 def _describe_end(deployment: DeploymentMap, end: PlanAtEnds | None) -> str | None:

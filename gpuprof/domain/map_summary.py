@@ -40,9 +40,9 @@ def _describe_bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
     """Return the text on the lower bound of devices or cost; bounds hold for the estimates."""
     predicted = deployment.predicted
     texts, proven = [], False
-    offered = {entry.device for entry in deployment.planned_with.fleet or ()}
-    several = max(len(kinds), len(offered)) > 1  # an expensive device may cost more than two cheap ones
-    if several and predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
+    fleet_devices = {entry.device for entry in deployment.planned_with.fleet or ()}
+    has_choice = max(len(kinds), len(fleet_devices)) > 1  # an expensive device may cost more than two cheap ones
+    if has_choice and predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
         proven = predicted.cost_per_hour <= predicted.lower_bound_cost_per_hour * (1.0 + _ROUNDING)
         if not proven:
             texts.append(f"at least ${predicted.lower_bound_cost_per_hour:,.2f}/h needed")
@@ -69,15 +69,15 @@ def _describe_goodput(deployment: DeploymentMap) -> str:
     demanded_rps = math.fsum(model.rate_rps for model in deployment.models.values())
     goodput = min(deployment.predicted.goodput_rps, demanded_rps)
     decimals = 0 if demanded_rps >= _WHOLE_RPS or (_is_whole(demanded_rps) and _is_whole(goodput)) else 2
-    wanted = f"{demanded_rps:,.{decimals}f}"
+    demand = f"{demanded_rps:,.{decimals}f}"
     # Rounded down, so that missing goodput stays visible.
-    within = (
-        wanted if goodput >= demanded_rps * (1.0 - _ROUNDING) else f"{_round_down(goodput, decimals):,.{decimals}f}"
+    goodput_text = (
+        demand if goodput >= demanded_rps * (1.0 - _ROUNDING) else f"{_round_down(goodput, decimals):,.{decimals}f}"
     )
-    text = f"{within} of {wanted} requests/s within SLO"
-    most = deployment.predicted.upper_bound_goodput_rps
-    if most is not None and most < demanded_rps * (1.0 - _ROUNDING):
-        text += f"; no map reaches more than {most:,.{decimals}f}"
+    text = f"{goodput_text} of {demand} requests/s within SLO"
+    bound_rps = deployment.predicted.upper_bound_goodput_rps
+    if bound_rps is not None and bound_rps < demanded_rps * (1.0 - _ROUNDING):
+        text += f"; no map reaches more than {bound_rps:,.{decimals}f}"
         text += "" if is_observed(deployment) else f" by {name_basis(deployment)}"
     return f"{text}."
 
@@ -96,8 +96,8 @@ def describe_unshared(deployment: DeploymentMap) -> str | None:
     unshared = [any(part.unshared for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus]
     if not any(unshared):
         return None
-    where = "" if all(unshared) else f" on {sum(unshared):,} of the GPUs"
-    return f"No replica is held to a share{where}: each may use all SMs of its device"
+    extent = "" if all(unshared) else f" on {sum(unshared):,} of the GPUs"
+    return f"No replica is held to a share{extent}: each may use all SMs of its device"
 
 
 def describe_turns(deployment: DeploymentMap) -> str | None:
@@ -121,13 +121,13 @@ def _describe_unused(deployment: DeploymentMap) -> str:
         return ""
     kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
     noun = "CPU" if all(kind.startswith("cpu") for kind in kinds) else "GPU"
-    whole = noun if predicted.gpus == 1 else f"{noun}s"
+    devices = noun if predicted.gpus == 1 else f"{noun}s"
     if unshared := describe_unshared(deployment):
         return f"{unshared}."
     turns = describe_turns(deployment)
     return (
         f"{turns + '. ' if turns else ''}Unused: {100 * predicted.internal_slack:.0f}% of allocated shares; "
-        f"{100 * predicted.external_fragmentation:.0f}% of the {whole} unallocated."
+        f"{100 * predicted.external_fragmentation:.0f}% of the {devices} unallocated."
     )
 
 

@@ -70,7 +70,7 @@ def find_violation(device: Device, placements: Sequence[MigPlacement]) -> str | 
     >>> find_violation(gpu, [make_placement(gpu, "3g.40gb", start) for start in (0, 2)])
     '3g.40gb may start at slots 0, 4 but got 2'
     """
-    taken: dict[int, MigPlacement] = {}
+    occupants: dict[int, MigPlacement] = {}
     for item in placements:
         if item.profile not in device.mig_profiles:
             return f"{device.name} has no MIG profile {item.profile.name}"
@@ -78,9 +78,9 @@ def find_violation(device: Device, placements: Sequence[MigPlacement]) -> str | 
             slots = ", ".join(map(str, item.profile.start_slots))
             return f"{item.profile.name} may start at slots {slots} but got {item.start}"
         for memory_slice in item.memory_slices:
-            if memory_slice in taken:
-                return f"{item} overlaps {taken[memory_slice]} at memory slice {memory_slice}"
-            taken[memory_slice] = item
+            if memory_slice in occupants:
+                return f"{item} overlaps {occupants[memory_slice]} at memory slice {memory_slice}"
+            occupants[memory_slice] = item
     return _find_excess(device, placements)
 
 
@@ -101,18 +101,18 @@ def legal_starts(device: Device, profile: MigProfile, placed: Sequence[MigPlacem
     """
     if _find_excess(device, [*placed, MigPlacement(profile, 0)]) is not None:
         return ()
-    taken = _mask(placed)
-    return tuple(start for start in profile.start_slots if not MigPlacement(profile, start).mask & taken)
+    occupied = _mask(placed)
+    return tuple(start for start in profile.start_slots if not MigPlacement(profile, start).mask & occupied)
 
 
 def basic_profiles(device: Device) -> tuple[MigProfile, ...]:
     """Return the profiles without variants that only add memory (``1g.20gb`` to ``1g.10gb``)."""
-    least: dict[int, MigProfile] = {}
+    smallest: dict[int, MigProfile] = {}
     for profile in device.mig_profiles:
-        least_profile = least.setdefault(profile.compute_slices, profile)
+        least_profile = smallest.setdefault(profile.compute_slices, profile)
         if profile.memory_slices < least_profile.memory_slices:
-            least[profile.compute_slices] = profile
-    return tuple(least.values())
+            smallest[profile.compute_slices] = profile
+    return tuple(smallest.values())
 
 
 # Keyed by the geometry: a Device holds mappings and has no hash. Devices of equal geometry share the result.
@@ -152,8 +152,8 @@ def maximal_layouts(device: Device, profiles: Sequence[MigProfile] | None = None
     >>> find_violation(a100, [make_placement(a100, "3g.40gb", 2)])
     '3g.40gb may start at slots 0, 4 but got 2'
     """
-    chosen = device.mig_profiles if profiles is None else tuple(profiles)
-    return _enumerate_maximal_layouts((device.mig_slices, compute_slices(device), chosen))
+    allowed = device.mig_profiles if profiles is None else tuple(profiles)
+    return _enumerate_maximal_layouts((device.mig_slices, compute_slices(device), allowed))
 
 
 def count_profiles(layout: Layout) -> tuple[tuple[str, int], ...]:

@@ -18,9 +18,7 @@ def collect_distinct(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str,
     values: dict[str, Value] = {}
     for name, value in pairs:
         if name in values:
-            first, second = (
-                f"{given:g}" if isinstance(given, float) else str(given) for given in (values[name], value)
-            )
+            first, second = (f"{item:g}" if isinstance(item, float) else str(item) for item in (values[name], value))
             raise InputError(
                 f"{what} of {name or 'all models'} is given twice: {first} and {second}", "leave one of them out"
             )

@@ -114,16 +114,16 @@ def occupancies(
             np.full_like(warps, sm.blocks),
         ]
     )
-    held = limits.min(axis=0)
-    runs = held > 0
-    divisor = np.where(runs, held, 1)
-    needed = np.where(runs, -(-grid // divisor), 0)
-    utilization = np.minimum(100.0, 100.0 * needed / device.compute_units)
-    theoretical = 100.0 * held * warps / sm.warps
+    blocks_per_sm = limits.min(axis=0)
+    runs = blocks_per_sm > 0
+    divisor = np.where(runs, blocks_per_sm, 1)
+    waves = np.where(runs, -(-grid // divisor), 0)
+    utilization = np.minimum(100.0, 100.0 * waves / device.compute_units)
+    theoretical = 100.0 * blocks_per_sm * warps / sm.warps
     # A grid smaller than the GPU leaves SMs partly empty, which lowers the mean occupancy over all SMs.
     of_grid = 100.0 * grid * warps / (sm.warps * device.compute_units)
     return Occupancies(
-        blocks_per_sm=held,
+        blocks_per_sm=blocks_per_sm,
         occupancy_pct=theoretical,
         average_occupancy_pct=np.where(runs, np.minimum(theoretical, of_grid), math.nan),
         limits=limits,
@@ -162,12 +162,12 @@ def _limit_by_registers(sm: SmLimits, capability: tuple[int, int], warps: Intege
 def _limit_by_register_partitions(sm: SmLimits, partitions: int, warps: Integers, a_warp: Integers) -> Integers:
     spread_evenly = a_warp * (-(-warps // partitions) * partitions)
     warps_of_a_partition = (sm.registers // partitions) // np.maximum(a_warp, 1)
-    held = warps_of_a_partition * partitions // warps
-    return np.where(spread_evenly > sm.max_registers_per_block, 0, held)
+    blocks = warps_of_a_partition * partitions // warps
+    return np.where(spread_evenly > sm.max_registers_per_block, 0, blocks)
 
 
-def _limit_by_shared_memory(sm: SmLimits, capability: tuple[int, int], wanted: Integers) -> Integers:
+def _limit_by_shared_memory(sm: SmLimits, capability: tuple[int, int], shared_bytes: Integers) -> Integers:
     unit, reserve = (128, _DRIVER_SHARED_BYTES) if capability[0] >= 8 else (256, 0)
-    a_block = -(-(wanted + reserve) // unit) * unit
-    held = np.where(a_block == 0, _UNLIMITED, sm.shared_memory_bytes // np.maximum(a_block, 1))
-    return np.where(a_block > sm.max_shared_memory_per_block_bytes + reserve, 0, held)
+    a_block = -(-(shared_bytes + reserve) // unit) * unit
+    blocks = np.where(a_block == 0, _UNLIMITED, sm.shared_memory_bytes // np.maximum(a_block, 1))
+    return np.where(a_block > sm.max_shared_memory_per_block_bytes + reserve, 0, blocks)

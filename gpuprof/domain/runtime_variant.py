@@ -35,8 +35,8 @@ class RuntimeVariant:
     precision: str | None = None  #: Main arithmetic: ``"float32"``, ``"tf32"``, ``"float16"``, ``"int8"``, …
 
     def __str__(self) -> str:
-        said = [part for part in (self.runtime, self.execution, self.precision) if part is not None]
-        return " ".join(said) or "an unknown runtime"
+        parts = [part for part in (self.runtime, self.execution, self.precision) if part is not None]
+        return " ".join(parts) or "an unknown runtime"
 
     def is_comparable(self, variant: RuntimeVariant) -> bool:
         """Return whether figures of two variants may enter the same fit.

@@ -71,13 +71,13 @@ def parse_dims(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """
     values: dict[str, tuple[int, ...]] = {}
     for text in texts:
-        name, separator, listed = text.rpartition("=")
+        name, separator, values_text = text.rpartition("=")
         name = name.strip()
         if not separator or not name:
             raise InputError(f"cannot read the dimension {text!r}", "write NAME=SIZE, or NAME=SIZE,SIZE for several")
         if name in values:
             raise InputError(f"the dimension {name!r} is given twice", f"write {name}=SIZE,SIZE")
-        values[name] = tuple(dict.fromkeys(_parse_size(f"{name}={word}", text)[1] for word in listed.split(",")))
+        values[name] = tuple(dict.fromkeys(_parse_size(f"{name}={word}", text)[1] for word in values_text.split(",")))
     return values
 
 
@@ -113,9 +113,9 @@ def combine_sizes(dims: Mapping[str, int | Iterable[int]]) -> tuple[Sizes, ...]:
     return tuple(tuple(sorted(zip(values, combination, strict=True))) for combination in product(*values.values()))
 
 
-def _list_sizes(name: str, given: int | Iterable[int]) -> tuple[int, ...]:
+def _list_sizes(name: str, values: int | Iterable[int]) -> tuple[int, ...]:
     """Return the sizes of a dimension, given as an integer or as an iterable."""
-    sizes = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else (given,)
+    sizes = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else (values,)
     if not sizes:
         raise InputError(f"the dimension {name!r} has no size", f"give one or several: {{{name!r}: (64, 256)}}")
     return tuple(check_size(name, size) for size in sizes)
@@ -123,10 +123,10 @@ def _list_sizes(name: str, given: int | Iterable[int]) -> tuple[int, ...]:
 
 def check_size(name: str, size: object) -> int:
     """Return the size as an ``int``. Raises `InputError` unless ``size`` is an integer from 1 to 2³¹-1."""
-    whole = int(size) if isinstance(size, Integral) and not isinstance(size, bool) else 0
-    if not 1 <= whole <= LARGEST_SIZE:
+    number = int(size) if isinstance(size, Integral) and not isinstance(size, bool) else 0
+    if not 1 <= number <= LARGEST_SIZE:
         raise InputError(f"the size of {name!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {size!r}")
-    return whole
+    return number
 
 
 def parse_mix(text: str) -> SizeMix:
@@ -214,41 +214,41 @@ def name_parts(name: str) -> tuple[tuple[str, float], ...]:
     return tuple((sized_name(match["model"], sizes), part) for sizes, part in mix.parts)
 
 
-def interpolate_sizes(measured: Iterable[Sizes], wanted: Sizes) -> dict[Sizes, float] | None:
-    """Return weights of measured sizes for multilinear interpolation at ``wanted``; None outside the measured range.
+def interpolate_sizes(measured: Iterable[Sizes], target: Sizes) -> dict[Sizes, float] | None:
+    """Return weights of measured sizes for multilinear interpolation at ``target``; None outside the measured range.
 
-    The weight is 1 for ``wanted`` itself, else linear in each dimension between the nearest sizes on either side. Sizes
-    of other dimensions than those of ``wanted`` are ignored.
+    The weight is 1 for ``target`` itself, else linear in each dimension between the nearest sizes on either side. Sizes
+    of other dimensions than those of ``target`` are ignored.
 
     Examples
     --------
     >>> interpolate_sizes([(("seq", 64),), (("seq", 256),)], (("seq", 160),))
     {(('seq', 64),): 0.5, (('seq', 256),): 0.5}
     """
-    names = [name for name, _ in wanted]
+    names = [name for name, _ in target]
     points = {sizes for sizes in measured if [name for name, _ in sizes] == names}
     weights = _interpolate_weights(
-        {tuple(size for _, size in sizes): sizes for sizes in points}, [size for _, size in wanted]
+        {tuple(size for _, size in sizes): sizes for sizes in points}, [size for _, size in target]
     )
     return weights or None
 
 
-def _interpolate_weights(points: Mapping[tuple[int, ...], Sizes], wanted: Sequence[int]) -> dict[Sizes, float]:
-    if not wanted:
+def _interpolate_weights(points: Mapping[tuple[int, ...], Sizes], target: Sequence[int]) -> dict[Sizes, float]:
+    if not target:
         return dict.fromkeys(points.values(), 1.0)
     groups: dict[int, dict[tuple[int, ...], Sizes]] = {}
     for key, sizes in points.items():
         groups.setdefault(key[0], {})[key[1:]] = sizes
-    # Recursion over dimensions, the last first: measured sizes need not form a full grid, only bracket ``wanted``.
-    by_size = {size: _interpolate_weights(group, wanted[1:]) for size, group in groups.items()}
+    # Recursion over dimensions, the last first: measured sizes need not form a full grid, only bracket ``target``.
+    by_size = {size: _interpolate_weights(group, target[1:]) for size, group in groups.items()}
     bracketing = {size: blended for size, blended in by_size.items() if blended}
-    if wanted[0] in bracketing:
-        return bracketing[wanted[0]]
-    below = max((size for size in bracketing if size < wanted[0]), default=None)
-    above = min((size for size in bracketing if size > wanted[0]), default=None)
+    if target[0] in bracketing:
+        return bracketing[target[0]]
+    below = max((size for size in bracketing if size < target[0]), default=None)
+    above = min((size for size in bracketing if size > target[0]), default=None)
     if below is None or above is None:
         return {}
-    weight = (wanted[0] - below) / (above - below)
+    weight = (target[0] - below) / (above - below)
     blended = {sizes: (1.0 - weight) * part for sizes, part in bracketing[below].items()}
     for sizes, part in bracketing[above].items():
         blended[sizes] = blended.get(sizes, 0.0) + weight * part
@@ -261,9 +261,9 @@ def _parse_size(word: str, text: str) -> tuple[str, int]:
         raise InputError(f"cannot read the sizes {text!r}", "write NAME=SIZE, such as seq=128")
     digits = size.strip()
     if not digits.isdecimal() or len(digits) > len(str(LARGEST_SIZE)) or not 1 <= int(digits) <= LARGEST_SIZE:
-        shown = digits if len(digits) < 40 else f"one of {len(digits)} characters"
+        size_text = digits if len(digits) < 40 else f"one of {len(digits)} characters"
         raise InputError(
-            f"the size of {name.strip()!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {shown!r}"
+            f"the size of {name.strip()!r} must be a whole number from 1 to {LARGEST_SIZE:,} but got {size_text!r}"
         )
     return name.strip(), int(size)
 
@@ -292,8 +292,8 @@ def require_dimensions(names: Iterable[str], free_by_model: Iterable[Collection[
     free = {name for dimensions in free_by_model for name in dimensions}
     for name in names:
         if name not in free:
-            listed = ", ".join(sorted(free)) or "none"
+            free_text = ", ".join(sorted(free)) or "none"
             raise InputError(
                 f"no model has a free dimension {name!r}",
-                f"they have, beside the batch, which --batch sets or place chooses: {listed}",
+                f"they have, beside the batch, which --batch sets or place chooses: {free_text}",
             )

@@ -99,14 +99,14 @@ class Sojourn:
         >>> sojourn.percentile(75.0), sojourn.fraction_within(15.0)
         (15.0, 0.75)
         """
-        wanted = percent / 100.0
+        probability = percent / 100.0
         below_p, below_ms = self.quantiles_ms[0]
         for p, ms in self.quantiles_ms:
-            if p >= wanted:
+            if p >= probability:
                 span = p - below_p
                 if span <= 0 or ms == float("inf"):
                     return ms
-                return below_ms + (ms - below_ms) * (wanted - below_p) / span
+                return below_ms + (ms - below_ms) * (probability - below_p) / span
             below_p, below_ms = p, ms
         return below_ms
 

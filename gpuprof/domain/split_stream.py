@@ -50,8 +50,8 @@ def balance_stream(
     scale = arrivals.rate_rps / (served_rps(high) or 1.0)
     rates = {server: scale * largest_rps(server, high) for server in kinds}
     parts = {server: ServedPart(rate, queueing.sojourn(Arrivals(rate), server)) for server, rate in rates.items()}
-    served = [parts[server] for server in servers]
-    return PoolSojourn(mix_parts(served), tuple(served))
+    server_parts = [parts[server] for server in servers]
+    return PoolSojourn(mix_parts(server_parts), tuple(server_parts))
 
 
 def mix_parts(parts: Sequence[ServedPart]) -> Sojourn:

@@ -42,7 +42,7 @@ class ArgumentError(InputError):
 def describe_error(owner: str, error: ValidationError, names: Sequence[str] = ()) -> Exception:
     """Return the errors of the first wrong argument in gpuprof's wording; ``names``: of positional arguments."""
     # Absent arguments last: a wrong one is the likelier cause.
-    first, *rest = sorted(error.errors(), key=lambda fault: fault["type"].startswith("missing"))
+    first, *faults = sorted(error.errors(), key=lambda fault: fault["type"].startswith("missing"))
     argument = first["loc"][0]
     name = names[argument] if isinstance(argument, int) else str(argument)
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -51,7 +51,7 @@ def describe_error(owner: str, error: ValidationError, names: Sequence[str] = ()
         return TypeError(f"{owner}: {first['msg'].lower()}: {name}")
     alternatives = [
         first,
-        *(fault for fault in rest if fault["loc"][0] == argument and fault["input"] is first["input"]),
+        *(fault for fault in faults if fault["loc"][0] == argument and fault["input"] is first["input"]),
     ]
     rules = " or ".join(dict.fromkeys(map(_describe_rule, alternatives))).replace(" or be ", " or ")
     return ArgumentError(owner, name, f"must {rules} but got {' '.join(reprlib.repr(first['input']).split())}")
@@ -71,12 +71,12 @@ def check_arguments(function: Callable[P, R], owner: str = "") -> Callable[P, R]
     The function raises an `InputError` for the first argument of a wrong type. ``owner``: its name in messages.
     """
     owner, names = owner or f"gpuprof.{function.__name__}", list(inspect.signature(function).parameters)
-    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=True))(function)
+    checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=True))(function)
 
     @functools.wraps(function)
     def call_checked(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return validated(*args, **kwargs)
+            return checked(*args, **kwargs)
         except ValidationError as error:
             if error.title not in (function.__name__, function.__qualname__):
                 raise
