@@ -56,13 +56,13 @@ class ZooArchitecture:
 
 def _read_architecture(name: str, table: Mapping[str, Any]) -> ZooArchitecture:
     common = {key: table[key] for key in ("origin", "parameters", "input")}
-    rest: dict[str, Any] = {
+    export: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in table.items()
         if key not in common and key != "stem"
     }
     return ZooArchitecture(
-        name, stem=table.get("stem", name), export=TransformersExport(**rest) if rest else None, **common
+        name, stem=table.get("stem", name), export=TransformersExport(**export) if export else None, **common
     )
 
 

@@ -29,15 +29,15 @@ def build(architecture: ZooArchitecture, output: Path, batch: int | None = None,
         refuse_unwritable(refuse_to_replace(output), "choose another place with -o"),
         tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as directory,
     ):
-        whole = Path(directory) / output.name
-        _write(architecture, whole, seed)
+        path = Path(directory) / output.name
+        _write(architecture, path, seed)
         if batch is not None:
-            _fix_batch(whole, batch)
+            _fix_batch(path, batch)
         # Weights are moved before the model, so that a visible model can be opened.
-        data = whole.with_name(f"{whole.name}.data")
+        data = path.with_name(f"{path.name}.data")
         if data.exists():
             data.replace(output.with_name(data.name))
-        whole.replace(output)
+        path.replace(output)
     return output
 
 

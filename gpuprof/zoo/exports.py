@@ -145,9 +145,9 @@ class _PositionalWrapper:
                 self.model = model
 
             def forward(self, *inputs: Any) -> tuple[Any, ...]:
-                given = dict(zip(spec.inputs, inputs, strict=True))
-                given |= {name: given[name].to(torch.float32) for name in spec.floats}
-                result = self.model(**given, **spec.fixed)
+                arguments = dict(zip(spec.inputs, inputs, strict=True))
+                arguments |= {name: arguments[name].to(torch.float32) for name in spec.floats}
+                result = self.model(**arguments, **spec.fixed)
                 return tuple(result[name] for name in spec.outputs)
 
         return Positional().eval()

@@ -39,13 +39,13 @@ def build_light(stem: str, seed: int = 0) -> ModelProto:
 
 
 def _assemble(shipped: ModelProto, nodes: list[NodeProto], weights: dict[str, np.ndarray]) -> ModelProto:
-    used = {name for node in nodes for name in node.input} - set(weights)
+    used_names = {name for node in nodes for name in node.input} - set(weights)
     model = ModelProto(ir_version=_IR_VERSION, producer_name="gpuprof", opset_import=shipped.opset_import)
     graph = model.graph
     graph.name = shipped.graph.name
     graph.node.extend(nodes)
-    kept = [tensor for tensor in shipped.graph.initializer if tensor.name in used]
-    graph.initializer.extend(kept)
+    used_tensors = [tensor for tensor in shipped.graph.initializer if tensor.name in used_names]
+    graph.initializer.extend(used_tensors)
     for name, values in weights.items():
         graph.initializer.append(numpy_helper.from_array(values, name))
     constants = {tensor.name for tensor in shipped.graph.initializer}

@@ -54,10 +54,10 @@ class _RandomCnn:
         name = self.net.add("Conv", x.name, weight, *bias, **window)
         if self.normalised:
             name = self.net.add("BatchNormalization", name, *(self.net.weight(channels) for _ in range(4)))
-        small = (x.side - 1) // stride + 1
-        self.flops += 2.0 * small * small * channels * x.channels // group * side * side
-        made = _FeatureMap(name, channels, small)
-        return self.activate(made) if active else made
+        side_out = (x.side - 1) // stride + 1
+        self.flops += 2.0 * side_out * side_out * channels * x.channels // group * side * side
+        feature_map = _FeatureMap(name, channels, side_out)
+        return self.activate(feature_map) if active else feature_map
 
     def activate(self, x: _FeatureMap) -> _FeatureMap:
         """Apply the network's activation."""
@@ -79,107 +79,107 @@ class _RandomCnn:
 
     def concat(self, *maps: _FeatureMap) -> _FeatureMap:
         """Concatenate the channels of maps of equal size."""
-        joined = self.net.add("Concat", *(x.name for x in maps), axis=1)
-        return _FeatureMap(joined, sum(x.channels for x in maps), maps[0].side)
+        name = self.net.add("Concat", *(x.name for x in maps), axis=1)
+        return _FeatureMap(name, sum(x.channels for x in maps), maps[0].side)
 
 
 def draw_cnn(net: Network, seed: int) -> ModelProto:
     """Return a network of 50 million to 3 billion FLOPs an image or a little more; the seed decides its layers."""
-    drawn = _RandomCnn(net, seed)
+    cnn = _RandomCnn(net, seed)
     # The budget is log-uniform; a uniform budget would put most networks near the upper end.
-    budget = float(np.exp(drawn.random.uniform(*np.log(_CHOICES["flops"]))))
-    side = drawn.pick(*_CHOICES["sides"])
-    x = drawn.conv(_FeatureMap("input", 3, side), drawn.pick(*_CHOICES["widths"]), drawn.pick(3, 3, 5, 7), stride=2)
-    x = drawn.pool(x) if drawn.random.random() < 0.5 else x
-    kinds = drawn.random.choice(len(_BLOCKS), size=drawn.pick(1, 2, 3), replace=False)
+    budget = float(np.exp(cnn.random.uniform(*np.log(_CHOICES["flops"]))))
+    side = cnn.pick(*_CHOICES["sides"])
+    x = cnn.conv(_FeatureMap("input", 3, side), cnn.pick(*_CHOICES["widths"]), cnn.pick(3, 3, 5, 7), stride=2)
+    x = cnn.pool(x) if cnn.random.random() < 0.5 else x
+    kinds = cnn.random.choice(len(_BLOCKS), size=cnn.pick(1, 2, 3), replace=False)
     # The number of nodes is bounded, because thin layers may never reach the budget.
-    while drawn.flops < budget and len(net.nodes) < 150:
-        for _ in range(drawn.pick(1, 2, 3, 4)):
-            x = _BLOCKS[int(drawn.random.choice(kinds))](drawn, x)
-        x = _downsample(drawn, x)
-    classes = _add_head(drawn, x)
+    while cnn.flops < budget and len(net.nodes) < 150:
+        for _ in range(cnn.pick(1, 2, 3, 4)):
+            x = _BLOCKS[int(cnn.random.choice(kinds))](cnn, x)
+        x = _downsample(cnn, x)
+    classes = _add_head(cnn, x)
     return net.finish("random_cnn", TensorProto.FLOAT, ["batch", 3, side, side], ["batch", classes], seed)
 
 
-def _downsample(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _downsample(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     """Halve the side if at least 6 pixels, and increase the channels."""
-    channels = min(_MOST_CHANNELS, round(x.channels * drawn.random.uniform(1.3, 2.2) / 8) * 8 or 8)
+    channels = min(_MOST_CHANNELS, round(x.channels * cnn.random.uniform(1.3, 2.2) / 8) * 8 or 8)
     if x.side < 6:
-        return drawn.conv(x, channels, 1)
-    how = drawn.pick(0, 1, 2)
+        return cnn.conv(x, channels, 1)
+    how = cnn.pick(0, 1, 2)
     if how == 0:
-        return drawn.conv(x, channels, drawn.pick(1, 3), stride=2)
-    return drawn.conv(drawn.pool(x, "MaxPool" if how == 1 else "AveragePool"), channels, drawn.pick(1, 3))
+        return cnn.conv(x, channels, cnn.pick(1, 3), stride=2)
+    return cnn.conv(cnn.pool(x, "MaxPool" if how == 1 else "AveragePool"), channels, cnn.pick(1, 3))
 
 
-def _add_head(drawn: _RandomCnn, x: _FeatureMap) -> int:
+def _add_head(cnn: _RandomCnn, x: _FeatureMap) -> int:
     """Add a classifier on channel means or on all pixels; return the number of classes."""
-    classes = drawn.pick(10, 100, 365, 1000)
+    classes = cnn.pick(10, 100, 365, 1000)
     features = x.channels
-    if x.side <= 8 and drawn.random.random() < 0.3:
-        features, hidden = x.channels * x.side**2, drawn.pick(256, 512, 1024)
-        name = drawn.net.add("Flatten", x.name)
-        name = drawn.net.add("Gemm", name, drawn.net.weight(hidden, features), drawn.net.weight(hidden), transB=1)
-        name, features = drawn.net.add("Relu", name), hidden
+    if x.side <= 8 and cnn.random.random() < 0.3:
+        features, hidden = x.channels * x.side**2, cnn.pick(256, 512, 1024)
+        name = cnn.net.add("Flatten", x.name)
+        name = cnn.net.add("Gemm", name, cnn.net.weight(hidden, features), cnn.net.weight(hidden), transB=1)
+        name, features = cnn.net.add("Relu", name), hidden
     else:
-        name = drawn.net.add("Flatten", drawn.net.add("GlobalAveragePool", x.name))
-    drawn.net.add("Gemm", name, drawn.net.weight(classes, features), drawn.net.weight(classes), transB=1)
+        name = cnn.net.add("Flatten", cnn.net.add("GlobalAveragePool", x.name))
+    cnn.net.add("Gemm", name, cnn.net.weight(classes, features), cnn.net.weight(classes), transB=1)
     return classes
 
 
-def _add_plain(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
-    return drawn.conv(x, x.channels, drawn.pick(3, 3, 5))
+def _add_plain(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+    return cnn.conv(x, x.channels, cnn.pick(3, 3, 5))
 
 
-def _add_bottleneck(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
-    thin = max(8, x.channels // drawn.pick(2, 4))
-    y = drawn.conv(drawn.conv(x, thin, 1), thin, 3)
-    return drawn.activate(drawn.add(x, drawn.conv(y, x.channels, 1, active=False)))
+def _add_bottleneck(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+    width = max(8, x.channels // cnn.pick(2, 4))
+    y = cnn.conv(cnn.conv(x, width, 1), width, 3)
+    return cnn.activate(cnn.add(x, cnn.conv(y, x.channels, 1, active=False)))
 
 
-def _add_basic(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
-    y = drawn.conv(drawn.conv(x, x.channels, 3), x.channels, 3, active=False)
-    return drawn.activate(drawn.add(x, y))
+def _add_basic(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+    y = cnn.conv(cnn.conv(x, x.channels, 3), x.channels, 3, active=False)
+    return cnn.activate(cnn.add(x, y))
 
 
-def _add_inverted_residual(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
-    wide = min(_MOST_CHANNELS, x.channels * drawn.pick(2, 3, 4, 6))
-    y = drawn.conv(drawn.conv(x, wide, 1), wide, drawn.pick(3, 3, 5), group=wide)
-    if drawn.random.random() < 0.4:
-        y = _add_squeeze_and_excite(drawn, y)
-    return drawn.add(x, drawn.conv(y, x.channels, 1, active=False))
+def _add_inverted_residual(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+    width = min(_MOST_CHANNELS, x.channels * cnn.pick(2, 3, 4, 6))
+    y = cnn.conv(cnn.conv(x, width, 1), width, cnn.pick(3, 3, 5), group=width)
+    if cnn.random.random() < 0.4:
+        y = _add_squeeze_and_excite(cnn, y)
+    return cnn.add(x, cnn.conv(y, x.channels, 1, active=False))
 
 
-def _add_squeeze_and_excite(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_squeeze_and_excite(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     """Scale the channels by gates computed from their means (squeeze and excitation)."""
-    mean = _FeatureMap(drawn.net.add("GlobalAveragePool", x.name), x.channels, 1)
-    squeezed = drawn.conv(mean, max(4, x.channels // 16), 1)
-    weights = drawn.net.add("Sigmoid", drawn.conv(squeezed, x.channels, 1, active=False).name)
-    return replace(x, name=drawn.net.add("Mul", x.name, weights))
+    mean = _FeatureMap(cnn.net.add("GlobalAveragePool", x.name), x.channels, 1)
+    squeezed = cnn.conv(mean, max(4, x.channels // 16), 1)
+    weights = cnn.net.add("Sigmoid", cnn.conv(squeezed, x.channels, 1, active=False).name)
+    return replace(x, name=cnn.net.add("Mul", x.name, weights))
 
 
-def _add_grouped_convolution(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
-    group = drawn.pick(2, 4, 8)
-    return drawn.conv(x, x.channels, 3, group=group) if x.channels % group == 0 else _add_plain(drawn, x)
+def _add_grouped_convolution(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+    group = cnn.pick(2, 4, 8)
+    return cnn.conv(x, x.channels, 3, group=group) if x.channels % group == 0 else _add_plain(cnn, x)
 
 
-def _add_dense(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
-    growth = drawn.pick(12, 24, 32)
-    y = drawn.conv(drawn.conv(x, 4 * growth, 1), growth, 3)
-    return drawn.concat(x, y) if x.channels + growth <= _MOST_CHANNELS else drawn.conv(x, x.channels, 1)
+def _add_dense(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+    growth = cnn.pick(12, 24, 32)
+    y = cnn.conv(cnn.conv(x, 4 * growth, 1), growth, 3)
+    return cnn.concat(x, y) if x.channels + growth <= _MOST_CHANNELS else cnn.conv(x, x.channels, 1)
 
 
-def _add_inception(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+def _add_inception(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
     part = max(8, x.channels // 4)
-    three = drawn.conv(drawn.conv(x, max(8, part // 2), 1), part, 3)
-    five = drawn.conv(drawn.conv(x, max(8, part // 4), 1), part, 5)
-    pooled = drawn.conv(drawn.pool(x, stride=1), part, 1)
-    return drawn.concat(drawn.conv(x, part, 1), three, five, pooled)
+    branch3 = cnn.conv(cnn.conv(x, max(8, part // 2), 1), part, 3)
+    branch5 = cnn.conv(cnn.conv(x, max(8, part // 4), 1), part, 5)
+    pool_branch = cnn.conv(cnn.pool(x, stride=1), part, 1)
+    return cnn.concat(cnn.conv(x, part, 1), branch3, branch5, pool_branch)
 
 
-def _add_fire(drawn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
-    thin = drawn.conv(x, max(8, x.channels // 8), 1)
-    return drawn.concat(drawn.conv(thin, max(8, x.channels // 2), 1), drawn.conv(thin, max(8, x.channels // 2), 3))
+def _add_fire(cnn: _RandomCnn, x: _FeatureMap) -> _FeatureMap:
+    squeeze = cnn.conv(x, max(8, x.channels // 8), 1)
+    return cnn.concat(cnn.conv(squeeze, max(8, x.channels // 2), 1), cnn.conv(squeeze, max(8, x.channels // 2), 3))
 
 
 _BLOCKS = (

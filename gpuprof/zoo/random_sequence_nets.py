@@ -61,61 +61,61 @@ class _RandomSequenceNet:
 
 def draw_transformer(net: Network, seed: int) -> ModelProto:
     """Return an encoder; the seed decides width, heads, layers, length, and the forms of its functions."""
-    drawn = _RandomSequenceNet(net, seed)
-    width, length = drawn.pick(*_CHOICES["widths"]), drawn.pick(*_CHOICES["lengths"])
-    heads, ratio, first = width // drawn.pick(32, 64), drawn.pick(2, 3, 4), drawn.random.random() < 0.5
+    model = _RandomSequenceNet(net, seed)
+    width, length = model.pick(*_CHOICES["widths"]), model.pick(*_CHOICES["lengths"])
+    heads, ratio, first = width // model.pick(32, 64), model.pick(2, 3, 4), model.random.random() < 0.5
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
     x = net.add("Add", x, net.weight(length, width))
-    for _ in range(drawn.pick(1, 2, 3)):
+    for _ in range(model.pick(1, 2, 3)):
         for part in (_add_attention, _add_feed_forward):
             size = heads if part is _add_attention else ratio * width
             if first:
-                x = net.add("Add", x, part(drawn, drawn.normalise(x, width), width, size))
+                x = net.add("Add", x, part(model, model.normalise(x, width), width, size))
             else:
-                x = drawn.normalise(net.add("Add", x, part(drawn, x, width, size)), width)
-    classes = drawn.pick(2, 16, 1000)
-    drawn.dense(net.add("ReduceMean", x, axes=[1], keepdims=0), width, classes)
+                x = model.normalise(net.add("Add", x, part(model, x, width, size)), width)
+    classes = model.pick(2, 16, 1000)
+    model.dense(net.add("ReduceMean", x, axes=[1], keepdims=0), width, classes)
     return net.finish("random_transformer", TensorProto.INT64, ["batch", length], ["batch", classes], seed)
 
 
-def _add_feed_forward(drawn: _RandomSequenceNet, x: str, width: int, hidden: int) -> str:
-    return drawn.dense(drawn.activate(drawn.dense(x, width, hidden)), hidden, width)
+def _add_feed_forward(model: _RandomSequenceNet, x: str, width: int, hidden: int) -> str:
+    return model.dense(model.activate(model.dense(x, width, hidden)), hidden, width)
 
 
-def _add_attention(drawn: _RandomSequenceNet, x: str, width: int, heads: int) -> str:
-    net, depth = drawn.net, width // heads
+def _add_attention(model: _RandomSequenceNet, x: str, width: int, heads: int) -> str:
+    net, depth = model.net, width // heads
     split, join = net.constant(0, 0, heads, depth), net.constant(0, 0, heads * depth)
-    q, k, v = (net.add("Reshape", drawn.dense(x, width, heads * depth), split) for _ in range(3))
+    q, k, v = (net.add("Reshape", model.dense(x, width, heads * depth), split) for _ in range(3))
     q, v = (net.add("Transpose", projected, perm=[0, 2, 1, 3]) for projected in (q, v))
     scores = net.add("MatMul", q, net.add("Transpose", k, perm=[0, 2, 3, 1]))
     chances = net.add("Softmax", net.add("Div", scores, net.scalar(depth**0.5)), axis=-1)
     mixed = net.add("Transpose", net.add("MatMul", chances, v), perm=[0, 2, 1, 3])
-    return drawn.dense(net.add("Reshape", mixed, join), heads * depth, width)
+    return model.dense(net.add("Reshape", mixed, join), heads * depth, width)
 
 
 def draw_rnn(net: Network, seed: int) -> ModelProto:
     """Return LSTM or GRU layers over words; the seed decides their kind, number, width and length."""
-    drawn = _RandomSequenceNet(net, seed)
-    kind, gates = ("LSTM", 4) if drawn.random.random() < 0.6 else ("GRU", 3)
-    width, length = drawn.pick(64, 128, 192, 256, 384, 512), drawn.pick(16, 32, 64)
+    model = _RandomSequenceNet(net, seed)
+    kind, gates = ("LSTM", 4) if model.random.random() < 0.6 else ("GRU", 3)
+    width, length = model.pick(64, 128, 192, 256, 384, 512), model.pick(16, 32, 64)
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
     x = net.add("Transpose", x, perm=[1, 0, 2])
-    for _ in range(drawn.pick(1, 2)):
+    for _ in range(model.pick(1, 2)):
         weights = (net.weight(1, gates * width, width), net.weight(1, gates * width, width))
         # Each gate has two biases, for the input and for the state (ONNX operators LSTM and GRU, input B).
         x = net.add(kind, x, *weights, net.weight(1, 2 * gates * width), hidden_size=width)
         x = net.add("Squeeze", x, net.constant(1))
-    drawn.dense(net.add("ReduceMean", x, axes=[0], keepdims=0), width, 16)
+    model.dense(net.add("ReduceMean", x, axes=[0], keepdims=0), width, 16)
     return net.finish("random_rnn", TensorProto.INT64, ["batch", length], ["batch", 16], seed)
 
 
 def draw_mlp(net: Network, seed: int) -> ModelProto:
     """Return dense layers with an activation between them; the seed decides their number and widths."""
-    drawn = _RandomSequenceNet(net, seed)
-    widths = [drawn.pick(64, 128, 256, 512, 784, 1024, 2048, 4096) for _ in range(drawn.pick(3, 4, 5, 6))]
+    model = _RandomSequenceNet(net, seed)
+    widths = [model.pick(64, 128, 256, 512, 784, 1024, 2048, 4096) for _ in range(model.pick(3, 4, 5, 6))]
     x = "input"
     for features, outputs in pairwise(widths):
         x = net.add("Gemm", x, net.weight(outputs, features), net.weight(outputs), transB=1)
-        x = drawn.activate(x)
+        x = model.activate(x)
     net.add("Gemm", x, net.weight(10, widths[-1]), net.weight(10), transB=1)
     return net.finish("random_mlp", TensorProto.FLOAT, ["batch", widths[0]], ["batch", 10], seed)

@@ -49,8 +49,8 @@ def _add_attention(net: Network, x: str, width: int, heads: int) -> str:
     scores = net.add("MatMul", net.add("Transpose", q, perm=[0, 2, 1, 3]), net.add("Transpose", k, perm=[0, 2, 3, 1]))
     chances = net.add("Softmax", scores, axis=-1)
     mixed = net.add("MatMul", chances, net.add("Transpose", v, perm=[0, 2, 1, 3]))
-    together = net.add("Reshape", net.add("Transpose", mixed, perm=[0, 2, 1, 3]), join)
-    return net.dense(together, width, width)
+    merged = net.add("Reshape", net.add("Transpose", mixed, perm=[0, 2, 1, 3]), join)
+    return net.dense(merged, width, width)
 
 
 def _add_layer_norm(net: Network, x: str, width: int) -> str:
@@ -71,14 +71,14 @@ def _build_lstm(net: Network, seed: int, width: int = 256, layers: int = 2) -> M
 
 
 def _build_unet(net: Network, seed: int, width: int = 32, depth: int = 3) -> ModelProto:
-    x, kept = net.convolve("input", 3, width), []
+    x, skips = net.convolve("input", 3, width), []
     for level in range(depth):
-        kept.append(x)
+        skips.append(x)
         x = net.convolve(x, width << level, width << level + 1, stride=2)
     for level in reversed(range(depth)):
-        up = net.weight(width << level + 1, width << level, 2, 2)
-        x = net.add("ConvTranspose", x, up, kernel_shape=[2, 2], strides=[2, 2])
-        x = net.convolve(net.add("Concat", x, kept[level], axis=1), width << level + 1, width << level)
+        weight = net.weight(width << level + 1, width << level, 2, 2)
+        x = net.add("ConvTranspose", x, weight, kernel_shape=[2, 2], strides=[2, 2])
+        x = net.convolve(net.add("Concat", x, skips[level], axis=1), width << level + 1, width << level)
     net.add("Sigmoid", net.add("Conv", x, net.weight(1, width, 1, 1), kernel_shape=[1, 1]))
     return net.finish("unet", TensorProto.FLOAT, ["batch", 3, 128, 128], ["batch", 1, 128, 128], seed)
 
