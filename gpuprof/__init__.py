@@ -160,10 +160,10 @@ def _load(name: str) -> Any:
     """Return the object of a public name; functions get a wrapper that checks their arguments."""
     from gpuprof.domain.validation import check_arguments
 
-    found = getattr(importlib.import_module(_PUBLIC[name]), name)
-    if not isinstance(found, FunctionType):
-        return found
-    checked = check_arguments(found)
+    member = getattr(importlib.import_module(_PUBLIC[name]), name)
+    if not isinstance(member, FunctionType):
+        return member
+    checked = check_arguments(member)
     checked.__module__ = __name__  # for pickle
     return checked
 

@@ -96,14 +96,14 @@ class UnavailableError(GpuprofError):
     """This machine lacks a tool, a device or a permission."""
 
 
-def unknown_name(kind: str, name: str, known: list[str]) -> InputError:
+def unknown_name(kind: str, name: str, names: list[str]) -> InputError:
     """Return the error for an unknown name, with the nearest known names."""
     import difflib
 
-    lower, known = name.lower(), list(dict.fromkeys(known))
-    near = [other for other in known if lower and other.lower().startswith(lower)][:3]
-    near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    fix = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
+    lower, names = name.lower(), list(dict.fromkeys(names))
+    matches = [candidate for candidate in names if lower and candidate.lower().startswith(lower)][:3]
+    matches = matches or difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    fix = f"did you mean {' or '.join(matches)}?" if matches else f"known: {', '.join(sorted(names)) or 'none'}"
     return InputError(f"unknown {kind} {name!r}", fix)
 
 
@@ -113,5 +113,5 @@ def runtime_errors() -> tuple[type[Exception], ...]:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
     except ImportError:
         return (InputError, RuntimeError, ValueError)
-    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    return (*own, InputError, RuntimeError, ValueError)
+    classes = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (*classes, InputError, RuntimeError, ValueError)

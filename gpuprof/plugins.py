@@ -41,7 +41,7 @@ def load_plugin(kind: str, name: str, builtin: Mapping[str, str]) -> Any:
     return _import(kind, group[name].value)
 
 
-def require_methods(kind: str, name: str, made: object, *methods: str) -> None:
+def require_methods(kind: str, name: str, instance: object, *methods: str) -> None:
     """Check that a plug-in has the methods of its kind.
 
     Raises
@@ -50,7 +50,7 @@ def require_methods(kind: str, name: str, made: object, *methods: str) -> None:
         When a method is missing, as in an importable object of another kind.
     """
     for method in methods:
-        if not callable(getattr(made, method, None)):
+        if not callable(getattr(instance, method, None)):
             raise InputError(f"{name!r} is no {kind}: it has no {method}()", _name_form(kind))
 
 
@@ -69,8 +69,8 @@ def describe_failure(kind: str, name: str, plugin: object, error: Exception) -> 
     """Return the error of a plug-in that raised: its name, and the line of its own file where it did."""
     file = getattr(sys.modules.get(plugin.__module__), "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    where = f" in line {lines[-1]} of {Path(file).name}" if file and lines else ""
-    return PluginError(f"the {kind} {name!r} failed{where}: {describe_error(error)}", "--debug shows where")
+    location = f" in line {lines[-1]} of {Path(file).name}" if file and lines else ""
+    return PluginError(f"the {kind} {name!r} failed{location}: {describe_error(error)}", "--debug shows where")
 
 
 def plugin_names(kind: str, builtin: Mapping[str, str]) -> tuple[str, ...]:
@@ -87,8 +87,8 @@ def _import(kind: str, target: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a module of others may raise anything
-        said = describe_error(error)
-        raise InputError(f"cannot import the {kind} {target!r}: {said}", _name_form(kind)) from error
+        message = describe_error(error)
+        raise InputError(f"cannot import the {kind} {target!r}: {message}", _name_form(kind)) from error
     try:
         return getattr(module, attribute)
     except AttributeError:
