@@ -232,9 +232,9 @@ class RequestedModel(_MapElement):
 class DeployedModel(RequestedModel):
     """A model of the map.
 
-    With ``members``, the file holds several models as one graph (USHER §3.4), planned and run as one model: at the
-    sum of their rates, within the shortest of their SLOs. Clients ask for the members by their names, which are their
-    names in the file too. One copy of the shared weights takes ``saved_weight_bytes`` less than one for each member.
+    With ``members``, the file holds several models as one graph (USHER §3.4), planned and run as one model with the
+    sum of their rates and the shortest of their SLOs. Clients use the members' names, which are also their names in the
+    file. Sharing weights saves ``saved_weight_bytes`` relative to a copy for each member.
     """
 
     omitted_if_empty = ("dims", "members", "saved_weight_bytes")

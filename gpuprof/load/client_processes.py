@@ -16,8 +16,8 @@ def run_clients(
 ) -> list[SentRequests]:
     """Run a client for each schedule, the first in this process, the others in child processes.
 
-    With a rule, the first client, whose requests are a sample of all, ends the measurement; windows begin at
-    ``begin_s``.
+    With a rule, the windows of the first client, whose requests are a sample of all, decide when the measurement ends;
+    they begin at ``begin_s``.
     """
     import multiprocessing
 

@@ -10,15 +10,15 @@ Chain = tuple[int, ...]
 
 
 class ClosedLoop:
-    """Keeps as many requests of each model due as may be on their way.
+    """Keeps a constant number of requests of each model in flight.
 
     Parameters
     ----------
     in_flight : sequence of int
-        For each model.
+        Number of requests in flight, by model.
     chains : sequence of sequence of tuple of int
-        For each model the sequences of its requests, by their positions, at least as many as may be on their way: no
-        sequence is sent twice at a time. Empty: its requests stand for themselves.
+        By model, the positions of the requests of each sequence. There must be at least as many sequences as requests
+        in flight, so that no sequence is sent twice at the same time. Empty: requests without sequences.
     """
 
     def __init__(self, in_flight: Sequence[int], chains: Sequence[Sequence[Chain]] = ()) -> None:

@@ -41,8 +41,8 @@ class PredictionSource(StrEnum):
 class LoadPrediction:
     """Predicted figures of a model at a rate; None where the map lacks the data.
 
-    ``refused`` counts requests after the warm-up that are refused because they could not meet their SLO; ``infer_ms``
-    is the mean batch time of a request's batch; ``by`` is the source of all figures.
+    ``refused``: requests refused after the warm-up because they could not meet their SLO; ``infer_ms``: batch time,
+    mean over requests; ``by``: source of all figures.
     """
 
     goodput_rps: float | None = None

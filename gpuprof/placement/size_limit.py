@@ -21,10 +21,10 @@ _PLAIN_RPS = 50.0 * MOST_DEVICES
 
 
 def refuse_oversized(problem: Problem) -> None:
-    """Refuse demands that need too many even of the quickest device, always full.
+    """Refuse demands that need too many devices, even of the fastest kind and with full batches.
 
-    Only devices of unlimited count matter: a fixed number of them limits the plan itself. Raises `InputError` when a
-    demand would take more than `MOST_DEVICES`.
+    Only devices of unlimited count matter: a fixed count limits the plan itself. Raises `InputError` when a demand
+    needs more than `MOST_DEVICES`.
     """
     endless = [entry.device for entry in problem.fleet.entries if entry.count is None or entry.count > MOST_DEVICES]
     search_space = SearchSpace(problem)

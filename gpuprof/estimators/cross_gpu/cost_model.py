@@ -37,9 +37,9 @@ class CostModel:
         return cls(Forests(files), floor_s)
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
-        """Return the GPU seconds of each op, without launching, never below its hard bound.
+        """Return the GPU seconds of each op without its launch, at least its hard bound.
 
-        ``bounds``: by default of ops in a long run, the power limit reached.
+        ``bounds``: by default those of ops in a long run at the power limit.
 
         Returns
         -------

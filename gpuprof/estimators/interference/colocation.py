@@ -157,9 +157,10 @@ class Colocations:
         return _widen_unknown(alone)
 
     def slow_any(self, alone: Figure, device: Device) -> Figure:
-        """Return the least latency that `beside` gives a workload with less than all SMs, beside any neighbours.
+        """Return a lower bound on the latency from `beside` for a workload on a part of the SMs, for any neighbours.
 
-        Without data of the device all neighbours have the same effect; else the latency alone is returned.
+        It is the latency without neighbours if the device has data on interference, else the latency widened for
+        unknown neighbours.
         """
         return alone if device.name in self._slowdowns or self.rank_models(device) else _widen_unknown(alone)
 

@@ -36,7 +36,7 @@ def figure_within(value: float, source: str, error: float | None) -> Figure:
 
 
 def blend_figures(parts: Sequence[tuple[Figure, float]]) -> Figure:
-    """Return the mean of figures by their weights: interpolated where each is measured or interpolated itself.
+    """Return the weighted mean of figures: interpolated if all are measured, interpolated or computed.
 
     Examples
     --------

@@ -19,9 +19,9 @@ SOURCE = "weights and live activations, scaled"
 
 
 def predict_reserved(weight_bytes: float, activation_bytes: float, precision: str | None = None) -> Figure:
-    """Return the memory reserved by a process, without its CUDA context, with its interval, at least the weights.
+    """Return the memory reserved by a process without its CUDA context; the interval is at least the weights.
 
-    ``precision``: named in the source as the type of the counted bytes; None: the types of the file.
+    ``precision``: type of the counted bytes, to be named in the figure's source; None: the types of the file.
     """
     value = constant("memory", "weights") * weight_bytes + constant("memory", "activations") * activation_bytes
     source = SOURCE if precision is None else f"{SOURCE}, in {precision}"

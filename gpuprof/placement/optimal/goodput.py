@@ -20,9 +20,9 @@ _Served = Sequence[tuple[Demand, int]]
 
 
 def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Limit, *, fair: bool) -> Choice | None:
-    """Return the choice serving most, higher priorities first, and at the least cost; None if none is found in time.
+    """Return the choice with the most goodput, higher priorities first, then the least cost; None if out of time.
 
-    With ``fair`` the served fractions are maximised from the smallest up, before the sum and over all priorities.
+    ``fair``: first maximise the smallest served fraction, then the next smallest and so on, over all priorities.
     """
     master = RestrictedMaster(problem.fleet.entries, classes, partial=True)
     solution = _solve_by_priority(problem, master, limit, fair=fair)

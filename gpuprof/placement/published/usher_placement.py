@@ -94,7 +94,7 @@ class OpenedDevices:
     def fits(self, option: Option) -> list[tuple[float, int]]:
         """Return (free percentage afterwards, index) of the devices that could host a replica, fullest first.
 
-        They hold no model of the group yet, since a model is in one group.
+        No device holds the model yet, because a model is in a single group.
         """
         if option not in self._fits:
             needs = {name: (one.creq_pct, one.mreq_pct) for name, one in option.by_device.items()}
