@@ -131,7 +131,7 @@ class KnownModels:
     def require_no_failure(
         self, model: MeasuredModel, device: Device, workload: Workload, beside: Sequence[Workload]
     ) -> None:
-        """Raise `InputError` with the failure where a failure rules out a workload of ``known``, alone
+        """Raise `InputError` with the failure where a failure rules out a workload of ``model``, alone
         or with ``beside``.
         """
         failed = model.failed_on(device.name)
