@@ -70,7 +70,7 @@ class MapReplanner:
                 return None
             if not wanted.unplaced:
                 return _move_to_known_gpus(wanted, deployment, self.first)
-            fraction = min(1.0 - one.rate_rps / rates[one.model] for one in wanted.unplaced)
+            fraction = min(1.0 - demand.rate_rps / rates[demand.model] for demand in wanted.unplaced)
             if fraction <= 0.0:
                 return None
         return None
@@ -112,18 +112,18 @@ def _move_to_known_gpus(wanted: DeploymentMap, now: DeploymentMap, first: Deploy
     """Move replicas from GPUs that neither map has to free GPUs of the first map: no other GPUs exist."""
     from gpuprof.domain.deployment import Node
 
-    known = {(name, gpu.index): gpu.device for name, gpu in (*_list_gpus(first), *_list_gpus(now))}
-    stays = {(name, gpu.index) for name, gpu in _list_gpus(wanted) if known.get((name, gpu.index)) == gpu.device}
-    free = [place for place in known if place not in stays]
+    kinds = {(name, gpu.index): gpu.device for name, gpu in (*_list_gpus(first), *_list_gpus(now))}
+    stays = {(name, gpu.index) for name, gpu in _list_gpus(wanted) if kinds.get((name, gpu.index)) == gpu.device}
+    free = [place for place in kinds if place not in stays]
     nodes: dict[str, list[Gpu]] = {}
     for name, gpu in _list_gpus(wanted):
-        place = None if (name, gpu.index) in stays else next((one for one in free if known[one] == gpu.device), None)
+        place = None if (name, gpu.index) in stays else next((slot for slot in free if kinds[slot] == gpu.device), None)
         if place is not None:
             free.remove(place)
             name, gpu = place[0], gpu.model_copy(update={"index": place[1]})
         nodes.setdefault(name, []).append(gpu)
-    ordered = {name: tuple(sorted(own, key=lambda gpu: gpu.index)) for name, own in nodes.items()}
-    return wanted.model_copy(update={"nodes": tuple(Node(name=name, gpus=own) for name, own in ordered.items())})
+    ordered = {name: tuple(sorted(gpus, key=lambda gpu: gpu.index)) for name, gpus in nodes.items()}
+    return wanted.model_copy(update={"nodes": tuple(Node(name=name, gpus=gpus) for name, gpus in ordered.items())})
 
 
 def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:
@@ -155,7 +155,7 @@ class CorrectedEstimator:
         The interval is widened to hold the served latency: the error of the estimate is now measured.
         """
         estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
-        neighbours = [self.beside[model, one.model] for one in beside if (model, one.model) in self.beside]
+        neighbours = [self.beside[model, w.model] for w in beside if (model, w.model) in self.beside]
         if model not in self.factors and not neighbours:
             return estimate
         factor = self.factors.get(model, 1.0) * math.prod(neighbours)

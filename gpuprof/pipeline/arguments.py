@@ -26,7 +26,7 @@ FleetArgument: TypeAlias = Fleet | os.PathLike[str] | str
 
 def name_models(given: Sequence[PathArgument] | PathArgument) -> list[str]:
     """Return the names or files of models; a single one needs no list."""
-    return [str(one) for one in ((given,) if isinstance(given, str | os.PathLike) else given)]
+    return [str(model) for model in ((given,) if isinstance(given, str | os.PathLike) else given)]
 
 
 def optional_path(path: PathArgument | None) -> Path | None:

@@ -101,7 +101,7 @@ class CalibrateResult(Result):
 
     def ranking_rows(self) -> list[dict[str, object]]:
         """Return a row for each interference model."""
-        return [_ranked_row(one) for one in self.ranking]
+        return [_ranked_row(model) for model in self.ranking]
 
 
 class CalibrateOptions(Settings):

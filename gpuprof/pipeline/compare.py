@@ -55,8 +55,8 @@ class CompareResult(Result):
         drawn = [(outcome, outcome.deployment) for outcome in self.outcomes if outcome.deployment]
         models = list(dict.fromkeys(model for _, deployment in drawn for model in deployment.models))
         charts = [
-            map_figure(deployment, devices, title=f"{one.policy}: {_count_gpus(one)} devices", models=models)
-            for one, deployment in drawn
+            map_figure(deployment, devices, title=f"{outcome.policy}: {_count_gpus(outcome)} devices", models=models)
+            for outcome, deployment in drawn
         ]
         write_picture(charts, target)
         return target
@@ -123,7 +123,7 @@ def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
     if not maps:
         return
     for name in maps[0].models:
-        if not any(replica.model == name for one in maps for *_, replica in one.places()):
+        if not any(replica.model == name for deployment in maps for *_, replica in deployment.places()):
             reason = next((left.reason for left in maps[0].unplaced if left.model == name), "")
             notes.add(f"{name}: no policy serves any of it: {reason}")
 
@@ -247,11 +247,11 @@ def _compare_kind(problem: Problem, entry: FleetEntry, policy: str) -> GpuOutcom
     means = replace(alone, options=replace(alone.options, confidence=MEANS))
     (by_means,) = comparison.compare(means, [(policy, make_policy(policy))])
     deployment = by_means.deployment
-    known = deployment is not None and is_observed(deployment)
+    is_measured = deployment is not None and is_observed(deployment)
     careful, lower = by_means, None
-    if not known or problem.options.confidence is not None:
+    if not is_measured or problem.options.confidence is not None:
         (careful,) = comparison.compare(alone, [(policy, make_policy(policy))])
-    if not known and deployment is not None:
+    if not is_measured and deployment is not None:
         lower = plan_at_end(alone, make_policy(policy), "lower", problem.options.time_limit_s or DEFAULT_LIMIT_S)
     return GpuOutcome(
         entry.device.name,

@@ -198,8 +198,8 @@ def compare_databases(
             f"{single} of {len(changes)} cells were measured once a side, which does not tell a change from noise: "
             "gpuprof profile --force MODEL measures again (three runs a side find 5% on most machines)"
         )
-    for selection, mine, others in zip(selections, (first, second), (second, first), strict=True):
-        if alone := len(mine.keys() - others.keys()):
+    for selection, mine, theirs in zip(selections, (first, second), (second, first), strict=True):
+        if alone := len(mine.keys() - theirs.keys()):
             notes.add(f"{alone} cells of {selection} are not on the other side")
     if unstable := sum(change.unstable > 0 for change in changes):
         notes.add(f"{unstable} of {len(changes)} cells rest on unstable runs")

@@ -56,12 +56,12 @@ def resolve_device(
     here = local_cpu()
     if wanted in ("cpu", here.name):
         return with_ceilings(here, db)
-    known = {**devices(), **(own_devices or {})}
+    catalogue = {**devices(), **(own_devices or {})}
     # The catalogue before the database: a measured device has its measured rates all the same (`with_ceilings`).
-    if wanted in known:
-        if (remark := describe_missing_code(known[wanted])) is not None:
+    if wanted in catalogue:
+        if (remark := describe_missing_code(catalogue[wanted])) is not None:
             note(remark)
-        return with_ceilings(known[wanted], db)
+        return with_ceilings(catalogue[wanted], db)
     recorded = recorded_device(wanted, db) if db is not None else None
     if recorded is None:  # a GPU of this machine missing in the catalogue
         recorded = next((with_ceilings(gpu, db) for gpu in local_gpus() if gpu.name == wanted), None)
@@ -74,7 +74,7 @@ def resolve_device(
         return recorded
     if meant := _board_meant(name or wanted, note):
         return with_ceilings(meant, db)
-    error = unknown_name("device", wanted, sorted({"cpu", *known, *profiled}))
+    error = unknown_name("device", wanted, sorted({"cpu", *catalogue, *profiled}))
     raise InputError(error.message, f"{error.fix}; a GPU that gpuprof does not know: --device-file FILE")
 
 
@@ -83,9 +83,9 @@ def _board_meant(name: str, note: NoteCallback) -> Device | None:
     from gpuprof.domain.catalogue import device_of_driver, devices
     from gpuprof.domain.device_names import matching_names
 
-    found = device_of_driver(name)
-    if found is not None:
-        return found
+    device = device_of_driver(name)
+    if device is not None:
+        return device
     names = matching_names(name)
     if len(names) > 1:
         note(f"{name} is taken for {names[0]}; it may also mean {', '.join(names[1:])}")
@@ -126,10 +126,10 @@ def open_existing(path: Path) -> KernelDb:
     from gpuprof.kernel_db.store import KernelDb
 
     database = KernelDb(path)
-    others = [path for path in database.path.iterdir() if path.is_file() and not path.name.startswith(".")]
-    if others and not database.segments():
+    files = [path for path in database.path.iterdir() if path.is_file() and not path.name.startswith(".")]
+    if files and not database.segments():
         raise InputError(
-            f"{database.path} is no kernel database: it holds {min(others).name} and no run",
+            f"{database.path} is no kernel database: it holds {min(files).name} and no run",
             "give with --db the directory that gpuprof profile wrote",
         )
     return database

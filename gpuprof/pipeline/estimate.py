@@ -87,7 +87,7 @@ class EstimateResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each estimate."""
-        beside = " + ".join(f"{short_name(one.model)}@{one.batch}:{one.share}" for one in self.beside) or None
+        beside = " + ".join(f"{short_name(w.model)}@{w.batch}:{w.share}" for w in self.beside) or None
         return [{**_row(estimate), "beside": beside} for estimate in self.estimates]
 
 
@@ -149,18 +149,18 @@ def estimate(
             raise InputError(f"the kernel database {path} holds no models", "gpuprof profile MODEL.onnx")
         notes.add(*remarks)
         notes.add(*describe_superseded(source, names), *describe_variants(source, names, [target.name]))
-        others = _resolve_neighbours(chosen.beside, target, part)
+        neighbours = _resolve_neighbours(chosen.beside, target, part)
         estimates = []
         for name in names:
             for size in chosen.batches:
-                estimates.append(source.estimate(name, target, size, part, others, chosen.processes))
+                estimates.append(source.estimate(name, target, size, part, neighbours, chosen.processes))
                 _check_memory(estimates[-1], target)
                 if chosen.strict:
                     require_sure(estimates[-1])
             if unknown := estimates[-1].unknown_ops:
                 notes.add(describe_unknown_ops(name, unknown))
         notes.add(*_describe_distances(estimates, target), *describe_full_occupancy(estimates))
-        return EstimateResult(notes=notes.all(), estimates=tuple(estimates), beside=others)
+        return EstimateResult(notes=notes.all(), estimates=tuple(estimates), beside=neighbours)
 
 
 def _describe_distances(estimates: Sequence[Estimate], device: Device) -> list[str]:
@@ -171,7 +171,7 @@ def _describe_distances(estimates: Sequence[Estimate], device: Device) -> list[s
     sources = [estimate.latency_ms.source.split(", ") for estimate in estimates]
     precisions = {words[0].removeprefix(f"{SOURCE}: "): None for words in sources if words[0].startswith(SOURCE)}
     told = (describe_distance(device, precision) for precision in precisions)
-    return list(dict.fromkeys(one for one in told if one))
+    return list(dict.fromkeys(text for text in told if text))
 
 
 def describe_full_occupancy(estimates: Sequence[Estimate]) -> list[str]:
@@ -203,8 +203,8 @@ def _size_models(
     sweep = combine_sizes(dims)
     if not isinstance(source, DatabaseEstimator):
         return [sized_name(name, sizes) for name in names for sizes in sweep], []
-    known = source.known
-    free = {name: known.list_dims(name) for name in names} if dims else {}
+    models = source.known
+    free = {name: models.list_dims(name) for name in names} if dims else {}
     require_dimensions(dims, free.values())
     sized: list[str] = []
     for name in names:
@@ -213,8 +213,8 @@ def _size_models(
             sized.append(sized_name(model, {**dict(given), **dict(sizes)}.items()))
         if not dims:
             sized.append(name)
-    remarks = [remark for name in sized if (remark := known.describe_sizes(name))]
-    return [sized_name(split_name(name)[0], known.sizes_of(name)) for name in sized], remarks
+    remarks = [remark for name in sized if (remark := models.describe_sizes(name))]
+    return [sized_name(split_name(name)[0], models.sizes_of(name)) for name in sized], remarks
 
 
 def _resolve_share(share: Share | str, device: Device) -> Share:
@@ -224,7 +224,7 @@ def _resolve_share(share: Share | str, device: Device) -> Share:
 
 
 def _resolve_neighbours(given: Sequence[str | Workload], device: Device, share: Share) -> tuple[Workload, ...]:
-    read = [_parse_neighbour(one, device) for one in given]
+    read = [_parse_neighbour(neighbour, device) for neighbour in given]
     taken = share.sm_pct + sum(part.sm_pct for _, _, part in read if part)
     open_parts = sum(part is None for _, _, part in read)
     if device.kind == "gpu" and share.is_whole and read and all(part == share for _, _, part in read):

@@ -141,8 +141,8 @@ def _judge_estimator(chosen: EvaluateOptions, name: str, progress: ProgressCallb
         latencies = [latency for latency in latencies if latency.device == wanted]
     refused = [latency for latency in latencies if latency.predicted_ms is None]
     if len(refused) == len(latencies):
-        said = f": {refused[0].refusal}" if refused else ""
-        raise InputError(f"the estimator {name!r} has no estimate for any latency that was left out{said}")
+        reason = f": {refused[0].refusal}" if refused else ""
+        raise InputError(f"the estimator {name!r} has no estimate for any latency that was left out{reason}")
     notes: tuple[str, ...] = ()
     if refused:
         notes = (f"no estimate for {len(refused)} of {len(latencies)} latencies, first: {refused[0].refusal}",)

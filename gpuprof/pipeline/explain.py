@@ -67,7 +67,7 @@ class ExplainResult(Result):
 
     def what_if_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each changed demand: the result of the map's policy."""
-        return [_describe_what_if(one) for one in self.what_ifs]
+        return [_describe_what_if(what_if) for what_if in self.what_ifs]
 
 
 class ExplainOptions(Settings):
@@ -152,10 +152,10 @@ def explain(
     if time_limit_s is None and resolved.planned_with.stopped_by is not None:
         time_limit_s = DEFAULT_LIMIT_S
     limited = replace(problem, options=replace(problem.options, time_limit_s=time_limit_s))
-    for one in run_what_ifs(limited, restore_policy(resolved), model):
-        what_ifs.append(one)
-        progress(Progress(f"planned {one.change}", len(what_ifs), 3))
-    if any(one.stopped for one in what_ifs):
+    for what_if in run_what_ifs(limited, restore_policy(resolved), model):
+        what_ifs.append(what_if)
+        progress(Progress(f"planned {what_if.change}", len(what_ifs), 3))
+    if any(what_if.stopped for what_if in what_ifs):
         notes.add(f"the time limit of {time_limit_s:g} s ended new plans early (--time-limit gives them longer)")
     return ExplainResult(
         model=model,

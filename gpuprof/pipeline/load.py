@@ -128,7 +128,7 @@ class LoadResult(Result):
 
     def rows_with_stages(self) -> list[dict[str, object]]:
         """Return `rows`, each with its stages."""
-        return [{**row, "stages": own} for row, own in zip(self.rows(), self.stage_rows(), strict=True)]
+        return [{**row, "stages": stages} for row, stages in zip(self.rows(), self.stage_rows(), strict=True)]
 
     def write(self, path: PathArgument) -> None:
         """Write the results as .json, .csv or .parquet, or the verdicts as .md or JUnit's .xml.
@@ -237,7 +237,7 @@ def load(
         predictions=predictions,
         warnings=warnings,
         inputs=inputs,
-        percentiles={} if resolved is None else {name: own.percentile for name, own in resolved.requested.items()},
+        percentiles={} if resolved is None else {name: d.percentile for name, d in resolved.requested.items()},
         is_closed=bool(traffic.concurrency),
     )
 
@@ -306,8 +306,8 @@ def _stage_rows(outcome: LoadOutcome, predictions: LoadPredictions | None) -> li
 def _warnings(outcome: LoadOutcome, predictions: LoadPredictions | None) -> Iterator[str]:
     for result in outcome.results:
         if result.refused or result.failed or result.lost:
-            said = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
-            yield f"{result.model}: of {result.sent} requests {said}"
+            counts = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
+            yield f"{result.model}: of {result.sent} requests {counts}"
         if few := [percent for percent in (95, 99) if 0 < result.answered < loadgen_count(percent)]:
             needed = " and ".join(f"{loadgen_count(percent)} for p{percent}" for percent in few)
             yield (

@@ -82,8 +82,8 @@ def predict_load(
     rates: dict[str, float] = {}
     for stream in streams:
         rates[serving[stream.model]] = rates.get(serving[stream.model], 0.0) + stream.rate_rps
-    asked = find_planned_figures(deployment, rates) if settings.arrivals == "poisson" else {}
-    planned = _share_predictions(deployment, streams, rates, asked)
+    planned_figures = find_planned_figures(deployment, rates) if settings.arrivals == "poisson" else {}
+    planned = _share_predictions(deployment, streams, rates, planned_figures)
     recorded = any(stream.times_s is not None for stream in streams)
     predicted: Mapping[str, LoadPrediction]
     try:
@@ -102,8 +102,8 @@ def find_planned_figures(deployment: DeploymentMap, rates: Mapping[str, float]) 
         return {}
     predicted = {name: model.predicted for name, model in models.items() if model.predicted is not None}
     return {
-        name: LoadPrediction(own.goodput_rps, own.p50_ms, own.p95_ms, own.p99_ms, by=PredictionSource.MAP)
-        for name, own in predicted.items()
+        name: LoadPrediction(row.goodput_rps, row.p50_ms, row.p95_ms, row.p99_ms, by=PredictionSource.MAP)
+        for name, row in predicted.items()
     }
 
 
@@ -173,7 +173,7 @@ def _simulate(
     from gpuprof.simulator.engine import simulate
     from gpuprof.simulator.trace import Trace
 
-    times = {model: np.rint(NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
+    times = {model: np.rint(NS_PER_S * at_s).astype(np.int64) for model, at_s in times_s.items() if len(at_s)}
     planned_with = deployment.planned_with
     legs = dict.fromkeys(deployment.models, (planned_with.overhead_ms, 0.0))
     host = host_work_of_plan(planned_with).at(sum(map(len, times.values())) / until_s)
@@ -233,8 +233,8 @@ def report_row(
         expected = None if predicted is None else getattr(predicted, key)
         got = getattr(result, key)
         row[f"predicted_{key}"] = expected
-        known = expected is not None and 0.0 < expected < float("inf") and got is not None
-        row[f"{key}_error"] = (got - expected) / expected if known else None
+        is_comparable = expected is not None and 0.0 < expected < float("inf") and got is not None
+        row[f"{key}_error"] = (got - expected) / expected if is_comparable else None
     return row
 
 

@@ -221,10 +221,10 @@ def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> l
         None if stream.path is None else {dim.name for dim in read_free_dims(Path(stream.path))} for stream in streams
     ]
     if None not in free:  # a model without a file may have any
-        require_dimensions(dims, (own or () for own in free))
+        require_dimensions(dims, (names or () for names in free))
     sized = []
-    for stream, own in zip(streams, free, strict=True):
-        sizes = [(dim, check_size(dim, size)) for dim, size in dims.items() if own is None or dim in own]
+    for stream, names in zip(streams, free, strict=True):
+        sizes = [(dim, check_size(dim, size)) for dim, size in dims.items() if names is None or dim in names]
         sized.append(replace(stream, dims=describe_sizes(sizes)) if sizes else stream)
     return sized
 
@@ -251,12 +251,12 @@ def make_rate_streams(
     return [
         RequestStream(
             name,
-            scale * rates_rps.get(name, asked.rate_rps),
-            asked.slo_ms,
-            _find_file(asked.path, folder),
-            dims=asked.dims,
+            scale * rates_rps.get(name, demand.rate_rps),
+            demand.slo_ms,
+            _find_file(demand.path, folder),
+            dims=demand.dims,
         )
-        for name, asked in deployment.requested.items()
+        for name, demand in deployment.requested.items()
         if deployment.serving[name] in placed
     ]
 
@@ -273,19 +273,19 @@ def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Tr
     if deployment is None:
         if "" in trace.times:
             raise InputError("the trace names no model", "add a column model to it, or give --map")
-        asked = [RequestStream(name, 0.0, float("inf")) for name in trace.times]
+        streams = [RequestStream(name, 0.0, float("inf")) for name in trace.times]
         times = dict(trace.times)
     else:
-        times = {model: own for model, own in name_requests(deployment, trace).times.items() if len(own)}
-        asked = [stream for stream in make_rate_streams(deployment, folder, {}, 1.0) if stream.model in times]
-        if lost := sorted(set(times) - {stream.model for stream in asked}):
+        times = {model: arrivals for model, arrivals in name_requests(deployment, trace).times.items() if len(arrivals)}
+        streams = [stream for stream in make_rate_streams(deployment, folder, {}, 1.0) if stream.model in times]
+        if lost := sorted(set(times) - {stream.model for stream in streams}):
             raise InputError(
                 f"the trace names {lost[0]!r}, which the map does not place", "use the map's names in the trace"
             )
     return [
-        replace(stream, rate_rps=len(own) / trace.duration_s, times_s=tuple((own / NS_PER_S).tolist()))
-        for stream in asked
-        if len(own := times[stream.model])
+        replace(stream, rate_rps=len(arrivals) / trace.duration_s, times_s=tuple((arrivals / NS_PER_S).tolist()))
+        for stream in streams
+        if len(arrivals := times[stream.model])
     ]
 
 

@@ -73,8 +73,8 @@ def require_planned_files(deployment: DeploymentMap) -> None:
 
     Raises `InputError` for a changed file: its predicted times no longer hold.
     """
-    for _, said in find_changed(deployment):
-        raise InputError(said, "profile and place it anew; or take it as it is with --allow-changed")
+    for _, change in find_changed(deployment):
+        raise InputError(change, "profile and place it anew; or take it as it is with --allow-changed")
 
 
 def _all_models(deployment: DeploymentMap) -> Iterator[tuple[str, RequestedModel]]:
@@ -87,7 +87,7 @@ def _with_paths(deployment: DeploymentMap, change: Callable[[str | None], str | 
     models = {}
     for name, model in deployment.models.items():
         members = {
-            member: asked.model_copy(update={"path": change(asked.path)}) for member, asked in model.members.items()
+            member: demand.model_copy(update={"path": change(demand.path)}) for member, demand in model.members.items()
         }
         models[name] = model.model_copy(update={"path": change(model.path), "members": members})
     return deployment.model_copy(update={"models": models})

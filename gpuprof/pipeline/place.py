@@ -99,7 +99,7 @@ class PlaceResult(Result):
             if self.repository is not None:
                 self.repository.write(self.configurations())
         if not self.is_complete:
-            names = ", ".join(dict.fromkeys(one.model for one in self.deployment.unplaced))
+            names = ", ".join(dict.fromkeys(demand.model for demand in self.deployment.unplaced))
             fix = f"{target} holds the rest" if self.output.best_effort else "--best-effort places the rest"
             raise InfeasibleError(f"not every demand can be met: {names}", fix)
         return target
@@ -194,7 +194,7 @@ def place(
         notes.add(*merged.notes)
     deployment = add_interval_ends(problem, chosen, deployment, limit)
     notes.add(
-        *(f"{one.model}: {one.rate_rps:g} requests/s cannot be served: {one.reason}" for one in deployment.unplaced)
+        *(f"{item.model}: {item.rate_rps:g} requests/s cannot be served: {item.reason}" for item in deployment.unplaced)
     )
     progress(Progress("the map is planned and checked", steps, steps))
     notes.add(*filter(None, (early_stop(deployment, options.time_limit_s), describe_routers(deployment))))
@@ -210,7 +210,7 @@ def place(
 def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> PlanningOptions:
     """Return the options, with a time limit for a fleet of every kind of GPU: such a search has no natural end."""
     named = fleet.lower().split(",") if isinstance(fleet, str) else []
-    is_open = any(one.strip() == ANY for one in named) and options.time_limit_s is None
+    is_open = any(entry.strip() == ANY for entry in named) and options.time_limit_s is None
     return options.replace(time_limit_s=DEFAULT_LIMIT_S) if is_open else options
 
 
@@ -239,12 +239,12 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
         }
         if (creq := predicted.creq) is not None:
             low, high = creq.interval_pct or (None, None)
-            said = {"metric": creq.metric, "pct": creq.pct, "low_pct": low, "high_pct": high, "source": creq.source}
-            row |= {f"creq_{name}": value for name, value in said.items()}
+            cells = {"metric": creq.metric, "pct": creq.pct, "low_pct": low, "high_pct": high, "source": creq.source}
+            row |= {f"creq_{name}": value for name, value in cells.items()}
         if (mreq := predicted.mreq) is not None:
             low, high = mreq.interval_bytes or (None, None)
-            said = {"bytes": mreq.bytes, "low_bytes": low, "high_bytes": high, "source": mreq.source}
-            row |= {f"mreq_{name}": value for name, value in said.items()}
+            cells = {"bytes": mreq.bytes, "low_bytes": low, "high_bytes": high, "source": mreq.source}
+            row |= {f"mreq_{name}": value for name, value in cells.items()}
         members = deployment.models[replica.model].members
         rows.append(row | ({"merged": list(members)} if members else {}))
     return rows

@@ -82,9 +82,9 @@ def build_problem(
     from gpuprof.placement.problem import Problem
 
     options = planning.problem_options()
-    asked = resolve_demands(demands)
-    given = _list_graph_files(asked)
-    named = tuple(name_demand(demand) for demand in asked)
+    requested = resolve_demands(demands)
+    given = _list_graph_files(requested)
+    named = tuple(name_demand(demand) for demand in requested)
     models = {demand.model: demand.source_model or demand.model for demand in named}
     database = open_database(db, needed=not given.keys() >= set(models.values()))
     for remark in describe_empty(db, database):
@@ -93,10 +93,12 @@ def build_problem(
     devices = find_fleet(fleet, database, planning, note)
     execution = planning.execution()
     measured = make_database_estimator(database, graphs, note, execution)
-    known = measured.known
-    named = size_demands(named, known, planning.dims, note)
+    profiled_models = measured.known
+    named = size_demands(named, profiled_models, planning.dims, note)
     sources = source_names(named)
-    _require_loadable({name: path for name, path in graphs.items() if not known.has_measured(name)}, devices, planning)
+    _require_loadable(
+        {name: path for name, path in graphs.items() if not profiled_models.has_measured(name)}, devices, planning
+    )
     default = planning.estimator == DEFAULT
     # Notes come from the default estimator, whichever estimator plans: no other reads the database's models.
     estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
@@ -104,7 +106,7 @@ def build_problem(
     used = list(dict.fromkeys(sources.values()))
     names = list(dict.fromkeys(name for model in used for name, _ in name_parts(model)))
     options = replace(options, host=_find_host_work(database, devices, named))
-    if options.max_processes is None and default and not _is_any_measured(known, names, devices):
+    if options.max_processes is None and default and not _is_any_measured(profiled_models, names, devices):
         options = replace(options, max_processes=1)  # interference between processes is unmeasured
     if planning.overhead_ms is None:
         overheads_ms = (serving_overhead_ms(database, entry.device.name, used) for entry in devices.entries)
@@ -112,7 +114,9 @@ def build_problem(
     for demand, entry in product(named, devices.entries):
         estimator.shares(demand.model, entry.device)  # report an unknown model at once, as an input error
     if default:
-        require_precision(devices, execution, lambda name: all(name in known.devices_of(model) for model in names))
+        require_precision(
+            devices, execution, lambda name: all(name in profiled_models.devices_of(model) for model in names)
+        )
         _judge_doubts(measured, names, devices, planning.strict, note)
     targets = [entry.device.name for entry in devices.entries]
     for remark in (*describe_superseded(measured, names), *describe_variants(measured, names, targets)):
@@ -128,8 +132,8 @@ def build_problem(
         queueing=make_queueing(planning.arrivals, [demand.model for demand in named]),
         options=options,
         files=files,
-        planned_with=_record_settings(asked, database, devices, options, planning),
-        tried=name_tried_services(collect_tried_runs(known, names), sources),
+        planned_with=_record_settings(requested, database, devices, options, planning),
+        tried=name_tried_services(collect_tried_runs(profiled_models, names), sources),
     )
 
 
@@ -175,16 +179,16 @@ def size_demands(
         more = tuple((name, size) for name, size in dims.items() if name in free[demand.model])
         whole = []
         for sizes, part in parts:
-            asked = sized_name(model, {**dict(more), **dict(sizes)}.items())
-            whole.append((models.sizes_of(asked), part))
-            if demand.dims is None and (remark := models.describe_sizes(asked)):
+            sized_model = sized_name(model, {**dict(more), **dict(sizes)}.items())
+            whole.append((models.sizes_of(sized_model), part))
+            if demand.dims is None and (remark := models.describe_sizes(sized_model)):
                 note(remark)
-        said = str(SizeMix(tuple(whole))) if any(sizes for sizes, _ in whole) else None
-        sized.append(replace(demand, dims=said))
+        mix = str(SizeMix(tuple(whole))) if any(sizes for sizes, _ in whole) else None
+        sized.append(replace(demand, dims=mix))
     return tuple(sized)
 
 
-def collect_tried_runs(known: KnownModels, models: Iterable[str]) -> TriedRuns:
+def collect_tried_runs(profiled_models: KnownModels, models: Iterable[str]) -> TriedRuns:
     """Return the database's records of successful and failed runs of the models that it has."""
     from gpuprof.domain.failure import TriedRuns, rename_workloads
 
@@ -192,17 +196,17 @@ def collect_tried_runs(known: KnownModels, models: Iterable[str]) -> TriedRuns:
     names: dict[str, list[str]] = {}
     for model in models:
         with suppress(InputError):
-            tried.append(known.tried_runs(model))
-            names.setdefault(known.find_recorded_name(model), []).append(model)
+            tried.append(profiled_models.tried_runs(model))
+            names.setdefault(profiled_models.find_recorded_name(model), []).append(model)
 
     def list_names(recorded: str) -> list[str]:
         return names.get(recorded, [])
 
-    groups = known.groups
+    groups = profiled_models.groups
     return TriedRuns(
-        tuple(failed for one in tried for failed in one.failed)
-        + tuple(run for one in groups.failed for run in one.rename(list_names)),
-        frozenset(measured for one in tried for measured in one.measured),
+        tuple(failed for runs in tried for failed in runs.failed)
+        + tuple(run for group in groups.failed for run in group.rename(list_names)),
+        frozenset(measured for runs in tried for measured in runs.measured),
         frozenset(
             (device, tuple(sorted(named)))
             for device, ran in groups.together
@@ -422,9 +426,9 @@ def require_precision(fleet: Fleet, execution: Execution, is_measured: Callable[
     for entry in fleet.entries:
         device = entry.device
         if device.kind == "gpu" and not execution.is_possible(device) and not is_measured(device.name):
-            known = ", ".join(execution.possible_precisions(device))
+            precisions = ", ".join(execution.possible_precisions(device))
             raise InputError(
-                f"{device.name} has no {execution.precision} arithmetic", f"leave it out, or choose one of {known}"
+                f"{device.name} has no {execution.precision} arithmetic", f"leave it out, or choose one of {precisions}"
             )
 
 
@@ -436,13 +440,13 @@ def _priced_devices(
 ) -> list[Device]:
     from gpuprof.domain.catalogue import devices
 
-    names = [name for name, one in {**devices(), **own_devices}.items() if one.price_per_hour is not None]
+    names = [name for name, device in {**devices(), **own_devices}.items() if device.price_per_hour is not None]
     priced = [find(name) for name in names]
     execution = planning.execution()
-    lacking = [one.name for one in priced if not execution.is_possible(one)]
+    lacking = [device.name for device in priced if not execution.is_possible(device)]
     if lacking:
         note(f"left out, without {execution.precision} arithmetic: {', '.join(lacking)}")
-    return [one for one in priced if one.name not in lacking]
+    return [device for device in priced if device.name not in lacking]
 
 
 def _note_unpriced(fleet: Fleet, note: NoteCallback) -> None:

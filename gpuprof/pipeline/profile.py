@@ -154,9 +154,9 @@ def profile_cluster(
     sweep = RaySweep(KernelDb.create(path), address)
     rows: list[ModelRow | ColocationRow] = []
     try:
-        for found in sweep.run(tasks, workloads.device, lambda message: progress(Progress(message))):
-            rows.append(found)
-            progress(ProfileProgress(f"{len(tasks)} models and batches", len(rows), rows=(_describe_row(found),)))
+        for entry in sweep.run(tasks, workloads.device, lambda message: progress(Progress(message))):
+            rows.append(entry)
+            progress(ProfileProgress(f"{len(tasks)} models and batches", len(rows), rows=(_describe_row(entry),)))
     finally:
         sweep.close()
     return ProfileResult(
@@ -273,10 +273,10 @@ def _measure_ops(
     plan: OpProfiler, models: Sequence[NamedModel], batches: Sequence[int], progress: ProgressCallback
 ) -> tuple[OpOutcome, ...]:
     missing, outcomes = plan.pending(models, batches)
-    known, step = len(outcomes), f"ops on {plan.share}"
+    earlier, step = len(outcomes), f"ops on {plan.share}"
     for outcome in plan.run(missing):
         outcomes.append(outcome)
-        progress(Progress(step, len(outcomes) - known, len(missing)))
+        progress(Progress(step, len(outcomes) - earlier, len(missing)))
     return tuple(outcomes)
 
 
@@ -379,8 +379,8 @@ class OpProfileResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each op under each share."""
-        found = (outcome for outcomes in self.outcomes.values() for outcome in outcomes)
-        return [{**asdict(one.row), "measured_now": one.measured_now} for one in found]
+        flat = (outcome for outcomes in self.outcomes.values() for outcome in outcomes)
+        return [{**asdict(outcome.row), "measured_now": outcome.measured_now} for outcome in flat]
 
     def type_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each type of op under each share, the longest first."""
@@ -396,9 +396,9 @@ def _sum_by_type(outcomes: Sequence[OpOutcome], share: str) -> list[dict[str, ob
             "op_type": op_type,
             "share": share,
             "ops": len(ops),
-            "new": sum(one.measured_now for one in ops),
-            "untimed": sum(one.row.duration_p50_ns is None for one in ops),
-            "sum_ms": sum((one.row.duration_p50_ns or 0) for one in ops) / 1e6,
+            "new": sum(op.measured_now for op in ops),
+            "untimed": sum(op.row.duration_p50_ns is None for op in ops),
+            "sum_ms": sum((op.row.duration_p50_ns or 0) for op in ops) / 1e6,
         }
         for op_type, ops in types.items()
     ]

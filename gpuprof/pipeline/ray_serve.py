@@ -78,7 +78,7 @@ def assign_gpus(node: Node, given: list[str]) -> Node:
             f"Ray gave node {node.name} {len(given)} GPUs and the map has {len(wanted)} there",
             "keep num_gpus of serve_config.yaml as gpuprof export wrote it",
         )
-    if wanted and not all(one.isdigit() for one in given):
+    if wanted and not all(number.isdigit() for number in given):
         raise UnavailableError(f"Ray names its GPUs {', '.join(given)}", f"start Ray without {VISIBLE}")
     numbers = dict(zip((gpu.index for gpu in wanted), map(int, given), strict=False))
     gpus = tuple(gpu.model_copy(update={"index": numbers[gpu.index]}) if gpu in wanted else gpu for gpu in node.gpus)
@@ -91,12 +91,12 @@ class RayServeNode:
     def __init__(self, map_file: str, node: str, simulate: bool) -> None:
         import ray
 
-        given = [str(one) for one in ray.get_gpu_ids()]
+        given = [str(gpu) for gpu in ray.get_gpu_ids()]
         os.environ.pop(VISIBLE, None)  # the map tells GPUs by their numbers on the machine
         path = Path(map_file)
-        found = read_map(path)
-        nodes = tuple(one if simulate or one.name != node else assign_gpus(one, given) for one in found.nodes)
-        node_map = locate_files(found.model_copy(update={"nodes": nodes}), path.absolute().parent)
+        plan = read_map(path)
+        nodes = tuple(host if simulate or host.name != node else assign_gpus(host, given) for host in plan.nodes)
+        node_map = locate_files(plan.model_copy(update={"nodes": nodes}), path.absolute().parent)
         self._until_end = ExitStack()
         settings = ServeSettings(port=0, node=node, simulate=simulate, max_body_mb=ServeSettings().buffer_mb)
         self._server: MapServer = self._until_end.enter_context(serve(node_map, settings))
@@ -145,13 +145,13 @@ class RayServeRouter:
         if path.startswith("/v2/health/"):
             answers = await asyncio.gather(*(node.answer.remote(*call) for node in self._nodes.values()))
             # The worst: the whole is ready when all nodes are.
-            return _make_response(Response, max(answers, key=lambda one: one[0]))
+            return _make_response(Response, max(answers, key=lambda answer: answer[0]))
         if path in ("/v2", "/v2/"):
             return _make_response(Response, await next(iter(self._nodes.values())).answer.remote(*call))
         node = self.pick_node(path)
         if node is None:
-            known = ", ".join(sorted(name for name in self._weights if "/" not in name))
-            return JSONResponse({"error": f"no node answers {path}: ask for /v2/models/ and one of {known}"}, 404)
+            models = ", ".join(sorted(name for name in self._weights if "/" not in name))
+            return JSONResponse({"error": f"no node answers {path}: ask for /v2/models/ and one of {models}"}, 404)
         return _make_response(Response, await self._nodes[node].answer.remote(*call))
 
     def pick_node(self, path: str) -> str | None:

@@ -116,14 +116,14 @@ def _restore_estimator(
     runtime = times.runtime or settings.runtime
     execution = parse_execution(times.precision or settings.precision, runtime, settings.host_us)
     # Only models that the database lacks: measurements of a name take precedence over predictions from its file.
-    known = make_database_estimator(database, note=note).known
-    graphs = {name: path for name, path in paths.items() if not known.has_measured(name)}
+    models = make_database_estimator(database, note=note).known
+    graphs = {name: path for name, path in paths.items() if not models.has_measured(name)}
     measured = make_database_estimator(database, graphs, note, execution)
     name = times.estimator or settings.estimator
-    asked = measured if name == DEFAULT else make_named_estimator(name, database, graphs)
+    estimator = measured if name == DEFAULT else make_named_estimator(name, database, graphs)
     tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
     files = {name: model.file for name, model in deployment.models.items()}
-    return estimate_merged(name_services(asked, sources), files), tried
+    return estimate_merged(name_services(estimator, sources), files), tried
 
 
 def _with_price(device: Device, planned: PlannedDevices | None) -> Device:
@@ -173,7 +173,7 @@ def time_map_by(
 
 def source_models(deployment: DeploymentMap) -> dict[str, str]:
     """Return the name of each of the map's models in the kernel database, with its sizes."""
-    return {name: mixed_name(one.source_model or name, one.dims) for name, one in deployment.requested.items()}
+    return {name: mixed_name(demand.source_model or name, demand.dims) for name, demand in deployment.requested.items()}
 
 
 def _list_parts(sources: Iterable[str]) -> list[str]:
@@ -185,20 +185,20 @@ def restore_policy(deployment: DeploymentMap) -> Policy:
     from gpuprof.placement.policies import DEFAULT, make_policy, policy_names
 
     # A map appends the options to the policy's name; of several matching prefixes the longest is right.
-    known = [name for name in policy_names() if deployment.policy.startswith(name)]
-    return make_policy(max(known, key=len) if known else DEFAULT)
+    prefixes = [name for name in policy_names() if deployment.policy.startswith(name)]
+    return make_policy(max(prefixes, key=len) if prefixes else DEFAULT)
 
 
 def collect_map_evidence(
     deployment: DeploymentMap,
     base: Path = Path(),
-    other: OtherTimes | None = None,
+    source: OtherTimes | None = None,
     against: Sequence[Demand] | None = None,
     note: NoteCallback = say_nothing,
 ) -> Evidence:
     """Return the evidence to check a map from a file in ``base``; without a database and model files, its own times.
 
-    ``against``: demands to check instead of the map's own; ``other``: source of the times, by default the map's own.
+    ``against``: demands to check instead of the map's own; ``source``: source of the times, by default the map's own.
     """
     from gpuprof.domain.failure import NOTHING_TRIED
     from gpuprof.pipeline.devices import open_database
@@ -206,22 +206,22 @@ def collect_map_evidence(
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.rules.host_work import host_work_of_plan
 
-    settings, other = deployment.planned_with, other or OtherTimes()
-    database = open_database(other.db, needed=False)
+    settings, source = deployment.planned_with, source or OtherTimes()
+    database = open_database(source.db, needed=False)
     located = locate_files(deployment, base)
     paths = model_paths(located)
     times: Estimator | None = None
     tried = NOTHING_TRIED
-    is_required = database is not None or other.estimator is not None
+    is_required = database is not None or source.estimator is not None
     if is_required or _is_recomputable(deployment, paths):
         try:
-            times, tried = _restore_estimator(located, database, paths, other, note)
+            times, tried = _restore_estimator(located, database, paths, source, note)
         except InputError as error:
             if is_required:
                 raise
             note(str(error))
     return Evidence(
-        devices=_find_devices(deployment, database, other.device_file),
+        devices=_find_devices(deployment, database, source.device_file),
         queueing=make_queueing(settings.arrivals, deployment.models),
         estimator=times,
         demands=None if against is None else _join_members(deployment, [name_demand(demand) for demand in against]),
@@ -261,8 +261,8 @@ def _collect_tried(deployment: DeploymentMap, base: Path, database: KernelDb | N
     if database is None:
         return NOTHING_TRIED
     sources = source_models(deployment)
-    known = KnownModels(database, model_paths(locate_files(deployment, base)))
-    return name_tried_services(collect_tried_runs(known, _list_parts(sources.values())), sources)
+    models = KnownModels(database, model_paths(locate_files(deployment, base)))
+    return name_tried_services(collect_tried_runs(models, _list_parts(sources.values())), sources)
 
 
 def _find_devices(
@@ -271,9 +271,11 @@ def _find_devices(
     """Return the known devices of a map, with the prices that it was planned with."""
     from gpuprof.pipeline.devices import read_own_devices, resolve_device
 
-    known: dict[str, Device] = {}
-    planned = {one.device: one for one in deployment.planned_with.fleet}
+    resolved: dict[str, Device] = {}
+    planned = {entry.device: entry for entry in deployment.planned_with.fleet}
     for name in sorted({gpu.device for node in deployment.nodes for gpu in node.gpus}):
         with suppress(InputError):  # the check reports unknown devices
-            known[name] = _with_price(resolve_device(name, database, read_own_devices(device_file)), planned.get(name))
-    return known
+            resolved[name] = _with_price(
+                resolve_device(name, database, read_own_devices(device_file)), planned.get(name)
+            )
+    return resolved

@@ -167,8 +167,8 @@ def _make_database_sections(database: KernelDb, name: str) -> list[Section]:
     text = f"{name}: {count_of(len(models), 'workload')} of {count_of(len(by_model), 'model')}"
     text += f", measured by {', '.join(collectors)}." if collectors else "."
     sections = [Section("Profiles", text, tuple(batch_and_share_figures(models)), _make_index(by_model), "measured")]
-    for own in by_model.values():
-        section = _make_model_section(database, own, devices, is_only=len(by_model) == 1)
+    for model_rows in by_model.values():
+        section = _make_model_section(database, model_rows, devices, is_only=len(by_model) == 1)
         if section is not None:
             sections.append(replace(section, is_folded=len(by_model) > 1))
     return sections

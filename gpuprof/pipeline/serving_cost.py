@@ -45,8 +45,8 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say
     from gpuprof.kernel_db.store import Run, new_run_id
     from gpuprof.profiling.sweep.campaign import machine_columns
 
-    known = _find_last_measured(database, device.name)
-    if device.kind != "cpu" or (known is not None and known.handover_ms is not None):
+    cost = _find_last_measured(database, device.name)
+    if device.kind != "cpu" or (cost is not None and cost.handover_ms is not None):
         return
     started = datetime.now(UTC)
     try:
@@ -82,11 +82,11 @@ def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable
 
     Work that keeps the worker from other batches is part of the batch (see `serving_work`), and not of this time.
     """
-    known = None if database is None else _find_last_measured(database, device)
-    if database is None or known is None:
+    cost = None if database is None else _find_last_measured(database, device)
+    if database is None or cost is None:
         return 0.0
-    outside_ms: float = (known.request_ms or 0.0) - (known.handover_ms or 0.0)
-    more_ms: float = (known.request_ms_per_mib or 0.0) * max(
+    outside_ms: float = (cost.request_ms or 0.0) - (cost.handover_ms or 0.0)
+    more_ms: float = (cost.request_ms_per_mib or 0.0) * max(
         _read_request_mib(database, device, models).values(), default=0.0
     )
     return outside_ms + more_ms
@@ -100,17 +100,17 @@ def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[s
     """
     from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
-    known = None if database is None else _find_last_measured(database, device.name)
-    if database is None or known is None:
+    cost = None if database is None else _find_last_measured(database, device.name)
+    if database is None or cost is None:
         return NO_HOST_WORK
-    handover_ms = known.handover_ms or 0.0
-    if not alone or device.kind != "cpu" or not known.host_ms:
+    handover_ms = cost.handover_ms or 0.0
+    if not alone or device.kind != "cpu" or not cost.host_ms:
         return HostWork(handover_ms)
     sizes, total = _read_request_mib(database, device.name, rates_rps), math.fsum(rates_rps.values())
     mean_mib = math.fsum(rate * sizes.get(model, 0.0) for model, rate in rates_rps.items()) / total if total else 0.0
-    more_ms = (known.host_ms_per_mib or 0.0) * mean_mib
-    busy_ms = known.host_ms_busy
-    return HostWork(handover_ms, known.host_ms + more_ms, device.compute_units, busy_ms + more_ms if busy_ms else 0.0)
+    more_ms = (cost.host_ms_per_mib or 0.0) * mean_mib
+    busy_ms = cost.host_ms_busy
+    return HostWork(handover_ms, cost.host_ms + more_ms, device.compute_units, busy_ms + more_ms if busy_ms else 0.0)
 
 
 def _read_request_mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, float]:

@@ -240,7 +240,7 @@ def simulate(
 
 def _check_devices(deployment: DeploymentMap) -> None:
     """Refuse a device of the map missing in its planned devices, where the map lists these."""
-    planned = [one.device for one in deployment.planned_with.fleet]
+    planned = [entry.device for entry in deployment.planned_with.fleet]
     for gpu in (gpu for node in deployment.nodes for gpu in node.gpus):
         if planned and gpu.device not in planned:
             error = unknown_name("device", gpu.device, planned)
@@ -312,12 +312,12 @@ def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Int
     from gpuprof.rules.turns import without_turn_mates
 
     def ask(place: PlacedInstance, beside: Sequence[PlacedInstance]) -> float:
-        own = replica_workload(place.partition, place.replica, place.replica.batch)
-        others = neighbour_workloads(place.partition, place.replica)
-        running = [replica_workload(one.partition, one.replica, one.replica.batch) for one in beside]
+        w = replica_workload(place.partition, place.replica, place.replica.batch)
+        neighbours = neighbour_workloads(place.partition, place.replica)
+        running = [replica_workload(p.partition, p.replica, p.replica.batch) for p in beside]
         some, every = (
-            ask_estimator(estimator, devices[place.gpu.device], own, without_turn_mates(own, group)).latency_ms.value
-            for group in (running, others)
+            ask_estimator(estimator, devices[place.gpu.device], w, without_turn_mates(w, group)).latency_ms.value
+            for group in (running, neighbours)
         )
         return some / every
 

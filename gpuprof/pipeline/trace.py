@@ -27,7 +27,7 @@ class TraceResult(Result):
         """Return a record for each model: requests, rate, peak, burstiness, longest gap, requests in each part."""
         statistics = self.trace.statistics(self.trace.duration_s / self.bins)
         counts = self.trace.counts(self.bins).values()
-        return [{**row, "counts": own.tolist()} for row, own in zip(statistics, counts, strict=True)]
+        return [{**row, "counts": bins.tolist()} for row, bins in zip(statistics, counts, strict=True)]
 
     def write(self, path: PathArgument) -> None:
         """Write the trace as a CSV of ``time_s,model``.
@@ -53,7 +53,7 @@ class TraceResult(Result):
         width_s = self.trace.duration_s / self.bins
         times = [(i + 0.5) * width_s for i in range(self.bins)]
         counts = self.trace.counts(self.bins).items()
-        rates = {model or "all": [float(n) / width_s for n in own] for model, own in counts}
+        rates = {model or "all": [float(n) / width_s for n in bins] for model, bins in counts}
         write_picture(rate_figure(times, rates), Path(path))
 
 

@@ -113,7 +113,7 @@ def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | Non
     before = "its batch was free already" if free else f"its batch was {changed.batch}"
     # The proof runs for a model with a fixed batch, and for a model with changed nodes.
     is_proven = bool(changed.nodes) or not free
-    said = [before] + [f"it is {batch} now"] * (batch is not None) + [f"{count_of(len(changed.nodes), 'node')} changed"]
-    said += [f"same outputs at batches {changed.batch} and more"] * is_proven
-    note = f"wrote {output}: {', '.join(said)}"
+    info = [before] + [f"it is {batch} now"] * (batch is not None) + [f"{count_of(len(changed.nodes), 'node')} changed"]
+    info += [f"same outputs at batches {changed.batch} and more"] * is_proven
+    note = f"wrote {output}: {', '.join(info)}"
     return RebatchResult(notes=(note,), path=Path(output), nodes_changed=len(changed.nodes), was_free=free)
