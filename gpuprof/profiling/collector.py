@@ -51,8 +51,8 @@ def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
 
     ``jobs`` are the measured job and its neighbours, in the order of the rows of ``colocations``.
     """
-    own_dims, *others = (describe_sizes(job.graph.sizes) or None for job in jobs)
-    beside = zip(collected.colocations, (own_dims, *others), strict=False)
+    own_dims, *rest = (describe_sizes(job.graph.sizes) or None for job in jobs)
+    beside = zip(collected.colocations, (own_dims, *rest), strict=False)
     return replace(
         collected,
         models=tuple(replace(row, dims=own_dims) for row in collected.models),
@@ -69,8 +69,8 @@ def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -
     """
     if not collected.settings.get("provider"):
         return collected
-    variant, *others = (asdict(executed_variant(job.graph, device)) for job in jobs)
-    beside = [replace(row, **said) for row, said in zip(collected.colocations, (variant, *others), strict=False)]
+    variant, *rest = (asdict(executed_variant(job.graph, device)) for job in jobs)
+    beside = [replace(row, **columns) for row, columns in zip(collected.colocations, (variant, *rest), strict=False)]
     return replace(
         collected,
         models=tuple(replace(row, **variant) for row in collected.models),
@@ -84,8 +84,8 @@ def refuse_impossible_gaps(collected: Collected) -> Collected:
     """Return the rows without gaps between launches that are longer than the latency they are a part of, and a note."""
     models, of_models = _without_impossible_gap(collected.models)
     beside, of_beside = _without_impossible_gap(collected.colocations)
-    said = ", ".join((*of_models, *of_beside))
-    notes = (f"refused a gap between launches that is longer than the batch: {said}",) if said else ()
+    labels = ", ".join((*of_models, *of_beside))
+    notes = (f"refused a gap between launches that is longer than the batch: {labels}",) if labels else ()
     return replace(collected, models=models, colocations=beside, notes=(*collected.notes, *notes))
 
 

@@ -52,9 +52,9 @@ class CollectorContract(ABC):
 
     def test_rows_fit_the_schema(self) -> None:
         """Every row can be stored."""
-        found = self.collect_distinct()
+        collected = self.collect_distinct()
         for table in ("models", "ops", "kernels", "colocations"):
-            assert to_arrow(table, getattr(found, table)).num_rows == len(getattr(found, table))
+            assert to_arrow(table, getattr(collected, table)).num_rows == len(getattr(collected, table))
 
     def test_what_was_not_measured_is_null_and_times_are_positive(self) -> None:
         """Zero means measured as zero: no batch or kernel takes zero time."""
@@ -76,5 +76,5 @@ class CollectorContract(ABC):
         assert {row.op_signature for row in self.collect_distinct().kernels} <= {*signatures, None}
 
     def _rows(self) -> Sequence[ModelRow | OpRow | KernelRow]:
-        found = self.collect_distinct()
-        return (*found.models, *found.ops, *found.kernels)
+        collected = self.collect_distinct()
+        return (*collected.models, *collected.ops, *collected.kernels)

@@ -101,8 +101,8 @@ class GpuCollector:
 
     def version(self) -> str:
         """Return the versions of the underlying tools."""
-        found = [f"{tool} {version}" for tool, version in self._tool_versions.items()]
-        return ", ".join(found) or "nvml"
+        tools = [f"{tool} {version}" for tool, version in self._tool_versions.items()]
+        return ", ".join(tools) or "nvml"
 
     def runtime(self) -> tuple[str, str]:
         """Return name and version of the runtime."""
@@ -209,8 +209,8 @@ class GpuCollector:
     def _measure_idle(self) -> NvmlFigures:
         """Return the memory held by other processes, and the least power seen: a GPU cools down for some seconds."""
         seen = idle_figures()
-        known = [power for power in (seen.power_w, self._idle_power_w) if power is not None]
-        self._idle_power_w = min(known, default=None)
+        powers = [power for power in (seen.power_w, self._idle_power_w) if power is not None]
+        self._idle_power_w = min(powers, default=None)
         return replace(seen, power_w=self._idle_power_w)
 
     @cached_property

@@ -197,8 +197,8 @@ def gpu_colocation_rows(
     request: Request, timings: Sequence[Timing], sampled: NvmlFigures, delay_ms: float | None
 ) -> tuple[ColocationRow, ...]:
     """Return the rows of co-located workloads; power and clock are the whole GPU's, the delay the first workload's."""
-    first, *others = colocation_rows(request, timings)
-    rows = (replace(first, dispatch_ms=delay_ms), *others)
+    first, *rest = colocation_rows(request, timings)
+    rows = (replace(first, dispatch_ms=delay_ms), *rest)
     return tuple(
         replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz, client_sms=timing.sms)
         for row, timing in zip(rows, timings, strict=True)

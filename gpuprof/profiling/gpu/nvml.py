@@ -93,10 +93,10 @@ class NvmlSampler:
 
     def _counted_w(self) -> float | None:
         """Return the mean power by the energy counter; None without a counter, or after too short a time."""
-        known = [one for one in (*self._energy, *([] if self._stopped else [self._read_energy()])) if one is not None]
-        if len(known) < 2 or known[-1][0] - known[0][0] < _LEAST_COUNTED_S or known[-1][1] <= known[0][1]:
+        points = [p for p in (*self._energy, *([] if self._stopped else [self._read_energy()])) if p is not None]
+        if len(points) < 2 or points[-1][0] - points[0][0] < _LEAST_COUNTED_S or points[-1][1] <= points[0][1]:
             return None
-        return (known[-1][1] - known[0][1]) / 1e3 / (known[-1][0] - known[0][0])
+        return (points[-1][1] - points[0][1]) / 1e3 / (points[-1][0] - points[0][0])
 
     def _read_energy(self) -> tuple[float, float] | None:
         """Return the moment in seconds and the energy in millijoules."""

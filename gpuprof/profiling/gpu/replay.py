@@ -312,11 +312,11 @@ def device_of_recording(recorded: Recording) -> Device:
     Raises `InputError` when the reports name no device or several, or describe a board missing from the catalogue
     incompletely.
     """
-    found = {device.name: device for gpu in recorded.gpus if (device := describe_device(gpu)) is not None}
-    if len(found) == 1 and all(describe_device(gpu) is not None for gpu in recorded.gpus):
-        return next(iter(found.values()))
-    said = " and ".join(gpu.name for gpu in recorded.gpus) or "no GPU"
-    raise InputError(f"the reports name {said}, which does not tell the device", "name it: --device h200")
+    devices = {device.name: device for gpu in recorded.gpus if (device := describe_device(gpu)) is not None}
+    if len(devices) == 1 and all(describe_device(gpu) is not None for gpu in recorded.gpus):
+        return next(iter(devices.values()))
+    names = " and ".join(gpu.name for gpu in recorded.gpus) or "no GPU"
+    raise InputError(f"the reports name {names}, which does not tell the device", "name it: --device h200")
 
 
 def _recording_of_counters(counters: Counters, gpu: int, gpus: int) -> Recording:

@@ -224,11 +224,11 @@ def find_decimal_mark(texts: Iterable[str]) -> str:
         marks = [mark for mark in number if mark in ".,"]
         if not marks:
             continue
-        other = {".": ",", ",": "."}
+        opposite = {".": ",", ",": "."}
         if len(set(marks)) == 2:
             decimal.add(marks[-1])
         elif len(marks) > 1:
-            decimal.add(other[marks[0]])
+            decimal.add(opposite[marks[0]])
         elif len(re.split(r"[.,eE]", number)[1]) != 3:
             decimal.add(marks[0])
     if len(decimal) > 1:

@@ -393,7 +393,7 @@ def _csv_number(cell: tuple[str, str], units: Mapping[str, float]) -> float:
 
 def _csv_copy(name: str, cells: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     plain = name.replace("Host-to-Device", "HtoD").replace("Device-to-Host", "DtoH").replace("Device-to-Device", "DtoD")
-    direction = next((said for word, said in (("HtoD", H2D), ("DtoH", D2H), ("DtoD", "d2d")) if word in plain), UNKNOWN)
+    direction = next((code for word, code in (("HtoD", H2D), ("DtoH", D2H), ("DtoD", "d2d")) if word in plain), UNKNOWN)
     kinds = {cells[head][0].lower() for head in ("SrcMemKd", "DstMemKd") if head in cells}
     memory = next((kind for kind in (PINNED, PAGEABLE) if kind in kinds), "unified" if "Unified" in name else None)
     return {"bytes": round(_csv_number(cells["Bytes"], _SIZES)), "direction": direction, "memory": memory}

@@ -85,8 +85,8 @@ def find_importer(binary: Path) -> Path | None:
     """Return the program that converts a raw recording into a report; None without the host part of nsys."""
     for root in binary.resolve().parents:
         for place in ("host-linux-*/QdstrmImporter", *_IMPORTER_PLACES):
-            if found := sorted(root.glob(place)):
-                return found[-1]
+            if importers := sorted(root.glob(place)):
+                return importers[-1]
     return None
 
 

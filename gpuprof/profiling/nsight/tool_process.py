@@ -28,9 +28,9 @@ _PLACES = {
 
 def find_tool(name: str) -> Path | None:
     """Return a program's path: on the PATH, beside this Python, or among NVIDIA's packages; None if missing."""
-    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is not None:
-        return Path(found)
+    program = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if program is not None:
+        return Path(program)
     places = _PLACES.get(name, ())
     return next((path for place in places for path in sorted(Path("/").glob(place), reverse=True)), None)
 
@@ -86,8 +86,8 @@ def run_tool(
     printed = log.read_text(encoding="utf-8", errors="replace")
     if code == 0:
         return printed
-    if code is not None and (known := explain(printed)) is not None:
-        raise known
+    if code is not None and (explanation := explain(printed)) is not None:
+        raise explanation
     fix = _keep_log(tool, log) if keep_log else ""
     if code is None and fix:
         fix += "; --profiler-limit gives it longer"

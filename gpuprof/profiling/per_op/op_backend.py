@@ -104,7 +104,7 @@ class CpuOpBackend:
         trace = _events(worker.call(profile_op, model, feeds, EFFORT))
         if not trace:
             return Observation(note="not executed: the runtime drops it")
-        last = [event for event in trace if event.repeat == max(one.repeat for one in trace)]
+        last = [event for event in trace if event.repeat == max(e.repeat for e in trace)]
         layout = sum(event.duration_ns for event in last if event.op_type in _LAYOUT)
         kernels = tuple(self._kernel(source, event, position) for position, event in enumerate(last))
         return Observation(_sums(trace), kernels, f"changes of layout, {layout} ns, left out" if layout else None)

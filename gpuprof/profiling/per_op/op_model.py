@@ -73,9 +73,9 @@ def write_op_model(source: OpSource, path: Path) -> dict[str, Array]:
 def _constants(source: OpSource, named: Mapping[str, Tensor]) -> dict[str, TensorProto]:
     """Return the constant inputs: weights, and known shapes unless all inputs would then be constant."""
     weights = {tensor.name for tensor in source.op.weights}
-    known = {name for name in named if name in source.values}
+    shapes = {name for name in named if name in source.values}
     # An op with only constant inputs would be folded away, leaving nothing to measure.
-    chosen = weights | known if set(named) - weights - known else weights
+    chosen = weights | shapes if set(named) - weights - shapes else weights
     return {name: _tensor(named[name], source.values.get(name)) for name in named if name in chosen}
 
 

@@ -77,9 +77,9 @@ class OpProfiler:
             for batch in batches:
                 # Earlier entries win: the first model with an op names it.
                 wanted = {**distinct_ops(model.path, batch, model.name, model.sizes), **wanted}
-        known = {} if self.force else self._read_known()
-        missing = [source for signature, source in wanted.items() if signature not in known]
-        return missing, [OpOutcome(known[signature], False) for signature in wanted if signature in known]
+        rows = {} if self.force else self._read_known()
+        missing = [source for signature, source in wanted.items() if signature not in rows]
+        return missing, [OpOutcome(rows[signature], False) for signature in wanted if signature in rows]
 
     def run(self, sources: Sequence[OpSource]) -> Iterator[OpOutcome]:
         """Measure ``sources`` and yield each outcome; results are stored every few seconds.

@@ -81,15 +81,15 @@ class Campaign:
         for cell in cells:
             groups.setdefault(_models_and_shares(cell), []).append(cell)
         ordered = [cell for group in groups.values() for cell in group]
-        known = {} if self.force else self._read_known(ordered)
-        self._check_models([cell for cell in ordered if len(known.get(CellKey.of_cell(cell), ())) < self.repeats])
-        alone = {key: runs[-1][0].latency_mean_ms for key, runs in known.items()}
+        earlier = {} if self.force else self._read_known(ordered)
+        self._check_models([cell for cell in ordered if len(earlier.get(CellKey.of_cell(cell), ())) < self.repeats])
+        alone = {key: runs[-1][0].latency_mean_ms for key, runs in earlier.items()}
         for turn in range(self.repeats):
             started = time.monotonic()
             for group in groups.values():
                 missing = []
                 for cell in group:
-                    runs = known.get(CellKey.of_cell(cell), [])[-self.repeats :]
+                    runs = earlier.get(CellKey.of_cell(cell), [])[-self.repeats :]
                     if len(runs) > turn:
                         begin(cell)
                         yield CellResult(cell, runs[turn][0], tuple(runs[turn][1:]), measured_now=False)
@@ -154,9 +154,9 @@ class Campaign:
         if self.device.kind != "cpu":
             return
         seen = read_records(self.database, DeviceRow, {"device": self.device.name, "measured": True})
-        known = {round(row.sm_share_pct, 6) for row in seen if row.source == SOURCE}
+        shares_pct = {round(row.sm_share_pct, 6) for row in seen if row.source == SOURCE}
         for share in dict.fromkeys(shares):
-            if self.force or round(share.sm_pct, 6) not in known:
+            if self.force or round(share.sm_pct, 6) not in shares_pct:
                 started = datetime.now(UTC)
                 run_id = new_run_id(started)
                 row = measure_ceilings(self.device, share, run_id, self.limits)
@@ -224,14 +224,14 @@ class Campaign:
         rows += read_records(self.database, ColocationRow, here)
         for row in rows:
             by_run.setdefault(row.run_id, []).append(row)
-        known: dict[CellKey, list[list[MeasuredRow]]] = {}
+        rows_by_cell: dict[CellKey, list[list[MeasuredRow]]] = {}
         for run in sorted(runs, key=lambda run: run.run_id):
             rows_of_run = by_run.get(run.run_id, [])
             if rows_of_run and all(
                 row.error is None and (self.keep_unstable or row.stable is not False) for row in rows_of_run
             ):
-                known.setdefault(CellKey.of_run(run, assumed), []).append(rows_of_run)
-        return known
+                rows_by_cell.setdefault(CellKey.of_run(run, assumed), []).append(rows_of_run)
+        return rows_by_cell
 
     def _check_models(self, cells: Sequence[Cell]) -> None:
         """Load each model once in the runtime, so that a broken model is detected before an hour of measuring."""

@@ -86,10 +86,10 @@ def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
     models = dict.fromkeys(parse_model(text) for text in texts)
     by_name: dict[str, NamedModel] = {}
     for model in models:
-        other = by_name.setdefault(model.name, model)
-        if other.path != model.path:
+        namesake = by_name.setdefault(model.name, model)
+        if namesake.path != model.path:
             raise InputError(
-                f"{other.path} and {model.path} are both called {model.name}", f"name one: other={model.path}"
+                f"{namesake.path} and {model.path} are both called {model.name}", f"name one: other={model.path}"
             )
     return tuple(models)
 
@@ -99,12 +99,12 @@ def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[Na
 
     Raises `InputError` when a model cannot be read, or no model has a given dimension.
     """
-    free = {model: {one.name for one in read_free_dims(model.path)} for model in models}
+    free = {model: {dim.name for dim in read_free_dims(model.path)} for model in models}
     require_dimensions((name for name, _ in sweep[0]), free.values())
     return [
         replace(model, sizes=sizes)
-        for model, own in free.items()
-        for sizes in dict.fromkeys(tuple(one for one in sizes if one[0] in own) for sizes in sweep)
+        for model, dims in free.items()
+        for sizes in dict.fromkeys(tuple(pair for pair in sizes if pair[0] in dims) for sizes in sweep)
     ]
 
 
@@ -124,15 +124,15 @@ def attach_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list
             continue
         data = read_input_data(file, model_inputs(model.path))
         for sizes, samples in group_by_sizes(data, model.path).items():
-            said = dict(sizes)
-            if wrong := [f"{name}={size}" for name, size in model.sizes if said.get(name, size) != size]:
+            data_sizes = dict(sizes)
+            if wrong := [f"{name}={size}" for name, size in model.sizes if data_sizes.get(name, size) != size]:
                 continue
             named_models.append(replace(model, sizes=sizes, data=data, samples=samples))
-        if not any(one.data is data for one in named_models):
+        if not any(m.data is data for m in named_models):
             raise InputError(
                 f"{file} holds no sample with {', '.join(wrong)}", "leave out --dim, or give other samples"
             )
-    return list({(one.name, one.path, one.sizes): one for one in named_models}.values())
+    return list({(m.name, m.path, m.sizes): m for m in named_models}.values())
 
 
 def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:
@@ -187,7 +187,7 @@ def parse_batches(text: str, what: str = "a batch size", most: int = _MAX_BATCH)
     Raises `InputError` for any word other than a whole number from 1 to ``most``.
     """
     batches = set()
-    for word in (one.strip() for one in text.split(",")):
+    for word in (part.strip() for part in text.split(",")):
         if not word.isdecimal() or len(word) > len(str(most)) or not 1 <= int(word) <= most:
             raise InputError(f"{what} must be a whole number from 1 to {most} but got {word[:40]!r}")
         batches.add(int(word))
@@ -237,8 +237,8 @@ def plan_cells(
                     job = model.job(batch, share, count)
                     cells.append(Cell(job))
                     if neighbours:
-                        others = tuple(_beside(job, neighbours))
-                        cells += [*map(Cell, others), Cell(job, others)]
+                        beside = tuple(_beside(job, neighbours))
+                        cells += [*map(Cell, beside), Cell(job, beside)]
     return tuple({_identity(cell): cell for cell in cells}.values())
 
 

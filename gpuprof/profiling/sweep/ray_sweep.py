@@ -84,15 +84,15 @@ class SweepWorker:
                 check=False,
             )
             last = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("gpuprof: ")), "")
-            known = set(before["runs"]["run_id"].to_pylist())
-            return TaskResult(_added_tables(KernelDb(database), known), done.returncode, last.removeprefix("gpuprof: "))
+            ids = set(before["runs"]["run_id"].to_pylist())
+            return TaskResult(_added_tables(KernelDb(database), ids), done.returncode, last.removeprefix("gpuprof: "))
 
 
-def _added_tables(database: KernelDb, known: set[str]) -> dict[str, dict[str, bytes]]:
+def _added_tables(database: KernelDb, run_ids: set[str]) -> dict[str, dict[str, bytes]]:
     runs: dict[str, dict[str, bytes]] = {}
     for name in TABLES:
         table = database.read_table(name)
-        for run in sorted(set(table["run_id"].to_pylist()) - known):
+        for run in sorted(set(table["run_id"].to_pylist()) - run_ids):
             rows = table.filter(pc.equal(table["run_id"], run))
             runs.setdefault(run, {})[name] = table_bytes(rows)
     return runs
@@ -165,7 +165,7 @@ class RaySweep:
             try:
                 measured = self._ray.get(done)
             except self._ray.exceptions.RayActorError:
-                failures += self._measure_elsewhere(ended, [other.group for other in running.values()], tell)
+                failures += self._measure_elsewhere(ended, [task.group for task in running.values()], tell)
                 continue
             ended.group.idle.append(ended.place)
             yield from self._store(measured)
@@ -186,7 +186,7 @@ class RaySweep:
     ) -> list[GpuprofError]:
         """Reassign a task whose worker died; return the failure if that is impossible."""
         group, task = ended.group, ended.task
-        if ended.attempt < _ATTEMPTS and (group.idle or any(other is group for other in busy)):
+        if ended.attempt < _ATTEMPTS and (group.idle or any(busy_group is group for busy_group in busy)):
             tell(f"a place with {group.device} has gone: {task.name} is measured elsewhere")
             group.waiting.append((task, ended.attempt + 1))
             return []
@@ -225,10 +225,10 @@ class RaySweep:
         return {name: table_bytes(self._database.read_table(name)) for name in SEED_TABLES}
 
     def _store(self, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
-        known = set(self._database.read_table("runs", ["run_id"])["run_id"].to_pylist())
+        run_ids = set(self._database.read_table("runs", ["run_id"])["run_id"].to_pylist())
         for run, tables in measured.runs.items():
             # Seeds may differ: another worker may already have returned the same run.
-            if run in known:
+            if run in run_ids:
                 continue
             rows = {name: read_table(content) for name, content in tables.items()}
             self._database.append_tables(run, rows)

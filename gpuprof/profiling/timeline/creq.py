@@ -221,10 +221,10 @@ def _covered_ns(tables: list[pd.DataFrame], first: int | None = None, last: int 
 
 
 def _sm_utilization(kernels: pd.DataFrame, device: Device | None) -> Floats:
-    occupancies, known = launch_occupancies(kernels, device)
+    occupancies, mask = launch_occupancies(kernels, device)
     values = np.full(len(kernels), np.nan)
     if occupancies is not None:
-        values[known] = occupancies.sm_utilization_pct
+        values[mask] = occupancies.sm_utilization_pct
     return values
 
 
@@ -246,5 +246,5 @@ def _copied_bytes(timeline: Timeline | None, direction: str, runs: int) -> float
 
 
 def _median(values: Any) -> float | None:
-    found = list(values)
-    return None if any(value is None for value in found) else float(median(found))
+    numbers = list(values)
+    return None if any(value is None for value in numbers) else float(median(numbers))

@@ -37,19 +37,17 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
     if device is None or device.sm is None or not len(kernels):
         return None, nothing
     size = {name: pd.to_numeric(column(kernels, name), errors="coerce") for name in _NEEDED}
-    known = np.logical_and.reduce([values.notna().to_numpy() for values in size.values()])
-    known &= np.logical_and.reduce([(size[name] >= 1).to_numpy() for name in LAUNCH])
+    mask = np.logical_and.reduce([values.notna().to_numpy() for values in size.values()])
+    mask &= np.logical_and.reduce([(size[name] >= 1).to_numpy() for name in LAUNCH])
     threads = size["block_x"] * size["block_y"] * size["block_z"]
-    known &= (threads <= MAX_THREADS_PER_BLOCK).to_numpy() & (size["registers_per_thread"] < _MOST_REGISTERS).to_numpy()
-    if not known.any():
+    mask &= (threads <= MAX_THREADS_PER_BLOCK).to_numpy() & (size["registers_per_thread"] < _MOST_REGISTERS).to_numpy()
+    if not mask.any():
         return None, nothing
     chosen = {
-        name: values.to_numpy(dtype=np.float64, na_value=0.0)[known].astype(np.int64) for name, values in size.items()
+        name: values.to_numpy(dtype=np.float64, na_value=0.0)[mask].astype(np.int64) for name, values in size.items()
     }
     shared = [
-        pd.to_numeric(column(kernels, f"{kind}_shared_bytes"), errors="coerce")
-        .fillna(0)
-        .to_numpy(dtype=np.int64)[known]
+        pd.to_numeric(column(kernels, f"{kind}_shared_bytes"), errors="coerce").fillna(0).to_numpy(dtype=np.int64)[mask]
         for kind in ("static", "dynamic")
     ]
     try:
@@ -63,7 +61,7 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
         )
     except InputError:  # a compute capability with unknown rules
         return None, nothing
-    return occupancies_known, known
+    return occupancies_known, mask
 
 
 def with_occupancy(kernels: pd.DataFrame, device: Device | None) -> tuple[pd.DataFrame, tuple[str, ...]]:
@@ -71,12 +69,12 @@ def with_occupancy(kernels: pd.DataFrame, device: Device | None) -> tuple[pd.Dat
 
     The estimate never replaces a counter: ``achieved_occupancy_pct`` stays null without a count.
     """
-    estimated, known = launch_occupancies(kernels, device)
+    estimated, mask = launch_occupancies(kernels, device)
     if estimated is None:
         return kernels, ()
     estimates, theoretical = np.full(len(kernels), np.nan), np.full(len(kernels), np.nan)
-    estimates[known] = estimated.average_occupancy_pct
-    theoretical[known] = estimated.occupancy_pct
+    estimates[mask] = estimated.average_occupancy_pct
+    theoretical[mask] = estimated.occupancy_pct
     counted = pd.to_numeric(column(kernels, "theoretical_occupancy_pct"), errors="coerce").to_numpy(dtype=np.float64)
     filled = kernels.assign(
         launch_occupancy_pct=estimates,

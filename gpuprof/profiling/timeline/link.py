@@ -60,10 +60,10 @@ def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str
     """
     rates = link_rates(copies)
     there, back = _typical_rate(rates, H2D), _typical_rate(rates, D2H)
-    known = [one for one in (there, back) if one is not None]
-    if not known:
+    links = [rate for rate in (there, back) if rate is not None]
+    if not links:
         return None
-    directions = ", ".join(f"{one.copies} copies {one.direction} of {one.memory or 'unknown'} memory" for one in known)
+    directions = ", ".join(f"{r.copies} copies {r.direction} of {r.memory or 'unknown'} memory" for r in links)
     return DeviceRow(
         run_id=run_id,
         device=device.name,
@@ -72,11 +72,11 @@ def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str
         compute_capability=device.compute_capability,
         pcie_bytes_per_s=None if there is None else there.bytes_per_s,
         pcie_d2h_bytes_per_s=None if back is None else back.bytes_per_s,
-        pcie_memory=known[0].memory,
+        pcie_memory=links[0].memory,
         measured=True,
         source=f"measured: {directions}, each of {LEAST_BYTES >> 20} MiB or more, in a timeline by {tool}",
     )
 
 
 def _typical_rate(rates: tuple[LinkRate, ...], direction: str) -> LinkRate | None:
-    return max((rate for rate in rates if rate.direction == direction), key=lambda one: one.copies, default=None)
+    return max((rate for rate in rates if rate.direction == direction), key=lambda link: link.copies, default=None)

@@ -169,9 +169,9 @@ class Timeline:
                 f"its ranges are {', '.join(names[:8])}" if names else "it has no ranges; say how many runs it has",
             )
         runs = self.ranges[matching].assign(name=RUN_RANGE)
-        others = self.ranges[self.ranges["name"] != RUN_RANGE]
+        unmarked = self.ranges[self.ranges["name"] != RUN_RANGE]
         tables = {name: mark_runs(table, runs) for name, table in self._events().items()}
-        return replace(self, **tables, ranges=pd.concat([runs, others], ignore_index=True))  # type: ignore[arg-type]
+        return replace(self, **tables, ranges=pd.concat([runs, unmarked], ignore_index=True))  # type: ignore[arg-type]
 
     def _cut(self, runs: int) -> Timeline:
         """Cut the kernels into ``runs`` equal parts, the first kernels left over, and the copies between them."""

@@ -112,24 +112,24 @@ class Crew:
         load = MachineLoad({core for part in self.parts for core in part.cores})
         begin()
         # The leader decides when to end; the others run until their stop message.
-        others = [worker for worker in self._everybody() if worker is not self.leader]
+        neighbours = [worker for worker in self._everybody() if worker is not self.leader]
         self.leader.send(Resident.time, limits, warm_up_s)
-        for worker in others:
+        for worker in neighbours:
             worker.send(Resident.time, None, warm_up_s)
         try:
             first: Sample = self.leader.receive(PATIENCE_S + limits.max_time_s)
             end()
         finally:
-            for worker in others:
+            for worker in neighbours:
                 worker.stop()
-            rest = _receive_all(others)
+            rest = _receive_all(neighbours)
         samples = [
             [first if worker is self.leader else rest[worker] for worker in workers] for workers in self._workers
         ]
         own_cores = sum(sample.busy_cores for group in samples for sample in group) if self._is_on_cpu else None
         disturbance = load.describe_disturbance(own_cores, 2.0 * limits.precision)
         paused: list[int] = []
-        if not others:  # the device must not be sampled meanwhile
+        if not neighbours:  # the device must not be sampled meanwhile
             usual_ns = fmean(first.latencies_ns)
             paused = self.leader.call(Resident.time_pauses, feeds[0], usual_ns, limits)
         window = _common_window(samples)
