@@ -35,11 +35,11 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
         if isinstance(dim, str) and dim.isidentifier() and is_batch(dim)
     }
     named = named or _find_letter_b(inputs)
-    others = bool(named)
+    has_named = bool(named)
     for name, dims in inputs.items():
         first = dims[0] if dims else 0
         open_first = isinstance(first, str) and not _NOT_BATCH.search(first)
-        if name not in named and (first is None or (open_first and (not others or _holds_items(dims)))):
+        if name not in named and (first is None or (open_first and (not has_named or _holds_items(dims)))):
             named[name] = 0
     return named
 

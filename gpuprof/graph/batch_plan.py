@@ -141,10 +141,10 @@ class _BatchWalk:
         }
 
         def shapes(inputs: dict[str, Tensor]) -> Shapes:
-            found = Shapes(inputs | file.weights, file.weights, {}, opsets, used_names(graph), name)
+            result = Shapes(inputs | file.weights, file.weights, {}, opsets, used_names(graph), name)
             for tensor in graph.initializer:
-                found.add_value(tensor)
-            return found
+                result.add_value(tensor)
+            return result
 
         places = {name: BatchAxis(axis, 1) for name, axis in axes.items()}
         return cls(name, opsets.get("", 1), batch, shapes(tensors), shapes(many), tuple(tensors), places)
@@ -377,9 +377,9 @@ def _axis_at(before: int, shape: Sequence[int]) -> int:
 
 def _resolve_reshape(shape: tuple[int, ...], target: list[int]) -> tuple[int, ...] | None:
     sizes = [shape[i] if dim == 0 and i < len(shape) else dim for i, dim in enumerate(target)]
-    known = prod(size for size in sizes if size != -1)
-    if -1 in sizes and known:
-        sizes[sizes.index(-1)] = prod(shape) // known
+    product = prod(size for size in sizes if size != -1)
+    if -1 in sizes and product:
+        sizes[sizes.index(-1)] = prod(shape) // product
     return tuple(sizes) if prod(sizes) == prod(shape) else None
 
 

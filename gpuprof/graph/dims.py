@@ -72,7 +72,7 @@ def list_free_dims(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
                 by_name[key] = FreeDim(key, name, axis, usual)
     names = set(by_name) | {dim for dim in batch if isinstance(dim, str)}
     totals = _list_totals(declared)
-    return tuple(one for one in by_name.values() if one.name not in totals and not _is_sum_of_dims(one.name, names))
+    return tuple(d for d in by_name.values() if d.name not in totals and not _is_sum_of_dims(d.name, names))
 
 
 def _is_usual(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...], dtype: str) -> bool:
@@ -82,7 +82,7 @@ def _is_usual(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...], dty
     if len(shape) >= 4:
         if dim is not None and _TOKENS.search(dim):
             return True
-        looks_like_sound = any(isinstance(one, str) and _SIDE_OF_SOUND.search(one) for one in shape)
+        looks_like_sound = any(isinstance(side, str) and _SIDE_OF_SOUND.search(side) for side in shape)
         # Latents of diffusion and flow models are not images: a decoder's output has eight times their side.
         is_latent = shape[1] in (2, 4) and not (isinstance(shape[-1], int) and shape[-1] <= 4)
         return not looks_like_sound and not is_latent and _default(name, dim, axis, shape) != DEFAULT_DIM
@@ -111,18 +111,18 @@ def _list_totals(declared: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
     past = _find_past_dim(declared)
     if past is None:
         return ()
-    others = {dim for name, dims in declared.items() if "mask" not in name for dim in dims}
-    own = (dims[-1] for name, dims in declared.items() if "mask" in name and len(dims) > 1 and dims[-1] not in others)
-    counted = (dim for dim in own if isinstance(dim, str) and COUNTED.fullmatch(dim))
+    inputs = {dim for name, dims in declared.items() if "mask" not in name for dim in dims}
+    last = (dims[-1] for name, dims in declared.items() if "mask" in name and len(dims) > 1 and dims[-1] not in inputs)
+    counted = (dim for dim in last if isinstance(dim, str) and COUNTED.fullmatch(dim))
     named = (dim for dims in declared.values() for dim in dims if isinstance(dim, str) and _TOTAL.search(dim))
-    found = (dim for dim in (*named, *counted) if dim.isidentifier() and dim != past and not _PAST.search(dim))
-    return tuple(dict.fromkeys(found))
+    totals = (dim for dim in (*named, *counted) if dim.isidentifier() and dim != past and not _PAST.search(dim))
+    return tuple(dict.fromkeys(totals))
 
 
 def _is_sum_of_dims(name: str, names: set[str]) -> bool:
     """Return whether a dimension is an expression of other dimensions: ``past + sequence``."""
-    known = {other: 2 for other in names if other.isidentifier()}
-    return not name.isidentifier() and ":" not in name and _evaluate(name, known) is not None
+    sizes = {dim: 2 for dim in names if dim.isidentifier()}
+    return not name.isidentifier() and ":" not in name and _evaluate(name, sizes) is not None
 
 
 def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
@@ -156,8 +156,8 @@ def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:
 
 
 def _first_fixed(declared: Mapping[str, tuple[Dim, ...]]) -> int | None:
-    found = [dims for dims in declared.values() if dims and isinstance(dims[0], int) and not _is_unbatched_image(dims)]
-    dims = next((dims for dims in found if len(dims) > 1), next(iter(found), ()))
+    fixed = [dims for dims in declared.values() if dims and isinstance(dims[0], int) and not _is_unbatched_image(dims)]
+    dims = next((dims for dims in fixed if len(dims) > 1), next(iter(fixed), ()))
     return next((dim for dim in dims[:1] if isinstance(dim, int)), None)
 
 
@@ -211,7 +211,7 @@ def bind_inputs(
 def sequence_dims(infos: Iterable[ValueInfoProto]) -> tuple[str, ...]:
     """Return the names of the free dimensions of a model's inputs that are sequence lengths, without sums."""
     infos = list(infos)
-    free = {one.name for one in list_free_dims(infos)}
+    free = {dim.name for dim in list_free_dims(infos)}
     names = [(dim, info.type.tensor_type.elem_type in _WHOLE) for info in infos for dim in declared_dims(info) or ()]
     return tuple(
         dict.fromkeys(

@@ -112,12 +112,12 @@ def read_onnx(path: Path) -> OnnxFile:
         )
     # Links are resolved: external data lies beside the target.
     resolved = path.resolve()
-    known = _files.get(resolved)
-    if known is None or _stamp(resolved, known.external) != known.stamp:
+    file = _files.get(resolved)
+    if file is None or _stamp(resolved, file.external) != file.stamp:
         while len(_files) >= _MOST_FILES:
             _files.pop(next(iter(_files)))
-        known = _files[resolved] = _read_file(resolved)
-    return known
+        file = _files[resolved] = _read_file(resolved)
+    return file
 
 
 _files: dict[Path, OnnxFile] = {}
@@ -174,9 +174,9 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
         graph.node.extend(nodes)
         _check(model)
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
-        said = " ".join(str(error).split("==>")[0].split())
-        remedy = f"export it for IR version {onnx.IR_VERSION} or before" if "ir_version" in said else "export it again"
-        raise InputError(f"{name} is not a valid model: {said}", remedy) from error
+        text = " ".join(str(error).split("==>")[0].split())
+        remedy = f"export it for IR version {onnx.IR_VERSION} or before" if "ir_version" in text else "export it again"
+        raise InputError(f"{name} is not a valid model: {text}", remedy) from error
     return model
 
 

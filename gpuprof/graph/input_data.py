@@ -49,8 +49,8 @@ class InputShape:
             not isinstance(dim, int) or dim == size for dim, size in zip(wanted, array.shape, strict=True)
         )
         if not fits or 0 in array.shape:
-            said = ["?" if dim is None else dim for dim in wanted]
-            raise InputError(f"{where}: input {self.name} must have shape {said} but has {list(array.shape)}")
+            shape = ["?" if dim is None else dim for dim in wanted]
+            raise InputError(f"{where}: input {self.name} must have shape {shape} but has {list(array.shape)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +141,10 @@ def join_samples(samples: Sequence[Sample], batch: int, inputs: Sequence[InputSh
     """Return a batch of samples of equal size, repeated cyclically if too few; unbatched inputs are the first's."""
     chosen = [samples[number % len(samples)] for number in range(batch)]
     return {
-        one.name: chosen[0][one.name]
-        if one.batch_axis is None
-        else np.concatenate([sample[one.name] for sample in chosen], axis=one.batch_axis)
-        for one in inputs
+        tensor.name: chosen[0][tensor.name]
+        if tensor.batch_axis is None
+        else np.concatenate([sample[tensor.name] for sample in chosen], axis=tensor.batch_axis)
+        for tensor in inputs
     }
 
 
@@ -159,20 +159,20 @@ def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ..
             f"cannot read {path} as .npz: {why}", "write it with numpy.savez, texts as fixed width"
         ) from None
     _check_names(arrays, inputs, str(path))
-    typed = {one.name: _cast_array(arrays[one.name], one, str(path)) for one in inputs}
+    typed = {tensor.name: _cast_array(arrays[tensor.name], tensor, str(path)) for tensor in inputs}
     counts = {
         tensor.name: typed[tensor.name].shape[tensor.batch_axis]
         for tensor in inputs
         if tensor.batch_axis is not None and typed[tensor.name].ndim > tensor.batch_axis
     }
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise InputError(f"{path} does not hold as many samples of each input: {said}")
+        text = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise InputError(f"{path} does not hold as many samples of each input: {text}")
     samples: list[tuple[Sample, ...]] = []
     for number in range(next(iter(counts.values()), 1)):
         sample = {
-            one.name: np.take(typed[one.name], [number], one.batch_axis) if one.name in counts else typed[one.name]
-            for one in inputs
+            x.name: np.take(typed[x.name], [number], x.batch_axis) if x.name in counts else typed[x.name]
+            for x in inputs
         }
         for tensor in inputs:
             tensor.check(sample[tensor.name], str(path))
@@ -205,7 +205,7 @@ def _read_steps(entry: object, where: str, inputs: Sequence[InputShape]) -> Iter
         if not isinstance(step, dict):
             raise InputError(f"{here} must be an object with a value for each input but is {type(step).__name__}")
         _check_names(step, inputs, here)
-        yield {one.name: _decode_tensor(step[one.name], one, here) for one in inputs}
+        yield {tensor.name: _decode_tensor(step[tensor.name], tensor, here) for tensor in inputs}
 
 
 def _decode_tensor(value: object, tensor: InputShape, where: str) -> Array:
@@ -219,8 +219,8 @@ def _decode_tensor(value: object, tensor: InputShape, where: str) -> Array:
     try:
         array = _decode_content(content, tensor, where)
         if shape is None and sum(not isinstance(dim, int) for dim in free) == 1:
-            known = prod(dim for dim in free if isinstance(dim, int))
-            shape = [dim if isinstance(dim, int) else array.size // max(1, known) for dim in free]
+            product = prod(dim for dim in free if isinstance(dim, int))
+            shape = [dim if isinstance(dim, int) else array.size // max(1, product) for dim in free]
         if shape is None:
             raise InputError(
                 f"{where}: input {tensor.name} has several free dimensions", 'give {"content": …, "shape": …}'
@@ -296,7 +296,7 @@ def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
 
 
 def _check_names(given: Mapping[str, object], inputs: Sequence[InputShape], where: str) -> None:
-    names = [one.name for one in inputs]
+    names = [tensor.name for tensor in inputs]
     if missing := [name for name in names if name not in given]:
         raise InputError(f"{where} lacks the input {missing[0]!r}", f"the model takes {', '.join(names)}")
     if unknown := [name for name in given if name not in names]:

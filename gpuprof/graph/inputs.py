@@ -55,20 +55,20 @@ def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
     """
     limits = _index_limits(graph)
     has_texts = any(tensor.dtype == "string" for tensor in graph.inputs)
-    known = _read_known_texts(Path(graph.path)) if has_texts and Path(graph.path).is_file() else {}
+    texts_by_input = _read_known_texts(Path(graph.path)) if has_texts and Path(graph.path).is_file() else {}
     return {
-        tensor.name: _random_texts(tensor, known.get(tensor.name), seed)
+        tensor.name: _random_texts(tensor, texts_by_input.get(tensor.name), seed)
         if tensor.dtype == "string"
         else _random_array(tensor, limits.get(tensor.name), seed)
         for tensor in graph.inputs
     }
 
 
-def _random_texts(tensor: Tensor, known: _KnownTexts | None, seed: int) -> Array:
+def _random_texts(tensor: Tensor, vocabulary: _KnownTexts | None, seed: int) -> Array:
     """Return texts from the model's vocabulary, of several words if the model splits texts into words."""
     random = _generator(tensor, seed)
-    choices = known.texts if known else _UNKNOWN_TEXTS
-    words = _WORDS if known is None or known.are_words else 1
+    choices = vocabulary.texts if vocabulary else _UNKNOWN_TEXTS
+    words = _WORDS if vocabulary is None or vocabulary.are_words else 1
     texts = [" ".join(random.choice(choices, words)) for _ in range(tensor.elements)]
     return np.array(texts, dtype=object).reshape(tensor.shape)
 
@@ -112,9 +112,9 @@ def _limits_of(op: Op, limits: dict[str, int], graph: ModelGraph) -> list[tuple[
         table = op.inputs[2] if op.op_type == "EmbedLayerNormalization" else op.inputs[0]
         axis = op.attributes.get("axis", 0)
         size = table.shape[axis if isinstance(axis, int) else 0] if table.shape else 0
-        found = [(op.inputs[position].name, size)] if size else []
+        table_limit = [(op.inputs[position].name, size)] if size else []
         taken = [(op.inputs[0].name, limits[op.outputs[0].name])] if op.outputs[0].name in limits else []
-        return found + taken
+        return table_limit + taken
     if op.op_type in _RECURRENT:
         steps = op.inputs[0].shape[0]
         lengths = [tensor for tensor in op.inputs[3:] if tensor.dtype == "int32" and len(tensor.shape) == 1]
@@ -160,8 +160,8 @@ def _read_known_texts(path: Path) -> dict[str, _KnownTexts]:
     texts: dict[str, _KnownTexts] = {}
     for node in file.model.graph.node:
         behind = set().union(*(sources.get(name, set()) for name in node.input))
-        if known := _texts_of(node):
-            texts = dict.fromkeys(behind, known) | texts
+        if vocabulary := _texts_of(node):
+            texts = dict.fromkeys(behind, vocabulary) | texts
         for name in node.output:
             sources[name] = behind
     return texts

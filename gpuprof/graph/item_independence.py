@@ -87,10 +87,10 @@ def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable
     their first dimension, which must be all inputs.
     """
     shapes = {output.name: output.shape for op in alone.graph.ops for output in op.outputs}
-    shapes |= {one.name: one.shape for one in alone.graph.inputs}
+    shapes |= {tensor.name: tensor.shape for tensor in alone.graph.inputs}
     graph = whole.graph
     seen = KnownTensors(graph.batch, whole.values, alone.values, shapes, set(batched))
-    if any(one.name not in seen.items or one.shape[:1] != (seen.batch,) for one in graph.inputs):
+    if any(tensor.name not in seen.items or tensor.shape[:1] != (seen.batch,) for tensor in graph.inputs):
         return False
     for op in graph.ops:
         # Ops of other domains may have a listed name and another meaning.
@@ -102,7 +102,7 @@ def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable
 def _note_outputs(op: Op, seen: KnownTensors) -> bool:
     """Record the classes of an op's outputs; return whether any class applies."""
     constants = {weight.name for weight in op.weights}
-    free = [one.name for one in op.inputs if one.name not in constants]
+    free = [tensor.name for tensor in op.inputs if tensor.name not in constants]
     names = {output.name for output in op.outputs}
     is_apart = _repeats_fixed(op, seen) or keeps_items_apart(op, seen)
     is_size = op.op_type == "Shape" or (op.op_type in KNOWN_OPS and seen.sizes.issuperset(free))
@@ -124,8 +124,8 @@ def _repeats_fixed(op: Op, seen: KnownTensors) -> bool:
     """Return whether an op repeats the same constants for every item, as in the expansion of position ids."""
     if op.op_type != "Expand" or not _is_fixed(op.inputs[0], op, seen):
         return False
-    output, others = op.outputs[0], all(one.name in seen.sizes for one in op.inputs[1:])
-    return others and seen.has_rows_of_items(output) and _is_alike_for_all(op.inputs[0], len(output.shape))
+    output, has_sizes = op.outputs[0], all(tensor.name in seen.sizes for tensor in op.inputs[1:])
+    return has_sizes and seen.has_rows_of_items(output) and _is_alike_for_all(op.inputs[0], len(output.shape))
 
 
 def _gathers_own_item(op: Op, seen: KnownTensors) -> bool:
@@ -159,15 +159,15 @@ def keeps_items_apart(op: Op, seen: KnownTensors) -> bool:
         return _gathers_own_item(op, seen)
     if op.op_type == "Gather" and _gathers_own_rows(op, seen):
         return True
-    of_items = [one for one in op.inputs if one.name in items]
-    others = [one for one in op.inputs if one.name not in items]
+    of_items = [tensor for tensor in op.inputs if tensor.name in items]
+    rest = [tensor for tensor in op.inputs if tensor.name not in items]
     by_size = op.op_type in _RESHAPING or op.op_type in ("Expand", "Slice")
-    known = all(_is_fixed(one, op, seen) or (by_size and one.name in sizes) for one in others)
-    if not of_items or not known or not all(map(seen.has_rows_of_items, (*of_items, *op.outputs))):
+    is_fixed = all(_is_fixed(tensor, op, seen) or (by_size and tensor.name in sizes) for tensor in rest)
+    if not of_items or not is_fixed or not all(map(seen.has_rows_of_items, (*of_items, *op.outputs))):
         return False
     first, rank = op.inputs[0], len(of_items[0].shape)
     if op.op_type in _ELEMENTWISE:
-        return all(len(item.shape) == rank for item in of_items) and all(_is_alike_for_all(one, rank) for one in others)
+        return all(len(item.shape) == rank for item in of_items) and all(_is_alike_for_all(x, rank) for x in rest)
     if op.op_type in _BY_ITEM:
         # Normalisation over the batch mixes items, and a random mask changes with each run.
         trains = bool(op.attributes.get("training_mode")) or (op.op_type == "Dropout" and len(op.inputs) > 2)
@@ -175,16 +175,16 @@ def keeps_items_apart(op: Op, seen: KnownTensors) -> bool:
     if op.op_type in _RESHAPING:
         return of_items == [first]
     if op.op_type in _QUANTISING:  # several scales may be a scale for each item
-        return of_items == [first] and all(prod(one.shape) == 1 for one in others)
+        return of_items == [first] and all(prod(tensor.shape) == 1 for tensor in rest)
     if op.op_type == "Resize":
         return of_items == [first] and op.attributes.get("coordinate_transformation_mode") != "tf_crop_and_resize"
     if op.op_type in ("MatMulInteger", "QLinearMatMul"):  # several scales of the first factor may be one for each item
-        factors = [one for one in others if prod(one.shape) > 1]
+        factors = [tensor for tensor in rest if prod(tensor.shape) > 1]
         return of_items == [first] and rank >= 2 and len(factors) == 1 and len(factors[0].shape) == 2
     if op.op_type in ("MatMul", "Gemm"):
-        return _multiplies_items_apart(op, of_items, others)
+        return _multiplies_items_apart(op, of_items, rest)
     if op.op_type in ("Concat", "Split"):
-        return _axis(op, 0, rank) > 0 and (op.op_type == "Split" or not others)
+        return _axis(op, 0, rank) > 0 and (op.op_type == "Split" or not rest)
     if of_items == [first] and op.op_type in ("Expand", "Pad", "Slice"):
         return _leaves_rows(op, seen)
     return _works_on_other_axes(op, of_items, rank)
@@ -201,9 +201,9 @@ def _leaves_rows(op: Op, seen: KnownTensors) -> bool:
     if op.op_type == "Pad":
         pads = _read_list(op, 1, "pads", seen)
         # A further input is the padding value, a scalar, or the axes.
-        scalar = all(one.shape == () for one in more[1:])
+        scalar = all(tensor.shape == () for tensor in more[1:])
         return pads is not None and scalar and pads[0] == pads[len(pads) // 2] == 0
-    if len(more) not in (3, 4) or not all(_is_fixed(one, op, seen) for one in (more[0], *more[2:])):
+    if len(more) not in (3, 4) or not all(_is_fixed(tensor, op, seen) for tensor in (more[0], *more[2:])):
         return False
     # The last input holds the steps, or the axes: an equal number of rows in non-negative steps means all rows.
     last = _read_list(op, len(more), "", seen)
@@ -214,19 +214,19 @@ def _read_list(op: Op, position: int, name: str, seen: KnownTensors) -> list[int
     """Return a list given as an input or, in older opsets, as an attribute; None where unknown."""
     if len(op.inputs) > position:
         value = seen.values.get(op.inputs[position].name)
-        return None if value is None or not value.size else [int(one) for one in value.ravel()]
+        return None if value is None or not value.size else [int(number) for number in value.ravel()]
     given = op.attributes.get(name)
     return list(given) if isinstance(given, tuple) and given else None
 
 
-def _multiplies_items_apart(op: Op, of_items: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+def _multiplies_items_apart(op: Op, of_items: Sequence[Tensor], rest: Sequence[Tensor]) -> bool:
     """Return whether the items are rows of the first factor, or the first of the batch dimensions of the product."""
     if op.op_type == "Gemm":
         transposed = bool(op.attributes.get("transA"))
-        return of_items == [op.inputs[0]] and not transposed and all(_is_alike_for_all(one, 2) for one in op.inputs[2:])
+        return of_items == [op.inputs[0]] and not transposed and all(_is_alike_for_all(x, 2) for x in op.inputs[2:])
     if len(of_items) == 2:
         return len(of_items[0].shape) == len(of_items[1].shape) >= 3
-    return of_items == [op.inputs[0]] and len(of_items[0].shape) >= 2 and all(len(one.shape) <= 2 for one in others)
+    return of_items == [op.inputs[0]] and len(of_items[0].shape) >= 2 and all(len(x.shape) <= 2 for x in rest)
 
 
 def _works_on_other_axes(op: Op, of_items: Sequence[Tensor], rank: int) -> bool:

@@ -106,9 +106,9 @@ def require_sizes(graph: ModelGraph) -> ModelGraph:
     """
     if not graph.guessed:
         return graph
-    said = " and ".join(graph.guessed)
+    names = " and ".join(graph.guessed)
     raise InputError(
-        f"{graph.name}: nothing says how large {said} {'is' if len(graph.guessed) == 1 else 'are'} in its requests"
+        f"{graph.name}: nothing says how large {names} {'is' if len(graph.guessed) == 1 else 'are'} in its requests"
         + explain_numbered_names(Path(graph.path), graph.guessed),
         " ".join(f"--dim {name}=SIZE" for name in graph.guessed),
     )
@@ -315,12 +315,12 @@ def _load(
 def _record_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], given: tuple[tuple[str, int], ...]) -> dict[str, Any]:
     """Return the sizes of a graph's free dimensions, and the names of assumed and guessed dimensions."""
     free = list_free_dims(_free_inputs(file))
-    known = dict(given)
-    sizes = known | {one.name: inputs[one.source].shape[one.axis] for one in free}
+    given_sizes = dict(given)
+    sizes = given_sizes | {dim.name: inputs[dim.source].shape[dim.axis] for dim in free}
     return {
         "sizes": tuple(sorted(sizes.items())),
-        "assumed": tuple(one.name for one in free if one.name not in known),
-        "guessed": tuple(one.name for one in free if one.name not in known and not one.is_usual),
+        "assumed": tuple(dim.name for dim in free if dim.name not in given_sizes),
+        "guessed": tuple(dim.name for dim in free if dim.name not in given_sizes and not dim.is_usual),
     }
 
 

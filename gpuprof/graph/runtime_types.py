@@ -28,12 +28,12 @@ FATAL_ONLY = 4
 def runtime_types(
     node: NodeProto,
     types: Mapping[str, TypeProto],
-    known: Mapping[str, TensorProto],
+    values: Mapping[str, TensorProto],
     opsets: Iterable[OperatorSetIdProto],
 ) -> dict[str, TypeProto]:
     """Return the types of a node's outputs by ONNX Runtime; empty if the runtime is missing or lacks the op.
 
-    ``types``: types of the inputs; ``known``: known values of inputs.
+    ``types``: types of the inputs; ``values``: known values of inputs.
     """
     alone = NodeProto.FromString(node.SerializeToString())
     # Names are replaced by numbers, so that equal nodes have the same cache entry.
@@ -42,12 +42,12 @@ def runtime_types(
     outputs = {name: f"o{i}" for i, name in enumerate(name for name in node.output if name)}
     alone.input[:] = [inputs.get(name, "") for name in node.input]
     alone.output[:] = [outputs.get(name, "") for name in node.output]
-    weights = [_name_tensor(value, inputs[name]) for name, value in known.items()]
-    given = [ValueInfoProto(name=inputs[name], type=kind) for name, kind in types.items() if name not in known]
+    weights = [_name_tensor(value, inputs[name]) for name, value in values.items()]
+    given = [ValueInfoProto(name=inputs[name], type=kind) for name, kind in types.items() if name not in values]
     graph = helper.make_graph([alone], "op", given, [ValueInfoProto(name=name) for name in outputs.values()], weights)
     model = helper.make_model(graph, opset_imports=list(opsets), ir_version=8)
-    found = _ask(model.SerializeToString(deterministic=True))
-    return {name: found[alias] for name, alias in outputs.items() if alias in found}
+    answer = _ask(model.SerializeToString(deterministic=True))
+    return {name: answer[alias] for name, alias in outputs.items() if alias in answer}
 
 
 def _name_tensor(value: TensorProto, name: str) -> TensorProto:

@@ -206,13 +206,13 @@ class Shapes:
         if schema is None or schema.deprecated:
             return self._infer_with_runtime(node)
         names = [name for name in (*node.input, *list_captured(node)) if name]
-        known = {name: self._proto(name) for name in node.input if name in self.values}
+        values = {name: self._proto(name) for name in node.input if name in self.values}
         if node.op_type == "STFT" and not any(attribute.name == "onesided" for attribute in node.attribute):
             # The operator's default is half of the spectrum, but ONNX's inference assumes the whole.
             node = helper.make_node("STFT", node.input, node.output, onesided=1)
         try:
             return infer_node_outputs(
-                schema, node, {name: self._type(name) for name in names}, known, opset_imports=self._imports
+                schema, node, {name: self._type(name) for name in names}, values, opset_imports=self._imports
             )
         except (InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
             message = (
@@ -229,8 +229,8 @@ class Shapes:
         if all(name in self._declared for name in node.output if name in self._used):
             return {}
         types = {name: self._type(name) for name in node.input if name}
-        known = {name: self._proto(name) for name in node.input if name in self.values}
-        return runtime_types(node, types, known, self._imports)
+        values = {name: self._proto(name) for name in node.input if name in self.values}
+        return runtime_types(node, types, values, self._imports)
 
     def _infer_if(self, node: NodeProto) -> list[Tensor | None]:
         """Return the outputs of the possible branch with the largest outputs."""
@@ -397,8 +397,8 @@ class Shapes:
         source = self.tensors[node.input[0]]
         if node.op_type == "NonMaxSuppression":  # each box of each class and image, or the requested maximum
             batch, classes, boxes = self.tensors[node.input[1]].shape
-            asked = self.values.get(node.input[2]) if len(node.input) > 2 else None
-            return batch * classes * (boxes if asked is None else min(boxes, int(asked.ravel()[0])))
+            limit = self.values.get(node.input[2]) if len(node.input) > 2 else None
+            return batch * classes * (boxes if limit is None else min(boxes, int(limit.ravel()[0])))
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
         return source.elements if axis is None else source.shape[axis]
 

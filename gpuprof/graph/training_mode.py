@@ -24,8 +24,8 @@ def describe_training(path: Path, model: str) -> str | None:
         "BatchNormalization": "normalises by the batch that a request happens to be in",
         "Dropout": "drops values at random",
     }
-    said = " and ".join(f"its {op} {means[op]}" for op in ops)
-    return f"{model} was exported in training mode: {said} (export it after model.eval())"
+    reasons = " and ".join(f"its {op} {means[op]}" for op in ops)
+    return f"{model} was exported in training mode: {reasons} (export it after model.eval())"
 
 
 def _is_training_node(node: NodeProto, graph: GraphProto) -> bool:
@@ -33,10 +33,10 @@ def _is_training_node(node: NodeProto, graph: GraphProto) -> bool:
     if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type == "BatchNormalization":
-        return any(one.name == "training_mode" and one.i for one in node.attribute)
+        return any(attribute.name == "training_mode" and attribute.i for attribute in node.attribute)
     if node.op_type != "Dropout" or len(node.input) < 3 or not node.input[2]:
         return False
     held = {tensor.name: tensor for tensor in graph.initializer}
-    held |= {one.output[0]: constant_tensor(one) for one in graph.node if one.op_type == "Constant" and one.output}
+    held |= {n.output[0]: constant_tensor(n) for n in graph.node if n.op_type == "Constant" and n.output}
     mode = held.get(node.input[2])
     return mode is not None and bool(np.any(numpy_helper.to_array(mode)))

@@ -57,9 +57,9 @@ def _count_elements(op_type: str, inputs: Sequence[Array]) -> int:
     if op_type == "OneHot":
         return inputs[0].size * int(inputs[1].item())
     if op_type == "Range":
-        start, limit, delta = (one.item() for one in inputs)
+        start, limit, delta = (array.item() for array in inputs)
         return int((limit - start) / delta)
-    shapes = [one.shape for one in inputs]
+    shapes = [array.shape for array in inputs]
     try:
         return prod(np.broadcast_shapes(*shapes))  # of an element-wise op
     except ValueError:
