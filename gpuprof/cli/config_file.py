@@ -146,24 +146,24 @@ def read_entries(file: YamlFile, where: Sequence[str | int], given: object, entr
 
 
 def read_options(
-    file: YamlFile, where: Sequence[str | int], given: object, command: Any, others: Sequence[str] = ()
+    file: YamlFile, where: Sequence[str | int], given: object, command: Any, extras: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return values by the names of a command's parameters: texts, flags, or lists where a parameter takes several.
 
-    Raises `InputError` for an unknown option or an impossible value. ``others``: further keys, which are not read.
+    Raises `InputError` for an unknown option or an impossible value. ``extras``: further keys, which are not read.
     """
-    known, values = list_options(command), dict[str, Any]()
+    options, values = list_options(command), dict[str, Any]()
     for name, value in read_entries(file, where, given, "an option").items():
-        if name in others:
+        if name in extras:
             continue
-        if name not in known:
-            raise file.error((*where, name), unknown_name(f"option of {command.name}", name, [*known, *others]))
+        if name not in options:
+            raise file.error((*where, name), unknown_name(f"option of {command.name}", name, [*options, *extras]))
         try:
-            read = _read_value(value, known[name])
+            read = _read_value(value, options[name])
         except InputError as error:
             raise file.error((*where, name), error) from None
         if read is not None:
-            values[known[name].name] = read
+            values[options[name].name] = read
     return values
 
 

@@ -31,5 +31,5 @@ def doctor(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> None:
 
 
 def _table_row(finding: Finding) -> dict[str, object]:
-    found = f"{finding.detail}\n→ {finding.fix}" if finding.fix else finding.detail
-    return {"name": finding.name, "status": finding.status, "found": found}
+    text = f"{finding.detail}\n→ {finding.fix}" if finding.fix else finding.detail
+    return {"name": finding.name, "status": finding.status, "found": text}

@@ -155,7 +155,7 @@ def _extra_with(module: str) -> str | None:
     except PackageNotFoundError:
         return None
     wanted = module.partition(".")[0].replace("_", "-").lower()
-    extras = (re.fullmatch(rf"{re.escape(wanted)}\b[^a-z;]*;.*extra == .(\w+).", one.lower()) for one in needed)
+    extras = (re.fullmatch(rf"{re.escape(wanted)}\b[^a-z;]*;.*extra == .(\w+).", need.lower()) for need in needed)
     return next((extra[1] for extra in extras if extra), None)
 
 

@@ -222,7 +222,7 @@ def _describe_cell(columns: Sequence[Column], column: Column, cell: str = "") ->
     """Return a cell with its heading, in natural order: ``latency from measured``, ``share 25%``."""
     heading = column.heading
     if column.joined:
-        owner = next(one for one in reversed(columns[: columns.index(column)]) if not one.joined)
+        owner = next(previous for previous in reversed(columns[: columns.index(column)]) if not previous.joined)
         heading = f"{owner.heading.removesuffix(' ms').removesuffix(' MiB')} {heading}"
     if heading.endswith(" %") and cell:
         return f"{heading.removesuffix(' %')} {cell}%"
@@ -265,15 +265,15 @@ def _split_columns(
 ) -> Iterator[Sequence[Column]]:
     """Yield the columns of each table: the keys, and as many others as fit beside them."""
     keys = [column for column in columns if column.role in (ColumnRole.SUBJECT, ColumnRole.KEY)] or list(columns[:1])
-    part, others = list(keys), [column for column in columns if column not in keys]
-    while others:
-        size = next((i for i, column in enumerate(others[1:], 1) if not column.joined), len(others))
-        wider = sorted([*part, *others[:size]], key=columns.index)
+    part, rest = list(keys), [column for column in columns if column not in keys]
+    while rest:
+        size = next((i for i, column in enumerate(rest[1:], 1) if not column.joined), len(rest))
+        wider = sorted([*part, *rest[:size]], key=columns.index)
         if len(part) > len(keys) and _share_width(wider, texts, width) is None:
             yield part
             part = list(keys)
         else:
-            part, others = wider, others[size:]
+            part, rest = wider, rest[size:]
     yield part
 
 

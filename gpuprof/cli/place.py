@@ -138,7 +138,7 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
                 "predicted": deployment.predicted.model_dump(),
                 "basis": record_basis(deployment),
                 "replicas": rows,
-                "unplaced": [one.model_dump() for one in deployment.unplaced],
+                "unplaced": [demand.model_dump() for demand in deployment.unplaced],
             }
         )
         return

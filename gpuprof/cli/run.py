@@ -432,9 +432,9 @@ def _run_saved(command: StepCommand) -> int:
 def write_csv(models: dict[str, PlannedModel]) -> str:
     """Return the services of a plan as an slo.csv."""
     rows = []
-    for name, one in models.items():
-        row = one.model_dump(exclude_none=True) | {"service": name}
-        rows.append(row if one.model is not None else row | {"model": row.pop("file")})
+    for name, model in models.items():
+        row = model.model_dump(exclude_none=True) | {"service": name}
+        rows.append(row if model.model is not None else row | {"model": row.pop("file")})
     text = io.StringIO()
     columns = [name for name in _COLUMNS if any(name in row for row in rows)]
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -490,9 +490,9 @@ def _fingerprint(paths: Sequence[Path]) -> str:
 def _list_files(path: Path) -> Iterator[Path]:
     try:
         if path.is_dir():
-            for one in path.iterdir():
-                if not one.name.startswith(".") or one.name in _LEARNT:
-                    yield from _list_files(one)
+            for entry in path.iterdir():
+                if not entry.name.startswith(".") or entry.name in _LEARNT:
+                    yield from _list_files(entry)
         elif path.is_file():
             yield path
     except OSError as error:
