@@ -117,10 +117,10 @@ def _run(
             now = min(arrived[first + waiting], timer)
         rested = now > free_at[process]
         cv = noise[1] if rested else noise[0]
-        done = now + latency[size - 1] * _gamma(1.0, cv * cv) * (noise[2] if rested else 1.0)
-        free_at[process] = done
+        end = now + latency[size - 1] * _gamma(1.0, cv * cv) * (noise[2] if rested else 1.0)
+        free_at[process] = end
         for i in range(first, first + size):
-            spent[i] = done - arrived[i]
+            spent[i] = end - arrived[i]
         first += size
     return spent[:first]
 

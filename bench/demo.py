@@ -144,8 +144,8 @@ def call(out: Path, *words: str) -> int:
 
 def output(out: Path, *words: str) -> str:
     """Return what one command prints."""
-    done = subprocess.run([sys.executable, "-m", "gpuprof", *words], cwd=out, check=True, stdout=subprocess.PIPE)
-    return done.stdout.decode()
+    completed = subprocess.run([sys.executable, "-m", "gpuprof", *words], cwd=out, check=True, stdout=subprocess.PIPE)
+    return completed.stdout.decode()
 
 
 def announce(words: list[str] | tuple[str, ...], end: str = "") -> None:

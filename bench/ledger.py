@@ -149,8 +149,8 @@ def write_table(lines: Sequence[Line], measurements: Sequence[Measurement]) -> s
     head = "| measurements | number | mean absolute error, % | median, % | inside the 90% interval, % | width |"
     rows = "\n".join(map(str, lines))
     other_sources = Counter(entry.source for entry in measurements if entry.model not in _MODELS)
-    told = ", ".join(f"{count:,} of {source}" for source, count in sorted(other_sources.items()))
-    return f"\n{head}\n|{' --- |' * 6}\n{rows}\n\nNot estimated, their networks being in no file here: {told}.\n\n"
+    counts = ", ".join(f"{count:,} of {source}" for source, count in sorted(other_sources.items()))
+    return f"\n{head}\n|{' --- |' * 6}\n{rows}\n\nNot estimated, their networks being in no file here: {counts}.\n\n"
 
 
 def read_table(page: str) -> list[Line]:

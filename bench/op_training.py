@@ -100,12 +100,12 @@ def train(data: Iterable[MeasuredOps], excluded: str | None = None, rounds: int 
         named_floors = found_floors.get(launched_as, found_floors[part.name])
         floor_s.setdefault(part.name, []).extend(named_floors.values())
         typical = float(np.median(list(named_floors.values()))) if named_floors else 0.0
-        seen = part.take(np.array([chip_of(name) != excluded for name in part.device]))
-        prepared = _preparations(seen)
+        included = part.take(np.array([chip_of(name) != excluded for name in part.device]))
+        prepared = _preparations(included)
         for name, seconds in prepared.items():
             floor_s.setdefault(name, []).append(seconds)
-        for name in sorted(set(seen.device.tolist())):
-            _add_rows(rows, seen.take(seen.device == name), name, named_floors.get(name, typical), prepared)
+        for name in sorted(set(included.device.tolist())):
+            _add_rows(rows, included.take(included.device == name), name, named_floors.get(name, typical), prepared)
     models = {name: _fit(model_rows, rounds) for name, model_rows in rows.items() if model_rows}
     return Trained(models, {name: float(np.median(floors)) for name, floors in floor_s.items() if floors})
 

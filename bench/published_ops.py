@@ -238,7 +238,7 @@ def _attention(columns: _Columns, kind: str) -> OpTable:
     generation, encoder = kind == "generation_attention", kind == "encoder_attention"
     keys = length + columns["step"].astype(float) if generation else length
     window = np.zeros(len(keys)) if encoder else columns["window_size"].astype(float)
-    seen = np.where(window > 0, np.minimum(keys, np.maximum(window, 1.0)), keys)
+    attended = np.where(window > 0, np.minimum(keys, np.maximum(window, 1.0)), keys)
     key_heads = heads if encoder else columns["num_key_value_heads"].astype(float)
     narrow = np.zeros(len(keys)) if encoder else (columns["kv_cache_dtype"] == "fp8") * 1.0
     return attention_table(
@@ -246,7 +246,7 @@ def _attention(columns: _Columns, kind: str) -> OpTable:
         heads,
         key_heads,
         np.ones(len(keys)) if generation else length,
-        seen,
+        attended,
         size,
         causal=kind == "context_attention",
         key_bytes=2.0 - narrow,

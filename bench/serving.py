@@ -224,12 +224,12 @@ def _title(what: str) -> None:
     print(f"{case} {figures}   CPU ms a request: client, router, workers")
 
 
-def _show(who: str, case: Case, result: LoopResult, times: float | None = None) -> None:
+def _show(server_name: str, case: Case, result: LoopResult, times: float | None = None) -> None:
     """Print one line; ours does ``times`` as many requests."""
     figures = f"{result.rate_rps:8.0f} {result.p50_ms:8.2f} {result.p99_ms:8.2f}"
     ratio = "" if times is None else f"{times:.2f} x"
     cpu = f"{result.client_ms:.3f}, {result.router_ms:.3f}, {result.workers_ms:.3f}"
-    what = f"{who:24s} {case.name:12s} {case.workers:7d} {case.concurrency:9d}"
+    what = f"{server_name:24s} {case.name:12s} {case.workers:7d} {case.concurrency:9d}"
     print(f"{what} {figures} {ratio:>7s}   {cpu}", flush=True)
 
 

@@ -73,8 +73,8 @@ def test_a_builder_builds_it_and_the_image_answers(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("BUILDAH_ISOLATION", "chroot")  # as the script does for itself
     tag = "localhost/gpuprof-test"
     build = ["bash", str(ROOT / ".ci/build-image.sh"), tag]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=1400, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    completed = subprocess.run(build, capture_output=True, text=True, timeout=1400, check=False)
+    assert completed.returncode == 0, completed.stderr[-2000:]
     run = [builder, "run", "--rm", tag]
     container = None
     if builder == "buildah":

@@ -143,8 +143,8 @@ def test_every_part_has_its_rule() -> None:
 @pytest.mark.parametrize("code", ["import gpuprof", "from gpuprof.cli.main import main; main(['--help'])"])
 def test_importing_gpuprof_loads_no_heavy_library(code: str) -> None:
     check = f"{code}\nimport sys\nprint([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stderr.strip().splitlines()[-1] == "[]"
+    completed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert completed.stderr.strip().splitlines()[-1] == "[]"
 
 
 def test_the_public_names_are_all_there() -> None:
@@ -157,9 +157,11 @@ def test_tools_see_the_public_names_where_they_are() -> None:
     """The imports that only type checkers follow, against the names that are imported when they are used."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == {name: inspect.unwrap(getattr(gpuprof, name)).__module__ for name in seen}
-    assert {*seen, "__version__"} == set(gpuprof.__all__)
+    public = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert public == {name: inspect.unwrap(getattr(gpuprof, name)).__module__ for name in public}
+    assert {*public, "__version__"} == set(gpuprof.__all__)
 
 
 #: Modules outside `gpuprof.cli` that are run by themselves (``python -m``) and write on stdout, and what for.

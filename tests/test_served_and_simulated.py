@@ -24,8 +24,8 @@ def system(request: pytest.FixtureRequest) -> System:
     def serve_requests(
         replicas: Sequence[Replica], arrivals: Sequence[float], outages: Sequence[Outage]
     ) -> tuple[list[float], int]:
-        seen = serve(replicas, arrivals, outages)
-        return sorted(seen.latencies_ms.values()), seen.failed
+        result = serve(replicas, arrivals, outages)
+        return sorted(result.latencies_ms.values()), result.failed
 
     def simulate_requests(
         replicas: Sequence[Replica], arrivals: Sequence[float], outages: Sequence[Outage]
@@ -35,11 +35,11 @@ def system(request: pytest.FixtureRequest) -> System:
             for o in outages
         )
         times = RecordedArrivals(np.array([round(t * 1e6) for t in arrivals], np.int64), 1.0)
-        seen = simulate(make_map([[r] for r in replicas]), {"m": times}, SimulationOptions(10.0, failures=failures))
+        result = simulate(make_map([[r] for r in replicas]), {"m": times}, SimulationOptions(10.0, failures=failures))
         # A bin of the histogram is a 256th of its value wide.
-        latencies = seen.series[0]
-        counts = np.diff(np.rint(np.array([0.0, *latencies.fraction]) * seen.models[0].answered)).astype(int)
-        return np.repeat(latencies.latency_ms, counts).tolist(), seen.models[0].missed["failed"]
+        latencies = result.series[0]
+        counts = np.diff(np.rint(np.array([0.0, *latencies.fraction]) * result.models[0].answered)).astype(int)
+        return np.repeat(latencies.latency_ms, counts).tolist(), result.models[0].missed["failed"]
 
     return serve_requests if request.param == "served" else simulate_requests
 

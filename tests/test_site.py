@@ -51,8 +51,10 @@ def test_the_site_builds_without_a_warning_and_has_what_is_filled_in(tmp_path: P
     pytest.importorskip("material")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
     guide = (tmp_path / "site/guide/index.html").read_text(encoding="utf-8")
     assert all(f"<code>{name}</code>" in guide for name in BUILTIN)
     assert "gpuprof_latency_seconds" in guide and "internal slack" in guide and "&lt;!--" not in guide

@@ -25,8 +25,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would add what an earlier build left there
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (built,) = out.glob("*.whl")
     return built
 
@@ -67,11 +67,11 @@ def test_it_runs_installed_elsewhere(wheel: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(site)}
 
     def run(*words: str) -> str:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     assert Path(run("-c", "import gpuprof; print(gpuprof.__file__)").strip()).is_relative_to(site)
     assert run("-m", "gpuprof", "--version").startswith("gpuprof ")

@@ -109,18 +109,18 @@ def _fill(
     services: Services, layout: Layout, completion: Mapping[str, float], replicas: Mapping[str, int]
 ) -> MigConfiguration:
     """Return a layout filled greedily, the largest instance first, with what adds most to the score."""
-    done, count, score = dict(completion), dict(replicas), 0.0
+    served, count, score = dict(completion), dict(replicas), 0.0
     chosen = []
     for item in sorted(layout, key=lambda item: -item.profile.compute_slices):
         options = []
-        for model, missing in ((model, 1.0 - part) for model, part in done.items() if part < COMPLETE):
+        for model, missing in ((model, 1.0 - part) for model, part in served.items() if part < COMPLETE):
             segment = services.best[model].get(item.profile.name)
             if segment is not None and count[model] < services.most_replicas(model):
                 options.append((missing * segment.capacity_rps / services.rates[model], segment))
         if options:
             gain, segment = max(options, key=lambda option: option[0])
             score += gain
-            done[segment.model] += segment.capacity_rps / services.rates[segment.model]
+            served[segment.model] += segment.capacity_rps / services.rates[segment.model]
             count[segment.model] += 1
             chosen.append(FilledInstance(segment, item.start))
     return MigConfiguration(tuple(chosen), score)

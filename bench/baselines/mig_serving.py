@@ -55,7 +55,7 @@ def _configure(services: Services, layouts: Sequence[Layout], most: int | None) 
     completion = dict.fromkeys(services.rates, 0.0)
     replicas: Counter[str] = Counter(dict.fromkeys(services.rates, 0))
     gpus: list[MigConfiguration] = []
-    while any(done < COMPLETE for done in completion.values()) and (most is None or len(gpus) < most):
+    while any(fraction < COMPLETE for fraction in completion.values()) and (most is None or len(gpus) < most):
         ranked = rank_configurations(services, layouts, completion, replicas)
         if not ranked:
             break

@@ -57,8 +57,8 @@ class Environment:
 
     def _pip(self, python: Path, *words: str) -> str:
         command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *words]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+        completed = subprocess.run(command, capture_output=True, text=True)
+        if completed.returncode:
+            lines = [line for line in completed.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
             raise PeerMissingError(f"{self.name} cannot be installed: {lines[-1]}")
-        return done.stdout
+        return completed.stdout

@@ -143,7 +143,7 @@ def compare_profile(profile: Path, pairs: Sequence[Pair]) -> tuple[list[tuple[Ce
         *_active_rows(workloads[_MODEL], fitted, hardware),
         *_demand_rows(workloads[_MODEL], fitted, hardware),
     ]
-    slower = [seen for by_batch in beside.values() for seen, _ in by_batch.values()]
+    slower = [observed for by_batch in beside.values() for observed, _ in by_batch.values()]
     least, most = _SLOWER
     numbers = [
         PrintedNumber(f"least slow-down of {_MODEL}, %", "§2.2", (least, least), min(slower, default=None), 2),
@@ -168,8 +168,8 @@ def _slowed_pct(pairs: Sequence[Pair]) -> dict[str, dict[float, tuple[float, flo
             continue
         if not pair.solo_ms:
             continue
-        seen, predicted = (100.0 * (ms / pair.solo_ms - 1.0) for ms in (pair.observed_ms, pair.predicted_ms))
-        slowed.setdefault(neighbour.model, {})[float(neighbour.batch)] = (seen, predicted)
+        observed, predicted = (100.0 * (ms / pair.solo_ms - 1.0) for ms in (pair.observed_ms, pair.predicted_ms))
+        slowed.setdefault(neighbour.model, {})[float(neighbour.batch)] = (observed, predicted)
     return slowed
 
 
@@ -179,8 +179,8 @@ def _row(figure: str, what: str, at: str, measured: float, modelled: float) -> t
 
 def _beside_rows(beside: Mapping[str, Mapping[float, tuple[float, float]]]) -> Iterator[tuple[Cell, ...]]:
     for model, by_batch in sorted(beside.items()):
-        for batch, (seen, predicted) in sorted(by_batch.items()):
-            yield "4", f"{_MODEL} slower by, %", f"beside {model}, batch {batch:g}", seen, predicted, None
+        for batch, (observed, predicted) in sorted(by_batch.items()):
+            yield "4", f"{_MODEL} slower by, %", f"beside {model}, batch {batch:g}", observed, predicted, None
 
 
 def _copies_rows(measured: HardwareProfile, hardware: HardwareCoefficients) -> Iterator[tuple[Cell, ...]]:

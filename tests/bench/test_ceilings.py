@@ -40,6 +40,6 @@ class _Cuda:
 
 
 def test_a_gpus_work_is_timed_between_its_events_and_waited_for() -> None:
-    cuda, done = _Cuda(), []
-    assert ceilings.least(SimpleNamespace(cuda=cuda), "cuda", lambda: done.append(1)) == 0.002
-    assert len(done) == ceilings.REPEATS and cuda.waited == 2 * ceilings.REPEATS
+    cuda, calls = _Cuda(), []
+    assert ceilings.least(SimpleNamespace(cuda=cuda), "cuda", lambda: calls.append(1)) == 0.002
+    assert len(calls) == ceilings.REPEATS and cuda.waited == 2 * ceilings.REPEATS

@@ -76,8 +76,10 @@ def _run(out: Path, directory: Path, **more: str) -> None:
     """Run the script with the played Python in ``directory``."""
     environment = {**os.environ, "PYTHON": str(_played_python(directory)), "PATH": f"{directory}:{os.environ['PATH']}"}
     environment |= {"LIMIT_S": "600", "REHEARSE": "", **more}
-    done = subprocess.run(["bash", str(RUN), str(out)], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(
+        ["bash", str(RUN), str(out)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @pytest.fixture

@@ -93,11 +93,11 @@ def test_a_python_that_tritons_wheel_has_no_backend_for_is_named(
 
 def test_triton_is_told_the_tensors_of_the_model(tmp_path: Path) -> None:
     file = build_model("mlp", tmp_path / "mlp.onnx")
-    told = describe_model(str(file), 2)
+    configuration = describe_model(str(file), 2)
     entry = onnx.load(file).graph.input[0]
     shape = [dim.dim_value or -1 for dim in entry.type.tensor_type.shape.dim]
-    assert f'input [{{name: "{entry.name}" data_type: TYPE_FP32 dims: {shape}}}]' in told
-    assert "count: 2" in told and f'string_value: "{file}"' in told
+    assert f'input [{{name: "{entry.name}" data_type: TYPE_FP32 dims: {shape}}}]' in configuration
+    assert "count: 2" in configuration and f'string_value: "{file}"' in configuration
     assert 'input [{name: "INPUT0" data_type: TYPE_FP32 dims: [1, -1]}]' in describe_model("null:4", 1)
 
 

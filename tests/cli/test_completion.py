@@ -16,7 +16,7 @@ from tests.export.test_export import MAP
 
 
 def _complete(words: str, folder: Path, **environment: str) -> list[str]:
-    told: Mapping[str, str] = {
+    variables: Mapping[str, str] = {
         **os.environ,
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split()) - (not words.endswith(" "))),
@@ -25,7 +25,7 @@ def _complete(words: str, folder: Path, **environment: str) -> list[str]:
         **environment,
     }
     command = [sys.executable, "-m", "gpuprof"]
-    return subprocess.run(command, cwd=folder, env=told, capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_a_shell_completes_devices(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_measured_stands_beside_predicted(
         assert second["predicted_p99_ms"] is None
         assert sum(first["stages"]["batches"].values()) >= first["sent"]
         assert main([*words, "--rate-scale", "0.5", "-v"]) == 0
-        told = capsys.readouterr()
-        table = told.out
-        assert "LoadGen takes 130 for p95 and 662 for p99 at least" in told.err
+        captured = capsys.readouterr()
+        table = captured.out
+        assert "LoadGen takes 130 for p95 and 662 for p99 at least" in captured.err
         assert "goodput/s" in table and "network and router ms" in table and "95% from" in table
         assert "of it network" in table
         assert (

@@ -91,8 +91,8 @@ def test_the_help_names_every_verb(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_the_list_of_verbs_imports_none_of_them() -> None:
     check = "import sys; from gpuprof.cli.main import VERBS, main; main(['--help'])"
     report = "print([v for v in VERBS if f'gpuprof.cli.{v}' in sys.modules], file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", f"{check}; {report}"], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", f"{check}; {report}"], capture_output=True, text=True, check=True)
+    assert completed.stderr.strip() == "[]"
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -116,10 +116,10 @@ def test_a_library_of_an_extra_that_is_missing_is_named_with_its_extra(
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["doctor"], ["zoo", "list"], ["db", "--help"]])
 def test_a_full_disk_behind_the_output_is_told_in_one_line(words: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "gpuprof", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (done.returncode, done.stderr) == (1, "gpuprof: cannot write: No space left on device\n")
+    assert (completed.returncode, completed.stderr) == (1, "gpuprof: cannot write: No space left on device\n")
 
 
 def test_text_that_a_library_prints_to_descriptor_1_does_not_reach_the_results() -> None:

@@ -99,13 +99,13 @@ def test_each_verb_says_in_a_line_what_is_not_known(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "400")
     assert main(shlex.split(line)) == code
-    told = capsys.readouterr().err.strip().splitlines()
-    assert len([message for message in told if said in message]) == 1
+    messages = capsys.readouterr().err.strip().splitlines()
+    assert len([message for message in messages if said in message]) == 1
     # Said on a machine that has not done so yet, of a limit that nothing keeps, and of the replicas of the map itself.
     excused = ("compiling the simulator", "longer than the time limit", "no machine can be set up as")
-    told = [message for message in told if not any(words in message for words in excused)]
-    assert len(told) <= 3, told
-    assert all(message.startswith("gpuprof:") and len(message) < 400 for message in told)
+    messages = [message for message in messages if not any(words in message for words in excused)]
+    assert len(messages) <= 3, messages
+    assert all(message.startswith("gpuprof:") and len(message) < 400 for message in messages)
 
 
 def test_strict_judges_what_is_known_and_did_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

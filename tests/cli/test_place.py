@@ -155,10 +155,10 @@ def test_what_neighbours_add_to_a_batch_is_told_with_what_it_stands_on(
     assert main(["place", "--gpus", "v100:1"]) == 0
     capsys.readouterr()
     assert main(["explain", "map.json", "net", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["neighbours"]
+    (effect,) = json.loads(capsys.readouterr().out)["neighbours"]
     # nothing was measured beside anything: the time is that of the replica alone, up to a third more is possible
-    assert told["neighbour"].startswith("other ") and told["basis"] == "no measurement"
-    assert told["added_ms"] == 0.0 and told["interval_ms"][1] > 1.3 * told["alone_ms"]
+    assert effect["neighbour"].startswith("other ") and effect["basis"] == "no measurement"
+    assert effect["added_ms"] == 0.0 and effect["interval_ms"][1] > 1.3 * effect["alone_ms"]
     assert main(["explain", "map.json", "net"]) == 0
     assert "What each neighbour adds to the time of a batch:" in capsys.readouterr().out
 

@@ -34,9 +34,9 @@ def test_the_plan_becomes_configurations_that_keep_every_other_field(
 ) -> None:
     before = (repository / "large" / "config.pbtxt").read_text()
     assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40", "--json"]) == 0
-    told = capsys.readouterr().err
-    assert "text of the repository is not planned: python executes it" in told
-    assert "--model-config-name=node0" in told
+    stderr = capsys.readouterr().err
+    assert "text of the repository is not planned: python executes it" in stderr
+    assert "--model-config-name=node0" in stderr
     assert (repository / "large" / "config.pbtxt").read_text() == before
     for name in ("small", "large"):
         planned = _read(repository / name / "configs" / "node0.pbtxt")

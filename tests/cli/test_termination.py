@@ -58,14 +58,14 @@ def test_a_verb_that_is_told_to_end_ends_what_it_started(tmp_path: Path, word: i
 
 def test_who_ignores_a_word_or_took_it_for_himself_keeps_it() -> None:
     def own(number: int, frame: object) -> None:
-        heard.append(number)
+        signals.append(number)
 
-    heard: list[int] = []
+    signals: list[int] = []
     before = signal.signal(signal.SIGTERM, own)
     try:
         with termination_as_interrupt():
             os.kill(os.getpid(), signal.SIGTERM)
             signal.getsignal(signal.SIGTERM)
-        assert heard == [signal.SIGTERM]
+        assert signals == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)

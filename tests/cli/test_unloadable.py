@@ -36,8 +36,8 @@ def test_place_refuses_a_file_that_the_runtime_does_not_load(
 ) -> None:
     _write(folder / "other.onnx", op, domain, opset)
     assert main(["place", "--gpus", "t4"]) == 3
-    told = capsys.readouterr().err
-    assert "other.onnx" in told and message in told
+    stderr = capsys.readouterr().err
+    assert "other.onnx" in stderr and message in stderr
 
 
 def test_check_names_a_file_that_the_runtime_does_not_load(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,8 +131,8 @@ def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str) -
     )
     fixed += f" 49152 {gpu.sm.max_shared_memory_per_block_bytes} -1"
     lines = [f"{fixed} {' '.join(map(str, row))}" for row in zip(threads, used, statics, dynamics, strict=True)]
-    done = subprocess.run([oracle], input="\n".join(lines), capture_output=True, text=True, check=True)
-    calculated = np.array([line.split() for line in done.stdout.splitlines()], dtype=np.int64)
+    completed = subprocess.run([oracle], input="\n".join(lines), capture_output=True, text=True, check=True)
+    calculated = np.array([line.split() for line in completed.stdout.splitlines()], dtype=np.int64)
     if (calculated[:, 0] == UNKNOWN_DEVICE).all():
         pytest.skip(f"the installed {HEADER} is older than compute capability {gpu.compute_capability}")
     assert (calculated[:, 0] == 0).all()

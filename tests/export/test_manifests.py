@@ -186,8 +186,8 @@ def test_commands_below_the_steps_of_a_readme_are_blocks_of_code(target: str) ->
     lines = [line for token in tokens if token.type == "code_block" for line in token.content.splitlines()]
     commands = [line for line in lines if not line.startswith(" ")]
     assert commands and all(re.match("kubectl|ray start|CUDA|env ", line) for line in commands)
-    told = " ".join(token.content for token in tokens if token.type == "inline")
-    assert not re.search("kubectl (label|create)|ray start --|tritonserver --model", told)
+    inline_text = " ".join(token.content for token in tokens if token.type == "inline")
+    assert not re.search("kubectl (label|create)|ray start --|tritonserver --model", inline_text)
 
 
 def test_a_map_larger_than_kubernetes_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_shapes_are_those_that_the_reference_gives_or_the_case_is_refused(tmp_pa
             refused.append(name)
             continue
         given = [shape_of(value) for value in data[1]]
-        agrees = all(want in (None, got.shape) for got, want in zip(graph.outputs, given, strict=False))
+        agrees = all(want in (None, output.shape) for output, want in zip(graph.outputs, given, strict=False))
         if not agrees and not DATA_DECIDES & {op.op_type for op in graph.ops}:
             wrong.append(name)
     assert len(cases) > 1000

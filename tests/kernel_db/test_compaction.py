@@ -35,9 +35,9 @@ def _ids(database: KernelDb) -> list[str]:
 
 def test_compaction_keeps_every_row_and_shrinks_the_database(tmp_path: Path) -> None:
     database = _database(tmp_path / "db")
-    done = merge_segments(database)
-    assert (done.segments_before, done.segments_after) == (4, 1)
-    assert done.bytes_after < done.bytes_before
+    result = merge_segments(database)
+    assert (result.segments_before, result.segments_after) == (4, 1)
+    assert result.bytes_after < result.bytes_before
     assert _ids(database) == ["r0", "r1", "r2", "r3"]
     assert verify(database) == []
 

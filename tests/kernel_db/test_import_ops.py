@@ -105,8 +105,8 @@ def test_whole_models_are_apart_by_runtime(tmp_path: Path) -> None:
 
 def test_of_a_file_with_several_gpus_each_is_named_once(tmp_path: Path) -> None:
     (tmp_path / "models.csv").write_text(f"{MODELS}v100-pcie-32,bert_large,512,8,False,257.1,\n")
-    (done,) = import_files(KernelDb.create(tmp_path / "db"), [tmp_path / "models.csv"])
-    assert (done.device, done.rows) == ("t4, v100-pcie-32", 3)
+    (imported,) = import_files(KernelDb.create(tmp_path / "db"), [tmp_path / "models.csv"])
+    assert (imported.device, imported.rows) == ("t4, v100-pcie-32", 3)
 
 
 def test_products_of_aiconfigurator_have_their_precision_and_framework(tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ def test_a_directory_is_imported_and_what_is_unknown_in_it_passed_over(tmp_path:
     folder.mkdir()
     (folder / "a.csv").write_text(PARVAGPU)
     (folder / "slo.csv").write_text("6434,183\n")
-    done = import_files(KernelDb.create(tmp_path / "db"), [folder])
-    assert [(each.form, each.rows) for each in done] == [("parvagpu", 3), ("", 0)]
+    imported = import_files(KernelDb.create(tmp_path / "db"), [folder])
+    assert [(each.form, each.rows) for each in imported] == [("parvagpu", 3), ("", 0)]
 
 
 @pytest.mark.parametrize(

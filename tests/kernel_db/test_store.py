@@ -205,6 +205,6 @@ database = KernelDb(Path(sys.argv[1]))
 read_records(database, DeviceRow, {"device": "v100"})
 print(len(read_records(database, ModelRow, {"run_id": "r1", "mig_profile": None})), "pandas" in sys.modules)
 """
-    done = [sys.executable, "-c", code, str(tmp_path / "db")]
-    completed = subprocess.run(done, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code, str(tmp_path / "db")]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert completed.stdout.split() == ["1", "False"]

@@ -39,8 +39,8 @@ def _accept(listener: socket.socket, serve: Serve) -> None:
 
 def answer_all(connection: socket.socket) -> None:
     with connection:
-        while got := connection.recv(1 << 16):
-            assert got.endswith(REQUEST)
+        while received := connection.recv(1 << 16):
+            assert received.endswith(REQUEST)
             connection.sendall(ANSWER)
 
 
@@ -90,7 +90,7 @@ def test_requests_to_nobody_are_lost_and_not_an_error() -> None:
 
 
 def test_a_large_request_comes_over_whole_however_often_it_is_sent() -> None:
-    got: list[bytes] = []
+    texts: list[bytes] = []
 
     def serve(connection: socket.socket) -> None:
         with connection:
@@ -98,12 +98,12 @@ def test_a_large_request_comes_over_whole_however_often_it_is_sent() -> None:
             while piece := connection.recv(1 << 16):
                 text, left = text + piece, left - len(piece)
                 if not left:
-                    got.append(text)
+                    texts.append(text)
                     connection.sendall(ANSWER)
                     left, text = len(MIXED), b""
 
     assert list(sent_to(serve, [0.0, 0.0, 0.3], MIXED).status) == [200] * 3
-    assert got == [MIXED] * 3
+    assert texts == [MIXED] * 3
 
 
 MIXED = REQUEST + bytes(range(251)) * (5 * 2**20 // 251)

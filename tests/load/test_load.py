@@ -52,8 +52,8 @@ def test_the_traffic_is_the_same_however_many_clients_send_it(clients: int) -> N
 
 def sent_requests(rows: list[tuple[float, float, int]]) -> SentRequests:
     """From rows of (sent, done, status)."""
-    begun, done, status = (array(kind, column) for kind, column in zip("ddh", zip(*rows, strict=True), strict=True))
-    return SentRequests(begun, done, status)
+    begun, ends, status = (array(kind, column) for kind, column in zip("ddh", zip(*rows, strict=True), strict=True))
+    return SentRequests(begun, ends, status)
 
 
 def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count() -> None:
@@ -61,12 +61,12 @@ def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count()
     result = sent_requests(
         [(0.5, 9.0, 200), (1.1, 1.2, 200), (1.2, 1.5, 200), (1.4, 1.41, 503), (1.6, -1.0, 0), (2.5, 2.6, 200)]
     )
-    got = summarize([schedule], [result], 0, "m", 250.0, (1.0, 2.0))
-    assert (got.sent, got.answered, got.in_slo, got.refused, got.failed, got.lost) == (4, 2, 1, 1, 0, 1)
-    assert (got.rate_rps, got.goodput_rps) == (4.0, 1.0)
-    assert got.p50_ms == pytest.approx(250.0)
-    assert got.lag_p99_ms == pytest.approx(97.0)
-    assert got.client_is_limit
+    row = summarize([schedule], [result], 0, "m", 250.0, (1.0, 2.0))
+    assert (row.sent, row.answered, row.in_slo, row.refused, row.failed, row.lost) == (4, 2, 1, 1, 0, 1)
+    assert (row.rate_rps, row.goodput_rps) == (4.0, 1.0)
+    assert row.p50_ms == pytest.approx(250.0)
+    assert row.lag_p99_ms == pytest.approx(97.0)
+    assert row.client_is_limit
 
 
 def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> None:
@@ -83,28 +83,28 @@ def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> 
         }
 
     schedule = Schedule("h", 1, ((b"",),), [0.0], [0])
-    got = summarize([schedule], [sent_requests([(0.0, 0.010, 200)])], 0, "m", 100.0, (0.0, 1.0))
-    row = stage_row(got, statistics(10, 10.0, {1: 10}), statistics(15, 20.0, {1: 12, 4: 3}))
+    row_before = summarize([schedule], [sent_requests([(0.0, 0.010, 200)])], 0, "m", 100.0, (0.0, 1.0))
+    row = stage_row(row_before, statistics(10, 10.0, {1: 10}), statistics(15, 20.0, {1: 12, 4: 3}))
     assert row["queue_ms"] == 2.0
     assert row["router_ms"] == pytest.approx(2.0)
     assert row["batches"] == {1: 2, 4: 3}
-    assert stage_row(got, None, None) == {"model": "m"}
+    assert stage_row(row_before, None, None) == {"model": "m"}
 
 
 def test_what_the_server_says_it_took_is_kept_apart_from_the_network() -> None:
     schedule = Schedule("h", 1, ((b"",),), [0.0, 1.0, 2.0], [0, 0, 0])
-    came = sent_requests([(0.0, 0.010, 200), (1.0, 1.020, 200), (2.0, 2.001, 503)])
-    came.server_ms.extend([4.0, 6.0, -1.0])
-    assert not came.queue_ms  # of other servers only the total is known
-    got = summarize([schedule], [came], 0, "m", 100.0, (0.0, 3.0))
-    assert got.mean_ms == pytest.approx(15.0)
-    assert (got.server_mean_ms, got.server_p50_ms, got.server_p99_ms) == (5.0, 5.0, None)
+    requests = sent_requests([(0.0, 0.010, 200), (1.0, 1.020, 200), (2.0, 2.001, 503)])
+    requests.server_ms.extend([4.0, 6.0, -1.0])
+    assert not requests.queue_ms  # of other servers only the total is known
+    summary = summarize([schedule], [requests], 0, "m", 100.0, (0.0, 3.0))
+    assert summary.mean_ms == pytest.approx(15.0)
+    assert (summary.server_mean_ms, summary.server_p50_ms, summary.server_p99_ms) == (5.0, 5.0, None)
     ns = {key: {"count": 0, "ns": 0} for key in ("queue", "compute_input", "compute_infer", "compute_output")}
     after = {"inference_stats": {key: {"count": 2, "ns": 1_000_000} for key in ns}, "batch_stats": []}
-    row = stage_row(got, {"inference_stats": ns, "batch_stats": []}, after)
+    row = stage_row(summary, {"inference_stats": ns, "batch_stats": []}, after)
     assert row["router_ms"] == pytest.approx(13.0) and row["network_ms"] == pytest.approx(10.0)
-    came.server_ms[1] = -1.0  # one that does not say
-    silent = summarize([schedule], [came], 0, "m", 100.0, (0.0, 3.0))
+    requests.server_ms[1] = -1.0  # one that does not say
+    silent = summarize([schedule], [requests], 0, "m", 100.0, (0.0, 3.0))
     assert silent.server_mean_ms is None
     assert stage_row(silent, {"inference_stats": ns, "batch_stats": []}, after)["network_ms"] is None
 
@@ -115,29 +115,29 @@ def test_the_slowest_hundredth_of_the_answers_is_divided_into_where_its_time_wen
     # All take 10 ms but two: one was sent 5 ms late and waited, the other's batch took long.
     sent, done = list(due), [second + 0.010 for second in due]
     sent[50], done[50], done[70] = due[50] + 0.005, due[50] + 0.040, due[70] + 0.060
-    came = sent_requests([(begin, end, 200) for begin, end in zip(sent, done, strict=True)])
-    came.server_ms.extend([9.0] * 200)
-    came.queue_ms.extend([1.0] * 200)
-    came.infer_ms.extend([7.0] * 200)
-    came.server_ms[50], came.queue_ms[50] = 32.0, 20.0
-    came.server_ms[70], came.infer_ms[70] = 58.0, 50.0
-    got = summarize([schedule], [came], 0, "m", 100.0, (0.0, 200.0))
-    assert got.slowest_ms == pytest.approx(50.0)
-    assert (got.slowest_late_ms, got.slowest_network_ms) == pytest.approx((2.5, 2.5))
-    assert (got.slowest_router_ms, got.slowest_queue_ms, got.slowest_infer_ms) == pytest.approx((6.0, 10.5, 28.5))
-    came.infer_ms[3] = -1.0  # a server that does not say it of every answer
-    assert summarize([schedule], [came], 0, "m", 100.0, (0.0, 200.0)).slowest_ms is None
+    requests = sent_requests([(begin, end, 200) for begin, end in zip(sent, done, strict=True)])
+    requests.server_ms.extend([9.0] * 200)
+    requests.queue_ms.extend([1.0] * 200)
+    requests.infer_ms.extend([7.0] * 200)
+    requests.server_ms[50], requests.queue_ms[50] = 32.0, 20.0
+    requests.server_ms[70], requests.infer_ms[70] = 58.0, 50.0
+    row = summarize([schedule], [requests], 0, "m", 100.0, (0.0, 200.0))
+    assert row.slowest_ms == pytest.approx(50.0)
+    assert (row.slowest_late_ms, row.slowest_network_ms) == pytest.approx((2.5, 2.5))
+    assert (row.slowest_router_ms, row.slowest_queue_ms, row.slowest_infer_ms) == pytest.approx((6.0, 10.5, 28.5))
+    requests.infer_ms[3] = -1.0  # a server that does not say it of every answer
+    assert summarize([schedule], [requests], 0, "m", 100.0, (0.0, 200.0)).slowest_ms is None
 
 
 def test_stages_count_the_warm_up_on_both_sides_so_that_no_part_of_a_request_takes_less_than_nothing() -> None:
     schedule = Schedule("h", 1, ((b"",),), [0.0, 2.0], [0, 0])
-    came = sent_requests([(0.0, 0.100, 200), (2.0, 2.002, 200)])  # the first, of the warm-up, waited long
+    requests = sent_requests([(0.0, 0.100, 200), (2.0, 2.002, 200)])  # the first, of the warm-up, waited long
     keys = ("queue", "compute_input", "compute_infer", "compute_output")
     counts = [
         {"m": {"inference_stats": {key: {"count": n, "ns": ns} for key in keys}, "batch_stats": []}}
         for n, ns in ((0, 0), (2, 20_000_000))
     ]
-    (row,) = stage_rows([schedule], [came], ["m"], *counts)
+    (row,) = stage_rows([schedule], [requests], ["m"], *counts)
     assert row["queue_ms"] == 10.0 and row["router_ms"] == pytest.approx(51.0 - 40.0)
 
 
@@ -231,23 +231,23 @@ def test_as_soon_as_one_of_a_closed_loop_is_answered_the_next_is_sent_and_never_
     # The client first collects what is no longer used, which takes a second where many tests ran before.
     gc.freeze()
     try:
-        got = LoadClient(schedule).run(time.monotonic())
+        sent = LoadClient(schedule).run(time.monotonic())
     finally:
         gc.unfreeze()
-    begun, done = np.asarray(got.sent_s), np.sort(np.asarray(got.done_s))
-    assert len(begun) > 6 and set(got.status) == {200}
-    assert (done[:-3] <= begun[3:]).all()
-    assert begun[2] <= done[0]
+    begun, ends = np.asarray(sent.sent_s), np.sort(np.asarray(sent.done_s))
+    assert len(begun) > 6 and set(sent.status) == {200}
+    assert (ends[:-3] <= begun[3:]).all()
+    assert begun[2] <= ends[0]
 
 
 def test_windows_that_a_client_stood_still_for_are_over_and_nothing_is_said_of_none() -> None:
     schedule = Schedule("h", 1, ((b"a",),), (), (), in_flight=(1,), until_s=0.7)
     watch = WindowWatch(WindowRule(window_s=0.2, percent=0.1, most=3), 1, begin_s=0.1)
-    got = LoadClient(schedule, watch).run(time.monotonic() - 10.0)
-    assert (got.windows, got.is_stable, len(got.sent_s)) == (3, False, 0)
-    told = LoadClient(schedule, WindowWatch(watch.rule, 1, begin_s=100.0), lambda: True).run(time.monotonic())
+    late = LoadClient(schedule, watch).run(time.monotonic() - 10.0)
+    assert (late.windows, late.is_stable, len(late.sent_s)) == (3, False, 0)
+    watched = LoadClient(schedule, WindowWatch(watch.rule, 1, begin_s=100.0), lambda: True).run(time.monotonic())
     settings = LoadSettings(0.7, 0.1, rule=watch.rule)
-    assert told.windows == 0 and measured_span(settings, told.windows) == pytest.approx((0.1, 0.3))
+    assert watched.windows == 0 and measured_span(settings, watched.windows) == pytest.approx((0.1, 0.3))
 
 
 def test_a_load_with_a_rule_ends_with_its_windows(null_server: RunningServer) -> None:

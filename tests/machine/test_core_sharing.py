@@ -15,8 +15,8 @@ needs_two = pytest.mark.skipif(len(CORES) < 2, reason="takes two cores")
 def run(program: str) -> str:
     modules = "gpuprof.machine.core_sharing", "gpuprof.machine.cpu_share"
     head = "import os, subprocess, sys, threading\n" + "".join(f"from {module} import *\n" for module in modules)
-    done = subprocess.run([sys.executable, "-c", head + program], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    completed = subprocess.run([sys.executable, "-c", head + program], capture_output=True, text=True, check=True)
+    return completed.stdout.strip()
 
 
 @needs_two

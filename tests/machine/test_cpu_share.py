@@ -82,12 +82,12 @@ def test_a_quota_holds_a_busy_loop_to_its_part_of_a_core() -> None:
 @pytest.mark.skipif(bool(_quota_reason()), reason=_quota_reason())
 def test_groups_of_makers_that_are_gone_are_swept_away() -> None:
     parent, _ = quota_parent()
-    gone, alive = parent / "gpuprof-4194305-x", parent / f"gpuprof-{os.getpid()}-x"  # no process has so high an id
-    for path in (gone, alive):
+    stale, alive = parent / "gpuprof-4194305-x", parent / f"gpuprof-{os.getpid()}-x"  # no process has so high an id
+    for path in (stale, alive):
         path.mkdir(exist_ok=True)
     try:
         with confine_to_share(CpuSlice((own_cores()[0],), 0.5), "test-sweep"):
-            assert not gone.exists()
+            assert not stale.exists()
             assert alive.exists()
     finally:
         alive.rmdir()

@@ -79,8 +79,8 @@ def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said
         assert gpuprof.check(plan).is_sound
         assert not gpuprof.check(_halve_memory(plan)).is_sound
     settings = plan.planned_with.model_copy(update={"estimator": "gone_estimator:Own"})
-    gone = _halve_memory(plan.model_copy(update={"planned_with": settings}))
-    result = gpuprof.check(gone)
+    changed_map = _halve_memory(plan.model_copy(update={"planned_with": settings}))
+    result = gpuprof.check(changed_map)
     assert result.is_sound
     assert any("cannot import the estimator 'gone_estimator:Own'" in note for note in result.notes)
     assert any(
@@ -89,7 +89,7 @@ def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said
         for note in result.notes
     )
     with pytest.raises(InputError, match="cannot import the estimator 'gone_estimator:Own'"):
-        gpuprof.check(gone, estimator="gone_estimator:Own")
+        gpuprof.check(changed_map, estimator="gone_estimator:Own")
 
 
 def test_an_estimator_that_is_named_is_asked_or_refused_where_neither_files_nor_a_database_are_there(

@@ -7,18 +7,18 @@ from gpuprof.pipeline.result import Progress
 
 
 def test_seconds_are_told_while_the_block_goes_on_and_the_last_at_its_end() -> None:
-    told: list[Progress] = []
-    came = threading.Event()
+    steps: list[Progress] = []
+    two_steps = threading.Event()
 
     def hear(step: Progress) -> None:
-        told.append(step)
-        if len(told) == 2:
-            came.set()
+        steps.append(step)
+        if len(steps) == 2:
+            two_steps.set()
 
     with report_elapsed(hear, "sending", 1.0):
-        assert came.wait(60)
-    assert {step.step for step in told} == {"sending"}
-    assert told[0].done == 0
-    assert [step.done for step in told] == sorted(step.done for step in told)
-    assert all(step.done <= step.total == 1 for step in told)
-    assert told[-1].done == 1
+        assert two_steps.wait(60)
+    assert {step.step for step in steps} == {"sending"}
+    assert steps[0].done == 0
+    assert [step.done for step in steps] == sorted(step.done for step in steps)
+    assert all(step.done <= step.total == 1 for step in steps)
+    assert steps[-1].done == 1

@@ -52,7 +52,7 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
         [[placed.model_copy(update={"sm_share_pct": 30.0}) for placed in (*PAIR, replica("n", [9.0]))]], SLO_MS
     )
     priced = priced.model_copy(update={"planned_with": settings})
-    got = predict_load(priced, requests, SETTINGS).predicted
+    predictions = predict_load(priced, requests, SETTINGS).predicted
     sent = zip(requests, send_times(requests, SETTINGS), strict=True)
     rows = sorted((float(time), stream.model) for stream, times in sent for time in times)
     trace, map_file = tmp_path / "trace.csv", tmp_path / "map.json"
@@ -61,7 +61,7 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
     words = ["simulate", str(map_file), "--trace", str(trace), "--warmup", "3s", "--duration", "23s", "--seed", "7"]
     assert main([*words, "--json", "--no-fail"]) == 0
     for model in json.loads(capsys.readouterr().out)["models"]:
-        predicted = got[model["model"]]
+        predicted = predictions[model["model"]]
         assert (predicted.p50_ms, predicted.p95_ms, predicted.p99_ms) == (
             model["p50_ms"],
             model["p95_ms"],
@@ -70,15 +70,15 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
         assert predicted.goodput_rps == pytest.approx(model["goodput_rps"], rel=1e-12)
         assert predicted.refused == model["missed"]["refused"]
         assert predicted.by is PredictionSource.REPLAY
-    assert (got["m"].refused or 0) > 100
+    assert (predictions["m"].refused or 0) > 100
 
 
 def test_the_model_s_own_time_is_that_of_its_batches_without_their_handover() -> None:
     deployment = make_map([[replica("m", [20.0, 30.0])]], slo_ms=SLO_MS)
     few = streams(m=0.5)
     assert predict_model(deployment, few).infer_ms == pytest.approx(20.0)
-    told = deployment.model_copy(update={"planned_with": PlannedWith(host=RecordedHostWork(handover_ms=0.5))})
-    assert predict_model(told, few).infer_ms == pytest.approx(19.5)
+    with_handover = deployment.model_copy(update={"planned_with": PlannedWith(host=RecordedHostWork(handover_ms=0.5))})
+    assert predict_model(with_handover, few).infer_ms == pytest.approx(19.5)
     assert 28.0 < (predict_model(deployment, streams(m=60.0)).infer_ms or 0.0) < 30.0  # most go two by two
 
 
@@ -89,19 +89,19 @@ def test_as_many_are_refused_as_the_router_refuses_of_the_same_requests(rates: t
     settings = replace(SETTINGS, warmup_s=0.0)
     requests = streams(m=rate_rps)
     (times_s,) = send_times(requests, settings)
-    got = predict_model(make_map([steady], slo_ms=SLO_MS), requests, settings)
+    predicted = predict_model(make_map([steady], slo_ms=SLO_MS), requests, settings)
     refused, goodput_rps, p99_ms = play_requests(steady, times_s.tolist(), settings.duration_s)
     assert refused >= at_least
-    assert got.refused == pytest.approx(refused, rel=0.02, abs=2)
-    assert got.goodput_rps == pytest.approx(goodput_rps, rel=0.02)
-    assert got.p99_ms == pytest.approx(p99_ms, rel=0.05)
+    assert predicted.refused == pytest.approx(refused, rel=0.02, abs=2)
+    assert predicted.goodput_rps == pytest.approx(goodput_rps, rel=0.02)
+    assert predicted.p99_ms == pytest.approx(p99_ms, rel=0.05)
 
 
 def play_requests(replicas: Sequence[Replica], times_s: list[float], duration_s: float) -> tuple[int, float, float]:
     """Play the requests through the router in virtual time: how many it refuses, its goodput and its p99."""
-    seen = serve(replicas, [1000.0 * time for time in times_s], slo_ms=SLO_MS)
-    latencies = np.array(list(seen.latencies_ms.values()))
-    return seen.failed, float((latencies <= SLO_MS).sum()) / duration_s, float(np.quantile(latencies, 0.99))
+    served = serve(replicas, [1000.0 * time for time in times_s], slo_ms=SLO_MS)
+    latencies = np.array(list(served.latencies_ms.values()))
+    return served.failed, float((latencies <= SLO_MS).sum()) / duration_s, float(np.quantile(latencies, 0.99))
 
 
 @pytest.mark.slow

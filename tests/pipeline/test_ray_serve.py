@@ -150,8 +150,8 @@ def _await_ready(url: str) -> None:
 
 def _ask(url: str, body: object = None) -> tuple[int, Any]:
     try:
-        with urlopen(url, None if body is None else json.dumps(body).encode(), timeout=30) as got:
-            return got.status, json.loads(got.read() or b"null")
+        with urlopen(url, None if body is None else json.dumps(body).encode(), timeout=30) as response:
+            return response.status, json.loads(response.read() or b"null")
     except HTTPError as error:
         with error:
             content = error.read()

@@ -28,14 +28,14 @@ LOAD = {"m": RecordedArrivals(np.arange(0, 30_000_000_000, 50_000_000), 30.0)}
 
 
 def test_the_scheduler_sees_the_rates_of_each_period_but_the_last() -> None:
-    seen: list[Mapping[str, float]] = []
+    observed: list[Mapping[str, float]] = []
 
     def scheduler(rates: Mapping[str, float]) -> DeploymentMap | None:
-        seen.append(rates)
+        observed.append(rates)
         return None
 
     plan_timetable(ONE, LOAD, SimulationOptions(30.0), 10.0, scheduler, MoveCosts())
-    assert seen == [{"m": 20.0}, {"m": 20.0}]
+    assert observed == [{"m": 20.0}, {"m": 20.0}]
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_policies_are_compared_on_the_same_load(planned_folder: Path, capsys: py
 
 
 def test_each_map_is_planned_from_the_one_before(planned_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[DeploymentMap | None] = []
+    previous: list[DeploymentMap | None] = []
     plan = planning.plan_map
 
     def spy(problem: Problem, policy: Policy) -> DeploymentMap:
-        seen.append(problem.previous)
+        previous.append(problem.previous)
         return plan(problem, policy)
 
     monkeypatch.setattr(planning, "plan_map", spy)
@@ -117,4 +117,4 @@ def test_each_map_is_planned_from_the_one_before(planned_folder: Path, monkeypat
     scheduler = make_scheduler(first, "ffd", 1.2, planned_folder / "db")
     second = scheduler({"m": 600.0})
     scheduler({"m": 100.0})
-    assert seen == [first, second]
+    assert previous == [first, second]

@@ -36,9 +36,9 @@ class Given(Result):
 
 
 def test_an_error_takes_the_notes_along_and_each_is_told_at_once() -> None:
-    told: list[str] = []
-    with pytest.raises(ValueError, match="no more") as raised, NoteList(told.append) as notes:
+    messages: list[str] = []
+    with pytest.raises(ValueError, match="no more") as raised, NoteList(messages.append) as notes:
         notes.add("one", "two")
-        assert told == ["one", "two"]
+        assert messages == ["one", "two"]
         raise ValueError("no more")
     assert raised.value.__notes__ == ["one", "two"]

@@ -46,10 +46,10 @@ def test_services_of_one_model_are_placed_checked_and_served_by_their_own_names(
     assert not gpuprof.check(plan.deployment, against=path).violations
     with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
         traffic = gpuprof.LoadTraffic(duration_s=1.0, warmup_s=0.1)
-        seen = gpuprof.load(server.url, server.map, traffic=traffic).to_frame()
-    assert sorted(seen["model"]) == ["mail", "mlp", "search"]
-    assert bool((seen["answered"] + seen["refused"] == seen["sent"]).all())  # a slow machine may refuse some
-    assert bool((seen["answered"] > 0).all())
+        frame = gpuprof.load(server.url, server.map, traffic=traffic).to_frame()
+    assert sorted(frame["model"]) == ["mail", "mlp", "search"]
+    assert bool((frame["answered"] + frame["refused"] == frame["sent"]).all())  # a slow machine may refuse some
+    assert bool((frame["answered"] > 0).all())
 
 
 def test_a_model_that_is_given_two_files_is_one_line(tmp_path: Path, model: Path) -> None:
@@ -79,9 +79,9 @@ def test_a_distribution_of_sizes_goes_from_the_demand_to_the_requests(tmp_path: 
     assert lengths.count(min(lengths)) == 3 * lengths.count(max(lengths))
     with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
         traffic = gpuprof.LoadTraffic(duration_s=0.5, warmup_s=0.1)
-        seen = gpuprof.load(server.url, server.map, traffic=traffic).to_frame()
-    assert bool((seen["answered"] + seen["refused"] == seen["sent"]).all())  # a slow machine may refuse some
-    assert bool((seen["answered"] > 0).all())
+        frame = gpuprof.load(server.url, server.map, traffic=traffic).to_frame()
+    assert bool((frame["answered"] + frame["refused"] == frame["sent"]).all())  # a slow machine may refuse some
+    assert bool((frame["answered"] > 0).all())
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
     plan = gpuprof.place([demand], fleet="a100-40")
     traffic = gpuprof.LoadTraffic(duration_s=0.5, warmup_s=0.1, input_data={"text": tmp_path / "data.json"})
     with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
-        seen = gpuprof.load(server.url, server.map, traffic=traffic)
+        result = gpuprof.load(server.url, server.map, traffic=traffic)
         sent = make_requests(Target.parse(server.url), *traffic.make_streams(server.map, tmp_path))
         (tmp_path / "data.json").write_text('{"data": [[{"ids": [1, 2, 3]}, {"ids": [4, 5]}]]}')
         apart = gpuprof.load(server.url, server.map, traffic=traffic)
@@ -130,11 +130,11 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
         np.frombuffer(request[-8 * length :], np.int64).tolist()
         for request, length in zip(sent[0], (3, 2), strict=True)
     ] == [[1, 2, 3], [4, 5]]
-    (row,) = seen.rows()
-    frame = seen.to_frame()
+    (row,) = result.rows()
+    frame = result.to_frame()
     assert bool((frame["answered"] + frame["refused"] == frame["sent"]).all() and (frame["answered"] > 0).all())
     assert str(row["input_data"]).startswith("data.json (2 samples, sha256 ")
     note = "text: sequences wait for no answers in an open loop; with --concurrency they do"
-    assert note in apart.notes and note not in seen.notes
+    assert note in apart.notes and note not in result.notes
     with pytest.raises(InputError, match="--dim cannot change that"):
         traffic.replace(dims={"seq": 4}).make_streams(plan.deployment, tmp_path)

@@ -54,15 +54,15 @@ def test_a_map_that_no_machine_can_be_set_up_as_is_simulated_with_a_note(tmp_pat
     (tmp_path / "map.json").write_text(json.dumps(content))
     traffic = SimulatedTraffic(rates_rps={"mlp": 50.0}, duration_s=2.0)
     assert not any("set up" in note for note in gpuprof.simulate(sound, traffic).notes)
-    told = gpuprof.simulate(tmp_path / "map.json", traffic).notes
-    assert any(note.startswith("no machine can be set up as") and "gpuprof check" in note for note in told), told
+    notes = gpuprof.simulate(tmp_path / "map.json", traffic).notes
+    assert any(note.startswith("no machine can be set up as") and "gpuprof check" in note for note in notes), notes
 
 
 def test_every_verb_says_that_a_replica_of_a_map_is_known_to_fail(planned_folder: Path) -> None:
-    sound, told = planned_folder / "map.json", "no machine can be set up as"
+    sound, prefix = planned_folder / "map.json", "no machine can be set up as"
     content = json.loads(sound.read_text())
-    replica = content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]
-    replica["batch"], replica["batch_latency_ms"] = 2, [5.0, 6.0]
+    entry = content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]
+    entry["batch"], entry["batch_latency_ms"] = 2, [5.0, 6.0]
     (planned_folder / "large.json").write_text(json.dumps(content))
     failed = replace(measured_row("m", 2, 6.0, device="v100"), latency_mean_ms=None, error="out of memory")
     database(planned_folder / "failed", [measured_row("m", 1, 5.0, device="v100"), failed])
@@ -74,10 +74,8 @@ def test_every_verb_says_that_a_replica_of_a_map_is_known_to_fail(planned_folder
             pass
         explained, simulated = gpuprof.explain(file, "m", db=folder), gpuprof.simulate(file, traffic, db=folder)
         for notes in (served, explained.notes, simulated.notes):
-            faults = [note for note in notes if note.startswith(told)]
-            assert len(faults) == is_told and all(
-                "m at batch 2 under 100% failed on v100" in replica for replica in faults
-            )
+            faults = [note for note in notes if note.startswith(prefix)]
+            assert len(faults) == is_told and all("m at batch 2 under 100% failed on v100" in entry for entry in faults)
 
 
 def test_a_device_that_the_map_was_not_planned_with_is_refused(tmp_path: Path) -> None:
@@ -99,8 +97,8 @@ def test_a_trace_is_recorded_shown_and_simulated(tmp_path: Path) -> None:
     shown = gpuprof.show_trace(tmp_path / "trace.csv", bins=4)
     counts = {str(row["model"]): row["counts"] for row in shown.rows()}
     assert {model: len(requests) for model, requests in counts.items()} == {"m": 4, "n": 4}
-    seen = gpuprof.simulate(MAP, SimulatedTraffic(trace=tmp_path / "trace.csv"))
-    assert {row["model"]: row["requests"] for row in seen.rows()} == {
+    result = gpuprof.simulate(MAP, SimulatedTraffic(trace=tmp_path / "trace.csv"))
+    assert {row["model"]: row["requests"] for row in result.rows()} == {
         m: sum(requests) for m, requests in counts.items()
     }
     shown.draw(tmp_path / "trace.svg")
@@ -141,8 +139,8 @@ def test_another_estimator_says_how_long_batches_take_in_simulate_and_load(plann
     assert timed.planned_with.estimator == name
     with gpuprof.serve(planned_folder / "map.json", ServeSettings(port=0, simulate=True)) as server:
         short = LoadTraffic(duration_s=0.5, warmup_s=0.0)
-        seen = gpuprof.load(
+        result = gpuprof.load(
             server.url, planned_folder / "map.json", traffic=short, db=planned_folder / "db", estimator=name
         )
-    predicted = seen.predictions.predicted["m"].infer_ms if seen.predictions is not None else None
+    predicted = result.predictions.predicted["m"].infer_ms if result.predictions is not None else None
     assert predicted == pytest.approx(10.0, rel=1e-2)

@@ -40,8 +40,8 @@ import sys, gpuprof
 found = gpuprof.estimate(["mlp.onnx"], batches=[1, 2, 4, 8, 16, 32], device="h100")
 print(len(found.rows()), "numba" in sys.modules, "lightgbm" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["6", "False", "False"]
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["6", "False", "False"]
 
 
 def test_a_map_of_few_kinds_does_not_wait_for_numba() -> None:
@@ -50,8 +50,8 @@ import sys, gpuprof
 plan = gpuprof.place("slo.csv", fleet="l4,t4", options=gpuprof.PlanningOptions(time_limit_s=0.1))
 print(plan.is_complete, "numba" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "False"]
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["True", "False"]
 
 
 def demands(here: Path) -> list[Demand]:

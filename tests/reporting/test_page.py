@@ -458,7 +458,7 @@ def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme:
     content = whole_page(24).replace("<head>", f"<head>{watch}", 1).replace("</body>", f"{probe}</body>", 1)
     (tmp_path / "report.html").write_text(content, encoding="utf-8")
     scheme = 0 if theme == "dark" else 1
-    done = subprocess.run(
+    completed = subprocess.run(
         [
             str(CHROMIUM),
             "--headless",
@@ -475,14 +475,14 @@ def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme:
         timeout=120,
         check=True,
     )
-    assert "CONSOLE" not in done.stderr
-    match = re.search(r"<title>probe:(.*?)</title>", done.stdout)
+    assert "CONSOLE" not in completed.stderr
+    match = re.search(r"<title>probe:(.*?)</title>", completed.stdout)
     assert match is not None
-    seen = json.loads(match[1])
-    assert seen["errors"] == []
-    assert seen["asked"] == 0
-    assert seen["clipped"] == []
-    assert seen["tip"]
-    before, without, again, alone = (set(names) for names in seen["shown"])
+    report = json.loads(match[1])
+    assert report["errors"] == []
+    assert report["asked"] == 0
+    assert report["clipped"] == []
+    assert report["tip"]
+    before, without, again, alone = (set(names) for names in report["shown"])
     assert "0" in before and without == before - {"0"} and again == before and alone == {"0"}
-    assert seen["theme"] == ("light" if theme == "dark" else "dark")
+    assert report["theme"] == ("light" if theme == "dark" else "dark")

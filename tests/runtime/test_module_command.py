@@ -27,9 +27,9 @@ def test_a_process_takes_no_file_of_the_working_directory_for_a_library_s(folder
     model = folder / "mlp.onnx"
     assert main(["zoo", "build", "mlp", "-o", str(model)]) == 0
     command = [sys.executable, "-P", "-m", "gpuprof", "profile", "mlp.onnx", "--batch", "1", "--share", "100", "--json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 2), done.stderr  # 2: the machine is too noisy
-    assert [row["model"] for row in json.loads(done.stdout)] == ["mlp"]
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert completed.returncode in (0, 2), completed.stderr  # 2: the machine is too noisy
+    assert [row["model"] for row in json.loads(completed.stdout)] == ["mlp"]
 
 
 def test_it_does_so_where_its_parent_does_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

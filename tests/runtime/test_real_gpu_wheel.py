@@ -54,16 +54,16 @@ try:
 except UnavailableError as error:
     print(error.message)
 """
-    done = _python("-c", program)
-    provider, refusal = done.stdout.strip().splitlines()
-    assert provider == "None", done.stderr
+    completed = _python("-c", program)
+    provider, refusal = completed.stdout.strip().splitlines()
+    assert provider == "None", completed.stderr
     assert "on the CPU because its CUDAExecutionProvider does not start" in refusal
     assert "cannot be loaded" in refusal or "driver" in refusal  # without CUDA's libraries, or with them and no GPU
 
 
 def test_the_doctor_tries_it_and_names_the_library() -> None:
-    done = _python("-m", "gpuprof", "doctor", "--json")
-    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    completed = _python("-m", "gpuprof", "doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(completed.stdout)}
     assert findings["CUDA provider"]["status"] == "limited"
     assert "does not start" in findings["CUDA provider"]["detail"] and findings["CUDA provider"]["fix"]
 
@@ -74,9 +74,9 @@ def test_profiling_a_gpu_stores_no_figure_of_the_cpu(tmp_path: Path) -> None:
     (played / "pynvml.py").write_text(PLAYED_NVML.read_text())  # a GPU as NVML shows it
     model = write_mlp(tmp_path / "m.onnx")
     words = ["profile", str(model), "--device", "gpu", "--collector", "nvml", "--batch", "1", "--time-limit", "0.5"]
-    done = _python("-m", "gpuprof", *words, "--db", str(tmp_path / "db"), first=played)
-    assert done.returncode != 0
-    assert "does not start" in done.stderr + done.stdout
+    completed = _python("-m", "gpuprof", *words, "--db", str(tmp_path / "db"), first=played)
+    assert completed.returncode != 0
+    assert "does not start" in completed.stderr + completed.stdout
     rows = KernelDb(tmp_path / "db").read_table("models").to_pylist() if (tmp_path / "db").is_dir() else []
     assert [row for row in rows if row["latency_mean_ms"] is not None] == []
 
@@ -91,5 +91,5 @@ try:
 except UnavailableError as error:
     print(error.message)
 """
-    done = _python("-c", program)
-    assert "does not start" in done.stdout, done.stderr
+    completed = _python("-c", program)
+    assert "does not start" in completed.stdout, completed.stderr

@@ -67,11 +67,11 @@ def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: RoutingRule
                 return
             process = server.idle.index(True)
             server.begin(size, now)
-            done = now + int(replica.batch_latency_ms[size - 1] * 1e6 + 0.5)
+            end = now + int(replica.batch_latency_ms[size - 1] * 1e6 + 0.5)
             for _ in range(size):
-                answered[server.queue.popleft()[1]] = done
-            server.idle[process], server.free_at[process] = False, done
-            heapq.heappush(events, (done, 1, first_process[s] + process))
+                answered[server.queue.popleft()[1]] = end
+            server.idle[process], server.free_at[process] = False, end
+            heapq.heappush(events, (end, 1, first_process[s] + process))
 
     while events:
         now, kind, ident = heapq.heappop(events)

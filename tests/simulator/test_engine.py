@@ -39,22 +39,22 @@ def outcome(
     replicas: Sequence[Replica], *milliseconds: float, slo_ms: float = 1e6, options: SimulationOptions | None = None
 ) -> ModelOutcome:
     """Each replica on a GPU of its own, and one model."""
-    done = simulate(
+    result = simulate(
         make_map([[r] for r in replicas], slo_ms), {"m": at(*milliseconds)}, options or SimulationOptions(1.0)
     )
-    return done.models[0]
+    return result.models[0]
 
 
 def test_a_lone_request_takes_the_service_time() -> None:
-    seen = outcome([replica("m", [5.0])], 0.0)
-    assert (seen.mean_ms, seen.p50_ms, seen.max_ms) == (5.0, 5.0, 5.0)
+    result = outcome([replica("m", [5.0])], 0.0)
+    assert (result.mean_ms, result.p50_ms, result.max_ms) == (5.0, 5.0, 5.0)
 
 
 def test_a_part_of_a_batch_waits_for_others_and_then_goes() -> None:
-    seen = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, 1.0)
-    assert seen.stage_mean_ms["batching"] == 1.5
-    assert seen.stage_mean_ms["service"] == 6.0
-    assert seen.stage_mean_ms["queue"] == 0.0
+    result = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, 1.0)
+    assert result.stage_mean_ms["batching"] == 1.5
+    assert result.stage_mean_ms["service"] == 6.0
+    assert result.stage_mean_ms["queue"] == 0.0
 
 
 def test_a_full_batch_goes_at_once() -> None:
@@ -62,32 +62,32 @@ def test_a_full_batch_goes_at_once() -> None:
 
 
 def test_a_request_that_comes_as_the_wait_ends_joins_the_batch() -> None:
-    seen = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, 2.0)
-    assert seen.stage_mean_ms["service"] == 6.0
+    result = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, 2.0)
+    assert result.stage_mean_ms["service"] == 6.0
 
 
 def test_a_timeout_of_all_batches_replaces_their_own_and_knows_no_deadline() -> None:
     waiting = SimulationOptions(1.0, batch_timeout_ms=50.0)
-    seen = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, options=waiting, slo_ms=20.0)
-    assert (seen.max_ms, seen.in_time) == (55.0, 0)
+    result = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, options=waiting, slo_ms=20.0)
+    assert (result.max_ms, result.in_time) == (55.0, 0)
 
 
 def test_a_process_that_is_free_at_the_instant_of_arrival_takes_the_request() -> None:
-    seen = outcome([replica("m", [5.0])], 0.0, 5.0)
-    assert seen.max_ms == 5.0
+    result = outcome([replica("m", [5.0])], 0.0, 5.0)
+    assert result.max_ms == 5.0
 
 
 def test_waiting_for_a_process_is_queueing_not_batching() -> None:
-    seen = outcome([replica("m", [5.0, 5.0])], 0.0, 1.0)
-    assert seen.stage_mean_ms["queue"] == 2.0
-    assert seen.stage_mean_ms["batching"] == 0.0
+    result = outcome([replica("m", [5.0, 5.0])], 0.0, 1.0)
+    assert result.stage_mean_ms["queue"] == 2.0
+    assert result.stage_mean_ms["batching"] == 0.0
 
 
 def test_a_batch_after_a_pause_takes_longer_than_one_that_follows_another() -> None:
     server = replica("m", [4.0])
     cold = server.model_copy(update={"predicted": server.predicted.model_copy(update={"pause_factor": 1.5})})
-    seen = outcome([cold], 0.0, 1.0, 50.0)
-    assert seen.stage_mean_ms["service"] == pytest.approx((6.0 + 4.0 + 6.0) / 3)
+    result = outcome([cold], 0.0, 1.0, 50.0)
+    assert result.stage_mean_ms["service"] == pytest.approx((6.0 + 4.0 + 6.0) / 3)
 
 
 def test_batches_after_a_pause_vary_by_a_spread_of_their_own() -> None:
@@ -117,38 +117,38 @@ def test_times_that_vary_by_more_than_any_can_are_refused(name: str) -> None:
 
 
 def test_the_router_is_one_server_for_all() -> None:
-    seen = outcome([replica("m", [5.0], processes=9)], 0.0, 0.0, 0.0, options=SimulationOptions(1.0, router_ms=1.0))
-    assert seen.stage_mean_ms["router"] == 2.0
-    assert seen.max_ms == 8.0
+    result = outcome([replica("m", [5.0], processes=9)], 0.0, 0.0, 0.0, options=SimulationOptions(1.0, router_ms=1.0))
+    assert result.stage_mean_ms["router"] == 2.0
+    assert result.max_ms == 8.0
 
 
 def test_both_legs_of_the_network_count() -> None:
-    seen = outcome([replica("m", [5.0])], 0.0, options=SimulationOptions(1.0, legs_ms={"m": (2.0, 0.5)}))
-    assert seen.stage_mean_ms["network"] == 2.5
-    assert seen.mean_ms == 7.5
+    result = outcome([replica("m", [5.0])], 0.0, options=SimulationOptions(1.0, legs_ms={"m": (2.0, 0.5)}))
+    assert result.stage_mean_ms["network"] == 2.5
+    assert result.mean_ms == 7.5
 
 
 def test_the_faster_replica_is_chosen_until_it_is_the_slower() -> None:
-    done = simulate(
+    result = simulate(
         make_map([[replica("m", [10.0])], [replica("m", [4.0])]]), {"m": at(0.0, 0.0, 0.0)}, SimulationOptions(1.0)
     )
-    assert [r.answered for r in done.replicas] == [1, 2]
+    assert [r.answered for r in result.replicas] == [1, 2]
 
 
 def test_round_robin_takes_each_in_turn() -> None:
-    done = simulate(
+    result = simulate(
         make_map([[replica("m", [10.0])], [replica("m", [4.0])]]),
         {"m": at(0.0, 0.0, 0.0, 0.0)},
         SimulationOptions(1.0, routing="round-robin"),
     )
-    assert [r.answered for r in done.replicas] == [2, 2]
+    assert [r.answered for r in result.replicas] == [2, 2]
 
 
 def test_a_hopeless_request_is_refused_when_asked() -> None:
-    seen = outcome(
+    result = outcome(
         [replica("m", [5.0])], 0.0, 1.0, 2.0, slo_ms=9.0, options=SimulationOptions(1.0, refuse_hopeless=True)
     )
-    assert (seen.answered, seen.missed["refused"], seen.in_time) == (2, 1, 2)
+    assert (result.answered, result.missed["refused"], result.in_time) == (2, 1, 2)
 
 
 def test_a_miss_has_a_cause() -> None:
@@ -165,51 +165,53 @@ def test_a_miss_has_a_cause() -> None:
 
 
 def test_what_a_gpu_that_fails_had_to_do_is_done_elsewhere() -> None:
-    seen = simulate(
+    result = simulate(
         make_map([[replica("m", [100.0])], [replica("m", [100.0])]]),
         {"m": at(0.0, 0.0, 1.0, 1.0)},
         SimulationOptions(1.0, failures=(Failure("node0", 0, 0.010),)),
     )
-    assert [r.answered for r in seen.replicas] == [0, 4]
-    assert seen.models[0].max_ms == pytest.approx(399.0)
+    assert [r.answered for r in result.replicas] == [0, 4]
+    assert result.models[0].max_ms == pytest.approx(399.0)
 
 
 def test_a_node_that_comes_back_serves_again() -> None:
-    seen = outcome(
+    result = outcome(
         [replica("m", [5.0])],
         0.0,
         20.0,
         50.0,
         options=SimulationOptions(1.0, failures=(Failure("node0", None, 0.010, 0.020),)),
     )
-    assert (seen.answered, seen.missed["failed"]) == (2, 1)
+    assert (result.answered, result.missed["failed"]) == (2, 1)
 
 
 def test_a_model_without_replicas_answers_nothing() -> None:
     deployment = make_map([[replica("m", [5.0])]])
     models = {**deployment.models, "other": deployment.models["m"]}
-    seen = simulate(deployment.model_copy(update={"models": models}), {"other": at(0.0)}, SimulationOptions(1.0))
-    assert seen.models[1].missed["failed"] == 1
+    result = simulate(deployment.model_copy(update={"models": models}), {"other": at(0.0)}, SimulationOptions(1.0))
+    assert result.models[1].missed["failed"] == 1
 
 
 def test_memory_is_bounded_under_a_thousand_times_the_capacity() -> None:
     options = SimulationOptions(1.0, max_in_system=512)
-    seen = simulate(make_map([[replica("m", [10.0])]]), {"m": DeterministicArrivals(100_000.0)}, options).models[0]
-    assert seen.missed["full"] + seen.answered == seen.requests == 99_999
-    assert seen.answered == pytest.approx(512 + 100, abs=2)
+    result = simulate(make_map([[replica("m", [10.0])]]), {"m": DeterministicArrivals(100_000.0)}, options).models[0]
+    assert result.missed["full"] + result.answered == result.requests == 99_999
+    assert result.answered == pytest.approx(512 + 100, abs=2)
 
 
 def test_what_is_answered_after_the_end_counts_as_answered_but_not_as_throughput() -> None:
     options = SimulationOptions(1.0, refuse_hopeless=False)
-    done = simulate(make_map([[replica("m", [10.0, 10.0])]]), {"m": DeterministicArrivals(1000.0)}, options).replicas[0]
-    assert done.answered == 999
-    assert done.throughput_rps == pytest.approx(200.0, abs=3)
-    assert done.mean_batch == pytest.approx(2.0, abs=0.01)
+    result = simulate(make_map([[replica("m", [10.0, 10.0])]]), {"m": DeterministicArrivals(1000.0)}, options).replicas[
+        0
+    ]
+    assert result.answered == 999
+    assert result.throughput_rps == pytest.approx(200.0, abs=3)
+    assert result.mean_batch == pytest.approx(2.0, abs=0.01)
 
 
 def test_what_arrives_before_the_warm_up_ends_is_not_counted() -> None:
-    seen = outcome([replica("m", [5.0])], 1.0, 400.0, 600.0, options=SimulationOptions(1.0, warmup_s=0.5))
-    assert (seen.requests, seen.rate_rps) == (1, 2.0)
+    result = outcome([replica("m", [5.0])], 1.0, 400.0, 600.0, options=SimulationOptions(1.0, warmup_s=0.5))
+    assert (result.requests, result.rate_rps) == (1, 2.0)
 
 
 def test_an_empty_map_and_a_model_that_the_map_lacks_are_refused() -> None:
@@ -269,15 +271,15 @@ _replicas = st.builds(
 def test_the_engine_does_what_the_rules_of_the_runtime_say(replicas: list[Replica], gaps: list[int], rule: str) -> None:
     times = (np.cumsum(gaps) * 250_000).tolist()
     expected = play(replicas, times, routing_rule(rule))
-    seen = simulate(
+    result = simulate(
         make_map([[r] for r in replicas]),
         {"m": RecordedArrivals(np.array(times), 1.0)},
         SimulationOptions(1.0, routing=rule),
     ).models[0]
-    latencies = [(done - came) / 1e6 for done, came in zip(expected, times, strict=True)]
-    assert seen.answered == len(times)
-    assert seen.mean_ms == pytest.approx(sum(latencies) / len(latencies), rel=1e-9)
-    assert seen.max_ms == pytest.approx(max(latencies), rel=1e-9)
+    latencies = [(end - arrival) / 1e6 for end, arrival in zip(expected, times, strict=True)]
+    assert result.answered == len(times)
+    assert result.mean_ms == pytest.approx(sum(latencies) / len(latencies), rel=1e-9)
+    assert result.max_ms == pytest.approx(max(latencies), rel=1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -297,15 +299,15 @@ def test_every_request_is_answered_or_missed_once(
     options = SimulationOptions(
         1.0, seed=seed, refuse_hopeless=refuse, router_ms=router_ms, failures=failures, max_in_system=64
     )
-    done = simulate(
+    result = simulate(
         make_map(gpus, 20.0), {"a": GammaArrivals(800 * load), "b": GammaArrivals(1300 * load, 3.0)}, options
     )
-    for model in done.models:
+    for model in result.models:
         late = sum(count for cause, count in model.missed.items() if cause not in ("refused", "full", "failed"))
         assert model.requests == model.in_time + sum(model.missed.values())
         assert model.answered == model.in_time + late
-    assert sum(m.answered for m in done.models) == sum(r.answered for r in done.replicas)
-    assert all(0.0 <= r.utilization <= 1.0 for r in done.replicas)
+    assert sum(m.answered for m in result.models) == sum(r.answered for r in result.replicas)
+    assert all(0.0 <= r.utilization <= 1.0 for r in result.replicas)
 
 
 def mixed_map() -> DeploymentMap:
@@ -373,14 +375,16 @@ def long_run(server: Replica, rate_rps: float, seconds: float) -> SimulationOutc
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_one_server_of_constant_service_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
-    seen = long_run(replica("m", [1.0]), 1000.0 * load, 6000.0).models[0]
-    assert seen.stage_mean_ms["queue"] == pytest.approx(load / (2 * (1 - load)), rel=0.01)
+    result = long_run(replica("m", [1.0]), 1000.0 * load, 6000.0).models[0]
+    assert result.stage_mean_ms["queue"] == pytest.approx(load / (2 * (1 - load)), rel=0.01)
 
 
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (4, 0.7), pytest.param(8, 0.8, marks=pytest.mark.slow)])
 def test_servers_of_exponential_service_wait_as_erlang_says(servers: int, load: float) -> None:
-    seen = long_run(replica("m", [1.0], processes=servers, cv=1.0), 1000.0 * servers * load, 8000.0 / servers).models[0]
+    result = long_run(replica("m", [1.0], processes=servers, cv=1.0), 1000.0 * servers * load, 8000.0 / servers).models[
+        0
+    ]
     offered = servers * load
     waits = offered**servers / math.factorial(servers) / (1 - load)
     probability = waits / (sum(offered**k / math.factorial(k) for k in range(servers)) + waits)
-    assert seen.stage_mean_ms["queue"] == pytest.approx(probability / (servers * (1 - load)), rel=0.01)
+    assert result.stage_mean_ms["queue"] == pytest.approx(probability / (servers * (1 - load)), rel=0.01)

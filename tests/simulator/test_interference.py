@@ -41,13 +41,13 @@ def run(
     return simulate(make_map(gpus), arrivals, SimulationOptions(1.0), interference=questions)
 
 
-def means(seen: SimulationOutcome) -> list[float | None]:
-    return [model.mean_ms for model in seen.models]
+def means(result: SimulationOutcome) -> list[float | None]:
+    return [model.mean_ms for model in result.models]
 
 
 def test_a_batch_is_slowed_by_who_runs_when_it_starts_until_it_ends() -> None:
-    seen = run([[A, B]], InterferenceQuestions(), a=at(0.0), b=at(2.0))
-    assert means(seen) == [10.0, 6.0]  # a started alone, and b beside it
+    result = run([[A, B]], InterferenceQuestions(), a=at(0.0), b=at(2.0))
+    assert means(result) == [10.0, 6.0]  # a started alone, and b beside it
 
 
 def test_a_neighbour_that_ends_at_the_instant_of_the_start_does_not_disturb() -> None:
@@ -65,8 +65,10 @@ def test_other_gpus_and_other_processes_of_the_same_replica_do_not_disturb() -> 
 
 
 def test_a_replica_with_several_processes_is_one_neighbour_as_long_as_any_runs() -> None:
-    seen = run([[replica("a", [10.0], processes=2), B]], InterferenceQuestions(), a=at(0.0, 6.0), b=at(1.0, 12.0, 30.0))
-    assert means(seen) == [pytest.approx((10.0 + 15.0) / 2), pytest.approx((6.0 + 6.0 + 4.0) / 3)]
+    result = run(
+        [[replica("a", [10.0], processes=2), B]], InterferenceQuestions(), a=at(0.0, 6.0), b=at(1.0, 12.0, 30.0)
+    )
+    assert means(result) == [pytest.approx((10.0 + 15.0) / 2), pytest.approx((6.0 + 6.0 + 4.0) / 3)]
 
 
 def test_a_neighbour_that_fails_disturbs_no_longer() -> None:

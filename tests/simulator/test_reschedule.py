@@ -37,8 +37,8 @@ def run(table: Timetable, arrivals: Mapping[str, ArrivalProcess]) -> list[int]:
 def test_the_rates_that_are_observed_are_those_that_are_simulated() -> None:
     arrivals: dict[str, ArrivalProcess] = {"m": GammaArrivals(70.0, 2.0)}
     rates = observed_rates(ONE, arrivals, SimulationOptions(30.0, seed=3), 10.0)
-    seen = simulate(ONE, arrivals, SimulationOptions(30.0, seed=3)).models[0]
-    assert sum(10.0 * rate["m"] for rate in rates) == pytest.approx(seen.requests)
+    result = simulate(ONE, arrivals, SimulationOptions(30.0, seed=3)).models[0]
+    assert sum(10.0 * rate["m"] for rate in rates) == pytest.approx(result.requests)
     assert len(rates) == 3
 
 
@@ -62,9 +62,9 @@ def test_more_replicas_answer_more_in_time_than_the_map_that_stays() -> None:
 def test_a_replica_that_ends_finishes_what_it_has() -> None:
     options = SimulationOptions(1.0, switches=(Switch(0.012, begin=(1,), end=(0,)),), absent=(1,))
     arrivals: dict[str, ArrivalProcess] = {"m": RecordedArrivals(np.array([0, 1, 20]) * 1_000_000, 1.0)}
-    done = simulate(TWO, arrivals, options)
-    assert [r.answered for r in done.replicas] == [2, 1]
-    assert sum(done.models[0].missed.values()) == 0
+    result = simulate(TWO, arrivals, options)
+    assert [r.answered for r in result.replicas] == [2, 1]
+    assert sum(result.models[0].missed.values()) == 0
 
 
 def test_what_is_replaced_goes_on_until_its_successor_is_loaded() -> None:

@@ -88,6 +88,6 @@ def _launch_events(
 ) -> list[dict[str, Any]]:
     where = {"ph": "X", "pid": event["pid"], "tid": event["tid"]}
     call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": event["ts"], "dur": 1, **where}
-    done = {"cat": kind, "name": name, "ph": "X", "pid": 0, "tid": 7, "ts": event["ts"], "dur": duration_us}
+    executed = {"cat": kind, "name": name, "ph": "X", "pid": 0, "tid": 7, "ts": event["ts"], "dur": duration_us}
     of = {"correlation": 1_000_000 + turn, "device": 0, "stream": 7}
-    return [{**call, "args": of}, {**done, "args": {**of, **arguments}}]
+    return [{**call, "args": of}, {**executed, "args": {**of, **arguments}}]

@@ -114,16 +114,16 @@ def _with_names(rows: list[ColocatedWorkload], names: str) -> list[ColocatedWork
 
 def test_a_model_that_is_left_out_is_in_neither_role_of_what_is_learnt() -> None:
     rows = _pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5]))
-    seen: list[set[str]] = []
+    model_names: list[set[str]] = []
 
     class RecordingInterference(ConstantInterference):
         def fit(self, measured: Sequence[ColocatedWorkload]) -> RecordingInterference:
-            seen.append({name for row in measured for name in (row.victim.model, row.beside[0].model)})
+            model_names.append({name for row in measured for name in (row.victim.model, row.beside[0].model)})
             super().fit(measured)
             return self
 
     scores = leave_out(RecordingInterference, rows, "model")
-    assert seen == [{"b", "c"}, {"a", "c"}, {"a", "b"}]
+    assert model_names == [{"b", "c"}, {"a", "c"}, {"a", "b"}]
     without = [row for row in rows if row not in _with_names(rows, "bc")]
     assert sum(score.unit == "a" for score in scores) == len(without)
     assert sum(score.unit == "a" and score.is_victim for score in scores) == sum(
@@ -144,8 +144,8 @@ def test_models_are_ranked_by_both_roles_and_their_interval_holds_a_new_model() 
     new = [_running("new", random) for _ in range(200)]
     held = 0
     for victim, row in zip(new, rows, strict=False):
-        took = truth.slowdown(victim, row.beside) * float(random.normal(1.0, 0.02))
-        held += best.low <= took / best.model.slowdown(victim, row.beside) <= best.high
+        slowdown = truth.slowdown(victim, row.beside) * float(random.normal(1.0, 0.02))
+        held += best.low <= slowdown / best.model.slowdown(victim, row.beside) <= best.high
     assert 0.85 * len(new) <= held
 
 
@@ -157,11 +157,11 @@ def test_two_models_are_judged_by_the_victim() -> None:
 
 def test_what_nobody_co_located_is_named() -> None:
     rows = _pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5]))
-    seen = SeenRange(rows)
+    seen_range = SeenRange(rows)
     victim, beside = rows[0].victim, rows[0].beside
-    assert seen.list_beyond(victim, beside) == ()
-    assert seen.list_beyond(replace(victim, dram_pct=90.0), beside) == ("the victim's use of DRAM",)
-    assert "the number of neighbours" in seen.list_beyond(victim, [*beside, *beside])
+    assert seen_range.list_beyond(victim, beside) == ()
+    assert seen_range.list_beyond(replace(victim, dram_pct=90.0), beside) == ("the victim's use of DRAM",)
+    assert "the number of neighbours" in seen_range.list_beyond(victim, [*beside, *beside])
 
 
 _HEADER = (

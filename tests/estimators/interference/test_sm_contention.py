@@ -64,6 +64,6 @@ def test_saturating_neighbours_cost_what_they_need_beyond_all_sms(thesis_profile
 
 
 def test_cores_are_not_contended_for_as_sms_are() -> None:
-    seen = Colocations(None, lambda device, workload: None)
-    figure = seen.beside(Figure(1.0, "measured"), replace(v100(), kind="cpu"), whole("a", 1), [whole("b", 1)])
+    colocations = Colocations(None, lambda device, workload: None)
+    figure = colocations.beside(Figure(1.0, "measured"), replace(v100(), kind="cpu"), whole("a", 1), [whole("b", 1)])
     assert "contention" not in figure.source

@@ -284,7 +284,7 @@ def test_a_scalar_input_of_a_row_is_read_as_one() -> None:
 
 
 def test_fitting_tells_how_many_of_its_fits_are_done(world: tuple[Path, TrainingSet]) -> None:
-    told: list[tuple[int, int]] = []
-    fit_with_intervals(world[1], ("lasso",), lambda done, total: told.append((done, total)))
-    total = told[0][1]
-    assert total > 2 and told == [(done, total) for done in range(total + 1)]
+    steps: list[tuple[int, int]] = []
+    fit_with_intervals(world[1], ("lasso",), lambda done, total: steps.append((done, total)))
+    total = steps[0][1]
+    assert total > 2 and steps == [(done, total) for done in range(total + 1)]

@@ -15,5 +15,5 @@ from gpuprof.pipeline.problem import make_queueing
 make_queueing(None, ())
 print("scipy" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False"]
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["False"]

@@ -35,15 +35,15 @@ V100 = device("v100")
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """The tasks of workers: their process, and the task's name."""
-    seen: list[tuple[int, str]] = []
+    recorded: list[tuple[int, str]] = []
     send = Worker.send
 
     def note_task(self: Worker, task: Any, *given: Any, **more: Any) -> None:
-        seen.append((self.process_id, task.__name__))
+        recorded.append((self.process_id, task.__name__))
         send(self, task, *given, **more)
 
     monkeypatch.setattr(Worker, "send", note_task)
-    return seen
+    return recorded
 
 
 def _processes(calls: list[tuple[int, str]], task: str) -> list[int]:

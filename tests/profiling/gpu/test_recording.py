@@ -71,8 +71,8 @@ def test_a_profiler_can_run_the_program_by_itself(tmp_path: Path) -> None:
     assert RecordedFiles(tmp_path).executed.is_file()
     job.path.write_bytes(b"no model")
     command = task_command(tmp_path / "b.task", WorkerSetup(), run_for_recording, job.path, job.inputs(), repeats=1)
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == InputError.exit_code and done.stderr.startswith("error: ")
+    completed = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert completed.returncode == InputError.exit_code and completed.stderr.startswith("error: ")
 
 
 @pytest.mark.parametrize(("cuda", "works"), [("13.0", True), (None, False)])

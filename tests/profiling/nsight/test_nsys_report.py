@@ -39,8 +39,8 @@ def test_copies_say_which_memory_of_the_host_they_were_of(tmp_path: Path, old: b
     export.copy(3100, 2**20, 1, 202, srcKind=1, dstKind=2)
     export.copy(3200, 2**20, 2, 203, srcKind=2, dstKind=1)
     export.copy(3300, 2**20, 8, 204, srcKind=2, dstKind=2)
-    gone = {MEMCPY: ("srcKind", "dstKind")} if old else None
-    copies = read_nsys(export.write(tmp_path / "r.sqlite", drop=gone)).copies
+    dropped = {MEMCPY: ("srcKind", "dstKind")} if old else None
+    copies = read_nsys(export.write(tmp_path / "r.sqlite", drop=dropped)).copies
     memories = [None if pd.isna(memory) else memory for memory in copies["memory"].tolist()[-4:]]
     assert memories == ([None] * 4 if old else ["pageable", "pinned", "pinned", None])
 

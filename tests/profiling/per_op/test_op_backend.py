@@ -31,25 +31,25 @@ def _stand(tmp_path: Path, document: Mapping[str, Any]) -> op_backend.Observatio
     source = next(iter(distinct_ops(write_mlp(tmp_path / "m.onnx"), 2, "m").values()))
     path = write(tmp_path / "trace.json", document)
     worker: Any = SimpleNamespace(call=lambda *_: path)
-    seen = GpuOpBackend(GPU, Share(50.0)).measure(worker, source, tmp_path / "op.onnx", {})
+    measured = GpuOpBackend(GPU, Share(50.0)).measure(worker, source, tmp_path / "op.onnx", {})
     assert not path.exists()
-    return seen
+    return measured
 
 
 def test_all_kernels_of_a_lone_op_are_its_own_and_warm_up_is_left_out(tmp_path: Path) -> None:
-    seen = _stand(tmp_path, trace_of_kernels(["im2col", "product"]))
-    assert seen.times_ns == (80_250,) * 7
-    assert [kernel.name for kernel in seen.kernels] == ["kernel_im2col", "kernel_product"]
-    assert {kernel.op_type for kernel in seen.kernels} == {"MatMul"}
-    assert {(kernel.model, kernel.sm_share_pct, kernel.batch) for kernel in seen.kernels} == {(PER_OP, 50.0, 2)}
-    assert [kernel.grid_x for kernel in seen.kernels] == [216, 216]
-    assert all(kernel.op_name is not None and kernel.op_name.startswith("m:") for kernel in seen.kernels)
+    measured = _stand(tmp_path, trace_of_kernels(["im2col", "product"]))
+    assert measured.times_ns == (80_250,) * 7
+    assert [kernel.name for kernel in measured.kernels] == ["kernel_im2col", "kernel_product"]
+    assert {kernel.op_type for kernel in measured.kernels} == {"MatMul"}
+    assert {(kernel.model, kernel.sm_share_pct, kernel.batch) for kernel in measured.kernels} == {(PER_OP, 50.0, 2)}
+    assert [kernel.grid_x for kernel in measured.kernels] == [216, 216]
+    assert all(kernel.op_name is not None and kernel.op_name.startswith("m:") for kernel in measured.kernels)
 
 
 def test_an_op_that_launches_nothing_has_no_time_and_says_so(tmp_path: Path) -> None:
-    seen = _stand(tmp_path, {**trace_of_kernels([]), "traceEvents": []})
-    assert seen.times_ns == ()
-    assert seen.note is not None and seen.note.startswith("no kernel")
+    measured = _stand(tmp_path, {**trace_of_kernels([]), "traceEvents": []})
+    assert measured.times_ns == ()
+    assert measured.note is not None and measured.note.startswith("no kernel")
 
 
 def test_a_gpu_without_pytorch_cannot_time_ops(monkeypatch: pytest.MonkeyPatch) -> None:
