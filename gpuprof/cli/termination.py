@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from gpuprof.placement.limit import end_searches
+
 #: Seconds within which a repeated signal is ignored: programs that signal a process group signal its leader, too
 #: (timeout does).
 _SAME_WORD_S = 1.0
@@ -32,9 +34,10 @@ def termination_as_interrupt() -> Iterator[None]:
         if now_s - told_s[0] < _SAME_WORD_S:
             return
         told_s[0] = now_s
-        if callable(signal.getsignal(signal.SIGINT)):
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler) and handler is not end_searches:
             signal.raise_signal(signal.SIGINT)
-        else:  # SIGINT is ignored, as for background jobs of a shell
+        else:  # SIGINT is ignored, as for background jobs of a shell, or would only end a search
             raise KeyboardInterrupt
 
     before = {word: signal.getsignal(word) for word in _WORDS}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction
 from gpuprof.domain.estimate import Figure
-from gpuprof.domain.fleet import ANY
 from gpuprof.domain.map_file import write_map
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InfeasibleError
 from gpuprof.estimators.interval_end import IntervalEndEstimator
 from gpuprof.export.triton_repository import (
@@ -41,7 +41,8 @@ from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.feasibility import find_excess_time
-from gpuprof.placement.limit import Limit
+from gpuprof.placement.limit import Limit, interruptible
+from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import MEANS, Problem, collect_evidence
 from gpuprof.rules.host_work import host_work_of_plan
@@ -172,7 +173,7 @@ def place(
     notes = NoteList(note)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     running = None if previous is None else resolve_map(previous)
-    options = limit_search(fleet, options)
+    options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
     steps = 3 if output.merge else 2
     progress(Progress("reading demands, devices and profiles", 0, steps))
     repository = None if output.triton_repository is None else read_repository(output.triton_repository)
@@ -182,8 +183,14 @@ def place(
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(problem.options.time_limit_s)
+
+    def tell(best: Placement) -> None:
+        progress(Progress(f"planning {len(problem.demands)} demands: {_describe_best(best)}", 1, steps))
+
     # The planning time counts from here: the ends of the intervals get a part of it.
-    deployment = plan_map(replace(problem, previous=running), chosen, options.created)
+    with interruptible():
+        planned = replace(problem, previous=running, on_progress=tell)
+        deployment = plan_map(planned, chosen, options.created)
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
         from gpuprof.pipeline.map_merging import merge_models
@@ -207,11 +214,12 @@ def place(
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output, repository=repository)
 
 
-def limit_search(fleet: FleetArgument | None, options: PlanningOptions) -> PlanningOptions:
-    """Return the options, with a time limit for a fleet of every kind of GPU: such a search has no natural end."""
-    named = fleet.lower().split(",") if isinstance(fleet, str) else []
-    is_open = any(entry.strip() == ANY for entry in named) and options.time_limit_s is None
-    return options.replace(time_limit_s=DEFAULT_LIMIT_S) if is_open else options
+def _describe_best(best: Placement) -> str:
+    """Return the incumbent and the bound of a search in a few words."""
+    text = count_of(len(best.gpus), "device")
+    if best.unplaced:
+        return f"{text}, {count_of(len(best.unplaced), 'demand')} short"
+    return text if best.lower_bound_gpus is None else f"{text}, at least {best.lower_bound_gpus}"
 
 
 def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:

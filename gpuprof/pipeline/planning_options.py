@@ -56,8 +56,8 @@ class PlanningOptions(Settings):
     )
     time_limit_s: Positive | None = option(
         None,
-        "Time of the search, after which the best map so far is taken; default: 5s for --gpus any, and in compare for "
-        "each policy or GPU.",
+        "Time of the search, after which the best map so far is taken; default: 5s, in compare for each policy or GPU. "
+        "Ctrl-C takes the best map at once.",
         "--time-limit",
         unit="s",
         panel=_SEARCH,

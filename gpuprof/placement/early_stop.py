@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.plural import count_of
+from gpuprof.placement.limit import is_interrupted
 from gpuprof.placement.placement import Placement
 
-#: Map entry for the cause of an early stop.
-_STOPPED = "time limit"
+#: Map entries for the causes of an early stop.
+_STOPPED, _INTERRUPTED = "time limit", "interrupt"
 
 
 def name_stop(placement: Placement) -> str | None:
     """Return the cause of a search's early end, None without an early end."""
-    return _STOPPED if placement.stopped else None
+    if not placement.stopped:
+        return None
+    return _INTERRUPTED if is_interrupted() else _STOPPED
 
 
 def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str | None:
@@ -38,6 +41,6 @@ def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str |
             f"{predicted.goodput_rps:.4g} requests/s, and none serves more than {predicted.upper_bound_goodput_rps:.4g}"
         )
     result = "; ".join(words) or "no bound is known"
-    if limit_s is None:
+    if limit_s is None or stop == _INTERRUPTED:
         return f"the {stop} ended the search early: {result}"
     return f"the {stop} of {limit_s:g} s ended the search early (--time-limit gives it longer): {result}"

@@ -1,9 +1,14 @@
-"""Time limits of searches."""
+"""Time limits of searches, and their end by Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import FrameType
 
 #: Maximum seconds for each granted second of processor time; waiting uses no processor time.
 _MOST_WAITED = 5.0
@@ -11,6 +16,40 @@ _MOST_WAITED = 5.0
 
 class TimeUpError(Exception):
     """The time is up. The caller that set the limit catches it and returns the best result so far."""
+
+
+_interrupted = threading.Event()
+
+
+def is_interrupted() -> bool:
+    """Return whether Ctrl-C ended the searches of `interruptible`."""
+    return _interrupted.is_set()
+
+
+def end_searches(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C: end every search, and let the next Ctrl-C interrupt the program."""
+    _interrupted.set()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end every limit within the context, so that searches return their best map; a second one interrupts.
+
+    Without effect outside the main thread, where Python allows no signal handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    if before is signal.default_int_handler:  # an ignored signal, or somebody else's handler, stays
+        signal.signal(signal.SIGINT, end_searches)
+    try:
+        yield
+    finally:
+        _interrupted.clear()
+        signal.signal(signal.SIGINT, before)
 
 
 def _now() -> float:
@@ -36,14 +75,18 @@ class Limit:
     @property
     def left_s(self) -> float | None:
         """Seconds left, at least a thousandth; None without a limit."""
+        if is_interrupted():
+            return 1e-3
         if self.seconds is None:
             return None
         return max(1e-3, self._started + self.seconds - _now(), self._least_left_s)
 
     @property
     def is_over(self) -> bool:
-        """Return whether the time is up."""
-        return self.seconds is not None and _now() - self._started >= self.seconds and self._least_left_s <= 0.0
+        """Return whether the time is up, or the search was interrupted."""
+        return is_interrupted() or (
+            self.seconds is not None and _now() - self._started >= self.seconds and self._least_left_s <= 0.0
+        )
 
     @property
     def spent_s(self) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap, ModelFile
@@ -19,6 +20,9 @@ from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.known_answers import KnownAnswers
 from gpuprof.placement.rate_limit import RateLimits
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
+
+if TYPE_CHECKING:
+    from gpuprof.placement.placement import Placement
 
 #: Confidence of a plan on the means of all estimates.
 MEANS = 0.0
@@ -83,6 +87,8 @@ class Problem:
     #: Equivalent demands (`gpuprof.placement.alike`), by the demands and their estimator and queueing model, which are
     #: kept beside the result; shared in the same way.
     alike: dict[object, tuple[object, Mapping[str, str]]] = field(default_factory=dict, repr=False, compare=False)
+    #: Called with each better map of a search and with each better bound.
+    on_progress: Callable[[Placement], None] | None = field(default=None, repr=False, compare=False)
     _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

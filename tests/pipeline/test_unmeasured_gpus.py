@@ -14,7 +14,6 @@ from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.errors import InputError
-from gpuprof.pipeline.place import limit_search
 from gpuprof.pipeline.planning_options import PlanningOptions
 from tests.domain.test_device_file import BOARD
 
@@ -65,12 +64,6 @@ def test_any_is_every_board_with_a_price_and_the_cheapest_wins(here: Path) -> No
     best = gpuprof.place(demands(here), fleet="any", options=FAST).deployment
     assert [gpu.device for node in best.nodes for gpu in node.gpus] == [cheapest]
     assert best.predicted.lower_bound_cost_per_hour is not None
-
-
-def test_the_search_among_all_gpus_ends_by_itself_unless_told_otherwise() -> None:
-    assert (limit_search("any", PlanningOptions()).time_limit_s or 600.0) <= 30.0
-    assert limit_search("l4, ANY", FAST).time_limit_s == FAST.time_limit_s
-    assert limit_search("l4,t4", PlanningOptions()).time_limit_s is None
 
 
 def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> None:

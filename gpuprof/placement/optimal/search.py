@@ -61,6 +61,7 @@ class Search:
             self.problem = replace(asked, demands=tuple(able), alike={})
         self._judge = Judge(self.problem, Segments(self.problem), self.is_pooled, self.fair, self.limit)
         self._best = self._place_first()
+        self._tell()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
             self._search()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
@@ -83,7 +84,8 @@ class Search:
             if best is not None and not best.unplaced and cost >= sum_prices(self.problem, best.gpus):
                 continue
             segments = self._make_segments(problem)
-            for placement in self._repair(problem, "first fit", partial(place_first_fit, problem, segments)):
+            first_fit = partial(place_first_fit, problem, segments)
+            for placement in self._repair(problem, "first fit", first_fit, is_limited=False):
                 if best is None or self._judge.rank(placement) < self._judge.rank(best):
                     best = placement
         assert best is not None
@@ -144,6 +146,7 @@ class Search:
         if self._judge.rank(placement) < self._judge.rank(self._best):
             best = self._best
             self._best = replace(best, gpus=placement.gpus, unplaced=placement.unplaced, found_by=placement.found_by)
+            self._tell()
 
     def _narrow(self) -> Problem:
         """Return the problem on the kinds of devices that may make a cheaper map.
@@ -185,6 +188,11 @@ class Search:
 
     def _raise_cost_bound(self, bound: float) -> None:
         self._best = raise_bounds(self.problem, self._best, bound)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.problem.on_progress is not None:
+            self.problem.on_progress(clip_bounds(self.problem, self._best))
 
     def _bound_goodput(self, choices: Choices) -> None:
         able = [demand for demand in self.problem.demands if choices[demand.model]]
@@ -205,14 +213,25 @@ class Search:
 
         yield from self._repair(problem, "integer program", place)
 
-    def _repair(self, problem: Problem, method: str, place: Callable[[Sequence[Demand]], Gpus]) -> Iterator[Placement]:
-        """Yield the maps of a method, its demands raised where the replicas of a pool are together too slow."""
+    def _repair(
+        self,
+        problem: Problem,
+        method: str,
+        place: Callable[[Sequence[Demand]], Gpus],
+        *,
+        is_limited: bool = True,
+    ) -> Iterator[Placement]:
+        """Yield the maps of a method, its demands raised where the replicas of a pool are together too slow.
+
+        ``is_limited``: whether the time limit ends the repairs; the first map is repaired to its end, since a search
+        must not call a demand impossible for want of time.
+        """
         rates = {demand.model: demand.rate_rps for demand in problem.demands}
         for _ in range(_MOST_REPAIRS):
             gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
             placement = self._judge.settle(gpus, method)
             yield placement
-            if not self.is_pooled or not placement.unplaced or self._is_counted or self.limit.is_over:
+            if not self.is_pooled or not placement.unplaced or self._is_counted or (is_limited and self.limit.is_over):
                 return
             for unplaced in placement.unplaced:
                 rate_rps = problem.demand(unplaced.model).rate_rps
