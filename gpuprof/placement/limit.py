@@ -34,7 +34,7 @@ def end_searches(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C end every limit within the context, so that searches return their best map; a second one interrupts.
+    """Let Ctrl-C end every limit of some seconds within the context, so that searches return their best map; a second one interrupts.
 
     Without effect outside the main thread, where Python allows no signal handlers.
     """
@@ -75,18 +75,18 @@ class Limit:
     @property
     def left_s(self) -> float | None:
         """Seconds left, at least a thousandth; None without a limit."""
-        if is_interrupted():
-            return 1e-3
         if self.seconds is None:
             return None
+        if is_interrupted():
+            return 1e-3
         return max(1e-3, self._started + self.seconds - _now(), self._least_left_s)
 
     @property
     def is_over(self) -> bool:
         """Return whether the time is up, or the search was interrupted."""
-        return is_interrupted() or (
-            self.seconds is not None and _now() - self._started >= self.seconds and self._least_left_s <= 0.0
-        )
+        if self.seconds is None:
+            return False
+        return is_interrupted() or (_now() - self._started >= self.seconds and self._least_left_s <= 0.0)
 
     @property
     def spent_s(self) -> float:
