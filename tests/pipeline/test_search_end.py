@@ -33,7 +33,7 @@ def test_ctrl_c_keeps_the_best_map(demands: list[gpuprof.Demand]) -> None:
 
     def interrupt(progress: Progress) -> None:
         steps.append(progress.step)
-        if sum("demands: " in step for step in steps) == 1:
+        if "demands: " in progress.step and sum("demands: " in step for step in steps) == 1:
             signal.raise_signal(signal.SIGINT)
 
     plan = gpuprof.place(demands, fleet="t4", progress=interrupt)
