@@ -36,7 +36,7 @@ def end_searches(number: int, frame: FrameType | None) -> None:
 def interruptible() -> Iterator[None]:
     """Let Ctrl-C end every limit of some seconds within the context, so that searches return their best map.
 
-    A second Ctrl-C interrupts the program. Without effect outside the main thread, where Python allows no signal handlers.
+    A second Ctrl-C interrupts the program. Without effect outside the main thread, where Python allows no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
