@@ -42,17 +42,17 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
     """
     plugin = load_plugin("estimator", name, BUILTIN)
     try:
-        made: Estimator = plugin(db, graphs) if name in BUILTIN else plugin(db)
+        estimator: Estimator = plugin(db, graphs) if name in BUILTIN else plugin(db)
     except GpuprofError:
         raise
     except Exception as error:  # a plug-in may raise anything
         reason = describe_error(error)
         raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {reason}") from error
-    require_methods("estimator", name, made, "estimate", "batches", "shares")
+    require_methods("estimator", name, estimator, "estimate", "batches", "shares")
     if name not in BUILTIN:
-        made = ForeignEstimator(name, made)
+        estimator = ForeignEstimator(name, estimator)
     # The default estimator refuses failed workloads by itself, also at other sizes of a model's dimensions.
-    return made if db is None or name == DEFAULT else FailureAwareEstimator(made, KnownModels(db, graphs))
+    return estimator if db is None or name == DEFAULT else FailureAwareEstimator(estimator, KnownModels(db, graphs))
 
 
 def read_premise(name: str) -> str | None:

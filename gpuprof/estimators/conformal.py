@@ -52,7 +52,7 @@ def left_out_residuals(ratios: Mapping[str, Sequence[float]]) -> dict[str, list[
     """Return log(ratio / common factor of the others) of each architecture's ratios; at least two architectures."""
     residuals = {}
     for name, values in ratios.items():
-        factor = common_factor({key: theirs for key, theirs in ratios.items() if key != name})
+        factor = common_factor({key: series for key, series in ratios.items() if key != name})
         residuals[name] = [math.log(value / factor) for value in values]
     return residuals
 

@@ -107,8 +107,8 @@ class ForeignEstimator:
         if not low <= figure.value <= high:
             raise self._wrong(name, f"within its interval, {low} to {high},", figure.value)
 
-    def _wrong(self, name: str, wanted: str, given: object) -> PluginError:
-        text = " ".join(reprlib.repr(given).split())
+    def _wrong(self, name: str, wanted: str, value: object) -> PluginError:
+        text = " ".join(reprlib.repr(value).split())
         return PluginError(f"the estimator {self._name!r} is wrong: {name} must be {wanted} but is {text}")
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:

@@ -57,7 +57,7 @@ def estimate_held_out(
     database: KernelDb,
     units: str,
     find_device: Callable[[str], Device],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda count, total: None,
 ) -> list[HeldOutLatency]:
     """Hold out each model or device in turn, and estimate its measured latencies from the rest of the database.
 
@@ -76,20 +76,20 @@ def estimate_held_out(
         Called with the numbers of finished and of all units.
     """
     measured = read_measured(database)
-    held = _group_by_unit(measured, units)
-    if len(held) < 2:
-        raise InputError(f"{database.path} holds {len(held)} of {units}, and one at a time is held out", "profile more")
+    sets = _group_by_unit(measured, units)
+    if len(sets) < 2:
+        raise InputError(f"{database.path} holds {len(sets)} of {units}, and one at a time is held out", "profile more")
     latencies: list[HeldOutLatency] = []
-    for done, unit in enumerate(held):
-        progress(done, len(held))
+    for count, unit in enumerate(sets):
+        progress(count, len(sets))
         with TemporaryDirectory() as folder:
             rest = copy_without(database, HELD_OUT_UNITS[units], unit, Path(folder) / "db")
-            files = {model.name: Path(model.path) for model in held[unit] if model.path and Path(model.path).is_file()}
+            files = {model.name: Path(model.path) for model in sets[unit] if model.path and Path(model.path).is_file()}
             estimator = make_estimator(name, rest, files)
-            for model in held[unit]:
+            for model in sets[unit]:
                 wanted = [unit] if units == "devices" else list(model.points)
                 latencies += _estimate_model(estimator, unit, model, wanted, find_device)
-    progress(len(held), len(held))
+    progress(len(sets), len(sets))
     return latencies
 
 
@@ -103,24 +103,24 @@ def copy_without(database: KernelDb, column: str, value: str, path: Path) -> Ker
     tables = {table: database.read_table(table) for table in TABLES}
     beside = tables["colocations"].filter(pc.equal(tables["colocations"][column], value))["run_id"]
     runs = tables["runs"].filter(pc.not_equal(tables["runs"][column], value))
-    kept = runs.filter(pc.invert(pc.is_in(runs["run_id"], beside.combine_chunks())))["run_id"].combine_chunks()
+    run_ids = runs.filter(pc.invert(pc.is_in(runs["run_id"], beside.combine_chunks())))["run_id"].combine_chunks()
     for table, rows in tables.items():
-        kept_rows = rows.filter(pc.is_in(rows["run_id"], kept))
+        kept_rows = rows.filter(pc.is_in(rows["run_id"], run_ids))
         if column in rows.column_names:
             kept_rows = kept_rows.filter(pc.not_equal(kept_rows[column], value))
         tables[table] = kept_rows
-    if len(kept):
+    if len(run_ids):
         copy.append_tables("held-out", tables)
     return copy
 
 
 def _group_by_unit(measured: Mapping[str, MeasuredModel], units: str) -> dict[str, list[MeasuredModel]]:
-    held: dict[str, list[MeasuredModel]] = {}
+    sets: dict[str, list[MeasuredModel]] = {}
     for model in measured.values():
         base = model.name.partition("[")[0]
         for unit in model.points if units == "devices" else (base,) if model.points else ():
-            held.setdefault(unit, []).append(model)
-    return held
+            sets.setdefault(unit, []).append(model)
+    return sets
 
 
 def _estimate_model(

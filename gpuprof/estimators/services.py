@@ -190,8 +190,8 @@ def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRu
         tuple(run for group in tried.failed for run in group.rename(list_all)),
         frozenset(
             (device, workload)
-            for device, ran in tried.measured
-            for (workload,) in rename_workloads((ran,), list_services)
+            for device, key in tried.measured
+            for (workload,) in rename_workloads((key,), list_services)
         ),
         frozenset(
             (device, tuple(sorted(named))) for device, ran in together for named in rename_workloads(ran, list_services)

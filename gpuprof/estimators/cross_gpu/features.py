@@ -73,15 +73,15 @@ def bound_times(
     # Other kernels run at the clock that products leave; in 8 bits at the clock of half precision.
     narrow = rates.instead is not None and rates.width < _HALF_BYTES
     clock = rates.instead.sustained if narrow and rates.instead is not None else rates.sustained
-    held = peak / np.where(product, rates.sustained, clock) ** throttled
+    math_s = peak / np.where(product, rates.sustained, clock) ** throttled
     traffic = ops.bytes_moved / rates.bytes_per_s
-    drawn = _draw_seconds(ops, rates, weight_sets)
+    dram_s = _draw_seconds(ops, rates, weight_sets)
     blocks = np.where(ops.m > 1.0, ops.b * np.ceil(ops.m / _BLOCK_ROWS), ops.b * ops.extra)
     cached = np.where(ops.bytes_moved < rates.l2_bytes, 1.0 / _CACHED, 1.0)
     return OpBounds(
-        np.maximum(np.maximum(held, drawn) + attention * blocks * _BLOCK_CYCLES / rates.cycles_per_s, _TINY),
+        np.maximum(np.maximum(math_s, dram_s) + attention * blocks * _BLOCK_CYCLES / rates.cycles_per_s, _TINY),
         np.maximum(np.maximum(peak, traffic * cached), _TINY),
-        np.log2(np.maximum(held, _TINY) / np.maximum(drawn, _TINY)),
+        np.log2(np.maximum(math_s, _TINY) / np.maximum(dram_s, _TINY)),
     )
 
 
@@ -95,8 +95,8 @@ def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array
     weights = np.where(dense, np.minimum(ops.width * ops.n * ops.k, ops.read_bytes), 0.0)
     activations = ops.bytes_moved - weights
     used_between = activations + weight_sets * weights
-    kept = activations * _kept_part(activations, rates) + weights * _kept_part(used_between, rates)
-    return np.asarray(ops.bytes_moved * per_byte - kept * saved_per_byte)
+    cached_bytes = activations * _kept_part(activations, rates) + weights * _kept_part(used_between, rates)
+    return np.asarray(ops.bytes_moved * per_byte - cached_bytes * saved_per_byte)
 
 
 def _kept_part(used_between: Array, rates: DeviceRates) -> Array:
@@ -112,10 +112,10 @@ def widen_products(ops: OpTable, width: float) -> OpTable:
     operands = ops.b * ops.k * (ops.m + ops.n)
     half = np.maximum(np.minimum(_HALF_BYTES, width) - ops.width, 0.0) * operands
     whole = np.maximum(width / np.maximum(ops.width, _HALF_BYTES), 1.0)
-    read, written = (ops.read_bytes + half) * whole, ops.written_bytes * whole
+    loads, stores = (ops.read_bytes + half) * whole, ops.written_bytes * whole
     batched = (ops.family == FAMILIES.index("matmul")) & (ops.b > 1.0) & (whole > 1.0)  # marked in 32 bits alone
     extra = np.where(batched, 1.0, ops.extra)
-    return replace(ops, width=np.maximum(ops.width, width), read_bytes=read, written_bytes=written, extra=extra)
+    return replace(ops, width=np.maximum(ops.width, width), read_bytes=loads, written_bytes=stores, extra=extra)
 
 
 def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:

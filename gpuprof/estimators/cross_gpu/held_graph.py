@@ -51,8 +51,8 @@ def _join_attention(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     joined: dict[int, Op] = {}
     inside: set[int] = set()
     for last, group in NodeGroups(ops, fused=False, narrow=True).attention.items():
-        made = {tensor.name for place in group for tensor in ops[place].outputs}
-        read = {t.name: t for place in sorted(group) for t in ops[place].inputs if t.name not in made}
-        joined[last] = replace(ops[last], inputs=tuple(read.values()))
+        outputs = {tensor.name for place in group for tensor in ops[place].outputs}
+        inputs = {t.name: t for place in sorted(group) for t in ops[place].inputs if t.name not in outputs}
+        joined[last] = replace(ops[last], inputs=tuple(inputs.values()))
         inside.update(group)
     return tuple(joined.get(place, op) for place, op in enumerate(ops) if place not in inside or place in joined)

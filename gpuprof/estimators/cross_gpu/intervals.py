@@ -117,12 +117,12 @@ class ErrorScales:
         """Return the scales in a text of `to_text`. Raises `ValueError` when the text is not of this form."""
         data: Any = json.loads(text)
         try:
-            read = cls(
+            scales = cls(
                 **{name: _numbers(data[name]) for name in ("ops", "op_factors", "model_factors")}, host=data["host"]
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"intervals.json lacks {error}") from None
-        return read
+        return scales
 
     def to_text(self) -> str:
         """Return the shipped JSON."""

@@ -216,8 +216,8 @@ class _Walk:
 
     def _projection(self, op: Op) -> _Row:
         """Return the product of ONNX Runtime's own Attention that projects its input to queries, keys and values."""
-        taken, weight = op.inputs[0], op.inputs[1]
-        return self._plain_product(float(prod(taken.shape[:-1])), float(weight.shape[1]), float(weight.shape[0]))
+        source, weight = op.inputs[0], op.inputs[1]
+        return self._plain_product(float(prod(source.shape[:-1])), float(weight.shape[1]), float(weight.shape[0]))
 
     def _projected_attention(self, op: Op) -> _Row:
         """Return the self-attention of ONNX Runtime's own Attention."""
@@ -239,11 +239,11 @@ class _Walk:
         joint = [self._ops[member] for member in self._groups.members[place] if self._ops[member].op_type in PRODUCTS]
         columns += sum(float(product.outputs[0].shape[-1]) for product in joint)
         packed = 0.5 if op.op_type == "MatMulNBits" else self._operand
-        read = self._operand * copies * rows * depth + packed * copies * depth * columns
+        read_bytes = self._operand * copies * rows * depth + packed * copies * depth * columns
         row = {
             **{"b": copies, "m": rows, "n": columns, "k": float(depth), "width": self._width_of_products},
             "flops": 2.0 * copies * rows * columns * depth,
-            "read_bytes": read + self._extra_bytes(place),
+            "read_bytes": read_bytes + self._extra_bytes(place),
             "written_bytes": self._width * copies * rows * columns,
             "elements": copies * rows * columns,
             "extra": 0.0 if shared or self._narrow else 1.0,
@@ -260,13 +260,15 @@ class _Walk:
         groups = int(op.attributes.get("group", 1) or 1)  # type: ignore[call-overload]
         taps, outs = float(prod(weight.shape[1:])), float(out.shape[1])
         pixels = out.elements / outs
-        made = self._width_between * out.elements
-        moved = self._width_between * image.elements + made + self._operand * weight.elements + self._extra_bytes(place)
+        store = self._width_between * out.elements
+        moved = (
+            self._width_between * image.elements + store + self._operand * weight.elements + self._extra_bytes(place)
+        )
         if groups > 1 and weight.shape[1] == 1:
             row = {
                 **self._measure_output(out),
-                "read_bytes": constant("kernels", "depthwise_traffic") * moved - made,
-                "written_bytes": made,
+                "read_bytes": constant("kernels", "depthwise_traffic") * moved - store,
+                "written_bytes": store,
             }
             return "movement", {**row, "flops": 2.0 * out.elements * taps}
         if op.op_type == "ConvTranspose":
@@ -275,8 +277,8 @@ class _Walk:
         row = {
             **{"b": float(groups), "m": pixels, "n": max(1.0, outs / groups), "k": taps},
             "flops": 2.0 * pixels * outs * taps,
-            "read_bytes": moved - made,
-            "written_bytes": made,
+            "read_bytes": moved - store,
+            "written_bytes": store,
             "elements": float(out.elements),
             "width": self._width_of_products,
             "kernel": float(weight.shape[-1]),
@@ -308,9 +310,9 @@ class _Walk:
         yield self._plain_product(float(batch), gates, hidden), steps
 
     def _plain_product(self, rows: float, columns: float, depth: float) -> _Row:
-        read = self._operand * (rows * depth + depth * columns)
+        read_bytes = self._operand * (rows * depth + depth * columns)
         sizes = {"m": rows, "n": columns, "k": depth, "width": self._width_of_products, "elements": rows * columns}
-        moved = {"read_bytes": read, "written_bytes": self._width * rows * columns}
+        moved = {"read_bytes": read_bytes, "written_bytes": self._width * rows * columns}
         return "matmul", {**sizes, **moved, "flops": 2.0 * rows * columns * depth}
 
     def _rowwise(self, place: int) -> _Row:
@@ -318,10 +320,10 @@ class _Walk:
         group = {place, *self._groups.members[place]}
         inputs = {t.name: t for p in group for t in self._ops[p].inputs if self._groups.maker.get(t.name) not in group}
         final = self._ops[max([place, *self._groups.members[place]])].outputs[0]
-        read = sum(map(self._bytes, inputs.values()))
+        read_bytes = sum(map(self._bytes, inputs.values()))
         if op.op_type in ("Gather", "Slice", "GatherElements", "GatherND", "Compress", "Split"):
-            read = min(read, sum(map(self._bytes, op.outputs)) + 8.0 * _SMALL)
-        row = {"read_bytes": read, **self._measure_output(final), "flops": float(op.flops or 0)}
+            read_bytes = min(read_bytes, sum(map(self._bytes, op.outputs)) + 8.0 * _SMALL)
+        row = {"read_bytes": read_bytes, **self._measure_output(final), "flops": float(op.flops or 0)}
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
         if self._narrow and op.op_type not in _STREAMED:

@@ -244,8 +244,8 @@ class NodeGroups:
         return place
 
     def _may_join(self, before: int, place: int) -> bool:
-        made = self._ops[before].outputs[0]
-        same = made.elements == self._ops[place].outputs[0].elements
+        tensor = self._ops[before].outputs[0]
+        same = tensor.elements == self._ops[place].outputs[0].elements
         kinds = ELEMENTWISE | PRODUCTS | CONVOLUTIONS | NORMS | {"Transpose"}
         reader = self._only_reader(before)
         while reader is not None and reader != place and self._ops[reader].op_type in _RESHAPES:

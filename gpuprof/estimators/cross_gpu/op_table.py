@@ -64,20 +64,19 @@ def stack_tables(tables: Sequence[OpTable]) -> OpTable:
 
 def make_table(family: str, count: int, **columns: Any) -> OpTable:
     """Return ``count`` ops of a family; absent columns are 0, ``b``, ``m``, ``n``, ``k``, ``row``, ``width`` 1."""
-    given = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}
+    values = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}
     ones = dict.fromkeys(("b", "m", "n", "k", "row", "width"), np.ones(count))
     zeros = {field.name: np.zeros(count) for field in fields(OpTable)}
     family_column = np.full(count, FAMILIES.index(family))
-    return OpTable(**{**zeros, **ones, **given, "family": family_column})
+    return OpTable(**{**zeros, **ones, **values, "family": family_column})
 
 
 def table_of(rows: Iterable[tuple[str, Mapping[str, float]]]) -> OpTable:
     """Return a table of (family, columns), a row each."""
-    listed = list(rows)
+    ops = list(rows)
     names = [field.name for field in fields(OpTable) if field.name != "family"]
     ones = {"b", "m", "n", "k", "row", "width"}
     columns = {
-        name: np.array([row.get(name, 1.0 if name in ones else 0.0) for _, row in listed], dtype=float)
-        for name in names
+        name: np.array([row.get(name, 1.0 if name in ones else 0.0) for _, row in ops], dtype=float) for name in names
     }
-    return OpTable(family=np.array([FAMILIES.index(family) for family, _ in listed], dtype=np.int64), **columns)
+    return OpTable(family=np.array([FAMILIES.index(family) for family, _ in ops], dtype=np.int64), **columns)

@@ -115,13 +115,13 @@ def wider_type(device: Device, precision: str) -> str | None:
 
 def sustained_part(device: Device, precision: str) -> float:
     """Return the part of its peak rate that a GPU sustains in long products, limited by operand feeding and power."""
-    fed = 1.0
+    lane_part = 1.0
     if precision == "float32" and device.clock_mhz:
         each = device.flops_per_s["float32"] / (device.compute_units * device.clock_mhz * 1e6)
-        fed = constant("sm", "lanes_128") if each > 0.9 * _FLOPS_OF_128_LANES else 1.0
+        lane_part = constant("sm", "lanes_128") if each > 0.9 * _FLOPS_OF_128_LANES else 1.0
     reference = process_energy(device.process_nm)
     if reference is None or not device.max_power_w or not device.clock_mhz:
-        return fed
+        return lane_part
     watts, clock = reference
     energy = watts * find_constant("energy.type", precision, 1.0) * (_clock_of_peak(device, precision) / clock) ** 2
     if precision in TENSOR_TYPES and int(float(device.compute_capability or 0)) == VOLTA:
@@ -130,7 +130,7 @@ def sustained_part(device: Device, precision: str) -> float:
     by_memory = constant("energy", "stacked_w_per_gb_s") * device.dram_bytes_per_s / 1e9 if stacked else 0.0
     rest = constant("energy", "board_w") + by_memory
     needed = device.flops_per_s[precision] / 1e12 * energy
-    return float(min(fed, (max(1.0, device.max_power_w - rest) / needed) ** constant("energy", "clock_exponent")))
+    return float(min(lane_part, (max(1.0, device.max_power_w - rest) / needed) ** constant("energy", "clock_exponent")))
 
 
 def _clock_of_peak(device: Device, precision: str) -> float:

@@ -111,12 +111,12 @@ def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
     where = {"device": device.name, "sm_share_pct": 100.0, "mig_profile": None}
     ops = read_records(db, OpCostRow, where, table="ops")
     facts = {row.signature: facts_of_row(row) for row in ops}
-    seen: dict[str, dict[tuple[str, int, str | None], list[KernelTime]]] = {}
+    groups: dict[str, dict[tuple[str, int, str | None], list[KernelTime]]] = {}
     for row in comparable_rows(read_records(db, KernelTime, where, table="kernels")):
         if row.op_signature is not None and row.duration_ns is not None:
             execution = (row.run_id, row.repeat, row.op_name)
-            seen.setdefault(row.op_signature, {}).setdefault(execution, []).append(row)
-    typical = {signature: _typical(list(executions.values()), device) for signature, executions in seen.items()}
+            groups.setdefault(row.op_signature, {}).setdefault(execution, []).append(row)
+    typical = {signature: _typical(list(executions.values()), device) for signature, executions in groups.items()}
     return KernelTable(device, typical, facts)
 
 

@@ -89,8 +89,8 @@ class IgniterEstimator:
             return hardware, {name: fit_published_workload(row, hardware) for name, row in imported[1].items()}
         path = coefficients_path(self._db.path, device.name)
         if path.is_file():
-            _, hardware, kept = read_coefficients(path)
-            return hardware, kept
+            _, hardware, workloads = read_coefficients(path)
+            return hardware, workloads
         profile, models = profile_of(self._db, device)
         hardware = fit_hardware(profile)
         return hardware, {name: fit_workload(model, hardware) for name, model in models.items()}

@@ -69,13 +69,13 @@ def rank_interference_models(
             return ()
         error = constant("published", "igniter_error")
         return (RankedModel("igniter", makes["igniter"](), "everything", 0, None, None, 1.0 / error, error),)
-    judged = []
+    ranking = []
     for name, make in makes.items():
         try:
-            judged.append(_judge_model(name, make, measured, left_out))
+            ranking.append(_judge_model(name, make, measured, left_out))
         except KeyError:  # an uncalibrated model
             continue
-    return tuple(sorted(judged, key=lambda ranked: ranked.mean_pct or 0.0))
+    return tuple(sorted(ranking, key=lambda ranked: ranked.mean_pct or 0.0))
 
 
 def _candidates(coefficients: Coefficients | None) -> dict[str, Callable[[], InterferenceModel]]:

@@ -130,8 +130,8 @@ class Colocations:
 
     def beside(self, alone: Figure, device: Device, workload: Workload, beside: Sequence[Workload]) -> Figure:
         """Return the latency of ``workload`` beside others from its latency alone."""
-        seen = self._slowdowns.get(device.name)
-        same = seen.get((_label(workload), tuple(sorted(map(_label, beside))))) if seen else None
+        slowdowns = self._slowdowns.get(device.name)
+        same = slowdowns.get((_label(workload), tuple(sorted(map(_label, beside))))) if slowdowns else None
         if same:
             return _slow_figure(alone, sum(same) / len(same), alone.source)
         if device.kind == "gpu" and is_sharing_all_sms(workload, beside):
@@ -204,8 +204,8 @@ class Colocations:
         """
         if device.name not in self._coefficients:
             path = None if self._db is None else coefficients_path(self._db.path, device.name)
-            kept = read_coefficients(path)[1:] if path is not None and path.is_file() else None
-            self._coefficients[device.name] = kept
+            coefficients = read_coefficients(path)[1:] if path is not None and path.is_file() else None
+            self._coefficients[device.name] = coefficients
         return self._coefficients[device.name]
 
     def _find_running(self, device: Device, workload: Workload, row: _Row | None) -> RunningWorkload | None:

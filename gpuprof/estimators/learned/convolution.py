@@ -35,8 +35,8 @@ def computed_flops(facts: OpFacts) -> float:
     if not is_blocked(facts):
         return facts.flops
     group, outputs, inputs = _channels(facts)
-    read = _compute_padding(inputs) if group == 1 and inputs >= LANES else 1.0
-    return facts.flops * _compute_padding(outputs) * read
+    padding = _compute_padding(inputs) if group == 1 and inputs >= LANES else 1.0
+    return facts.flops * _compute_padding(outputs) * padding
 
 
 def unfolded_bytes(facts: OpFacts) -> float:

@@ -176,10 +176,10 @@ def _summary(setting: str, quantity: str, predictor: str, architecture: str, mem
 
 
 def _of_ops(data: TrainingSet, model: LearnedModel, architecture: str) -> list[Prediction]:
-    held = np.array([group == architecture for group in data.ops.groups])
-    features, costs, measured = data.ops.features[held], data.ops.costs.select_ops(held), data.ops.times_ns[held]
+    mask = np.array([group == architecture for group in data.ops.groups])
+    features, costs, measured = data.ops.features[mask], data.ops.costs.select_ops(mask), data.ops.times_ns[mask]
     predicted = {name: model.predicted_ns(features, costs, name) for name in model.times}
-    predicted[ROOFLINE] = data.ops.least_ns[held] + NODE_NS
+    predicted[ROOFLINE] = data.ops.least_ns[mask] + NODE_NS
     return [
         Prediction(UNSEEN, "op time", name, architecture, 0, float(true), float(predicted_ns))
         for name, values in predicted.items()

@@ -45,10 +45,10 @@ class OpCosts:
     #: Shape (N,). Elements of each op's larger side; 0 for products of matrices, whose arithmetic is known.
     elements: Array
 
-    def select_ops(self, kept: Array) -> OpCosts:
+    def select_ops(self, mask: Array) -> OpCosts:
         """Return the ops selected by a mask of shape (N,)."""
-        types = tuple(op_type for op_type, keep in zip(self.op_types, kept, strict=True) if keep)
-        return OpCosts(types, self.arithmetic_ns[kept], self.traffic_ns[kept], self.elements[kept])
+        types = tuple(op_type for op_type, keep in zip(self.op_types, mask, strict=True) if keep)
+        return OpCosts(types, self.arithmetic_ns[mask], self.traffic_ns[mask], self.elements[mask])
 
 
 def costs_of(ops: Sequence[OpFacts], device: Device, share: Share) -> OpCosts:
@@ -86,13 +86,13 @@ def fit_element_ns(costs: OpCosts, times_ns: Array, groups: Sequence[str]) -> Ma
         Architectures.
     """
     more = np.maximum(times_ns - expected_ns(costs, {}), 0.0) / np.maximum(costs.elements, 1.0)
-    seen: dict[str, dict[str, list[float]]] = {}
+    by_type: dict[str, dict[str, list[float]]] = {}
     for op_type, group, elements, value in zip(costs.op_types, groups, costs.elements, more, strict=True):
         if elements >= _MANY_ELEMENTS:
-            seen.setdefault(op_type, {}).setdefault(group, []).append(float(value))
+            by_type.setdefault(op_type, {}).setdefault(group, []).append(float(value))
     return {
         op_type: float(np.median([np.median(values) for values in by_group.values()]))
-        for op_type, by_group in sorted(seen.items())
+        for op_type, by_group in sorted(by_type.items())
         if len(by_group) >= _FEWEST_ARCHITECTURES
     }
 

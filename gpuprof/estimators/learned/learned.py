@@ -122,8 +122,8 @@ def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     """Fit the regressors, without intervals."""
     ops = data.ops
     element_ns = fit_element_ns(ops.costs, ops.times_ns, ops.groups)
-    seen = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
-    times = fit_regressors(seen, np.log(ops.times_ns / expected_ns(ops.costs, element_ns)), ops.groups, names)
+    features = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
+    times = fit_regressors(features, np.log(ops.times_ns / expected_ns(ops.costs, element_ns)), ops.groups, names)
     peaks = [(case.graph, case.memory_bytes) for case in data.cases if case.memory_bytes]
     memory = AllocationModel.fit(*zip(*peaks, strict=True)) if peaks else None
     return LearnedModel(data.device, times, memory, element_ns)
@@ -132,7 +132,7 @@ def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
 def fit_with_intervals(
     data: TrainingSet,
     names: Sequence[str] = STACKED,
-    fitted_so_far: Callable[[int, int], None] = lambda done, total: None,
+    fitted_so_far: Callable[[int, int], None] = lambda count, total: None,
 ) -> LearnedModel:
     """Fit the regressors on all data, and intervals on each architecture held out.
 
@@ -146,8 +146,8 @@ def fit_with_intervals(
     folds = folds if len(architectures) > 1 else []
     fitted_so_far(0, len(folds) + 1)
     model = fit(data, names)
-    for done, fold in enumerate(folds, start=1):
-        fitted_so_far(done, len(folds) + 1)
+    for count, fold in enumerate(folds, start=1):
+        fitted_so_far(count, len(folds) + 1)
         rest = data
         for architecture in fold:
             rest = leave_out_architecture(rest, architecture)

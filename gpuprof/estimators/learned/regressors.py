@@ -52,27 +52,27 @@ def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator
     """
     if not names:
         raise InputError("no regressor is named", f"name some of {', '.join((*STACKED, *OPTIONAL))}")
-    made: dict[str, BaseEstimator] = {}
+    regressors: dict[str, BaseEstimator] = {}
     for name in names:
-        if name in made:
+        if name in regressors:
             raise InputError(f"the regressor {name} is named twice", "name each once")
         if name == "lasso":
-            made[name] = make_pipeline(StandardScaler(), Lasso(alpha=0.003, max_iter=20_000, random_state=_SEED))
+            regressors[name] = make_pipeline(StandardScaler(), Lasso(alpha=0.003, max_iter=20_000, random_state=_SEED))
         elif name == "kernel_ridge":
-            made[name] = make_pipeline(StandardScaler(), SampledKernelRidge(alpha=0.1, gamma=0.05))
+            regressors[name] = make_pipeline(StandardScaler(), SampledKernelRidge(alpha=0.1, gamma=0.05))
         elif name == "gradient_boosting":
             # Not the histogram variant: its threads spin, which costs seconds per fit on few rows and busy cores.
-            made[name] = GradientBoostingRegressor(
+            regressors[name] = GradientBoostingRegressor(
                 n_estimators=100, max_depth=4, learning_rate=0.1, subsample=0.6, min_samples_leaf=4, max_features=0.5,
                 random_state=_SEED,
             )  # fmt: skip
         elif name == "xgboost":
-            made[name] = _xgboost()
+            regressors[name] = _xgboost()
         elif name == "lightgbm":
-            made[name] = _lightgbm()
+            regressors[name] = _lightgbm()
         else:
             raise InputError(f"unknown regressor {name!r}", f"known: {', '.join((*STACKED, *OPTIONAL))}")
-    return made
+    return regressors
 
 
 def fit_regressors(

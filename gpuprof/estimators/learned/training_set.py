@@ -136,12 +136,12 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
 
 def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
     """Return the data without an architecture."""
-    kept = np.array([group != architecture for group in data.ops.groups])
+    mask = np.array([group != architecture for group in data.ops.groups])
     ops = OpTimes(
-        data.ops.features[kept],
-        data.ops.times_ns[kept],
-        data.ops.least_ns[kept],
-        data.ops.costs.select_ops(kept),
+        data.ops.features[mask],
+        data.ops.times_ns[mask],
+        data.ops.least_ns[mask],
+        data.ops.costs.select_ops(mask),
         tuple(group for group in data.ops.groups if group != architecture),
     )
     cases = tuple(case for case in data.cases if case.architecture != architecture)
@@ -196,13 +196,13 @@ def _op_times(timed: Sequence[_TimedOp], device: Device) -> OpTimes:
         raise InputError(f"no op has a time on {device.name}", "gpuprof profile --per-op MODEL")
     features, least, costs, times, groups = [], [], [], [], []
     for share in sorted({op.share for op in timed}, key=str):
-        alike = [ones for _, ones in sorted(same.items(), key=str) if ones[0].share == share]
-        facts = [ones[0].facts for ones in alike]
+        alike = [repeats for _, repeats in sorted(same.items(), key=str) if repeats[0].share == share]
+        facts = [repeats[0].facts for repeats in alike]
         features.append(feature_matrix(facts, device, share))
         least.append(roofline_ns(facts, device, share))
         costs.append(costs_of(facts, device, share))
-        times.append([float(np.median([op.time_ns for op in ones])) for ones in alike])
-        groups += [ones[0].model for ones in alike]
+        times.append([float(np.median([op.time_ns for op in repeats])) for repeats in alike])
+        groups += [repeats[0].model for repeats in alike]
     return OpTimes(
         np.vstack(features), np.concatenate(times), np.concatenate(least), merged_costs(costs), tuple(groups)
     )

@@ -40,7 +40,7 @@ def read_groups(db: KernelDb, models: Mapping[str, MeasuredModel]) -> TriedRuns:
     Runs of an older file under the name of one of ``models`` do not count.
     """
     failed: dict[tuple[str, tuple[Workload, ...]], FailedRun] = {}
-    ran: dict[tuple[str, tuple[Workload, ...]], str] = {}
+    run_ids: dict[tuple[str, tuple[Workload, ...]], str] = {}
     # Run ids begin with the time of their start.
     for row in sorted(read_records(db, ColocationRow), key=lambda row: row.run_id):
         name = model_at_dims(row.model, row.dims)
@@ -54,9 +54,9 @@ def read_groups(db: KernelDb, models: Mapping[str, MeasuredModel]) -> TriedRuns:
             continue
         key = (row.device, tuple(sorted((workload, *beside))))
         if row.error is None:
-            ran[key] = row.run_id
+            run_ids[key] = row.run_id
             failed.pop(key, None)
-        elif ran.get(key) != row.run_id:
+        elif run_ids.get(key) != row.run_id:
             failed[key] = FailedRun(row.device, workload, row.error, beside)
-            ran.pop(key, None)
-    return TriedRuns(tuple(failed.values()), together=frozenset(ran))
+            run_ids.pop(key, None)
+    return TriedRuns(tuple(failed.values()), together=frozenset(run_ids))

@@ -96,14 +96,14 @@ class KnownModels:
         """
         from gpuprof.graph.load import explain_numbered_names
 
-        name, given = split_name(model)
+        name, dims = split_name(model)
         record = self.find_model(model)
-        taken = [(dim, size) for dim, size in record.sizes if dim not in dict(given)]
-        if not taken:
+        sizes = [(dim, size) for dim, size in record.sizes if dim not in dict(dims)]
+        if not sizes:
             return None
         how = "as it was measured" if record.points else "assumed"
-        places = explain_numbered_names(Path(record.path or ""), (dim for dim, _ in taken))
-        return f"{name}: {describe_sizes(taken)}{places} {how}; another size: --dim {taken[0][0]}=SIZE"
+        places = explain_numbered_names(Path(record.path or ""), (dim for dim, _ in sizes))
+        return f"{name}: {describe_sizes(sizes)}{places} {how}; another size: --dim {sizes[0][0]}=SIZE"
 
     def devices_of(self, model: str) -> tuple[str, ...]:
         """Return the names of the devices with measurements of ``model``, sorted."""

@@ -182,12 +182,12 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     failed: dict[tuple[object, ...], MeasuredRow] = {}
     for row in current:
         key = (row.name, row.device, row.batch, row.sm_share_pct, row.mig_profile, row.processes)
-        counted = models[row.name].variants.get(row.device, ())[:1]
+        variants = models[row.name].variants.get(row.device, ())[:1]
         if row.error:
-            by_another = counted and row.runtime not in (None, counted[0].runtime)
+            by_another = variants and row.runtime not in (None, variants[0].runtime)
             if not by_another and (key not in chosen or chosen[key].run_id != row.run_id):
                 failed[key] = row
-        elif _latency(row) is not None and variant_of(row) in counted:
+        elif _latency(row) is not None and variant_of(row) in variants:
             failed.pop(key, None)
             latencies.setdefault(key, []).append(_latency(row) or 0.0)
             if key not in chosen or row.stable or not chosen[key].stable:

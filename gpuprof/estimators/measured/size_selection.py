@@ -107,6 +107,6 @@ def _without_file(name: str, by_sizes: Mapping[Sizes, MeasuredModel], sizes: Siz
 
 
 def _ask(name: str, known_sizes: Iterable[Sizes]) -> InputError:
-    listed = list(map(describe_sizes, sorted(known_sizes)))
+    texts = list(map(describe_sizes, sorted(known_sizes)))
     dims = " ".join(f"--dim {dim}=SIZE" for dim in sorted({dim for sizes in known_sizes for dim, _ in sizes}))
-    return InputError(f"{name} was measured at {' and at '.join(listed)}: say which is meant", dims)
+    return InputError(f"{name} was measured at {' and at '.join(texts)}: say which is meant", dims)

@@ -79,17 +79,17 @@ class _Arena:
         wanted = -(-size // _ALIGNMENT) * _ALIGNMENT
         fitting = [free for free in self._free if free >= wanted]
         if fitting:
-            given = min(fitting)
-            self._free.remove(given)
-            if given >= 2 * wanted:
-                self._free.append(given - wanted)
-                given = wanted
+            chunk = min(fitting)
+            self._free.remove(chunk)
+            if chunk >= 2 * wanted:
+                self._free.append(chunk - wanted)
+                chunk = wanted
         else:
-            given = wanted
+            chunk = wanted
             self.reserved += wanted
-        self._sizes.append(given)
+        self._sizes.append(chunk)
         self._waiting.append(0)
-        self._in_use += given
+        self._in_use += chunk
         self.peak = max(self.peak, self._in_use)
         return len(self._sizes) - 1
 

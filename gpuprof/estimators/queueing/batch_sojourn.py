@@ -100,12 +100,12 @@ def _points(rate: float, service: Service, law: StationaryLaw) -> tuple[Array, A
     batch = len(service.means)
     fresh_y = (service.fresh_means[:, None] * service.nodes).ravel()
     fresh_mass = (law.fresh[:, None] * service.weights).ravel()
-    kept = fresh_mass > _NEGLIGIBLE
+    mask = fresh_mass > _NEGLIGIBLE
     # A Poisson number with this mean is below B with a probability below 1e-9, for every B up to 512.
     end = int(np.searchsorted(law.lattice_y * rate, batch + 6.0 * batch**0.5 + 14.0))
     return (
-        np.concatenate([fresh_y[kept], law.lattice_y[:end]]),
-        np.concatenate([fresh_mass[kept], law.lattice_mass[:end]]),
+        np.concatenate([fresh_y[mask], law.lattice_y[:end]]),
+        np.concatenate([fresh_mass[mask], law.lattice_mass[:end]]),
     )
 
 
@@ -170,11 +170,11 @@ def _full_on_release(rate: float, service: Service, law: StationaryLaw, waits: A
     step = 2.0 * law.lattice_y[0]
     mass = _with_fresh(service, law, step)
     centres = (np.arange(len(mass)) + 0.5) * step
-    taken = _mean_taken(rate * centres, batch)
+    batch_means = _mean_taken(rate * centres, batch)
     # Requests that arrived more than w before the release are those among the first B of (0, y - w). From its middle on
     # the convolution is the sum over y of mass(y) taken(y - k step), for k from 0 on.
-    older = convolve(mass, taken[::-1])[len(mass) - 1 :]
-    within = float(mass @ taken) - np.append(older, 0.0)
+    older = convolve(mass, batch_means[::-1])[len(mass) - 1 :]
+    within = float(mass @ batch_means) - np.append(older, 0.0)
     partial = mass * poisson_cdf(batch - 2, rate * centres) * rate
     weight, moment = np.append(0.0, np.cumsum(partial)), np.append(0.0, np.cumsum(partial * centres))
     edges = np.arange(len(mass) + 1) * step

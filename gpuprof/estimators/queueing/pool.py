@@ -98,9 +98,9 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
     capacity = _capacity_rps(kinds)
     settling = round(_SETTLING / 1000.0 * max(server.latency_ms[-1] for server, _ in kinds) * arrivals.rate_rps)
     group = max(1, round(math.fsum(server.batch * server.capacity_rps * count for server, count in kinds) / capacity))
-    seen = max(_REQUESTS, _GROUPS * group, round(settling * _SETTLED / _SETTLING))
-    seen = (seen if arrivals.process is None else _UNWEIGHTED) // (_COARSER if coarse else 1)
-    arrived = _draw_arrivals(arrivals, settling + seen)
+    requests = max(_REQUESTS, _GROUPS * group, round(settling * _SETTLED / _SETTLING))
+    requests = (requests if arrivals.process is None else _UNWEIGHTED) // (_COARSER if coarse else 1)
+    arrived = _draw_arrivals(arrivals, settling + requests)
     group = min(group, len(arrived))
     groups = len(arrived) // group
     draws = pool_kernel.Draws(*_draw_scores(), group)

@@ -89,8 +89,8 @@ def _of_the_whole(row: DeviceRow, device: Device) -> DeviceRow:
     if row.dram_bytes_per_s:
         whole["dram_bytes_per_s"] = row.dram_bytes_per_s / memory
     cached = [(size, rate / (cores if size <= device.l2_bytes else memory)) for size, rate in _reread(row)]
-    told = f"{row.source or 'measured'}; under {row.sm_share_pct:g}% of the device, scaled to all of it"
-    return replace(row, **whole, reread_bytes_per_s=json.dumps(cached), source=told)
+    source = f"{row.source or 'measured'}; under {row.sm_share_pct:g}% of the device, scaled to all of it"
+    return replace(row, **whole, reread_bytes_per_s=json.dumps(cached), source=source)
 
 
 def _reread(row: DeviceRow) -> tuple[tuple[int, float], ...]:
