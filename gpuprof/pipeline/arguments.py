@@ -24,9 +24,9 @@ DemandsArgument: TypeAlias = InstanceOf[DemandFile] | Sequence[Demand] | PathArg
 FleetArgument: TypeAlias = Fleet | os.PathLike[str] | str
 
 
-def name_models(given: Sequence[PathArgument] | PathArgument) -> list[str]:
+def name_models(models: Sequence[PathArgument] | PathArgument) -> list[str]:
     """Return the names or files of models; a single one needs no list."""
-    return [str(model) for model in ((given,) if isinstance(given, str | os.PathLike) else given)]
+    return [str(model) for model in ((models,) if isinstance(models, str | os.PathLike) else models)]
 
 
 def optional_path(path: PathArgument | None) -> Path | None:
@@ -34,29 +34,29 @@ def optional_path(path: PathArgument | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def resolve_map(given: MapArgument) -> DeploymentMap:
+def resolve_map(source: MapArgument) -> DeploymentMap:
     """Return the map, read from its file if a path is given. Raises `InputError` when the file holds no map."""
-    return given if isinstance(given, DeploymentMap) else read_map(Path(given))
+    return source if isinstance(source, DeploymentMap) else read_map(Path(source))
 
 
-def map_folder(given: MapArgument) -> Path:
+def map_folder(source: MapArgument) -> Path:
     """Return the folder for relative model paths of a map: the folder of its file, or the current one."""
-    return Path.cwd() if isinstance(given, DeploymentMap) else Path(given).absolute().parent
+    return Path.cwd() if isinstance(source, DeploymentMap) else Path(source).absolute().parent
 
 
-def map_label(given: MapArgument) -> str:
+def map_label(source: MapArgument) -> str:
     """Return the name of a map in messages: its path, or ``the map``."""
-    return "the map" if isinstance(given, DeploymentMap) else str(given)
+    return "the map" if isinstance(source, DeploymentMap) else str(source)
 
 
-def resolve_demands(given: DemandsArgument) -> tuple[Demand, ...]:
+def resolve_demands(source: DemandsArgument) -> tuple[Demand, ...]:
     """Return the demands, read from their file if a path is given; demands of a file carry its hash.
 
     Raises `InputError` when the file holds no demands, or a demand is impossible.
     """
-    if isinstance(given, str | os.PathLike):
-        return read_demands(Path(given))
-    demands = given if isinstance(given, DemandFile) else tuple(given)
+    if isinstance(source, str | os.PathLike):
+        return read_demands(Path(source))
+    demands = source if isinstance(source, DemandFile) else tuple(source)
     for demand in demands:
         require_possible(demand)
     return demands

@@ -52,11 +52,11 @@ class CompareResult(Result):
 
         target = Path(path)
         devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
-        drawn = [(outcome, outcome.deployment) for outcome in self.outcomes if outcome.deployment]
-        models = list(dict.fromkeys(model for _, deployment in drawn for model in deployment.models))
+        pairs = [(outcome, outcome.deployment) for outcome in self.outcomes if outcome.deployment]
+        models = list(dict.fromkeys(model for _, deployment in pairs for model in deployment.models))
         charts = [
             map_figure(deployment, devices, title=f"{outcome.policy}: {_count_gpus(outcome)} devices", models=models)
-            for outcome, deployment in drawn
+            for outcome, deployment in pairs
         ]
         write_picture(charts, target)
         return target
@@ -106,8 +106,8 @@ def compare(
     options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []
-    for done, policy in enumerate(chosen):
-        progress(Progress(f"planning by {policy[0]}", done, len(chosen)))
+    for count, policy in enumerate(chosen):
+        progress(Progress(f"planning by {policy[0]}", count, len(chosen)))
         limit = Limit(options.time_limit_s)
         outcomes += (
             _add_interval_ends(problem, policy[1], outcome, limit) for outcome in comparison.compare(problem, [policy])
@@ -235,8 +235,8 @@ def compare_gpus(
     limited = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
     outcomes: list[GpuOutcome] = []
-    for done, entry in enumerate(problem.fleet.entries):
-        progress(Progress(f"planning on {entry.device.name}", done, len(problem.fleet.entries)))
+    for count, entry in enumerate(problem.fleet.entries):
+        progress(Progress(f"planning on {entry.device.name}", count, len(problem.fleet.entries)))
         outcomes.append(_compare_kind(problem, entry, policy))
     progress(Progress("planned", len(problem.fleet.entries), len(problem.fleet.entries)))
     return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(outcomes, key=_order)))

@@ -63,9 +63,9 @@ class CompareDatabasesResult(Result):
     def verdict(self) -> str:
         """Return the comparison in a sentence."""
         counts = {kind: sum(change.verdict is kind for change in self.changes) for kind in ChangeVerdict}
-        told = [f"{count} {kind.value}" for kind, count in counts.items() if count]
+        texts = [f"{count} {kind.value}" for kind, count in counts.items() if count]
         rate = f"at most {100 * self.false_alarms:g}% false alarms"
-        return f"{self.before} → {self.after}: {', '.join(told)} of {len(self.changes)} cells ({rate})."
+        return f"{self.before} → {self.after}: {', '.join(texts)} of {len(self.changes)} cells ({rate})."
 
     def to_markdown(self) -> str:
         """Return the comparison as markdown: the verdict, and a table of the cells."""
@@ -198,8 +198,8 @@ def compare_databases(
             f"{single} of {len(changes)} cells were measured once a side, which does not tell a change from noise: "
             "gpuprof profile --force MODEL measures again (three runs a side find 5% on most machines)"
         )
-    for selection, mine, theirs in zip(selections, (first, second), (second, first), strict=True):
-        if alone := len(mine.keys() - theirs.keys()):
+    for selection, cells, other_cells in zip(selections, (first, second), (second, first), strict=True):
+        if alone := len(cells.keys() - other_cells.keys()):
             notes.add(f"{alone} cells of {selection} are not on the other side")
     if unstable := sum(change.unstable > 0 for change in changes):
         notes.add(f"{unstable} of {len(changes)} cells rest on unstable runs")

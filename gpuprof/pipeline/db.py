@@ -76,8 +76,8 @@ class ImportResult(Result):
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each file."""
         return [
-            {"file": str(done.path), "form": done.form, "device": done.device, "rows": done.rows, "note": done.note}
-            for done in self.files
+            {"file": str(file.path), "form": file.form, "device": file.device, "rows": file.rows, "note": file.note}
+            for file in self.files
         ]
 
 
@@ -211,7 +211,7 @@ def import_measurements(
     database = KernelDb.create(database_path(db))
     first, paths = split_form([Path(file) for file in files])
     imported = tuple(import_files(database, paths, device, form or first))
-    if not any(done.form for done in imported):
+    if not any(file.form for file in imported):
         raise InputError(
             f"no file of {', '.join(map(str, paths))} has a form that is known",
             f"known: {', '.join(sorted(IMPORTERS))}; name a file to have it told why",
@@ -243,11 +243,11 @@ def _open(db: PathArgument | None) -> KernelDb:
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Number columns of the same name in a query."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     distinct = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+        counts[name] = counts.get(name, 0) + 1
+        distinct.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
     return distinct
 
 

@@ -72,8 +72,8 @@ def resolve_device(
         )
     if recorded is not None:
         return recorded
-    if meant := _board_meant(name or wanted, note):
-        return with_ceilings(meant, db)
+    if board := _board_meant(name or wanted, note):
+        return with_ceilings(board, db)
     error = unknown_name("device", wanted, sorted({"cpu", *catalogue, *profiled}))
     raise InputError(error.message, f"{error.fix}; a GPU that gpuprof does not know: --device-file FILE")
 
@@ -104,19 +104,19 @@ def read_own_devices(path: PathArgument | None) -> Mapping[str, Device]:
     return read_device_file(Path(path))
 
 
-def database_path(given: PathArgument | None) -> Path:
+def database_path(path: PathArgument | None) -> Path:
     """Return where the kernel database is: as given, else ``GPUPROF_DB``, else ``./gpuprof-db``."""
-    return Path(given or os.environ.get("GPUPROF_DB") or _DEFAULT_DATABASE)
+    return Path(path or os.environ.get("GPUPROF_DB") or _DEFAULT_DATABASE)
 
 
-def open_database(given: PathArgument | None, *, needed: bool = True) -> KernelDb | None:
+def open_database(db: PathArgument | None, *, needed: bool = True) -> KernelDb | None:
     """Open the kernel database.
 
     Raises `InputError` when the database does not exist although it is needed or was named, or the directory holds no
-    database. ``given``: the option ``--db``; ``needed``: False returns None where the default database does not exist.
+    database. ``db``: the option ``--db``; ``needed``: False returns None where the default database does not exist.
     """
-    path = database_path(given)
-    if not needed and given is None and not path.exists():
+    path = database_path(db)
+    if not needed and db is None and not path.exists():
         return None
     return open_existing(path)
 
@@ -135,9 +135,9 @@ def open_existing(path: Path) -> KernelDb:
     return database
 
 
-def describe_empty(given: PathArgument | None, database: KernelDb | None) -> list[str]:
+def describe_empty(path: PathArgument | None, database: KernelDb | None) -> list[str]:
     """Return a remark on a named but empty database: the user may mean another."""
-    if given is None or database is None or database.segments():
+    if path is None or database is None or database.segments():
         return []
     return [f"the kernel database {database.path} is empty: nothing in it was measured (is another meant with --db?)"]
 

@@ -170,8 +170,8 @@ def _describe_distances(estimates: Sequence[Estimate], device: Device) -> list[s
 
     sources = [estimate.latency_ms.source.split(", ") for estimate in estimates]
     precisions = {words[0].removeprefix(f"{SOURCE}: "): None for words in sources if words[0].startswith(SOURCE)}
-    told = (describe_distance(device, precision) for precision in precisions)
-    return list(dict.fromkeys(text for text in told if text))
+    texts = (describe_distance(device, precision) for precision in precisions)
+    return list(dict.fromkeys(text for text in texts if text))
 
 
 def describe_full_occupancy(estimates: Sequence[Estimate]) -> list[str]:
@@ -208,9 +208,9 @@ def _size_models(
     require_dimensions(dims, free.values())
     sized: list[str] = []
     for name in names:
-        model, given = split_name(name)
+        model, named_dims = split_name(name)
         for sizes in dict.fromkeys(tuple(size for size in sizes if size[0] in free[name]) for sizes in sweep if sizes):
-            sized.append(sized_name(model, {**dict(given), **dict(sizes)}.items()))
+            sized.append(sized_name(model, {**dict(named_dims), **dict(sizes)}.items()))
         if not dims:
             sized.append(name)
     remarks = [remark for name in sized if (remark := models.describe_sizes(name))]
@@ -223,25 +223,25 @@ def _resolve_share(share: Share | str, device: Device) -> Share:
     return part
 
 
-def _resolve_neighbours(given: Sequence[str | Workload], device: Device, share: Share) -> tuple[Workload, ...]:
-    read = [_parse_neighbour(neighbour, device) for neighbour in given]
-    taken = share.sm_pct + sum(part.sm_pct for _, _, part in read if part)
-    open_parts = sum(part is None for _, _, part in read)
-    if device.kind == "gpu" and share.is_whole and read and all(part == share for _, _, part in read):
-        return tuple(Workload(model, batch, share) for model, batch, _ in read)  # nobody is held to a share
-    if share.mig is None and (taken > 100.0 + 1e-6 or (open_parts and taken >= 100.0)):
+def _resolve_neighbours(neighbours: Sequence[str | Workload], device: Device, share: Share) -> tuple[Workload, ...]:
+    parts = [_parse_neighbour(neighbour, device) for neighbour in neighbours]
+    total_pct = share.sm_pct + sum(part.sm_pct for _, _, part in parts if part)
+    open_parts = sum(part is None for _, _, part in parts)
+    if device.kind == "gpu" and share.is_whole and parts and all(part == share for _, _, part in parts):
+        return tuple(Workload(model, batch, share) for model, batch, _ in parts)  # nobody is held to a share
+    if share.mig is None and (total_pct > 100.0 + 1e-6 or (open_parts and total_pct >= 100.0)):
         raise InputError(
-            f"shares of {taken:g}% leave nothing of the device for all that runs beside them",
+            f"shares of {total_pct:g}% leave nothing of the device for all that runs beside them",
             "give smaller shares, --share and @batch:share",
         )
-    left = (100.0 - taken) / max(open_parts, 1)
-    return tuple(Workload(model, batch, part or Share(left)) for model, batch, part in read)
+    left = (100.0 - total_pct) / max(open_parts, 1)
+    return tuple(Workload(model, batch, part or Share(left)) for model, batch, part in parts)
 
 
-def _parse_neighbour(given: str | Workload, device: Device) -> tuple[str, int, Share | None]:
-    if isinstance(given, Workload):
-        return given.model, given.batch, given.share
-    model, batch, part = read_neighbour(given, device)
+def _parse_neighbour(neighbour: str | Workload, device: Device) -> tuple[str, int, Share | None]:
+    if isinstance(neighbour, Workload):
+        return neighbour.model, neighbour.batch, neighbour.share
+    model, batch, part = read_neighbour(neighbour, device)
     return model, 1 if batch is None else batch, part
 
 

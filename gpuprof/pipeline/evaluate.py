@@ -134,7 +134,7 @@ def _judge_estimator(chosen: EvaluateOptions, name: str, progress: ProgressCallb
         database,
         chosen.leave_out,
         lambda device: resolve_device(device, database),
-        lambda done, total: progress(Progress(chosen.leave_out, done, total)),
+        lambda count, total: progress(Progress(chosen.leave_out, count, total)),
     )
     if chosen.device is not None:
         wanted = resolve_device(chosen.device, database).name

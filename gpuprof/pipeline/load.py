@@ -72,13 +72,13 @@ class LoadResult(Result):
 
     def _judge(self, result: ModelResult, row: Mapping[str, object], stages: Mapping[str, object]) -> SloVerdict:
         percentile = self.percentiles.get(result.model, Slo(result.slo_ms).percentile)
-        kept = keeps_objective(result.in_slo, result.sent, result.slo_ms, percentile)
+        is_kept = keeps_objective(result.in_slo, result.sent, result.slo_ms, percentile)
         if self.is_closed:
-            kept = None
+            is_kept = None
         predicted = None if self.predictions is None else self.predictions.predicted.get(result.model)
         return SloVerdict(
             result.model,
-            kept,
+            is_kept,
             result.slo_ms,
             percentile,
             100.0 * result.in_slo / result.sent if result.sent else None,
@@ -86,7 +86,7 @@ class LoadResult(Result):
             None if predicted is None else predicted.p99_ms,
             result.rate_rps,
             result.goodput_rps,
-            explain_result(result, kept, percentile, row, stages, self.is_closed),
+            explain_result(result, is_kept, percentile, row, stages, self.is_closed),
         )
 
     def require_kept(self) -> None:
@@ -103,9 +103,9 @@ class LoadResult(Result):
         """Return a record for each model: rates, goodput, latency, predictions, errors, and which inputs were sent."""
         rows = _rows(self.outcome, self.predictions)
         windows = {"windows": self.outcome.windows, "is_stable": self.outcome.is_stable}
-        kept = {verdict.model: {"slo_kept": verdict.kept, "reason": verdict.reason} for verdict in self.verdicts()}
+        slo = {verdict.model: {"slo_kept": verdict.kept, "reason": verdict.reason} for verdict in self.verdicts()}
         return [
-            row | {"input_data": self.inputs.get(str(row["model"]))} | windows | kept[str(row["model"])] for row in rows
+            row | {"input_data": self.inputs.get(str(row["model"]))} | windows | slo[str(row["model"])] for row in rows
         ]
 
     def require_stable(self) -> None:
@@ -203,12 +203,12 @@ def load(
         require_planned_files(locate_files(resolved, base))
     streams, settings = traffic.make_streams(resolved, base)
     target = access.reach(server)
-    read = {stream.model: read_stream_data(target, stream) for stream in streams if stream.data is not None}
-    inputs = {model: str(data) for model, data in read.items()}
+    data_by_model = {stream.model: read_stream_data(target, stream) for stream in streams if stream.data is not None}
+    inputs = {model: str(data) for model, data in data_by_model.items()}
     for stream in streams:
         if stream.model in inputs:
             notes.add(f"{stream.model}: inputs from {inputs[stream.model]}")
-            if not stream.concurrency and any(len(sequence) > 1 for sequence in read[stream.model].sequences):
+            if not stream.concurrency and any(len(sequence) > 1 for sequence in data_by_model[stream.model].sequences):
                 notes.add(f"{stream.model}: sequences wait for no answers in an open loop; with --concurrency they do")
         elif remark := describe_assumed(target, stream.model, stream.path, stream.dims):
             notes.add(remark)
@@ -222,11 +222,11 @@ def load(
     time_s = f"{settings.warmup_s:g} + {at_most}{settings.duration_s:g} s"
     notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
     # Cores of the workers, which the client must avoid; empty unless server and client run on the same machine.
-    taken = worker_cores(resolved) if resolved is not None and is_local(target.host) else frozenset()
+    cores = worker_cores(resolved) if resolved is not None and is_local(target.host) else frozenset()
     schedules = plan_load(target, streams, settings)
-    enough = len(schedules) <= len(allowed_cores() - taken)
-    with avoiding_cores(taken if enough else ()):
-        if resolved is not None and taken and resolved.planned_with.host.host_cores:
+    enough = len(schedules) <= len(allowed_cores() - cores)
+    with avoiding_cores(cores if enough else ()):
+        if resolved is not None and cores and resolved.planned_with.host.host_cores:
             notes.add(*check_machine().notes())
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
             outcome = run_load(target, streams, settings, schedules)
@@ -244,7 +244,7 @@ def load(
 
 def explain_result(
     result: ModelResult,
-    kept: bool | None,
+    is_kept: bool | None,
     percentile: float,
     row: Mapping[str, object],
     stages: Mapping[str, object],
@@ -257,13 +257,13 @@ def explain_result(
     if is_closed:
         return "closed loop: the map's SLO, which is planned for rates, does not apply"
     unanswered = result.refused + result.failed + result.lost
-    if kept is False and 100.0 * unanswered > (100.0 - percentile) * result.sent:
+    if is_kept is False and 100.0 * unanswered > (100.0 - percentile) * result.sent:
         parts = {"refused (503)": result.refused, "failed": result.failed, "without an answer": result.lost}
-        told = ", ".join(f"{count:,} {word}" for word, count in parts.items() if count)
-        return f"of {result.sent:,} requests {told}"
+        counts = ", ".join(f"{count:,} {word}" for word, count in parts.items() if count)
+        return f"of {result.sent:,} requests {counts}"
     error, slower = row["p99_ms_error"], stages.get("infer_ms_error")
     is_far = isinstance(error, float) and abs(error) > FAR_OFF
-    if kept is not False and not is_far:
+    if is_kept is not False and not is_far:
         return ""
     if result.client_is_limit:
         return f"the client itself sent late (p99 {result.lag_p99_ms:.1f} ms)"

@@ -153,12 +153,12 @@ def _replay(
     outcome = _simulate(deployment, by_model, settings, until_s, note)
     model_outcomes = {model.model: model for model in outcome.models}
     handover_ms = host_work_of_plan(deployment.planned_with).handover_ms
-    counted = [int((time >= settings.warmup_s).sum()) for time in times]
+    counts = [int((time >= settings.warmup_s).sum()) for time in times]
     return {
         stream.model: _predict_model(
             model_outcomes[deployment.serving[stream.model]], count, settings.duration_s, handover_ms
         )
-        for stream, count in zip(streams, counted, strict=True)
+        for stream, count in zip(streams, counts, strict=True)
     }
 
 
@@ -184,16 +184,16 @@ def _simulate(
         stop_compiling()  # compilation would take cores from the workers during the measurement
 
 
-def _predict_model(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
+def _predict_model(outcome: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
     """Return the prediction for ``requests`` requests from an outcome of fewer or more simulated requests."""
-    each = requests / seen.requests if seen.requests else 0.0
-    service_ms = seen.stage_mean_ms["service"]
+    each = requests / outcome.requests if outcome.requests else 0.0
+    service_ms = outcome.stage_mean_ms["service"]
     return LoadPrediction(
-        each * seen.in_time / seconds,
-        seen.p50_ms,
-        seen.p95_ms,
-        seen.p99_ms,
-        each * seen.missed["refused"],
+        each * outcome.in_time / seconds,
+        outcome.p50_ms,
+        outcome.p95_ms,
+        outcome.p99_ms,
+        each * outcome.missed["refused"],
         None if service_ms is None else max(0.0, service_ms - handover_ms),
         PredictionSource.REPLAY,
     )

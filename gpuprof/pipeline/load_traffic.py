@@ -30,19 +30,19 @@ _Concurrency = Annotated[int, Field(ge=1, le=800)]
 _Duration = Annotated[float, Field(ge=0.1)]
 
 
-def _read_rates(given: object) -> object:
+def _read_rates(value: object) -> object:
     from gpuprof.simulator.load import parse_rates
 
-    if not isinstance(given, list):
-        return given
-    rates, alone = parse_rates(given)
+    if not isinstance(value, list):
+        return value
+    rates, alone = parse_rates(value)
     if alone is not None:
         raise InputError(f"cannot read the rate {alone:g}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
     return rates
 
 
-def _read_concurrency(given: object) -> object:
-    return collect_distinct("the concurrency", map(_parse_concurrency, given)) if isinstance(given, list) else given
+def _read_concurrency(value: object) -> object:
+    return collect_distinct("the concurrency", map(_parse_concurrency, value)) if isinstance(value, list) else value
 
 
 def _parse_concurrency(text: str) -> tuple[str, int]:
@@ -278,9 +278,9 @@ def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Tr
     else:
         times = {model: arrivals for model, arrivals in name_requests(deployment, trace).times.items() if len(arrivals)}
         streams = [stream for stream in make_rate_streams(deployment, folder, {}, 1.0) if stream.model in times]
-        if lost := sorted(set(times) - {stream.model for stream in streams}):
+        if unplaced := sorted(set(times) - {stream.model for stream in streams}):
             raise InputError(
-                f"the trace names {lost[0]!r}, which the map does not place", "use the map's names in the trace"
+                f"the trace names {unplaced[0]!r}, which the map does not place", "use the map's names in the trace"
             )
     return [
         replace(stream, rate_rps=len(arrivals) / trace.duration_s, times_s=tuple((arrivals / NS_PER_S).tolist()))

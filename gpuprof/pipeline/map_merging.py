@@ -64,11 +64,11 @@ class _MapMerger:
 
     def run(self) -> Iterator[str]:
         """Merge what pays, and yield a line on each decision."""
-        seen: set[tuple[str, ...]] = set()
+        tried_groups: set[tuple[str, ...]] = set()
         for device, batches in _list_shared_devices(self.deployment):
             models = tuple(m for m in batches if (model := self.deployment.models.get(m)) and not model.members)
-            if len(models) > 1 and models not in seen:
-                seen.add(models)
+            if len(models) > 1 and models not in tried_groups:
+                tried_groups.add(models)
                 yield from self._merge_group(models, batches, self.problem.device(device))
 
     def _merge_group(self, models: Sequence[str], batches: Mapping[str, int], device: Device) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _find_unreadable(files: Mapping[str, Path]) -> Iterator[_Refusal]:
 
 def _choose_name(members: Sequence[str], deployment: DeploymentMap) -> str:
     """Return the map's name for a merge: its models, or a number where that name is too long or taken."""
-    taken, name, count = {*deployment.models, *deployment.requested}, "+".join(members), 0
-    while name in taken or len(name) > _LONGEST_NAME:
+    names, name, count = {*deployment.models, *deployment.requested}, "+".join(members), 0
+    while name in names or len(name) > _LONGEST_NAME:
         name, count = f"merged-{count}", count + 1
     return name

@@ -83,13 +83,13 @@ def build_problem(
 
     options = planning.problem_options()
     requested = resolve_demands(demands)
-    given = _list_graph_files(requested)
+    paths = _list_graph_files(requested)
     named = tuple(name_demand(demand) for demand in requested)
     models = {demand.model: demand.source_model or demand.model for demand in named}
-    database = open_database(db, needed=not given.keys() >= set(models.values()))
+    database = open_database(db, needed=not paths.keys() >= set(models.values()))
     for remark in describe_empty(db, database):
         note(remark)
-    graphs = {name: _find_any_batch(path, database) for name, path in given.items()}
+    graphs = {name: _find_any_batch(path, database) for name, path in paths.items()}
     devices = find_fleet(fleet, database, planning, note)
     execution = planning.execution()
     measured = make_database_estimator(database, graphs, note, execution)
@@ -209,8 +209,8 @@ def collect_tried_runs(profiled_models: KnownModels, models: Iterable[str]) -> T
         frozenset(measured for runs in tried for measured in runs.measured),
         frozenset(
             (device, tuple(sorted(named)))
-            for device, ran in groups.together
-            for named in rename_workloads(ran, list_names)
+            for device, group in groups.together
+            for named in rename_workloads(group, list_names)
         ),
     )
 
@@ -244,8 +244,8 @@ def _judge_doubts(
     for model in models:
         measured = estimator.known.devices_of(model)
         for entry in fleet.entries if strict else ():
-            if (judged := _estimate_smallest(estimator, model, entry.device)) is not None:
-                require_sure(judged)
+            if (estimate := _estimate_smallest(estimator, model, entry.device)) is not None:
+                require_sure(estimate)
         guessed = any(entry.device.name not in measured for entry in fleet.entries)
         if guessed and (unknown := estimator.known.unknown_ops(model)):
             note(describe_unknown_ops(model, unknown))
@@ -380,13 +380,13 @@ def _record_devices(entry: FleetEntry) -> PlannedDevices:
     """Return devices of a fleet as a map records them, with a price that differs from the catalogue's."""
     from gpuprof.domain.catalogue import devices
 
-    listed, price = devices().get(entry.device.name), entry.device.price_per_hour
-    is_own = price is not None and (listed is None or listed.price_per_hour != price)
+    device, price = devices().get(entry.device.name), entry.device.price_per_hour
+    is_own = price is not None and (device is None or device.price_per_hour != price)
     return PlannedDevices(device=entry.device.name, count=entry.count, price_per_hour=price if is_own else None)
 
 
 def find_fleet(
-    given: FleetArgument | None, database: KernelDb | None, planning: PlanningOptions, note: NoteCallback
+    source: FleetArgument | None, database: KernelDb | None, planning: PlanningOptions, note: NoteCallback
 ) -> Fleet:
     """Return the devices that a plan may use; ``"any"`` excludes devices without the requested precision.
 
@@ -401,20 +401,20 @@ def find_fleet(
     def find(name: str | None) -> Device:
         return resolve_device(name, database, own_devices, note)
 
-    if isinstance(given, Fleet):
-        fleet = given
-    elif given is None:
+    if isinstance(source, Fleet):
+        fleet = source
+    elif source is None:
         profiled = find(None)
         fleet = Fleet((FleetEntry(profiled, 1 if profiled.kind == "cpu" else None),))  # this machine, once
-    elif isinstance(given, os.PathLike) or given.endswith(".toml"):
-        fleet = read_fleet(Path(given), find)
+    elif isinstance(source, os.PathLike) or source.endswith(".toml"):
+        fleet = read_fleet(Path(source), find)
     else:
-        words = {item.strip().lower() for item in given.split(",")}
-        fleet = parse_fleet(given, find, _priced_devices(find, own_devices, planning, note) if ANY in words else ())
+        words = {item.strip().lower() for item in source.split(",")}
+        fleet = parse_fleet(source, find, _priced_devices(find, own_devices, planning, note) if ANY in words else ())
     _note_unpriced(fleet, note)
     for device in (entry.device for entry in fleet.entries if entry.device.name in own_devices):
-        if told := describe_distance(device, "float32"):
-            note(told)
+        if distance := describe_distance(device, "float32"):
+            note(distance)
     return fleet
 
 

@@ -79,11 +79,11 @@ def profile(
         parts = resolve_shares(chosen.shares, target.device)
         neighbours = [planning.parse_neighbour(text, target.device) for text in chosen.beside]
         if chosen.batches is None and not chosen.igniter:
-            kept = [
+            pairs = [
                 planning.free_batch_or_keep(model, sizes, path / COPIES) for model in _read_models(models, settings)
             ]
-            notes.add(*(why for _, why in kept if why))
-            named = [model for model, _ in kept]
+            notes.add(*(why for _, why in pairs if why))
+            named = [model for model, _ in pairs]
         else:
             named = _free_models(models, sizes, path, settings)
         notes.add(*_describe_sizes(named))
@@ -213,12 +213,12 @@ def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
     from gpuprof.graph.training_mode import describe_training
 
     graphs = [model.load_graph(read_fixed_batch(model.path) or 1) for model in models]
-    read = {f"{model.name}: inputs from {model.data}": None for model in models if model.data}
+    inputs = {f"{model.name}: inputs from {model.data}": None for model in models if model.data}
     whole = {
         f"{graph.name} is measured as a whole, not op by op: {graph.unread}": None for graph in graphs if graph.unread
     }
     trained = dict.fromkeys(filter(None, (describe_training(model.path, model.name) for model in models)))
-    return [*read, *(remark for graph in graphs for remark in describe_reading(graph)), *whole, *trained]
+    return [*inputs, *(remark for graph in graphs for remark in describe_reading(graph)), *whole, *trained]
 
 
 def _measure(

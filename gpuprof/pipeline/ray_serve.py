@@ -67,20 +67,20 @@ def weigh_nodes(deployment: DeploymentMap) -> dict[str, dict[str, float]]:
     return weights
 
 
-def assign_gpus(node: Node, given: list[str]) -> Node:
+def assign_gpus(node: Node, gpu_ids: list[str]) -> Node:
     """Return the node with the numbers of the GPUs that Ray gave its actor.
 
     Raises `UnavailableError` when Ray gave too few, or names them by other than their numbers.
     """
     wanted = [gpu for gpu in node.gpus if not is_cpu(gpu) and not gpu.device.startswith("sim:")]
-    if len(given) < len(wanted):
+    if len(gpu_ids) < len(wanted):
         raise UnavailableError(
-            f"Ray gave node {node.name} {len(given)} GPUs and the map has {len(wanted)} there",
+            f"Ray gave node {node.name} {len(gpu_ids)} GPUs and the map has {len(wanted)} there",
             "keep num_gpus of serve_config.yaml as gpuprof export wrote it",
         )
-    if wanted and not all(number.isdigit() for number in given):
-        raise UnavailableError(f"Ray names its GPUs {', '.join(given)}", f"start Ray without {VISIBLE}")
-    numbers = dict(zip((gpu.index for gpu in wanted), map(int, given), strict=False))
+    if wanted and not all(number.isdigit() for number in gpu_ids):
+        raise UnavailableError(f"Ray names its GPUs {', '.join(gpu_ids)}", f"start Ray without {VISIBLE}")
+    numbers = dict(zip((gpu.index for gpu in wanted), map(int, gpu_ids), strict=False))
     gpus = tuple(gpu.model_copy(update={"index": numbers[gpu.index]}) if gpu in wanted else gpu for gpu in node.gpus)
     return node.model_copy(update={"gpus": gpus})
 
@@ -91,11 +91,11 @@ class RayServeNode:
     def __init__(self, map_file: str, node: str, simulate: bool) -> None:
         import ray
 
-        given = [str(gpu) for gpu in ray.get_gpu_ids()]
+        gpu_ids = [str(gpu) for gpu in ray.get_gpu_ids()]
         os.environ.pop(VISIBLE, None)  # the map tells GPUs by their numbers on the machine
         path = Path(map_file)
         plan = read_map(path)
-        nodes = tuple(host if simulate or host.name != node else assign_gpus(host, given) for host in plan.nodes)
+        nodes = tuple(host if simulate or host.name != node else assign_gpus(host, gpu_ids) for host in plan.nodes)
         node_map = locate_files(plan.model_copy(update={"nodes": nodes}), path.absolute().parent)
         self._until_end = ExitStack()
         settings = ServeSettings(port=0, node=node, simulate=simulate, max_body_mb=ServeSettings().buffer_mb)

@@ -123,9 +123,9 @@ def _read_sections(sources: Sequence[Path]) -> list[Section]:
             all_sections += _make_database_sections(database, source.name)
             continue
         sections, deployment = sections_of(read_result(source), source.name)
-        taken = {section.title for section in all_sections}
+        titles = {section.title for section in all_sections}
         all_sections += (
-            replace(section, title=f"{section.title}, {source.name}") if section.title in taken else section
+            replace(section, title=f"{section.title}, {source.name}") if section.title in titles else section
             for section in sections
         )
         if deployment is not None:
@@ -140,12 +140,12 @@ def _write_pictures(sections: Sequence[Section], directory: Path, picture_format
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make {directory}: {error.strerror or error}") from None
-    written = []
+    paths = []
     for number, chart in enumerate((chart for section in sections for chart in section.charts), start=1):
         name = re.sub(r"[^a-z0-9]+", "-", chart.title.lower()).strip("-")[:60]
-        written.append(directory / f"{number:02d}-{name}.{picture_format}")
-        write_picture(chart, written[-1])
-    return tuple(written)
+        paths.append(directory / f"{number:02d}-{name}.{picture_format}")
+        write_picture(chart, paths[-1])
+    return tuple(paths)
 
 
 def _make_database_sections(database: KernelDb, name: str) -> list[Section]:
@@ -214,9 +214,9 @@ def _make_model_section(
         timeline_figure(f"{workload}: timeline", ops, kernels),
         *([] if is_only else batch_and_share_figures(rows_of_model, measured.model)),
     )
-    shown = tuple(chart for chart in charts if chart is not None)
+    figures = tuple(chart for chart in charts if chart is not None)
     text = f"{count_of(len(ops), 'op')} on {measured.device}, batch {measured.batch}." if ops else ""
-    return Section(measured.model, text, shown, source="measured") if shown else None
+    return Section(measured.model, text, figures, source="measured") if figures else None
 
 
 def _find_largest_with_ops(database: KernelDb, rows_of_model: Sequence[ModelRow]) -> tuple[ModelRow, list[OpRow]]:

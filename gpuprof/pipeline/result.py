@@ -35,7 +35,7 @@ ProgressCallback = Callable[[Progress], None]
 NoteCallback = Callable[[str], None]
 
 
-def say_nothing(told: object) -> None:
+def say_nothing(event: object) -> None:
     """Ignore progress, or a note: the default callback."""
 
 

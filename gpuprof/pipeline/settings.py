@@ -66,9 +66,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     title: ClassVar[str] = "Options"  #: Heading of the options in the help.
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**given)
+            super().__init__(**values)
         except ValidationError as error:
             raise describe_error(type(self).__name__, error) from None
 
@@ -81,21 +81,21 @@ class Settings(BaseModel):
             cls.__doc__ = "\n".join([cls.__doc__.rstrip(), "", "Attributes", "----------", *lines])
 
     @classmethod
-    def collect(cls, given: Self | None, fields: Mapping[str, Any]) -> Self:
+    def collect(cls, settings: Self | None, fields: Mapping[str, Any]) -> Self:
         """Return settings given as an object, or by their fields as keywords."""
-        return cls(**fields) if given is None else given.replace(**fields)
+        return cls(**fields) if settings is None else settings.replace(**fields)
 
     def replace(self, **changes: Any) -> Self:
         """Return the settings with some of them changed."""
         return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
 
-def _read_dims(given: object) -> object:
-    return parse_dims(given) if isinstance(given, list | tuple) else given
+def _read_dims(value: object) -> object:
+    return parse_dims(value) if isinstance(value, list | tuple) else value
 
 
-def _read_single_dims(given: object) -> object:
-    return single_sizes(parse_dims(given)) if isinstance(given, list | tuple) else given
+def _read_single_dims(value: object) -> object:
+    return single_sizes(parse_dims(value)) if isinstance(value, list | tuple) else value
 
 
 def parse_data_files(texts: Iterable[str]) -> dict[str, Path]:
@@ -114,13 +114,13 @@ def parse_data_files(texts: Iterable[str]) -> dict[str, Path]:
     return files
 
 
-def _read_data_files(given: object) -> object:
-    return parse_data_files(given) if isinstance(given, list | tuple) else given
+def _read_data_files(value: object) -> object:
+    return parse_data_files(value) if isinstance(value, list | tuple) else value
 
 
-def split_names(given: object) -> object:
+def split_names(value: object) -> object:
     """Return the words of a text that separates them by commas; other values unchanged."""
-    return tuple(name.strip() for name in given.split(",")) if isinstance(given, str) else given
+    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
 
 #: Texts: a sequence, or one text that separates them by commas.
@@ -130,10 +130,10 @@ Names: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 def count_reader(most: int) -> Callable[[object], object]:
     """Return a validator that reads whole numbers up to ``most`` from texts such as ``1,8,32``, ascending."""
 
-    def read(given: object) -> object:
-        if not isinstance(given, str):
-            return given
-        words = [word.strip() for word in given.split(",")]
+    def read(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        words = [word.strip() for word in value.split(",")]
         if not all(word.isdecimal() and len(word) <= len(str(most)) and 1 <= int(word) <= most for word in words):
             raise ValueError(f"must be whole numbers from 1 to {most:,}, as in 1,8,32,")
         return tuple(sorted(set(map(int, words))))

@@ -405,7 +405,7 @@ def make_scheduler(
     from gpuprof.placement.policies import make_policy
 
     problem = restore_problem(deployment, db, note)
-    made = restore_policy(deployment) if policy is None else make_policy(policy, {})
+    planner = restore_policy(deployment) if policy is None else make_policy(policy, {})
 
     running, is_told = deployment, False
 
@@ -423,7 +423,7 @@ def make_scheduler(
             for demand in problem.demands
         )
         try:
-            wanted = plan_map(replace(problem, demands=demands, previous=running), made)
+            wanted = plan_map(replace(problem, demands=demands, previous=running), planner)
         except InfeasibleError as error:
             tell_unplaced(error.message)
             return None

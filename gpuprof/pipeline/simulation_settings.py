@@ -31,17 +31,17 @@ class SimulatedArrivals:
     trace_s: float | None = None  #: Duration of the trace up to its last request; None without a trace.
 
 
-def _read_timeout(given: object) -> object:
-    return 1000.0 * parse_duration(given, "--batch-timeout") if isinstance(given, str) else given
+def _read_timeout(value: object) -> object:
+    return 1000.0 * parse_duration(value, "--batch-timeout") if isinstance(value, str) else value
 
 
-def _read_names(given: object) -> object:
+def _read_names(value: object) -> object:
     """Return names separated by commas; other values unchanged. Raises `InputError` for a text without names."""
-    if not isinstance(given, str):
-        return given
-    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    if not isinstance(value, str):
+        return value
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
     if not names:
-        raise InputError(f"--policy names no policy but is {given!r}", "write names with commas, as in optimal,usher")
+        raise InputError(f"--policy names no policy but is {value!r}", "write names with commas, as in optimal,usher")
     return names
 
 
@@ -70,14 +70,14 @@ class SimulatedTraffic(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_rates(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _read_rates(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Read rates in the texts of the command line: ``MODEL=100`` for a model, ``100`` for all."""
         from gpuprof.simulator.load import parse_rates
 
-        if not isinstance(given, dict) or not isinstance(texts := given.get("rates_rps"), list):
-            return given
+        if not isinstance(values, dict) or not isinstance(texts := values.get("rates_rps"), list):
+            return values
         rates, total = parse_rates(texts)
-        return {**given, "rates_rps": rates, "total_rps": total}
+        return {**values, "rates_rps": rates, "total_rps": total}
 
     def read_arrivals(self, deployment: DeploymentMap, note: NoteCallback = say_nothing) -> SimulatedArrivals:
         """Return how the requests of each model of a map arrive.
@@ -216,7 +216,7 @@ class Fidelity(Settings):
     )
 
 
-def _find_network(given: str) -> NetworkDelay:
+def _find_network(name: str) -> NetworkDelay:
     from gpuprof.simulator.network import LOCAL, THESIS, read_measurements
 
-    return {"none": LOCAL, "thesis": THESIS}.get(given) or read_measurements(Path(given))
+    return {"none": LOCAL, "thesis": THESIS}.get(name) or read_measurements(Path(name))

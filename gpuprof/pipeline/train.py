@@ -103,7 +103,7 @@ def train(
     progress(Progress("reading what was measured", 0, 1))
     data = load_training_data(chosen)
     what = f"fitting to {len(data.ops.times_ns):,} ops of {count_of(len(data.architectures), 'architecture')}"
-    model = fit_with_intervals(data, names, lambda done, total: progress(Progress(what, done, total)))
+    model = fit_with_intervals(data, names, lambda count, total: progress(Progress(what, count, total)))
     folder = save_model(model, database_path(chosen.db), data.data_hash, data.architectures)
     residuals = model.residuals
     return TrainResult(

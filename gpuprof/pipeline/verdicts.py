@@ -65,9 +65,9 @@ def require_kept(verdicts: Sequence[SloVerdict]) -> None:
     """Raise `SloMissedError` when any objective was missed."""
     missed = [verdict.model for verdict in verdicts if verdict.kept is False]
     if missed:
-        judged = sum(verdict.kept is not None for verdict in verdicts)
+        total = sum(verdict.kept is not None for verdict in verdicts)
         raise SloMissedError(
-            f"{len(missed)} of {count_of(judged, 'model')} missed the SLO: {', '.join(missed)}",
+            f"{len(missed)} of {count_of(total, 'model')} missed the SLO: {', '.join(missed)}",
             "--no-fail ends with exit code 0 all the same",
         )
 
