@@ -40,7 +40,7 @@ def measure_ceilings(device: Device, share: Share, run_id: str, limits: TimingLi
         _write_model(passes, "Relu", shapes[0])
         (product_s,) = worker.call(time_shapes, product, [[(_SIDE, _SIDE)] * 2], effort)
         call_s, *passes_s = worker.call(time_shapes, passes, [[(1,)], *shapes], effort)
-    rates = [(size, size / max(taken - call_s, 0.1 * taken)) for size, taken in zip(_SETS, passes_s, strict=True)]
+    rates = [(size, size / max(pass_s - call_s, 0.1 * pass_s)) for size, pass_s in zip(_SETS, passes_s, strict=True)]
     return DeviceRow(
         run_id=run_id,
         device=device.name,

@@ -72,8 +72,8 @@ class NodeTimes:
         if not self.tie.untied or not self.total_ns:
             return ()
         kinds = Counter(self.executed[index].op_type for index in self.tie.untied)
-        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        return (f"{100 * self.untied_ns / self.total_ns:.1f}% of the nodes' time belongs to no op: {listed}",)
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        return (f"{100 * self.untied_ns / self.total_ns:.1f}% of the nodes' time belongs to no op: {counts}",)
 
 
 def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> NodeTimes:
@@ -86,16 +86,16 @@ def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Seque
     placed = [(index, event) for index, event in nodes if index is not None]
     last = max((event.repeat for _, event in placed), default=0)
     first = min(SKIPPED_REPEATS, last)
-    kept = tuple((index, event) for index, event in placed if event.repeat >= first)
+    events = tuple((index, event) for index, event in placed if event.repeat >= first)
     repeats = last - first + 1
     durations: dict[int, list[int]] = defaultdict(lambda: [0] * repeats)
-    for index, event in kept:
+    for index, event in events:
         durations[index][event.repeat - first] += event.duration_ns
     return NodeTimes(
         executed=tuple(executed),
         tie=tied,
         groups=tuple(_summarize_group(group, durations) for group in tied.groups),
-        events=kept,
+        events=events,
         repeats=repeats,
         total_ns=sum(fmean(times) for times in durations.values()),
         untied_ns=sum(fmean(durations[index]) for index in tied.untied if index in durations),
@@ -118,12 +118,12 @@ def match_events(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -
         if not node.name:
             nameless[node.op_type].append(index)
     matched: list[int | None] = []
-    seen: Counter[tuple[int, str]] = Counter()
+    turns: Counter[tuple[int, str]] = Counter()
     for event in trace:
-        turn = seen[event.repeat, event.op_type]
+        turn = turns[event.repeat, event.op_type]
         if event.name not in named and turn < len(nameless[event.op_type]):
             matched.append(nameless[event.op_type][turn])
-            seen[event.repeat, event.op_type] += 1
+            turns[event.repeat, event.op_type] += 1
         else:
             matched.append(named.get(event.name))
     return matched

@@ -57,11 +57,11 @@ def kernel_rows(request: Request, times: NodeTimes) -> tuple[KernelRow, ...]:
         index: ops[find_costliest(timed.group.ops, ops)] for timed in times.groups for index in timed.group.executed
     }
     last = max((event.repeat for _, event in times.events), default=0)
-    kept = [(index, event) for index, event in times.events if event.repeat > last - KERNEL_REPEATS]
-    origin = kept[0][1].start_ns if kept else 0
+    events = [(index, event) for index, event in times.events if event.repeat > last - KERNEL_REPEATS]
+    origin = events[0][1].start_ns if events else 0
     rows = []
     turn: dict[int, int] = {}
-    for index, event in kept:
+    for index, event in events:
         op = owner.get(index)
         turn[event.repeat] = turn.get(event.repeat, -1) + 1
         rows.append(

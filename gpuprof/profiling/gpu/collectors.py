@@ -208,10 +208,10 @@ class GpuCollector:
 
     def _measure_idle(self) -> NvmlFigures:
         """Return the memory held by other processes, and the least power seen: a GPU cools down for some seconds."""
-        seen = idle_figures()
-        powers = [power for power in (seen.power_w, self._idle_power_w) if power is not None]
+        idle = idle_figures()
+        powers = [power for power in (idle.power_w, self._idle_power_w) if power is not None]
         self._idle_power_w = min(powers, default=None)
-        return replace(seen, power_w=self._idle_power_w)
+        return replace(idle, power_w=self._idle_power_w)
 
     @cached_property
     def _tool_versions(self) -> dict[str, str]:
@@ -226,14 +226,14 @@ class GpuCollector:
 
     def _record(self, request: Request, environment: Mapping[str, str], recorder: Worker | None) -> Recording:
         """Return the profilers' recording of a job."""
-        counted: Counters | None = None
-        notes, lost = tuple[str, ...](), tuple[str, ...]()
+        counts: Counters | None = None
+        notes, missing = tuple[str, ...](), tuple[str, ...]()
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             directory = Path(name)
             timelines, unseen = self._timelines_if_seen(request, directory, environment, recorder)
             if self.counters:
-                counted, notes, lost = self._count_kernels(request, directory, environment)
-        return join_recording(timelines, counted, self._tool_versions, (*unseen, *notes), lost)
+                counts, notes, missing = self._count_kernels(request, directory, environment)
+        return join_recording(timelines, counts, self._tool_versions, (*unseen, *notes), missing)
 
     def _timelines_if_seen(
         self, request: Request, directory: Path, environment: Mapping[str, str], recorder: Worker | None
@@ -289,8 +289,8 @@ class GpuCollector:
         else:
             command = task_command(file, setup, run_for_recording, model, feeds)
         bound = {**package_path(), **environment}
-        written = record_program(command, report, time_limit_s=request.limits.tool_s, environment=bound)
-        with describe_recording_errors(), export_report(written) as sqlite:
+        recording = record_program(command, report, time_limit_s=request.limits.tool_s, environment=bound)
+        with describe_recording_errors(), export_report(recording) as sqlite:
             return read_nsys(sqlite).select_runs()
 
     def _count_kernels(
@@ -305,8 +305,8 @@ class GpuCollector:
         bound = {**package_path(), **environment}
         try:
             with describe_recording_errors():
-                counted, notes = count_events(command, directory, time_limit_s=request.limits.tool_s, environment=bound)
-                return counted, notes, ()
+                counts, notes = count_events(command, directory, time_limit_s=request.limits.tool_s, environment=bound)
+                return counts, notes, ()
         except UnavailableError as error:
             if not self.timeline:
                 raise

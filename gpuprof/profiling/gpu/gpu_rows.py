@@ -90,24 +90,24 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
     """Return a row for each kernel of the last few runs, tied to its op if known."""
     if not len(kernels):
         return ()
-    kept = kernels[kernels["repeat"] > kernels["repeat"].max() - KERNEL_REPEATS]
+    last = kernels[kernels["repeat"] > kernels["repeat"].max() - KERNEL_REPEATS]
     ops = {op.name: op for op in request.job.graph.ops}
     if len(ops) == 1:  # all kernels of a single-op model belong to this op
-        kept = kept.assign(range=next(iter(ops)))
-    if "op_name" not in kept:
-        names = [name if isinstance(name, str) and name else None for name in column(kept, "range").tolist()]
-        types = column(kept, "op_type").tolist()
-        kept = kept.assign(
+        last = last.assign(range=next(iter(ops)))
+    if "op_name" not in last:
+        names = [name if isinstance(name, str) and name else None for name in column(last, "range").tolist()]
+        types = column(last, "op_type").tolist()
+        last = last.assign(
             op_name=names,
             op_type=[ops[name].op_type if name in ops else kind for name, kind in zip(names, types, strict=True)],
             op_signature=[ops[name].signature if name in ops else None for name in names],
         )
-    starts = column(kept, "start_ns")
+    starts = column(last, "start_ns")
     origin = 0 if starts.isna().all() else int(starts.min())
-    positions = kept.groupby("repeat").cumcount().tolist()
-    columns = [str(name) for name in kept.columns if name in _COLUMNS - _OWN]
+    positions = last.groupby("repeat").cumcount().tolist()
+    columns = [str(name) for name in last.columns if name in _COLUMNS - _OWN]
     # Column by column: a dictionary per row of a frame takes several times as long.
-    values = [[_plain_value(name, value) for value in kept[name].tolist()] for name in columns]
+    values = [[_plain_value(name, value) for value in last[name].tolist()] for name in columns]
     common = request.columns()
     return tuple(
         KernelRow(
@@ -119,8 +119,8 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
             **dict(zip(columns, row, strict=True)),
         )
         for name, repeat, start, position, row in zip(
-            kept["name"].tolist(),
-            kept["repeat"].tolist(),
+            last["name"].tolist(),
+            last["repeat"].tolist(),
             starts.tolist(),
             positions,
             zip(*values, strict=True),
@@ -177,16 +177,16 @@ def model_row(
 
 def timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:
     """Return the columns of ``models`` from timing and NVML; memory is the increase over the idle GPU."""
-    held = None
+    memory_bytes = None
     if sampled.memory_bytes is not None and idle.memory_bytes is not None:
-        held = max(sampled.memory_bytes - idle.memory_bytes, 0) or None
+        memory_bytes = max(sampled.memory_bytes - idle.memory_bytes, 0) or None
     return {
         **asdict(timing.stats),
         "latency_paused_mean_ms": timing.paused_ms,
         "latency_paused_std_ms": timing.paused_std_ms,
         "throughput_rps": timing.throughput_rps,
         "client_sms": timing.sms,
-        "memory_peak_bytes": held,
+        "memory_peak_bytes": memory_bytes,
         "power_w": sampled.power_w,
         "idle_power_w": idle.power_w,
         "clock_mhz": sampled.clock_mhz,

@@ -81,14 +81,14 @@ class NvmlSampler:
         """Return the figures from the last `begin`, or from entering, to `stop`, or until now."""
         columns = list(zip(*list(self._samples), strict=True)) or [()] * 4
         power, clock, temperature, memory = ([v for v in column if v is not None] for column in columns)
-        counted = self._counted_w()
+        mean_w = self._counted_w()
         return NvmlFigures(
-            power_w=counted if counted is not None else fmean(power) if power else None,
+            power_w=mean_w if mean_w is not None else fmean(power) if power else None,
             clock_mhz=fmean(clock) if clock else None,
             temperature_c=max(temperature, default=None),
             memory_bytes=int(max(memory)) if memory else None,
             samples=len(self._samples),
-            power_source="energy counter" if counted is not None else "samples" if power else None,
+            power_source="energy counter" if mean_w is not None else "samples" if power else None,
         )
 
     def _counted_w(self) -> float | None:

@@ -206,22 +206,22 @@ def describe_recording_errors() -> Iterator[None]:
 
 def join_recording(
     timelines: Timelines | None,
-    counted: Counters | None,
+    counters: Counters | None,
     tools: Mapping[str, str],
     notes: tuple[str, ...],
     lost: tuple[str, ...] = (),
 ) -> Recording:
     """Return the recording of a program from timelines and counters; either may be missing."""
-    notes = (*notes, *lost, *(counted.notes if counted else ()))
+    notes = (*notes, *lost, *(counters.notes if counters else ()))
     if timelines is None:
-        kernels = pd.DataFrame({"name": [], "repeat": []}) if counted is None else counted.kernels.assign(repeat=0)
+        kernels = pd.DataFrame({"name": [], "repeat": []}) if counters is None else counters.kernels.assign(repeat=0)
         return Recording(kernels, (), tools, notes, lost=lost)
     nodes, plain = timelines.nodes, timelines.plain
     kernels, unmatched = (
-        (nodes.kernels, ()) if counted is None else join_kernels(nodes.kernels, counted.kernels, counted.distinct)
+        (nodes.kernels, ()) if counters is None else join_kernels(nodes.kernels, counters.kernels, counters.distinct)
     )
     plain_kernels = (
-        plain.kernels if counted is None else join_kernels(plain.kernels, counted.kernels, counted.distinct)[0]
+        plain.kernels if counters is None else join_kernels(plain.kernels, counters.kernels, counters.distinct)[0]
     )
     return Recording(
         kernels,

@@ -168,9 +168,9 @@ def read_report_set(paths: Sequence[Path]) -> ReportSet:
 
 def recordings_of(evidence: ReportSet, runs: str | None = None) -> tuple[Recording, ...]:
     """Return a recording for each GPU; a timeline and counters are joined kernel by kernel."""
-    counted = evidence.counters.by_gpu() if evidence.counters else {}
+    by_gpu = evidence.counters.by_gpu() if evidence.counters else {}
     if evidence.timeline is None:
-        return tuple(_recording_of_counters(counters, gpu, len(counted)) for gpu, counters in counted.items())
+        return tuple(_recording_of_counters(counters, gpu, len(by_gpu)) for gpu, counters in by_gpu.items())
     timeline = evidence.timeline
     if timeline.tool == _ORT:
         timeline = _take_nodes_as_kernels(timeline)
@@ -178,7 +178,7 @@ def recordings_of(evidence: ReportSet, runs: str | None = None) -> tuple[Recordi
     if evidence.profile is not None:
         timeline = join_nodes(timeline, evidence.profile)
     parts = timeline.by_gpu()
-    return tuple(_join_tools(part, _counters_of_gpu(counted, gpu, len(parts)), evidence) for gpu, part in parts.items())
+    return tuple(_join_tools(part, _counters_of_gpu(by_gpu, gpu, len(parts)), evidence) for gpu, part in parts.items())
 
 
 def split_runs(evidence: ReportSet, runs: str | None) -> dict[tuple[str | None, int | None], str | None]:
@@ -217,11 +217,11 @@ def _take_nodes_as_kernels(timeline: Timeline) -> Timeline:
     return replace(timeline, kernels=named.assign(name=names))
 
 
-def _counters_of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Counters | None:
+def _counters_of_gpu(by_gpu: Mapping[int, Counters], gpu: int, gpus: int) -> Counters | None:
     """Return the counters of a GPU; if both reports have a single GPU, their indices may differ."""
-    if gpus == 1 and len(counted) == 1:
-        return next(iter(counted.values()))
-    return counted.get(gpu)
+    if gpus == 1 and len(by_gpu) == 1:
+        return next(iter(by_gpu.values()))
+    return by_gpu.get(gpu)
 
 
 def _join_tools(timeline: Timeline, counters: Counters | None, evidence: ReportSet) -> Recording:
@@ -296,14 +296,14 @@ def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[P
     ``text``: a path, ``NAME=path``, or a name; None: the first report's stem; ``sizes``: sizes of the free dimensions
     in the recording.
     """
-    name, _, given = (text or reports[0].name.split(".")[0]).rpartition("=")
-    path = Path(given)
+    name, _, model = (text or reports[0].name.split(".")[0]).rpartition("=")
+    path = Path(model)
     if path.is_file():
         graph = load_runnable(path, batch, name or path.stem, dict(sizes))
         return Job(require_sizes(graph), path, share)
     if path.suffix == ".onnx":
         raise InputError(f"there is no model file {path}", "name the model that was recorded, or leave it out")
-    return Job(ModelGraph(given, batch, (), (), (), (), 0, "", "", sizes), path, share)
+    return Job(ModelGraph(model, batch, (), (), (), (), 0, "", "", sizes), path, share)
 
 
 def device_of_recording(recorded: Recording) -> Device:

@@ -162,14 +162,14 @@ def listed_metrics(printed: str) -> frozenset[str]:
     return frozenset(_LISTED.findall(printed))
 
 
-def resolve_metrics(columns: Sequence[str], listed: frozenset[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+def resolve_metrics(columns: Sequence[str], metrics: frozenset[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the metric name of each column on a GPU, and the columns without a metric.
 
-    ``columns``: keys of `COUNTERS`; ``listed``: as `listed_metrics`; empty: unknown, so the first name is used.
+    ``columns``: keys of `COUNTERS`; ``metrics``: as `listed_metrics`; empty: unknown, so the first name is used.
     """
     names: dict[str, str] = {}
     for column in columns:
-        available = [name for name in COUNTERS[column] if not listed or name.split(".")[0] in listed]
+        available = [name for name in COUNTERS[column] if not metrics or name.split(".")[0] in metrics]
         if available:
             names[column] = available[0]
     return names, tuple(column for column in columns if column not in names)

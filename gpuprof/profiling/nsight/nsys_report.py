@@ -174,8 +174,8 @@ class _Tables:
                 )
             if not missing:
                 there[name] = sql
-        listed = ", ".join(f'{sql} AS "{name}"' for name, sql in there.items())
-        return pd.read_sql_query(f'SELECT {listed} FROM "{table}" WHERE {where}', self._connection)
+        columns = ", ".join(f'{sql} AS "{name}"' for name, sql in there.items())
+        return pd.read_sql_query(f'SELECT {columns} FROM "{table}" WHERE {where}', self._connection)
 
 
 def _read_timeline(tables: _Tables, expect_kernels: bool) -> Timeline:
@@ -183,10 +183,10 @@ def _read_timeline(tables: _Tables, expect_kernels: bool) -> Timeline:
         raise _no_kernels_error(tables)
     strings = dict(tables.query("SELECT id, value FROM StringIds")) if tables.has("StringIds", "id", "value") else {}
     ranges = _read_ranges(tables, strings)
-    listed = [
+    tables_of_calls = [
         tables.read(table, _CALL, tuple(_CALL), '"globalTid" IS NOT NULL') for table in _CALLS if tables.has(table)
     ]
-    calls = pd.concat(listed).dropna().astype(np.int64) if listed else empty_frame(*_CALL)
+    calls = pd.concat(tables_of_calls).dropna().astype(np.int64) if tables_of_calls else empty_frame(*_CALL)
     gpus, indices = _read_gpus(tables)
 
     def read_events(table: str, columns: Mapping[str, str], *needed: str) -> pd.DataFrame:
@@ -243,8 +243,8 @@ def _make_notes(tables: _Tables, kernels: pd.DataFrame, graphs: pd.DataFrame) ->
             f"{len(graphs)} CUDA graphs were recorded as wholes, {graph_ms:.4g} of {graph_ms + kernel_ms:.4g} ms "
             f"on the GPU: their kernels are not in the report; {_GRAPH_FIX}"
         )
-    read = {_KERNELS, *_CALLS, _COPIES, _MEMSETS, _GRAPHS, _RANGES}
-    unread = sorted(name for name in tables.columns if name not in read and not _DESCRIPTIVE.fullmatch(name))
+    names = {_KERNELS, *_CALLS, _COPIES, _MEMSETS, _GRAPHS, _RANGES}
+    unread = sorted(name for name in tables.columns if name not in names and not _DESCRIPTIVE.fullmatch(name))
     if unread:
         notes.append(f"tables of the report that are not read: {', '.join(unread)}")
     return tuple(notes)
@@ -370,8 +370,8 @@ def parse_nsys_csv(text: str, source: str) -> Timeline:
             elif name.startswith("[CUDA"):
                 copies.append({**event, **_csv_copy(name, cells)})
             else:
-                given = {to: cells[head] for head, to in _CSV_KERNEL.items() if head in cells and cells[head][0]}
-                sizes = {to: round(_csv_number(cell, _SIZES)) for to, cell in given.items()}
+                fields = {to: cells[head] for head, to in _CSV_KERNEL.items() if head in cells and cells[head][0]}
+                sizes = {to: round(_csv_number(cell, _SIZES)) for to, cell in fields.items()}
                 kernels.append({"name": name, **event, **sizes})
         except (KeyError, ValueError) as error:
             raise InputError(f"{source}: cannot read a row of {name}: {error}", _TRACE_FIX) from None

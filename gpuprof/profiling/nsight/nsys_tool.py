@@ -51,8 +51,8 @@ def record_program(
         if _START_RACE not in str(error):
             raise
         printed = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
-    written = [report.with_name(report.name + ending) for ending in (".nsys-rep", ".qdrep", ".qdstrm")]
-    for path in written:
+    paths = [report.with_name(report.name + ending) for ending in (".nsys-rep", ".qdrep", ".qdstrm")]
+    for path in paths:
         if path.is_file():
             return path
     raise UnavailableError(f"nsys left no report: {printed.strip()[-200:]}", f"log: {log}")

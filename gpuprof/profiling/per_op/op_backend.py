@@ -190,5 +190,5 @@ def _sums(trace: Sequence[NodeEvent]) -> tuple[int, ...]:
     for event in trace:
         if event.op_type not in _LAYOUT:
             times[event.repeat] = times.get(event.repeat, 0) + event.duration_ns
-    kept = sorted(times)[SKIPPED_REPEATS:] or sorted(times)
-    return tuple(times[repeat] for repeat in kept)
+    repeats = sorted(times)[SKIPPED_REPEATS:] or sorted(times)
+    return tuple(times[repeat] for repeat in repeats)

@@ -66,8 +66,8 @@ def write_op_model(source: OpSource, path: Path) -> dict[str, Array]:
     free = tuple(tensor for name, tensor in named.items() if name not in constants)
     onnx.save(_model(source, constants, free), str(path))
     alone = ModelGraph(op.name, source.batch, (op,), free, op.outputs, op.weights, 0, str(path), "")
-    drawn = random_inputs(alone)
-    return {tensor.name: source.values.get(tensor.name, drawn[tensor.name]) for tensor in free}
+    values = random_inputs(alone)
+    return {tensor.name: source.values.get(tensor.name, values[tensor.name]) for tensor in free}
 
 
 def _constants(source: OpSource, named: Mapping[str, Tensor]) -> dict[str, TensorProto]:

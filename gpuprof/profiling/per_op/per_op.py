@@ -89,12 +89,12 @@ class OpProfiler:
         """
         pending = self._new_pending_rows()
         try:
-            for source, seen in self._measure(sources):
-                row = self._row(pending.run_id, source, seen)
+            for source, observation in self._measure(sources):
+                row = self._row(pending.run_id, source, observation)
                 variant = self._variant(source)
                 row = replace(row, **variant)
                 pending.ops.append(row)
-                pending.kernels += [replace(kernel, run_id=pending.run_id, **variant) for kernel in seen.kernels]
+                pending.kernels += [replace(kernel, run_id=pending.run_id, **variant) for kernel in observation.kernels]
                 yield OpOutcome(row, True)
                 if time.monotonic() - pending.since > _KEEP_EVERY_S:
                     self._store_rows(pending)
@@ -114,12 +114,12 @@ class OpProfiler:
                         source = waiting.pop(0)
                         try:
                             feeds = write_op_model(source, model)
-                            seen = self._backend.measure(worker, source, model, feeds)
+                            observation = self._backend.measure(worker, source, model, feeds)
                         except (GpuprofError, ValueError) as error:
-                            seen = Observation(note=f"not measured: {error}")
-                        yield source, seen
+                            observation = Observation(note=f"not measured: {error}")
+                        yield source, observation
 
-    def _row(self, run_id: str, source: OpSource, seen: Observation) -> OpRow:
+    def _row(self, run_id: str, source: OpSource, observation: Observation) -> OpRow:
         row = OpRow(
             run_id=run_id,
             model=PER_OP,
@@ -130,16 +130,16 @@ class OpProfiler:
             sm_share_pct=self.share.sm_pct,
             mig_profile=self.share.mig,
             **op_facts(source.op),
-            note=seen.note,
+            note=observation.note,
         )
-        if not seen.times_ns:
+        if not observation.times_ns:
             return row
         return replace(
             row,
-            duration_mean_ns=round(fmean(seen.times_ns)),
-            duration_p50_ns=round(median(seen.times_ns)),
-            duration_min_ns=min(seen.times_ns),
-            repeats=len(seen.times_ns),
+            duration_mean_ns=round(fmean(observation.times_ns)),
+            duration_p50_ns=round(median(observation.times_ns)),
+            duration_min_ns=min(observation.times_ns),
+            repeats=len(observation.times_ns),
         )
 
     def _variant(self, source: OpSource) -> dict[str, Any]:

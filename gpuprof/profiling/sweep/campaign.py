@@ -153,8 +153,8 @@ class Campaign:
         """Measure the device's ceilings under each share, if not yet known; CPUs only."""
         if self.device.kind != "cpu":
             return
-        seen = read_records(self.database, DeviceRow, {"device": self.device.name, "measured": True})
-        shares_pct = {round(row.sm_share_pct, 6) for row in seen if row.source == SOURCE}
+        rows = read_records(self.database, DeviceRow, {"device": self.device.name, "measured": True})
+        shares_pct = {round(row.sm_share_pct, 6) for row in rows if row.source == SOURCE}
         for share in dict.fromkeys(shares):
             if self.force or round(share.sm_pct, 6) not in shares_pct:
                 started = datetime.now(UTC)

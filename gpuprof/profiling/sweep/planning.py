@@ -248,12 +248,12 @@ def _identity(cell: Cell) -> tuple[object, ...]:
 
 
 def _beside(job: Job, neighbours: Sequence[Neighbour]) -> Iterator[Job]:
-    taken = job.share.sm_pct + sum(each.share.sm_pct for each in neighbours if each.share)
+    total_pct = job.share.sm_pct + sum(each.share.sm_pct for each in neighbours if each.share)
     open_shares = sum(each.share is None for each in neighbours)
-    free_pct = 100.0 - taken
+    free_pct = 100.0 - total_pct
     if free_pct < -1e-6 or (open_shares and free_pct <= 0):
         raise InputError(
-            f"shares of {taken:g}% leave no room for what is to run beside {job.graph.name}",
+            f"shares of {total_pct:g}% leave no room for what is to run beside {job.graph.name}",
             "give smaller shares, with --share and MODEL:batch:share",
         )
     for each in neighbours:

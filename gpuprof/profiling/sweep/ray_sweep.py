@@ -76,16 +76,16 @@ class SweepWorker:
             write_segment(database, _SEED, before)
             # The command, not the library: a model that crashes or exhausts memory must not end the actor.
             command = module_command("gpuprof", "profile", *task.arguments, "--device", device)
-            done = subprocess.run(
+            child = subprocess.run(
                 [*command, "--db", str(database), "--json"],
                 cwd=task.directory if Path(task.directory).is_dir() else None,
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            last = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("gpuprof: ")), "")
+            last = next((line for line in reversed(child.stderr.splitlines()) if line.startswith("gpuprof: ")), "")
             ids = set(before["runs"]["run_id"].to_pylist())
-            return TaskResult(_added_tables(KernelDb(database), ids), done.returncode, last.removeprefix("gpuprof: "))
+            return TaskResult(_added_tables(KernelDb(database), ids), child.returncode, last.removeprefix("gpuprof: "))
 
 
 def _added_tables(database: KernelDb, run_ids: set[str]) -> dict[str, dict[str, bytes]]:
@@ -160,10 +160,10 @@ class RaySweep:
                 self._start_idle_workers(group, running)
             if not running:
                 break
-            (done,), _ = self._ray.wait(list(running), num_returns=1)
-            ended = running.pop(done)
+            (reference,), _ = self._ray.wait(list(running), num_returns=1)
+            ended = running.pop(reference)
             try:
-                measured = self._ray.get(done)
+                measured = self._ray.get(reference)
             except self._ray.exceptions.RayActorError:
                 failures += self._measure_elsewhere(ended, [task.group for task in running.values()], tell)
                 continue
@@ -190,9 +190,9 @@ class RaySweep:
             tell(f"a place with {group.device} has gone: {task.name} is measured elsewhere")
             group.waiting.append((task, ended.attempt + 1))
             return []
-        lost = [task, *(task for task, _ in group.waiting)] if not group.idle and group not in busy else [task]
-        group.waiting = group.waiting if lost == [task] else []
-        return [UnavailableError(f"{task.name}: its place in the cluster has gone", "see ray status") for task in lost]
+        tasks = [task, *(task for task, _ in group.waiting)] if not group.idle and group not in busy else [task]
+        group.waiting = group.waiting if tasks == [task] else []
+        return [UnavailableError(f"{task.name}: its place in the cluster has gone", "see ray status") for task in tasks]
 
     def close(self) -> None:
         """Leave the cluster; its places end."""

@@ -147,7 +147,7 @@ def _read_ort(kinds: Mapping[str, list[Event]], path: Path) -> Timeline:
     launched = [event for event in kinds.get("Kernel", []) if isinstance(event.get("args"), dict)]
     kernels = _tabulate(launched)
     if launched:
-        kernels["range"] = [given.get("parent_name") or given.get("op_name") for given in kernels["arguments"]]
+        kernels["range"] = [entry.get("parent_name") or entry.get("op_name") for entry in kernels["arguments"]]
     outer, notes = _leave_out_bodies(frame)
     return Timeline(
         kernels=mark_runs(kernels.drop(columns="arguments").assign(launch_start_ns=-1), runs),
@@ -168,14 +168,14 @@ def _leave_out_bodies(nodes: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...
     spans = outer.assign(end_ns=outer["start_ns"] + outer["duration_ns"]).reset_index(drop=True)
     process, thread = nodes["process_id"].to_numpy(), nodes["thread_id"].to_numpy()
     positions = nodes.index.to_numpy()
-    kept = np.ones(len(nodes), dtype=bool)
+    mask = np.ones(len(nodes), dtype=bool)
     for row, parent in zip(outer.index.tolist(), spans.to_dict("records"), strict=True):
         within = (starts >= parent["start_ns"]) & (ends <= parent["end_ns"]) & (process == parent["process_id"])
-        kept &= ~(within & (thread == parent["thread_id"]) & (positions != row))
-    sums = nodes[~kept].groupby("op_type", sort=False)["duration_ns"].sum()
-    listed = ", ".join(f"{kind} {time_ns / 1e3:,.0f} us" for kind, time_ns in sums.sort_values(ascending=False).items())
-    notes = (f"within bodies of loops and branches, part of these nodes' times: {listed}",) if listed else ()
-    return nodes[kept].reset_index(drop=True), notes
+        mask &= ~(within & (thread == parent["thread_id"]) & (positions != row))
+    sums = nodes[~mask].groupby("op_type", sort=False)["duration_ns"].sum()
+    times = ", ".join(f"{kind} {time_ns / 1e3:,.0f} us" for kind, time_ns in sums.sort_values(ascending=False).items())
+    notes = (f"within bodies of loops and branches, part of these nodes' times: {times}",) if times else ()
+    return nodes[mask].reset_index(drop=True), notes
 
 
 def _tabulate(events: Sequence[Event]) -> pd.DataFrame:
@@ -191,16 +191,16 @@ def _tabulate(events: Sequence[Event]) -> pd.DataFrame:
         # Non-numeric process or thread ids are not of the host.
         "process_id": np.array([_to_id(event.get("pid")) for event in events], dtype=np.int64),
         "thread_id": np.array([_to_id(event.get("tid")) for event in events], dtype=np.int64),
-        "correlation_id": np.array([_to_id(given.get("correlation")) for given in arguments], dtype=np.int64),
+        "correlation_id": np.array([_to_id(entry.get("correlation")) for entry in arguments], dtype=np.int64),
         "arguments": arguments,
     }
-    if any("bytes" in given for given in arguments):
-        columns["bytes"] = [int(given.get("bytes", 0)) for given in arguments]
+    if any("bytes" in entry for entry in arguments):
+        columns["bytes"] = [int(entry.get("bytes", 0)) for entry in arguments]
     for argument, name in _KERNEL_ARGUMENTS.items():
-        if any(argument in given for given in arguments):
-            columns[name] = [_to_number(given.get(argument)) for given in arguments]
+        if any(argument in entry for entry in arguments):
+            columns[name] = [_to_number(entry.get(argument)) for entry in arguments]
     for part in ("grid", "block"):
-        sizes = [given.get(part) for given in arguments]
+        sizes = [entry.get(part) for entry in arguments]
         if any(isinstance(size, list) and len(size) == 3 for size in sizes):
             for place, axis in enumerate("xyz"):
                 columns[f"{part}_{axis}"] = [s[place] if isinstance(s, list) and len(s) == 3 else None for s in sizes]
@@ -217,14 +217,14 @@ def _describe_gpus(properties: Any) -> dict[int, GpuDescription]:
     gpus = {}
     for gpu in properties if isinstance(properties, list) else ():
         if isinstance(gpu, dict) and isinstance(gpu.get("id"), int) and "name" in gpu:
-            given = {name: gpu[key] for key, name in _GPU_PROPERTIES.items() if isinstance(gpu.get(key), int)}
+            figures = {name: gpu[key] for key, name in _GPU_PROPERTIES.items() if isinstance(gpu.get(key), int)}
             threads = gpu.get("maxThreadsPerMultiprocessor")
             version = (gpu.get("computeMajor"), gpu.get("computeMinor"))
             gpus[gpu["id"]] = GpuDescription(
                 str(gpu["name"]),
                 compute_capability=None if None in version else f"{version[0]}.{version[1]}",
                 warps_per_sm=threads // 32 if isinstance(threads, int) else None,
-                **given,
+                **figures,
             )
     return gpus
 

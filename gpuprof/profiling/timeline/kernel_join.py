@@ -116,9 +116,9 @@ def _size(value: Any) -> int | None:
 
 
 def _with_counters(part: pd.DataFrame, counters: pd.DataFrame, matched: np.ndarray[Any, Any]) -> pd.DataFrame:
-    counted = counters.reindex(matched).reset_index(drop=True)  # -1 is no label: a row of nulls
-    new = {name: counted[name].to_numpy() for name in _COUNTED if name in counters}
+    rows = counters.reindex(matched).reset_index(drop=True)  # -1 is no label: a row of nulls
+    new = {name: rows[name].to_numpy() for name in _COUNTED if name in counters}
     for name in ("registers_per_thread", "static_shared_bytes", "dynamic_shared_bytes"):
         if name in counters and name not in part:
-            new[name] = counted[name].to_numpy()
+            new[name] = rows[name].to_numpy()
     return part.reset_index(drop=True).assign(**new, joined=np.where(matched >= 0, BOTH, TIMELINE))

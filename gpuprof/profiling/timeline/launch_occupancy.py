@@ -75,10 +75,10 @@ def with_occupancy(kernels: pd.DataFrame, device: Device | None) -> tuple[pd.Dat
     estimates, theoretical = np.full(len(kernels), np.nan), np.full(len(kernels), np.nan)
     estimates[mask] = estimated.average_occupancy_pct
     theoretical[mask] = estimated.occupancy_pct
-    counted = pd.to_numeric(column(kernels, "theoretical_occupancy_pct"), errors="coerce").to_numpy(dtype=np.float64)
+    counters = pd.to_numeric(column(kernels, "theoretical_occupancy_pct"), errors="coerce").to_numpy(dtype=np.float64)
     filled = kernels.assign(
         launch_occupancy_pct=estimates,
-        theoretical_occupancy_pct=np.where(np.isnan(counted), theoretical, counted),
+        theoretical_occupancy_pct=np.where(np.isnan(counters), theoretical, counters),
     )
     lacking = int(column(kernels, "achieved_occupancy_pct").isna().sum())
     if not lacking:

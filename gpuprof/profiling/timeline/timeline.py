@@ -103,10 +103,10 @@ class Timeline:
         marked = self
         if runs is not None:
             marked = self._cut(int(runs)) if runs.isdecimal() else self._mark(runs)
-        kept = {
+        tables = {
             name: table[table["repeat"] != OUTSIDE].reset_index(drop=True) for name, table in marked._events().items()
         }
-        return replace(marked, **kept)  # type: ignore[arg-type]
+        return replace(marked, **tables)  # type: ignore[arg-type]
 
     def run_names(self, runs: str) -> tuple[str, ...]:
         """Return the different names of the ranges that match ``runs``, in order of their first start."""
@@ -255,8 +255,8 @@ def tie_to_launches(
     if set(keys) <= set(events.columns):
         # A call of the runtime and its inner driver call can share an id: the outer call began first.
         first = calls.sort_values("launch_start_ns", kind="stable").drop_duplicates(list(keys))
-        taken = [name for name in ("process_id",) if name not in keys and name in events]
-        events = events.drop(columns=taken).merge(first, on=list(keys), how="left")
+        columns = [name for name in ("process_id",) if name not in keys and name in events]
+        events = events.drop(columns=columns).merge(first, on=list(keys), how="left")
     for name in ("process_id", "thread_id", "launch_start_ns"):
         events[name] = _integers(events, name)
     where = tuple(_integers(events, name) for name in ("process_id", "thread_id", "launch_start_ns"))

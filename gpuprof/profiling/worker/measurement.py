@@ -233,18 +233,18 @@ def _timing(
     disturbance: str | None,
 ) -> Timing:
     begin, end = window
-    kept: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     throughput = 0.0
     for sample in samples:
         pairs = list(zip(sample.starts_ns, sample.latencies_ns, strict=True))
         # A batch longer than the window is still a measurement of a batch.
         inside = [(s, d) for s, d in pairs if s >= begin and s + d <= end] or pairs
-        kept += inside
+        spans += inside
         throughput += job.graph.batch * len(inside) / ((inside[-1][0] + inside[-1][1] - inside[0][0]) / 1e9)
     wall_s = max(sample.end_ns - sample.starts_ns[0] for sample in samples) / 1e9
     cpu_s = sum(sample.cpu_s for sample in samples)
     return Timing(
-        stats=summarize([duration / 1e6 for _, duration in sorted(kept)], limits.precision, disturbance is None),
+        stats=summarize([duration / 1e6 for _, duration in sorted(spans)], limits.precision, disturbance is None),
         throughput_rps=throughput,
         memory_peak_bytes=max(sample.memory_peak_bytes for sample in samples),
         memory_held_bytes=max(sample.memory_held_bytes for sample in samples),

@@ -28,8 +28,8 @@ def main(arguments: list[str]) -> int:
             _serve(connection)
         return 0
     try:
-        setup, (task, given, options) = pickle.loads(Path(arguments[0]).read_bytes())
-        task(Resident(setup), *given, **options)
+        setup, (task, parameters, options) = pickle.loads(Path(arguments[0]).read_bytes())
+        task(Resident(setup), *parameters, **options)
     except GpuprofError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

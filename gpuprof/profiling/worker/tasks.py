@@ -141,8 +141,8 @@ class Resident:
             latencies.append(time.perf_counter_ns() - start)
             starts.append(start)
         cpu_s = time.process_time() - cpu
-        peak, held = (max(0, _status_bytes(key) - self._baseline_bytes) for key in ("VmHWM", "VmRSS"))
-        return Sample(starts, latencies, cpu_s, peak, held)
+        peak, resident_bytes = (max(0, _status_bytes(key) - self._baseline_bytes) for key in ("VmHWM", "VmRSS"))
+        return Sample(starts, latencies, cpu_s, peak, resident_bytes)
 
     def _is_stop_requested(self, elapsed_s: float) -> bool:
         assert self._connection is not None
@@ -240,8 +240,8 @@ def time_shapes(
         binding = session.io_binding()
         for tensor, shape in zip(session.get_inputs(), shapes, strict=True):
             binding.bind_cpu_input(tensor.name, np.full(shape, 0.5, np.float32))
-        held = ort.OrtValue.ortvalue_from_numpy(np.zeros(shapes[0], np.float32))
-        binding.bind_ortvalue_output(session.get_outputs()[0].name, held)
+        value = ort.OrtValue.ortvalue_from_numpy(np.zeros(shapes[0], np.float32))
+        binding.bind_ortvalue_output(session.get_outputs()[0].name, value)
         least.append(min(effort.repeat(partial(session.run_with_iobinding, binding))) / 1e9)
     return least
 
