@@ -260,10 +260,10 @@ class _BatchWalk:
             return None
         if self._depends_on_batch(node, 3):
             return None
-        made, name = self._shape_like(node, sizes[: place.axis], node.input[0], place.axis, sizes[place.axis + 1 :])
+        nodes, name = self._shape_like(node, sizes[: place.axis], node.input[0], place.axis, sizes[place.axis + 1 :])
         changed = _copy(node)
         changed.input[3] = name
-        return [*made, changed]
+        return [*nodes, changed]
 
     def _rewrite_concat(self, node: NodeProto) -> list[NodeProto] | None:
         """Repeat values joined to each sample, such as a class token."""
@@ -291,16 +291,16 @@ class _BatchWalk:
     def _repeat_inputs(
         self, node: NodeProto, names: Iterable[str], source: str, source_axis: int, axis: int
     ) -> list[NodeProto]:
-        changed, made = _copy(node), []
+        changed, nodes = _copy(node), []
         for name in dict.fromkeys(names):
             rank = len(self.one.tensors[name].shape)
             helpers, shape = self._shape_like(node, [1] * axis, source, source_axis, [1] * (rank - axis - 1), name)
             repeated = self._new_name(name, "repeated", node)
-            made += [*helpers, helper.make_node("Expand", [name, shape], [repeated], name=repeated)]
+            nodes += [*helpers, helper.make_node("Expand", [name, shape], [repeated], name=repeated)]
             for i, used in enumerate(changed.input):
                 if used == name:
                     changed.input[i] = repeated
-        return [*made, changed]
+        return [*nodes, changed]
 
     def _shape_like(
         self, node: NodeProto, before: list[int], source: str, axis: int, after: list[int], suffix: str = ""
@@ -308,7 +308,7 @@ class _BatchWalk:
         """Return nodes for ``[*before, source.shape[axis], *after]``, and the name of the result."""
         stem = f"{node.output[0]}{'_' if suffix else ''}{suffix}"
         shape, size, result = (self._new_name(stem, part, node) for part in ("shape", "batch", "target"))
-        made = [
+        nodes = [
             helper.make_node("Shape", [source], [shape], name=shape),
             helper.make_node("Gather", [shape, self._add_constant([axis], stem, node)], [size], name=size),
         ]
@@ -316,8 +316,8 @@ class _BatchWalk:
             self._add_constant(part, f"{stem}_{i}", node) if part else "" for i, part in enumerate((before, after))
         ]
         joined = [name for name in (parts[0], size, parts[1]) if name]
-        made.append(helper.make_node("Concat", joined, [result], name=result, axis=0))
-        return made, result
+        nodes.append(helper.make_node("Concat", joined, [result], name=result, axis=0))
+        return nodes, result
 
     def _constant_list(self, node: NodeProto, position: int, attribute: str) -> list[int] | None:
         """Return a constant list, given as an input or, in old opsets, as an attribute."""

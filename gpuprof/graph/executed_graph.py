@@ -59,11 +59,11 @@ def tie_nodes(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
     """Return the correspondence of executed nodes to the ops of ``graph``."""
     producer = {tensor.name: position for position, op in enumerate(graph.ops) for tensor in op.outputs}
     targets = _find_targets(graph, executed, producer)
-    made = {tensor for names in targets for tensor in names}
+    tensors = {tensor for names in targets for tensor in names}
     owner: dict[int, int] = {}
     groups: dict[int, Group] = {}
     for index, names in enumerate(targets):
-        claimed = _find_claimed(graph, names, producer, made, owner)
+        claimed = _find_claimed(graph, names, producer, tensors, owner)
         # An op belongs to the first executed node that reaches the op, so that no time is counted twice.
         if claimed:
             owner.update(dict.fromkeys(claimed, index))
@@ -98,7 +98,7 @@ def _find_targets(
 
 
 def _find_claimed(
-    graph: ModelGraph, names: Iterable[str], producer: dict[str, int], made: set[str], owner: dict[int, int]
+    graph: ModelGraph, names: Iterable[str], producer: dict[str, int], tensors: set[str], owner: dict[int, int]
 ) -> list[int]:
     """Return the ops between ``names`` and the nearest tensors made by other executed nodes."""
     waiting = [producer[name] for name in names]
@@ -109,7 +109,7 @@ def _find_claimed(
             continue
         claimed.add(position)
         inputs = [tensor.name for tensor in graph.ops[position].inputs]
-        waiting += [producer[name] for name in inputs if name in producer and name not in made]
+        waiting += [producer[name] for name in inputs if name in producer and name not in tensors]
     return sorted(claimed)
 
 

@@ -168,8 +168,8 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
                 # Two names of the same domain (ONNX IR specification); all later look-ups use "".
                 node.domain = "" if node.domain == "ai.onnx" else node.domain
         graph = model.graph
-        given = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-        nodes = [NodeProto.FromString(node.SerializeToString()) for node in sort_nodes(graph.node, given, name)]
+        names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+        nodes = [NodeProto.FromString(node.SerializeToString()) for node in sort_nodes(graph.node, names, name)]
         del graph.node[:]
         graph.node.extend(nodes)
         _check(model)
@@ -281,10 +281,10 @@ def _check_size(tensor: TensorProto, path: Path) -> None:
         raise InputError(f"{path}: weight {name}: {error.message}", error.fix) from error
     if declared.elements > MOST_ELEMENTS:
         raise InputError(f"{path}: weight {name} declares {declared.elements} elements, at most {MOST_ELEMENTS}")
-    held = len(tensor.raw_data)
-    if tensor.HasField("raw_data") and not _is_external(tensor) and held != nbytes:
+    size = len(tensor.raw_data)
+    if tensor.HasField("raw_data") and not _is_external(tensor) and size != nbytes:
         raise InputError(
-            f"{path}: weight {name} of shape {list(tensor.dims)} needs {nbytes} bytes but has {held}",
+            f"{path}: weight {name} of shape {list(tensor.dims)} needs {nbytes} bytes but has {size}",
             "the file is damaged: export it again",
         )
 

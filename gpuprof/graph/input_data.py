@@ -190,10 +190,10 @@ def _read_json(content: bytes, path: Path, inputs: Sequence[InputShape]) -> list
         document = json.loads(content, parse_float=read_number)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is neither .npz nor JSON: {error}", "see perf_analyzer's --input-data") from None
-    listed = document.get("data") if isinstance(document, dict) else None
-    if not isinstance(listed, list):
+    entries = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(entries, list):
         raise InputError(f'{path} has no list "data"', 'write {"data": [{"INPUT": [1, 2]}]}')
-    return [tuple(_read_steps(entry, f"{path}: data[{number}]", inputs)) for number, entry in enumerate(listed)]
+    return [tuple(_read_steps(entry, f"{path}: data[{number}]", inputs)) for number, entry in enumerate(entries)]
 
 
 def _read_steps(entry: object, where: str, inputs: Sequence[InputShape]) -> Iterator[Sample]:
@@ -276,18 +276,18 @@ def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
     if array.dtype == wanted:
         return array
     if array.dtype.kind not in "biuf":
-        held = "texts" if array.dtype.kind == "U" else "null or objects"
-        raise InputError(f"{where}: input {tensor.name} takes {tensor.dtype} but has {held}", "give numbers")
+        content = "texts" if array.dtype.kind == "U" else "null or objects"
+        raise InputError(f"{where}: input {tensor.name} takes {tensor.dtype} but has {content}", "give numbers")
     with np.errstate(all="ignore"):
         # Overflow is detected by the comparison below: NumPy does not warn in all cases.
         cast: Array = array.astype(wanted)
         # Infinity is valid, as in masks; a finite number that becomes infinite is out of range.
-        lost = (
+        is_lossy = (
             not np.array_equal(cast.astype(array.dtype), array)
             if np.dtype(wanted).kind in "biu"
             else bool(np.any(np.isinf(cast.astype(np.float64)) & np.isfinite(array)))
         )
-    if lost:
+    if is_lossy:
         raise InputError(
             f"{where}: input {tensor.name} has values that {tensor.dtype} cannot hold",
             "give numbers of the input's type",
@@ -295,9 +295,9 @@ def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
     return cast
 
 
-def _check_names(given: Mapping[str, object], inputs: Sequence[InputShape], where: str) -> None:
+def _check_names(values: Mapping[str, object], inputs: Sequence[InputShape], where: str) -> None:
     names = [tensor.name for tensor in inputs]
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in names if name not in values]:
         raise InputError(f"{where} lacks the input {missing[0]!r}", f"the model takes {', '.join(names)}")
-    if unknown := [name for name in given if name not in names]:
+    if unknown := [name for name in values if name not in names]:
         raise InputError(f"{where} has {unknown[0]!r}, which is no input", f"the model takes {', '.join(names)}")

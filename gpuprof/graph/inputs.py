@@ -113,8 +113,8 @@ def _limits_of(op: Op, limits: dict[str, int], graph: ModelGraph) -> list[tuple[
         axis = op.attributes.get("axis", 0)
         size = table.shape[axis if isinstance(axis, int) else 0] if table.shape else 0
         table_limit = [(op.inputs[position].name, size)] if size else []
-        taken = [(op.inputs[0].name, limits[op.outputs[0].name])] if op.outputs[0].name in limits else []
-        return table_limit + taken
+        output_limit = [(op.inputs[0].name, limits[op.outputs[0].name])] if op.outputs[0].name in limits else []
+        return table_limit + output_limit
     if op.op_type in _RECURRENT:
         steps = op.inputs[0].shape[0]
         lengths = [tensor for tensor in op.inputs[3:] if tensor.dtype == "int32" and len(tensor.shape) == 1]

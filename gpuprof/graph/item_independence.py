@@ -89,81 +89,81 @@ def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable
     shapes = {output.name: output.shape for op in alone.graph.ops for output in op.outputs}
     shapes |= {tensor.name: tensor.shape for tensor in alone.graph.inputs}
     graph = whole.graph
-    seen = KnownTensors(graph.batch, whole.values, alone.values, shapes, set(batched))
-    if any(tensor.name not in seen.items or tensor.shape[:1] != (seen.batch,) for tensor in graph.inputs):
+    tensors = KnownTensors(graph.batch, whole.values, alone.values, shapes, set(batched))
+    if any(tensor.name not in tensors.items or tensor.shape[:1] != (tensors.batch,) for tensor in graph.inputs):
         return False
     for op in graph.ops:
         # Ops of other domains may have a listed name and another meaning.
-        if op.domain not in ("", "ai.onnx") or not _note_outputs(op, seen):
+        if op.domain not in ("", "ai.onnx") or not _note_outputs(op, tensors):
             return False
-    return all(output.name in seen.items and output.shape[:1] == (seen.batch,) for output in graph.outputs)
+    return all(output.name in tensors.items and output.shape[:1] == (tensors.batch,) for output in graph.outputs)
 
 
-def _note_outputs(op: Op, seen: KnownTensors) -> bool:
+def _note_outputs(op: Op, tensors: KnownTensors) -> bool:
     """Record the classes of an op's outputs; return whether any class applies."""
     constants = {weight.name for weight in op.weights}
     free = [tensor.name for tensor in op.inputs if tensor.name not in constants]
     names = {output.name for output in op.outputs}
-    is_apart = _repeats_fixed(op, seen) or keeps_items_apart(op, seen)
-    is_size = op.op_type == "Shape" or (op.op_type in KNOWN_OPS and seen.sizes.issuperset(free))
-    is_fixed = op.op_type in _REPEATABLE and seen.fixed.issuperset(free)
-    if is_fixed or (is_size and all(map(seen.is_same_for_one, names))):
-        seen.fixed.update(names)
+    is_apart = _repeats_fixed(op, tensors) or keeps_items_apart(op, tensors)
+    is_size = op.op_type == "Shape" or (op.op_type in KNOWN_OPS and tensors.sizes.issuperset(free))
+    is_fixed = op.op_type in _REPEATABLE and tensors.fixed.issuperset(free)
+    if is_fixed or (is_size and all(map(tensors.is_same_for_one, names))):
+        tensors.fixed.update(names)
     if is_size or is_fixed:
-        seen.sizes.update(names)
+        tensors.sizes.update(names)
     if is_apart:
-        seen.items.update(names)
+        tensors.items.update(names)
     return is_apart or is_size or is_fixed
 
 
-def _is_fixed(tensor: Tensor, op: Op, seen: KnownTensors) -> bool:
-    return tensor.name in seen.fixed or any(tensor.name == weight.name for weight in op.weights)
+def _is_fixed(tensor: Tensor, op: Op, tensors: KnownTensors) -> bool:
+    return tensor.name in tensors.fixed or any(tensor.name == weight.name for weight in op.weights)
 
 
-def _repeats_fixed(op: Op, seen: KnownTensors) -> bool:
+def _repeats_fixed(op: Op, tensors: KnownTensors) -> bool:
     """Return whether an op repeats the same constants for every item, as in the expansion of position ids."""
-    if op.op_type != "Expand" or not _is_fixed(op.inputs[0], op, seen):
+    if op.op_type != "Expand" or not _is_fixed(op.inputs[0], op, tensors):
         return False
-    output, has_sizes = op.outputs[0], all(tensor.name in seen.sizes for tensor in op.inputs[1:])
-    return has_sizes and seen.has_rows_of_items(output) and _is_alike_for_all(op.inputs[0], len(output.shape))
+    output, has_sizes = op.outputs[0], all(tensor.name in tensors.sizes for tensor in op.inputs[1:])
+    return has_sizes and tensors.has_rows_of_items(output) and _is_alike_for_all(op.inputs[0], len(output.shape))
 
 
-def _gathers_own_item(op: Op, seen: KnownTensors) -> bool:
+def _gathers_own_item(op: Op, tensors: KnownTensors) -> bool:
     """Return whether GatherND takes each row from the item of the row's index, as for attention masks."""
     data, index = op.inputs
-    value = seen.values.get(index.name)
-    if data.name not in seen.items or index.name not in seen.sizes or op.attributes.get("batch_dims", 0) != 0:
+    value = tensors.values.get(index.name)
+    if data.name not in tensors.items or index.name not in tensors.sizes or op.attributes.get("batch_dims", 0) != 0:
         return False
-    if value is None or value.ndim < 2 or {data.shape[:1], op.outputs[0].shape[:1]} != {(seen.batch,)}:
+    if value is None or value.ndim < 2 or {data.shape[:1], op.outputs[0].shape[:1]} != {(tensors.batch,)}:
         return False
-    rows = np.arange(seen.batch).reshape(-1, *(1,) * (value.ndim - 2))
-    return value.shape[0] == seen.batch and bool(np.all(value[..., 0] == rows))
+    rows = np.arange(tensors.batch).reshape(-1, *(1,) * (value.ndim - 2))
+    return value.shape[0] == tensors.batch and bool(np.all(value[..., 0] == rows))
 
 
-def _gathers_own_rows(op: Op, seen: KnownTensors) -> bool:
+def _gathers_own_rows(op: Op, tensors: KnownTensors) -> bool:
     """Return whether Gather takes the same of its own rows for each item, as for flattened attention masks."""
     data, index = op.inputs
-    value, of_one = seen.values.get(index.name), seen.values_of_one.get(index.name)
-    if data.name not in seen.items or _axis(op, 0, len(data.shape)) != 0 or value is None or of_one is None:
+    value, of_one = tensors.values.get(index.name), tensors.values_of_one.get(index.name)
+    if data.name not in tensors.items or _axis(op, 0, len(data.shape)) != 0 or value is None or of_one is None:
         return False
-    each, numbers = data.shape[0] // seen.batch, np.asarray(of_one, np.int64)
+    each, numbers = data.shape[0] // tensors.batch, np.asarray(of_one, np.int64)
     if value.ndim == 0 or numbers.shape[:1] != (1,) or not bool(np.all((numbers >= 0) & (numbers < each))):
         return False
-    return np.array_equal(value, np.concatenate([numbers + each * place for place in range(seen.batch)]))
+    return np.array_equal(value, np.concatenate([numbers + each * place for place in range(tensors.batch)]))
 
 
-def keeps_items_apart(op: Op, seen: KnownTensors) -> bool:
+def keeps_items_apart(op: Op, tensors: KnownTensors) -> bool:
     """Return whether an op keeps the items of its inputs apart in its outputs, as rows in the items' order."""
-    items, sizes = seen.items, seen.sizes
+    items, sizes = tensors.items, tensors.sizes
     if op.op_type == "GatherND":
-        return _gathers_own_item(op, seen)
-    if op.op_type == "Gather" and _gathers_own_rows(op, seen):
+        return _gathers_own_item(op, tensors)
+    if op.op_type == "Gather" and _gathers_own_rows(op, tensors):
         return True
     of_items = [tensor for tensor in op.inputs if tensor.name in items]
     rest = [tensor for tensor in op.inputs if tensor.name not in items]
     by_size = op.op_type in _RESHAPING or op.op_type in ("Expand", "Slice")
-    is_fixed = all(_is_fixed(tensor, op, seen) or (by_size and tensor.name in sizes) for tensor in rest)
-    if not of_items or not is_fixed or not all(map(seen.has_rows_of_items, (*of_items, *op.outputs))):
+    is_fixed = all(_is_fixed(tensor, op, tensors) or (by_size and tensor.name in sizes) for tensor in rest)
+    if not of_items or not is_fixed or not all(map(tensors.has_rows_of_items, (*of_items, *op.outputs))):
         return False
     first, rank = op.inputs[0], len(of_items[0].shape)
     if op.op_type in _ELEMENTWISE:
@@ -186,11 +186,11 @@ def keeps_items_apart(op: Op, seen: KnownTensors) -> bool:
     if op.op_type in ("Concat", "Split"):
         return _axis(op, 0, rank) > 0 and (op.op_type == "Split" or not rest)
     if of_items == [first] and op.op_type in ("Expand", "Pad", "Slice"):
-        return _leaves_rows(op, seen)
+        return _leaves_rows(op, tensors)
     return _works_on_other_axes(op, of_items, rank)
 
 
-def _leaves_rows(op: Op, seen: KnownTensors) -> bool:
+def _leaves_rows(op: Op, tensors: KnownTensors) -> bool:
     """Return whether an op that repeats, pads or slices leaves the rows unchanged."""
     first, output = op.inputs[0], op.outputs[0]
     if first.shape[0] != output.shape[0] or len(first.shape) != len(output.shape):
@@ -199,24 +199,24 @@ def _leaves_rows(op: Op, seen: KnownTensors) -> bool:
         return True
     more = op.inputs[1:]
     if op.op_type == "Pad":
-        pads = _read_list(op, 1, "pads", seen)
+        pads = _read_list(op, 1, "pads", tensors)
         # A further input is the padding value, a scalar, or the axes.
         scalar = all(tensor.shape == () for tensor in more[1:])
         return pads is not None and scalar and pads[0] == pads[len(pads) // 2] == 0
-    if len(more) not in (3, 4) or not all(_is_fixed(tensor, op, seen) for tensor in (more[0], *more[2:])):
+    if len(more) not in (3, 4) or not all(_is_fixed(tensor, op, tensors) for tensor in (more[0], *more[2:])):
         return False
     # The last input holds the steps, or the axes: an equal number of rows in non-negative steps means all rows.
-    last = _read_list(op, len(more), "", seen)
+    last = _read_list(op, len(more), "", tensors)
     return last is not None and min(last) >= 0
 
 
-def _read_list(op: Op, position: int, name: str, seen: KnownTensors) -> list[int] | None:
+def _read_list(op: Op, position: int, name: str, tensors: KnownTensors) -> list[int] | None:
     """Return a list given as an input or, in older opsets, as an attribute; None where unknown."""
     if len(op.inputs) > position:
-        value = seen.values.get(op.inputs[position].name)
+        value = tensors.values.get(op.inputs[position].name)
         return None if value is None or not value.size else [int(number) for number in value.ravel()]
-    given = op.attributes.get(name)
-    return list(given) if isinstance(given, tuple) and given else None
+    attribute = op.attributes.get(name)
+    return list(attribute) if isinstance(attribute, tuple) and attribute else None
 
 
 def _multiplies_items_apart(op: Op, of_items: Sequence[Tensor], rest: Sequence[Tensor]) -> bool:

@@ -119,9 +119,9 @@ def describe_assumed_sizes(graph: ModelGraph) -> str | None:
     sizes = dict(graph.sizes)
     if not graph.assumed:
         return None
-    taken = ", ".join(f"{name}={sizes[name]}" for name in graph.assumed)
-    taken += explain_numbered_names(Path(graph.path), graph.assumed)
-    return f"{graph.name}: {taken} assumed; another size: --dim {graph.assumed[0]}=SIZE"
+    text = ", ".join(f"{name}={sizes[name]}" for name in graph.assumed)
+    text += explain_numbered_names(Path(graph.path), graph.assumed)
+    return f"{graph.name}: {text} assumed; another size: --dim {graph.assumed[0]}=SIZE"
 
 
 def describe_reading(graph: ModelGraph) -> list[str]:
@@ -135,11 +135,11 @@ def explain_numbered_names(path: Path, names: Iterable[str]) -> str:
 
     The text is in parentheses after a space; empty without such names.
     """
-    counted = {name for name in names if COUNTED.fullmatch(name)}
-    if not counted or not path.is_file():
+    numbered = {name for name in names if COUNTED.fullmatch(name)}
+    if not numbered or not path.is_file():
         return ""
     places = (
-        f"{dim.name} is dimension {dim.axis} of {dim.source}" for dim in read_free_dims(path) if dim.name in counted
+        f"{dim.name} is dimension {dim.axis} of {dim.source}" for dim in read_free_dims(path) if dim.name in numbered
     )
     return f" ({', '.join(places)})"
 
@@ -254,8 +254,8 @@ def _list_loops(file: OnnxFile) -> list[str]:
 def _given_turns(file: OnnxFile, dims: Mapping[str, int]) -> dict[str, int]:
     """Return the given iterations of Loops by node name, from sizes such as ``decoder.turns`` = 20."""
     loops = _list_loops(file)
-    given = {name.removesuffix(TURNS): size for name, size in dims.items() if name.endswith(TURNS)}
-    return {name: size for name, size in given.items() if name in loops and size >= 1}
+    turns = {name.removesuffix(TURNS): size for name, size in dims.items() if name.endswith(TURNS)}
+    return {name: size for name, size in turns.items() if name in loops and size >= 1}
 
 
 def _input_sizes(file: OnnxFile, dims: Mapping[str, int]) -> dict[str, int]:
@@ -271,10 +271,10 @@ def _explain_error(
     sizes = {dim.name: tensors[dim.source].shape[dim.axis] for dim in list_free_dims(inputs)}
     if isinstance(error, UnknownShapeError) or error.fix or not sizes:
         return error
-    taken = ", ".join(f"{dim} as {size}" for dim, size in sizes.items())
+    text = ", ".join(f"{dim} as {size}" for dim, size in sizes.items())
     return InputError(
         error.message,
-        f"it was read with {taken} at batch {batch}; give the sizes of what is sent to it: "
+        f"it was read with {text} at batch {batch}; give the sizes of what is sent to it: "
         + " ".join(f"--dim {dim}=SIZE" for dim in sizes),
     )
 
@@ -292,8 +292,8 @@ def _load(
     try:
         outputs = _make_outputs(graph, shapes, names, batch, model)
     except InputError as error:
-        told = _explain_error(error, inputs, _free_inputs(file), batch)
-        raise InputError(told.message, told.fix or "export the model again") from error
+        explanation = _explain_error(error, inputs, _free_inputs(file), batch)
+        raise InputError(explanation.message, explanation.fix or "export the model again") from error
     sizes = _record_sizes(file, inputs, dims)
     if not dims:
         _assumed[path, stamp, batch] = sizes["sizes"]
@@ -312,10 +312,10 @@ def _load(
     )
 
 
-def _record_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], given: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+def _record_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], dims: tuple[tuple[str, int], ...]) -> dict[str, Any]:
     """Return the sizes of a graph's free dimensions, and the names of assumed and guessed dimensions."""
     free = list_free_dims(_free_inputs(file))
-    given_sizes = dict(given)
+    given_sizes = dict(dims)
     sizes = given_sizes | {dim.name: inputs[dim.source].shape[dim.axis] for dim in free}
     return {
         "sizes": tuple(sorted(sizes.items())),
@@ -374,26 +374,26 @@ def _is_plausible_shape(shape: tuple[int, ...], declared: tuple[int | None, ...]
 
 
 def _make_ops(nodes: Sequence[NodeProto], shapes: Shapes) -> tuple[Op, ...]:
-    taken: set[str] = set()
-    return tuple(_make_op(node, _make_unique_name(node, i, taken), shapes) for i, node in enumerate(nodes))
+    names: set[str] = set()
+    return tuple(_make_op(node, _make_unique_name(node, i, names), shapes) for i, node in enumerate(nodes))
 
 
-def _make_unique_name(node: NodeProto, position: int, taken: set[str]) -> str:
+def _make_unique_name(node: NodeProto, position: int, names: set[str]) -> str:
     name = node.name or f"{node.op_type}_{position}"
-    while name in taken:
+    while name in names:
         name = f"{name}_{position}"
-    taken.add(name)
+    names.add(name)
     return name
 
 
 def _make_op(node: NodeProto, name: str, shapes: Shapes) -> Op:
-    given = [shapes.tensors[value] if value else None for value in node.input]
+    operands = [shapes.tensors[value] if value else None for value in node.input]
     outputs = [shapes.tensors.get(value) for value in node.output]
     # Outer values used in the bodies of If, Loop and Scan are also read by the node.
     outer = [shapes.tensors[value] for value in list_captured(node) if value not in node.input]
-    inputs = (*(tensor for tensor in given if tensor is not None), *outer)
+    inputs = (*(tensor for tensor in operands if tensor is not None), *outer)
     attributes = {attribute.name: _to_plain_value(attribute) for attribute in node.attribute}
-    cost = cost_of(node.op_type, node.domain, (*given, *outer), outputs, attributes)
+    cost = cost_of(node.op_type, node.domain, (*operands, *outer), outputs, attributes)
     cost, launches = max(
         (_sum_body_cost(body) for body in shapes.body_of(node)), key=lambda pair: _rank_cost(pair[0]), default=(cost, 1)
     )

@@ -54,14 +54,14 @@ def einsum(call: OpCall) -> int:
 
     The count is 2 per point for two operands; a single operand is only summed, or moved where no label is summed.
     """
-    given, _, result = call.text("equation", "").replace(" ", "").partition("->")
+    operands, _, result = call.text("equation", "").replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
-    for term, operand in zip(given.split(","), call.inputs, strict=False):
+    for term, operand in zip(operands.split(","), call.inputs, strict=False):
         if operand is not None:
             _label(term, operand.shape, sizes)
     points = prod(sizes.values())
     if "->" not in call.text("equation", ""):
-        letters = given.replace(",", "").replace("...", "")
+        letters = operands.replace(",", "").replace("...", "")
         result = "".join(letter for letter in letters if letters.count(letter) == 1)
     summed = any(label not in result for label in sizes if len(label) == 1)
     return points * (len(call.inputs) - 1 + summed)

@@ -86,21 +86,21 @@ class MergedModel:
         # All names are checked first, so that no work is done for a refused call.
         for name in requests:
             self.member(name)
-        fed: dict[str, Array] = {}
+        feeds: dict[str, Array] = {}
         for member in self.members:
-            given = requests.get(member.name)
-            if given is None:
-                fed |= member.nothing()
+            arrays = requests.get(member.name)
+            if arrays is None:
+                feeds |= member.nothing()
                 continue
             merged_names = {value.name: value.merged for value in member.inputs}
-            for name in given:
+            for name in arrays:
                 if name not in merged_names:
                     raise unknown_name(f"input of {member.name}", name, list(merged_names))
-            missing = sorted(set(merged_names) - set(given))
+            missing = sorted(set(merged_names) - set(arrays))
             if missing:
                 raise InputError(f"{member.name} needs the input {missing[0]!r}")
-            fed |= {merged_names[name]: value for name, value in given.items()}
-        return fed
+            feeds |= {merged_names[name]: value for name, value in arrays.items()}
+        return feeds
 
     def output_names(self, name: str) -> list[str]:
         """Return the names of a model's outputs in the merged file, in the model's order."""
@@ -116,9 +116,9 @@ def write_description(model: ModelProto, described: MergedModel) -> None:
     from dataclasses import asdict
 
     document = {"schema": SCHEMA, "models": [asdict(member) for member in described.members]}
-    kept = [(entry.key, entry.value) for entry in model.metadata_props if entry.key != METADATA_KEY]
+    entries = [(entry.key, entry.value) for entry in model.metadata_props if entry.key != METADATA_KEY]
     del model.metadata_props[:]
-    for key, value in (*kept, (METADATA_KEY, json.dumps(document, sort_keys=True))):
+    for key, value in (*entries, (METADATA_KEY, json.dumps(document, sort_keys=True))):
         model.metadata_props.add(key=key, value=value)
 
 

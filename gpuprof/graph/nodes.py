@@ -51,16 +51,16 @@ def _free_names(graph: GraphProto) -> list[str]:
     return [name for name in dict.fromkeys(used) if name and name not in bound_names]
 
 
-def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> list[NodeProto]:
+def sort_nodes(nodes: Sequence[NodeProto], names: Iterable[str], model: str) -> list[NodeProto]:
     """Return ``nodes`` in topological order, unchanged where already sorted.
 
     Raises `InputError` naming a node of a cycle, or a value with two producers.
     """
     producer: dict[str, int] = {}
-    given = set(given)
+    names = set(names)
     for i, node in enumerate(nodes):
         for name in node.output:
-            if name and (name in producer or name in given):
+            if name and (name in producer or name in names):
                 raise InputError(
                     f"{model}: node {label(node)} gives {name!r}, which something else gives already",
                     "the model is damaged: export it again",

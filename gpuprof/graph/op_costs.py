@@ -37,8 +37,8 @@ def cost_of(
     ``inputs`` and ``outputs``: tensors by position, None for absent optional tensors.
     """
     call = OpCall(op_type, domain, inputs, outputs, attributes)
-    read, written = _traffic(call)
-    return OpCost(_flops(call), read, written)
+    read_bytes, written_bytes = _traffic(call)
+    return OpCost(_flops(call), read_bytes, written_bytes)
 
 
 def _flops(call: OpCall) -> int | None:
@@ -61,12 +61,12 @@ def _traffic(call: OpCall) -> tuple[int, int]:
     if call.op_type in _VIEWS and call.domain == "":
         return 0, 0
     inputs = {tensor.name: tensor.bytes for tensor in call.inputs if tensor is not None}
-    written = sum(tensor.bytes for tensor in call.outputs if tensor is not None)
+    written_bytes = sum(tensor.bytes for tensor in call.outputs if tensor is not None)
     if call.op_type in _TAKING and call.inputs and call.inputs[0] is not None:
         # By name: an op with the same tensor twice (x * x) reads the tensor once.
         source = call.inputs[0].name
-        inputs[source] = min(inputs[source], written)
-    return sum(inputs.values()), written
+        inputs[source] = min(inputs[source], written_bytes)
+    return sum(inputs.values()), written_bytes
 
 
 _Formula = Callable[[OpCall], int]

@@ -43,8 +43,8 @@ def runtime_types(
     alone.input[:] = [inputs.get(name, "") for name in node.input]
     alone.output[:] = [outputs.get(name, "") for name in node.output]
     weights = [_name_tensor(value, inputs[name]) for name, value in values.items()]
-    given = [ValueInfoProto(name=inputs[name], type=kind) for name, kind in types.items() if name not in values]
-    graph = helper.make_graph([alone], "op", given, [ValueInfoProto(name=name) for name in outputs.values()], weights)
+    infos = [ValueInfoProto(name=inputs[name], type=kind) for name, kind in types.items() if name not in values]
+    graph = helper.make_graph([alone], "op", infos, [ValueInfoProto(name=name) for name in outputs.values()], weights)
     model = helper.make_model(graph, opset_imports=list(opsets), ir_version=8)
     answer = _ask(model.SerializeToString(deterministic=True))
     return {name: answer[alias] for name, alias in outputs.items() if alias in answer}

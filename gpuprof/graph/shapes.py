@@ -147,10 +147,10 @@ class Shapes:
         inputs = [name for name in node.input if name]
         if node.op_type in _NEVER_FOLDED or not all(name in self.constants for name in inputs):
             return False
-        made, given = (
+        output_bytes, input_bytes = (
             sum(self.tensors[name].bytes for name in names if name in self.tensors) for names in (node.output, inputs)
         )
-        return made <= max(_MOST_FOLDED_BYTES, _MOST_FOLDED_GROWTH * given)
+        return output_bytes <= max(_MOST_FOLDED_BYTES, _MOST_FOLDED_GROWTH * input_bytes)
 
     def _record_tensor(self, node: NodeProto, tensor: Tensor) -> None:
         if tensor.elements > MOST_ELEMENTS:
@@ -183,8 +183,8 @@ class Shapes:
     def _infer(self, node: NodeProto) -> list[Tensor | None]:
         if node.op_type == "If" and node.domain == "":
             return self._infer_if(node)
-        if node.op_type == "Loop" and node.domain == "" and (given := self._infer_loop(node)) is not None:
-            return given
+        if node.op_type == "Loop" and node.domain == "" and (outputs := self._infer_loop(node)) is not None:
+            return outputs
         if node.op_type == "Scan" and node.domain == "":
             self._walk_scan(node)
         types = self._infer_with_onnx(node)
@@ -254,25 +254,25 @@ class Shapes:
         states = [self.tensors[name] for name in node.input[2:]]
         graph = next(attribute.g for attribute in node.attribute if attribute.name == "body")
         first = [np.array(0, np.int64), np.array(True), *(self.values.get(name) for name in node.input[2:])]
-        given = [Tensor("", "int64", ()), Tensor("", "bool", ()), *states]
-        if len(graph.input) != len(given):
+        inputs = [Tensor("", "int64", ()), Tensor("", "bool", ()), *states]
+        if len(graph.input) != len(inputs):
             return None
         turns = self._turns.get(name_loop(node)) or self._count_turns(node, graph)
         try:
-            body = self._walk_body(graph, list(zip(given, first, strict=True)), turns or 1)
+            body = self._walk_body(graph, list(zip(inputs, first, strict=True)), turns or 1)
         except InputError:
             return None
         results = body.outputs[1:]
-        kept, gathered = results[: len(states)], results[len(states) :]
+        states_after, gathered = results[: len(states)], results[len(states) :]
         # A state that grows with each iteration (a key cache): the first iteration cannot represent the others.
-        if [tensor.shape for tensor in kept] != [tensor.shape for tensor in states]:
+        if [tensor.shape for tensor in states_after] != [tensor.shape for tensor in states]:
             return None
         if turns is None:
             if gathered:
                 return None
         else:
             self._bodies[_key(node)] = (body,)
-        shapes = [tensor.shape for tensor in kept] + [(body.times, *tensor.shape) for tensor in gathered]
+        shapes = [tensor.shape for tensor in states_after] + [(body.times, *tensor.shape) for tensor in gathered]
         return [
             Tensor(name, tensor.dtype, shape) if name else None
             for name, tensor, shape in zip(node.output, results, shapes, strict=False)
@@ -308,15 +308,15 @@ class Shapes:
         """Record the body of a Scan over the first axes of its inputs; Scans over other axes stay unknown."""
         attributes = {attribute.name: attribute for attribute in node.attribute}
         scanned = attributes["num_scan_inputs"].i
-        given = [self.tensors[name] for name in node.input if name]
+        inputs = [self.tensors[name] for name in node.input if name]
         graph = attributes["body"].g
         axes = list(attributes["scan_input_axes"].ints) if "scan_input_axes" in attributes else []
-        if any(axes) or len(given) != len(graph.input) or not all(tensor.shape for tensor in given[-scanned:]):
+        if any(axes) or len(inputs) != len(graph.input) or not all(tensor.shape for tensor in inputs[-scanned:]):
             return
-        slices = [Tensor(tensor.name, tensor.dtype, tensor.shape[1:]) for tensor in given[-scanned:]]
-        turns = given[-1].shape[0]
+        slices = [Tensor(tensor.name, tensor.dtype, tensor.shape[1:]) for tensor in inputs[-scanned:]]
+        turns = inputs[-1].shape[0]
         try:
-            body = self._walk_body(graph, [(tensor, None) for tensor in (*given[:-scanned], *slices)], turns)
+            body = self._walk_body(graph, [(tensor, None) for tensor in (*inputs[:-scanned], *slices)], turns)
         except InputError:
             return
         self._bodies[_key(node)] = (body,)
@@ -325,11 +325,11 @@ class Shapes:
         """Return the nested graphs of a node: a single body, or a body for each possible branch."""
         return self._bodies.get(_key(node), ())
 
-    def _walk_body(self, graph: GraphProto, given: Sequence[tuple[Tensor, Array | None]] = (), times: int = 1) -> Body:
+    def _walk_body(self, graph: GraphProto, inputs: Sequence[tuple[Tensor, Array | None]] = (), times: int = 1) -> Body:
         tensors = {t.name: Tensor(t.name, dtype_name(t.data_type), tuple(t.dims)) for t in graph.initializer}
         names = [info.name for info in graph.input]
         tensors |= {
-            name: Tensor(name, tensor.dtype, tensor.shape) for name, (tensor, _) in zip(names, given, strict=True)
+            name: Tensor(name, tensor.dtype, tensor.shape) for name, (tensor, _) in zip(names, inputs, strict=True)
         }
         fixed = {tensor.name for tensor in graph.initializer}
         inner = Shapes(
@@ -345,7 +345,7 @@ class Shapes:
         inner.values, inner._protos = dict(self.values), dict(self._protos)
         for tensor in graph.initializer:
             inner.add_value(tensor)
-        for name, (_, value) in zip(names, given, strict=True):
+        for name, (_, value) in zip(names, inputs, strict=True):
             if value is not None:
                 inner.values[name] = value
         nodes = tuple(node for node in graph.node if not inner.add(node))

@@ -36,7 +36,7 @@ def _is_training_node(node: NodeProto, graph: GraphProto) -> bool:
         return any(attribute.name == "training_mode" and attribute.i for attribute in node.attribute)
     if node.op_type != "Dropout" or len(node.input) < 3 or not node.input[2]:
         return False
-    held = {tensor.name: tensor for tensor in graph.initializer}
-    held |= {n.output[0]: constant_tensor(n) for n in graph.node if n.op_type == "Constant" and n.output}
-    mode = held.get(node.input[2])
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {n.output[0]: constant_tensor(n) for n in graph.node if n.op_type == "Constant" and n.output}
+    mode = constants.get(node.input[2])
     return mode is not None and bool(np.any(numpy_helper.to_array(mode)))

@@ -35,8 +35,8 @@ def known_value(node: NodeProto, values: Mapping[str, Array], opset: int) -> Arr
         return None
     from onnx.reference import ReferenceEvaluator  # a quarter of the reading time of a model without such ops
 
-    given = [ValueInfoProto(name=name) for name in names]
-    graph = GraphProto(name="op", node=[node], input=given, output=[ValueInfoProto(name=node.output[0])])
+    infos = [ValueInfoProto(name=name) for name in names]
+    graph = GraphProto(name="op", node=[node], input=infos, output=[ValueInfoProto(name=node.output[0])])
     try:
         if _count_elements(node.op_type, [values[name] for name in node.input if name]) > MOST_ELEMENTS:
             return None
