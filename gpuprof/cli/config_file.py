@@ -94,12 +94,12 @@ def take_config(words: Sequence[str]) -> tuple[list[str], Path | None]:
     """
     rest: list[str] = []
     files: list[str] = []
-    given = iter(words)
-    for word in given:
+    remaining = iter(words)
+    for word in remaining:
         if word == "--":
-            rest += [word, *given]
+            rest += [word, *remaining]
         elif word == FLAG:
-            files.append(next(given, ""))
+            files.append(next(remaining, ""))
         elif word.startswith(f"{FLAG}="):
             files.append(word.partition("=")[2])
         else:
@@ -125,45 +125,45 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
     return defaults
 
 
-def _read_defaults(file: YamlFile, where: tuple[str, ...], given: object, command: Any) -> dict[str, Any]:
+def _read_defaults(file: YamlFile, where: tuple[str, ...], content: object, command: Any) -> dict[str, Any]:
     """Return the defaults of a command, or of the commands of a group."""
     inner: Mapping[str, Any] = getattr(command, "commands", {})
     if not inner:
-        return read_options(file, where, given, command)
+        return read_options(file, where, content, command)
     defaults = {}
-    for name, options in read_entries(file, where, given, "a command").items():
+    for name, options in read_entries(file, where, content, "a command").items():
         if name not in inner:
             raise file.error((*where, name), unknown_name(f"command of {command.name}", name, [*inner]))
         defaults[name] = _read_defaults(file, (*where, name), options, inner[name])
     return defaults
 
 
-def read_entries(file: YamlFile, where: Sequence[str | int], given: object, entries: str) -> dict[str, Any]:
+def read_entries(file: YamlFile, where: Sequence[str | int], content: object, entries: str) -> dict[str, Any]:
     """Return a mapping of the file. Raises `InputError` for anything else."""
-    if not isinstance(given, dict):
+    if not isinstance(content, dict):
         raise file.error(where, InputError(f"expected {entries} on each line, as in NAME: …"))
-    return given
+    return content
 
 
 def read_options(
-    file: YamlFile, where: Sequence[str | int], given: object, command: Any, extras: Sequence[str] = ()
+    file: YamlFile, where: Sequence[str | int], content: object, command: Any, extras: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return values by the names of a command's parameters: texts, flags, or lists where a parameter takes several.
 
     Raises `InputError` for an unknown option or an impossible value. ``extras``: further keys, which are not read.
     """
     options, values = list_options(command), dict[str, Any]()
-    for name, value in read_entries(file, where, given, "an option").items():
+    for name, value in read_entries(file, where, content, "an option").items():
         if name in extras:
             continue
         if name not in options:
             raise file.error((*where, name), unknown_name(f"option of {command.name}", name, [*options, *extras]))
         try:
-            read = _read_value(value, options[name])
+            option_value = _read_value(value, options[name])
         except InputError as error:
             raise file.error((*where, name), error) from None
-        if read is not None:
-            values[options[name].name] = read
+        if option_value is not None:
+            values[options[name].name] = option_value
     return values
 
 

@@ -124,9 +124,9 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
     """Merge many small runs into one segment, which is smaller and faster to query."""
     from gpuprof.pipeline.db import compact_database
 
-    done = compact_database(db)
-    before, after = (f"{size / 2**20:,.1f} MiB" for size in (done.bytes_before, done.bytes_after))
-    say_note(f"{count_of(done.segments_before, 'segment')} of {before} → {done.segments_after} of {after}")
+    result = compact_database(db)
+    before, after = (f"{size / 2**20:,.1f} MiB" for size in (result.bytes_before, result.bytes_after))
+    say_note(f"{count_of(result.segments_before, 'segment')} of {before} → {result.segments_after} of {after}")
 
 
 @app.command("import", short_help="Bring in measurements of others.")

@@ -109,5 +109,5 @@ def _interval(row: Mapping[str, object]) -> str | None:
     ends = row["interval_ms"]
     if not isinstance(ends, list):
         return None
-    shown = number_formatter(3)
-    return f"{shown(ends[0])} … {shown(ends[1])}"
+    format_number = number_formatter(3)
+    return f"{format_number(ends[0])} … {format_number(ends[1])}"

@@ -176,9 +176,9 @@ def _show_tables(result: LoadResult, rows: Sequence[Mapping[str, object]]) -> No
     if any(len(stage) > 1 for stage in stages):
         print_text("")
         print_rows(stages, _STAGE_COLUMNS, Format.TABLE)
-    if told := [row for row in rows if row["slowest_ms"] is not None]:
+    if slowest := [row for row in rows if row["slowest_ms"] is not None]:
         print_text("")
-        print_rows(told, _SLOWEST_COLUMNS, Format.TABLE, "Where the slowest 1% of the answers took their time, mean")
+        print_rows(slowest, _SLOWEST_COLUMNS, Format.TABLE, "Where the slowest 1% of the answers took their time, mean")
     for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
         say_note(f"predicted: {PREDICTED_BY[by]}")
 

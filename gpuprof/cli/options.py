@@ -58,9 +58,9 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line. Raises `InputError` for an option that is given twice."""
         if args and not ctx.resilient_parsing:
-            _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+            _, _, parameters = self.make_parser(ctx).parse_args(args=list(args))
             parameter: Any
-            for parameter, count in Counter(given).items():
+            for parameter, count in Counter(parameters).items():
                 is_single = parameter.param_type_name == "option" and not parameter.multiple and not parameter.is_flag
                 if is_single and count > 1:
                     name = max(parameter.opts, key=len)
@@ -105,13 +105,13 @@ def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
             parameters[name] = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
 
     @functools.wraps(verb)
-    def flat(**given: Any) -> None:
-        values = {name: value for name, value in given.items() if name in hints}
+    def flat(**arguments: Any) -> None:
+        values = {name: value for name, value in arguments.items() if name in hints}
         for name, kind in hints.items():
             if name in groups:
-                values[name] = _fill(groups[name], given)
+                values[name] = _fill(groups[name], arguments)
             elif kind is Format:
-                values[name] = chosen_format(given["as_json"], given["as_csv"])
+                values[name] = chosen_format(arguments["as_json"], arguments["as_csv"])
         verb(**values)
 
     # typer reads the signature and the annotations, which `wraps` has taken from the verb.
@@ -133,10 +133,10 @@ def _parameter_names(kind: type[Settings]) -> dict[str, str]:
     }
 
 
-def _fill(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
+def _fill(kind: type[Settings], args: Mapping[str, Any]) -> Settings:
     """Return a group with the values of the command line; omitted options keep their field's default."""
-    names, shown = _parameter_names(kind), {option.name: option.default for option in _make_options(kind)}
-    values = {name: given[parameter] for name, parameter in names.items() if given[parameter] != shown[parameter]}
+    names, defaults = _parameter_names(kind), {option.name: option.default for option in _make_options(kind)}
+    values = {name: args[parameter] for name, parameter in names.items() if args[parameter] != defaults[parameter]}
     try:
         return kind(**values)
     except ArgumentError as error:
@@ -147,13 +147,13 @@ def list_words(settings: Settings, without: Iterable[str] = ()) -> list[str]:
     """Return the command line of settings that differ from their defaults; ``without``: fields to leave out."""
     words = []
     for name in sorted(settings.model_fields_set - set(without)):
-        value, shown = getattr(settings, name), command_line(type(settings).model_fields[name])
-        flag = _flag(name, shown)
+        value, option = getattr(settings, name), command_line(type(settings).model_fields[name])
+        flag = _flag(name, option)
         if isinstance(value, bool):
             words += [flag] if value else []
         elif isinstance(value, Mapping):
             words += [f"{flag}={f'{key}=' if key else ''}{_join(item)}" for key, item in value.items()]
-        elif shown.repeated:
+        elif option.repeated:
             words += [f"{flag}={item}" for item in value]
         elif value is not None:
             words.append(f"{flag}={_join(value)}")
@@ -170,51 +170,51 @@ def _make_options(group: type[Settings]) -> Iterator[inspect.Parameter]:
             yield _make_option(group, name, field)
 
 
-def _flag(name: str, shown: CommandLine) -> str:
-    return next((flag for flag in shown.flags if flag.startswith("--")), f"--{name.replace('_', '-')}").split("/")[0]
+def _flag(name: str, option: CommandLine) -> str:
+    return next((flag for flag in option.flags if flag.startswith("--")), f"--{name.replace('_', '-')}").split("/")[0]
 
 
 def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.Parameter:
     """Return the parameter from which typer makes the option of a setting."""
-    shown, kinds = command_line(field), set(_plain_types(field.annotation))
+    option, kinds = command_line(field), set(_plain_types(field.annotation))
     default = field.get_default(call_default_factory=True)
-    flag = _flag(name, shown)
-    details: dict[str, Any] = {"help": field.description, "metavar": shown.metavar, "envvar": shown.envvar}
+    flag = _flag(name, option)
+    details: dict[str, Any] = {"help": field.description, "metavar": option.metavar, "envvar": option.envvar}
     kind: Any = float
-    if shown.unit is not None:
+    if option.unit is not None:
         bounds = {type(rule): rule for rule in _rules(field)}
         least, most = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
         limits: dict[str, Any] = {"least_s": least.ge if least else None}
         if most is not None and most.le < 1e9:
             limits["most_s"] = most.le
-        timed = duration_option(flag, "", unit=shown.unit, **limits)
+        timed = duration_option(flag, "", unit=option.unit, **limits)
         details |= {"parser": timed.parser, "metavar": timed.metavar}
-    elif shown.repeated:
+    elif option.repeated:
         kind, default = list[str], default or None
     else:
-        kind = str if shown.as_text else _command_line_type(kinds)
+        kind = str if option.as_text else _command_line_type(kinds)
         if kind is str and isinstance(default, tuple | list):
             default = ",".join(map(str, default)) or None
-    if shown.output:
+    if option.output:
         details["callback"] = check_output_file
     if kind is bool:
-        flags = shown.flags or ((flag,) if default is False else (f"{flag}/--no-{flag[2:]}",))
+        flags = option.flags or ((flag,) if default is False else (f"{flag}/--no-{flag[2:]}",))
     else:
-        flags = shown.flags or (flag,)
-    if shown.values is not None:
-        details["autocompletion"] = COMPLETERS[shown.values]
-    if shown.shown_default is not None:
-        details["show_default"] = shown.shown_default
-    if shown.unset:
+        flags = option.flags or (flag,)
+    if option.values is not None:
+        details["autocompletion"] = COMPLETERS[option.values]
+    if option.shown_default is not None:
+        details["show_default"] = option.shown_default
+    if option.unset:
         default = None
     if field.is_required():
         default = inspect.Parameter.empty
     elif default is None:
         kind = kind | None
-    made = typer.Option(*flags, rich_help_panel=shown.panel or group.title, **details)
+    typer_option = typer.Option(*flags, rich_help_panel=option.panel or group.title, **details)
     parameter = flag[2:].replace("-", "_")
     return inspect.Parameter(
-        parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
+        parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, typer_option]
     )
 
 
@@ -255,9 +255,9 @@ def duration_option(
     ``name``: the option's name in messages; ``least_s``, ``most_s``: limits for `parse_duration`.
     """
 
-    def parse_given(given: str | float) -> float:
+    def parse_given(value: str | float) -> float:
         # Defaults come here as well.
-        return parse_duration(str(given), name, least_s, most_s=most_s, unit=unit)
+        return parse_duration(str(value), name, least_s, most_s=most_s, unit=unit)
 
     return typer.Option(parser=parse_given, metavar="TIME", help=help_text)
 

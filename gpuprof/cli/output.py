@@ -191,18 +191,18 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
         console.width = _PIPE_COLUMNS
     columns = [column for column in columns if not rows or any(row.get(column.key) is not None for row in rows)]
     texts = {column.key: _show_column(column, [row.get(column.key) for row in rows]) for column in columns}
-    kept, common, left_out = list(columns), list[Column](), list[Column]()
-    if _share_width(kept, texts, console.width) is None:
+    shown_columns, common, left_out = list(columns), list[Column](), list[Column]()
+    if _share_width(shown_columns, texts, console.width) is None:
         has_subject = any(column.role is ColumnRole.SUBJECT for column in columns)
         common = [column for column in columns[not has_subject :] if _is_common(column, texts[column.key])]
-        kept = [column for column in columns if column not in common] or kept[:1]
-    if _share_width(kept, texts, console.width) is None:
-        left_out = [column for column in kept if column.role is ColumnRole.DERIVED]
-        kept = [column for column in kept if column not in left_out]
-    told = [_describe_cell(columns, column, texts[column.key][0]) for column in common]
-    for line in filter(None, (title, "; ".join(told))):
+        shown_columns = [column for column in columns if column not in common] or shown_columns[:1]
+    if _share_width(shown_columns, texts, console.width) is None:
+        left_out = [column for column in shown_columns if column.role is ColumnRole.DERIVED]
+        shown_columns = [column for column in shown_columns if column not in left_out]
+    cells = [_describe_cell(columns, column, texts[column.key][0]) for column in common]
+    for line in filter(None, (title, "; ".join(cells))):
         console.print(Text(line))
-    for number, part in enumerate(_split_columns(kept, texts, console.width)):
+    for number, part in enumerate(_split_columns(shown_columns, texts, console.width)):
         if number:
             console.print()
         widths = _share_width(part, texts, console.width)

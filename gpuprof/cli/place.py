@@ -109,8 +109,8 @@ def place(
         )
     print_map(result, chosen)
     is_replaced = output.path.exists()
-    written = result.write()
-    say_note(f"{'replaced' if is_replaced else 'wrote'} {written}")
+    path = result.write()
+    say_note(f"{'replaced' if is_replaced else 'wrote'} {path}")
     if configurations := result.configurations():
         node = Path(next(iter(configurations))).stem
         say_note(

@@ -202,18 +202,18 @@ class _StepReader:
             raise self._file.error(where, InputError("a step is a verb, or a verb with options", fix))
         verb, where = text.split(), (*where, text) if isinstance(step, dict) else where
         command = self._find_command(where, verb)
-        given = read_options(self._file, where, options or {}, command, ("save",))
+        values = read_options(self._file, where, options or {}, command, ("save",))
         save = self._read_save(where, (options or {}).get("save"))
         commands: list[StepCommand] = []
-        for filled in self._fill_in(where, verb[0], command, given):
+        for filled in self._fill_in(where, verb[0], command, values):
             self._check_values(where, verb, command, filled)
             commands.append(self._make_command(verb, command, filled, save, commands))
         if verb[0] == "place":
             self._map_file = str(filled.get("output", self._map_file))
         self._has_database |= verb[0] in _FILLS_DATABASE
-        written = filled.get("output") if save is None else str(commands[-1].save)
-        if verb[0] in _REPORTED and written is not None and Path(str(written)).suffix in {".json", ".parquet"}:
-            self._reported.append(str(written))
+        output = filled.get("output") if save is None else str(commands[-1].save)
+        if verb[0] in _REPORTED and output is not None and Path(str(output)).suffix in {".json", ".parquet"}:
+            self._reported.append(str(output))
         return commands
 
     def _find_command(self, where: Sequence[str | int], verb: Sequence[str]) -> Any:
@@ -239,7 +239,7 @@ class _StepReader:
         raise self._file.error((*where, "save"), InputError("save takes a file", fix))
 
     def _fill_in(
-        self, where: Sequence[str | int], verb: str, command: Any, given: Mapping[str, Any]
+        self, where: Sequence[str | int], verb: str, command: Any, values: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """Return the values of each command line: one for each device and sizes where a command takes one."""
         plan, names = self._plan, {parameter.name for parameter in command.params}
@@ -251,22 +251,22 @@ class _StepReader:
         if verb in _OF_DEMANDS and plan.models:
             self._check_demands(where, verb)
             usual["slo_file"] = str(plan.folder / "slo.csv")
-        if plan.devices and "fleet" not in given:
+        if plan.devices and "fleet" not in values:
             usual["gpus"] = ",".join(plan.devices)
         if verb in _RESULTS:
             usual["output"] = str(plan.folder / _RESULTS[verb])
         if verb == "export":
-            usual["output"] = str(plan.folder / f"export-{given.get('to', 'tool')}")
+            usual["output"] = str(plan.folder / f"export-{values.get('to', 'tool')}")
         if verb == "report":
             usual["sources"] = [*([plan.db] if self._has_database else []), *self._reported]
-        filled = {name: value for name, value in usual.items() if name in names and value} | dict(given)
+        filled = {name: value for name, value in usual.items() if name in names and value} | dict(values)
         lines = [filled]
-        if verb in _OF_MODELS and "models" not in given and "dim" not in given:
+        if verb in _OF_MODELS and "models" not in values and "dim" not in values:
             lines = [
                 filled | {"models": files} | ({"dim": dims} if dims else {}) for files, dims in plan.group_by_dims()
             ] or lines
         kinds = [device.partition(":")[0] for device in plan.devices]
-        if verb == "estimate" and "device" not in given and kinds and "any" not in kinds:
+        if verb == "estimate" and "device" not in values and kinds and "any" not in kinds:
             lines = [line | {"device": kind} for line in lines for kind in kinds]
         return lines
 
@@ -282,8 +282,8 @@ class _StepReader:
     ) -> None:
         """Refuse values that the command line would refuse, before the first step; outputs are checked when written."""
         # Outputs by their names alone, in the current folder: theirs may be made by an earlier step.
-        shown = {name: Path(str(value)).name if name in _OUTPUTS else value for name, value in filled.items()}
-        operands, options = _list_words(command, shown)
+        values = {name: Path(str(value)).name if name in _OUTPUTS else value for name, value in filled.items()}
+        operands, options = _list_words(command, values)
         try:
             command.make_context(" ".join(verb), [*options, *operands])
         except GpuprofError as error:
@@ -369,14 +369,14 @@ def run_steps(path: Path, plan: RunPlan, commands: Sequence[StepCommand], fresh:
 
     _require_files(path, plan, commands)
     _write_demands(plan)
-    done = {} if fresh else _read_done(plan.folder)
+    fingerprints = {} if fresh else _read_done(plan.folder)
     unstable: list[str] = []
     unchanged = 0
     for number, command in enumerate(commands, start=1):
         line, where = show_line(command), f"step {number} of {len(commands)}"
         before = _fingerprint(command.inputs)
         # A command without outputs, such as check, is always run: nothing could have changed unseen.
-        if command.outputs and done.get(line) == [__version__, before, _fingerprint(command.outputs)]:
+        if command.outputs and fingerprints.get(line) == [__version__, before, _fingerprint(command.outputs)]:
             unchanged += 1
             say(f"{where}: done before, and nothing that it reads has changed: {line}")
             continue
@@ -393,8 +393,8 @@ def run_steps(path: Path, plan: RunPlan, commands: Sequence[StepCommand], fresh:
         if code:
             return code
         # The fingerprint is taken afterwards: a step may change its own inputs, as a profile changes the database.
-        done[line] = [__version__, _fingerprint(command.inputs), _fingerprint(command.outputs)]
-        _write_done(plan.folder, done)
+        fingerprints[line] = [__version__, _fingerprint(command.inputs), _fingerprint(command.outputs)]
+        _write_done(plan.folder, fingerprints)
     if unstable:
         raise UnstableError(
             f"every step ran, but what step {' and '.join(unstable)} measured is unstable: the machine is too noisy",
@@ -407,8 +407,8 @@ def run_steps(path: Path, plan: RunPlan, commands: Sequence[StepCommand], fresh:
 
 def _require_files(path: Path, plan: RunPlan, commands: Sequence[StepCommand]) -> None:
     """Refuse a run, before its first step, when a model file is missing and no step makes it."""
-    made = {output.absolute() for command in commands for output in command.outputs}
-    missing = [file for file in plan.files() if not Path(file).exists() and Path(file).absolute() not in made]
+    outputs = {output.absolute() for command in commands for output in command.outputs}
+    missing = [file for file in plan.files() if not Path(file).exists() and Path(file).absolute() not in outputs]
     if missing:
         raise InputError(
             f"{path}: no file {', '.join(missing)}, and no step makes {'it' if len(missing) == 1 else 'them'}",
@@ -466,12 +466,12 @@ def _read_done(folder: Path) -> dict[str, list[str]]:
     return content if isinstance(content, dict) else {}
 
 
-def _write_done(folder: Path, done: dict[str, list[str]]) -> None:
+def _write_done(folder: Path, fingerprints: dict[str, list[str]]) -> None:
     target = _locate_state_file(folder)
     with refuse_unwritable(target):
         # A rename makes the file appear whole: a killed run must not leave half a list.
         part = target.with_suffix(".part")
-        part.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(fingerprints, indent=1) + "\n", encoding="utf-8")
         part.replace(target)
 
 

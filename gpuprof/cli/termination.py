@@ -42,11 +42,11 @@ def termination_as_interrupt() -> Iterator[None]:
 
     before = {word: signal.getsignal(word) for word in _WORDS}
     # Only default handlers are replaced: nohup ignores SIGHUP, and a test may have a handler of its own.
-    taken = [word for word, handler in before.items() if handler is signal.SIG_DFL]
-    for word in taken:
+    signals = [word for word, handler in before.items() if handler is signal.SIG_DFL]
+    for word in signals:
         signal.signal(word, handle_signal)
     try:
         yield
     finally:
-        for word in taken:
+        for word in signals:
             signal.signal(word, before[word])

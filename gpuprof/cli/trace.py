@@ -129,5 +129,5 @@ def show(
     if chosen is not Format.TABLE:
         print_rows(result.rows(), _COLUMNS[:-1], chosen)
         return
-    drawn = [{**row, "sparkline": sparkline(row["counts"]).replace(" ", _BLANK)} for row in result.rows()]
-    print_rows(drawn, _COLUMNS, chosen)
+    rows = [{**row, "sparkline": sparkline(row["counts"]).replace(" ", _BLANK)} for row in result.rows()]
+    print_rows(rows, _COLUMNS, chosen)

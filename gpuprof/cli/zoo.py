@@ -58,8 +58,8 @@ def build_network(
     """Build a network; it goes to NAME.onnx unless -o says otherwise."""
     from gpuprof.pipeline.zoo import build_model
 
-    written = build_model(name, output, batch=_batch(batch), seed=seed)
-    say_note(f"wrote {written} ({written.stat().st_size / 2**20:.1f} MiB)")
+    path = build_model(name, output, batch=_batch(batch), seed=seed)
+    say_note(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
 
 
 @app.command("rebatch", short_help="Change the batch that a model fixes.")
