@@ -29,10 +29,10 @@ def interval_factor(residuals: Mapping[str, Sequence[float]]) -> float | None:
     sizes = sorted((abs(value), 1.0 / len(values)) for values in residuals.values() for value in values)
     if not sizes:
         return None
-    inside, wanted = 0.0, LEVEL * (1 + sum(1 for values in residuals.values() if values))
+    inside, target = 0.0, LEVEL * (1 + sum(1 for values in residuals.values() if values))
     for size, weight in sizes:
         inside += weight
-        if inside >= wanted - 1e-9:
+        if inside >= target - 1e-9:
             return math.exp(size)
     return math.exp(sizes[-1][0])
 

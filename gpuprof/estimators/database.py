@@ -300,8 +300,8 @@ class DatabaseEstimator:
         work = self.known.read_work(model)
         if work is None:
             return 0.0
-        moved = float(work.at(workload.batch).bytes_moved.sum()) * workload.processes
-        return min(100.0, 100.0 * moved / (device.dram_bytes_per_s * alone_ms / 1e3))
+        bytes_moved = float(work.at(workload.batch).bytes_moved.sum()) * workload.processes
+        return min(100.0, 100.0 * bytes_moved / (device.dram_bytes_per_s * alone_ms / 1e3))
 
 
 class _Identity:

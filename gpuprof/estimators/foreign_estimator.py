@@ -107,9 +107,9 @@ class ForeignEstimator:
         if not low <= figure.value <= high:
             raise self._wrong(name, f"within its interval, {low} to {high},", figure.value)
 
-    def _wrong(self, name: str, wanted: str, value: object) -> PluginError:
+    def _wrong(self, name: str, expected: str, value: object) -> PluginError:
         text = " ".join(reprlib.repr(value).split())
-        return PluginError(f"the estimator {self._name!r} is wrong: {name} must be {wanted} but is {text}")
+        return PluginError(f"the estimator {self._name!r} is wrong: {name} must be {expected} but is {text}")
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         try:

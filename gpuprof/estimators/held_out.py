@@ -87,8 +87,8 @@ def estimate_held_out(
             files = {model.name: Path(model.path) for model in sets[unit] if model.path and Path(model.path).is_file()}
             estimator = make_estimator(name, rest, files)
             for model in sets[unit]:
-                wanted = [unit] if units == "devices" else list(model.points)
-                latencies += _estimate_model(estimator, unit, model, wanted, find_device)
+                devices = [unit] if units == "devices" else list(model.points)
+                latencies += _estimate_model(estimator, unit, model, devices, find_device)
     progress(len(sets), len(sets))
     return latencies
 

@@ -83,12 +83,12 @@ class ModelLatencies:
                 f"{describe_sizes(model.sizes)} without its ONNX file",
                 f"gpuprof profile MODEL --dim {describe_sizes(model.sizes[:1])}, or give the file instead of the name",
             )
-        asked_shape = shape(workload.batch, share)
+        target_cost = shape(workload.batch, share)
         factors = []
         for neighbour_size in measured:
             cost = self._shape(neighbour_size, device)
-            if cost is not None and asked_shape > 0.0 and (measured_shape := cost(workload.batch, share)) > 0.0:
-                factors.append((asked_shape / measured_shape, neighbour_size))
+            if cost is not None and target_cost > 0.0 and (peer_cost := cost(workload.batch, share)) > 0.0:
+                factors.append((target_cost / peer_cost, neighbour_size))
         if not factors:
             raise InputError(
                 f"{model.model} was not measured at {describe_sizes(model.sizes)}, and its ops have nothing to count",

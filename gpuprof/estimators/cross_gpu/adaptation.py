@@ -27,8 +27,8 @@ class Adaptation:
         columns = (
             [table.get(str(name), usual) for name in names] for table, usual in ((self.shift, 0.0), (self.left, 1.0))
         )
-        shift, left = (np.array(column, dtype=float)[place.reshape(-1)] for column in columns)
-        return shift, left
+        shift, remainder = (np.array(column, dtype=float)[place.reshape(-1)] for column in columns)
+        return shift, remainder
 
 
 def name_alike(ops: OpTable, kinds: NDArray[np.str_]) -> NDArray[np.str_]:
@@ -51,11 +51,11 @@ def adapt(alike: NDArray[np.str_], ratio: Array, scale: Array) -> Adaptation:
     scale : ndarray of shape (N,)
         As `ErrorScales.scale_ops`.
     """
-    shift, left = {}, {}
+    shift, remainder = {}, {}
     for name in np.unique(alike).tolist():
         errors = np.log(ratio[alike == name])
         shift[name] = float(errors.sum() / (len(errors) + 1))
         is_enough = ceil(LEVEL * (len(errors) + 1)) <= len(errors)
         spread = quantile(np.abs(errors - shift[name]).tolist(), LEVEL) if is_enough else None
-        left[name] = 1.0 if spread is None else min(1.0, spread / float(scale[alike == name][0]))
-    return Adaptation(len(ratio), shift, left)
+        remainder[name] = 1.0 if spread is None else min(1.0, spread / float(scale[alike == name][0]))
+    return Adaptation(len(ratio), shift, remainder)

@@ -173,10 +173,10 @@ class CrossGpuModel:
         kinds = name_kinds(ops, rates.tensor)
         if self.adaptation is None or not len(ops):
             return PredictedOps(times, wider, np.ones(len(ops)), kinds)
-        shift, left = self.adaptation.correct(name_alike(ops, kinds))
-        moved = np.exp(shift)
+        shift, remainder = self.adaptation.correct(name_alike(ops, kinds))
+        factor = np.exp(shift)
         least = bound_times(ops, rates).hard_s
-        return PredictedOps(np.maximum(times * moved, least), wider * moved, left, kinds)
+        return PredictedOps(np.maximum(times * factor, least), wider * factor, remainder, kinds)
 
     def _widened_times(self, ops: OpTable, rates: DeviceRates) -> Array:
         """Return the seconds of products in the quickest type wider than the rates'; infinity for other kernels."""
@@ -213,12 +213,12 @@ def _may_widen(ops: OpTable, rates: DeviceRates, wider: DeviceRates) -> NDArray[
 def _sum_kernels(kernels: KernelList, place: NDArray[np.int64], ops: PredictedOps, host_s: float) -> TimeParts:
     """Return the parts of a model's time; ``place``: position of each of its kernels in ``ops``."""
     seconds = _take_quicker(kernels, ops.seconds[place], ops.wider_s[place])
-    total, left = float(seconds.sum()), ops.left[place]
+    total, remainder = float(seconds.sum()), ops.left[place]
     names, kind = np.unique(ops.kinds[place], return_inverse=True)
     of_kinds = np.bincount(kind.reshape(-1), seconds, len(names)).tolist()
     by_kind = {str(name): part for name, part in zip(names, of_kinds, strict=True)}
-    unsure = float(seconds @ left / total) if total > 0.0 else 1.0
-    excess = float((seconds * left) @ excess_of(kernels.op_types) / total) if total > 0.0 else 0.0
+    unsure = float(seconds @ remainder / total) if total > 0.0 else 1.0
+    excess = float((seconds * remainder) @ excess_of(kernels.op_types) / total) if total > 0.0 else 0.0
     return TimeParts(total, host_s, by_kind, unsure, excess)
 
 

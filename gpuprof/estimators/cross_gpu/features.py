@@ -149,8 +149,8 @@ def preparation_names(ops: OpTable) -> NDArray[np.str_]:
     kind = attention_kinds(ops)
     bits = np.where(ops.kernel > 0, " narrow ", " ")
     framework = np.where(attention, ops.stride, ops.extra).astype(np.int64).astype(str)
-    named = np.char.add(np.char.add(kind, bits), framework)
-    return np.where(attention, named, np.where(narrow, np.char.add("product narrow ", framework), ""))
+    names = np.char.add(np.char.add(kind, bits), framework)
+    return np.where(attention, names, np.where(narrow, np.char.add("product narrow ", framework), ""))
 
 
 def prepare_seconds(ops: OpTable, rates: DeviceRates, floor_s: Mapping[str, float]) -> Array:
@@ -206,8 +206,8 @@ def _product_features(ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> lis
     for rows, cols in _TILES:
         down, across = np.ceil(ops.m / rows), np.ceil(ops.n / cols)
         waves = ops.b * down * across / rates.units
-        used = ops.m * ops.n / (down * rows * across * cols)
-        columns += [np.log2(waves), waves / np.ceil(waves) * used]
+        fill = ops.m * ops.n / (down * rows * across * cols)
+        columns += [np.log2(waves), waves / np.ceil(waves) * fill]
     aligned = [(size % 4 == 0) * 1.0 + (size % 32 == 0) for size in (ops.m, ops.n, ops.k)]
     traffic = np.log2(np.maximum(ops.bytes_moved, 1.0) / rates.l2_bytes)
     short, long = np.log2(np.minimum(ops.m, ops.n)), np.log2(np.maximum(ops.m, ops.n))
@@ -216,20 +216,20 @@ def _product_features(ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> lis
 
 def _attention_features(ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> list[Array]:
     waves = ops.b * np.ceil(ops.m / 128) / rates.units
-    used = ops.m / (np.ceil(ops.m / 128) * 128)
+    fill = ops.m / (np.ceil(ops.m / 128) * 128)
     traffic = np.log2(np.maximum(ops.bytes_moved, 1.0) / rates.l2_bytes)
     work = np.log2(np.maximum(ops.b * ops.m * ops.n, 1.0) / rates.units)
     sizes = [np.log2(ops.m), np.log2(ops.n), np.log2(ops.k)]
     whole = waves / np.ceil(waves)
     kinds = [ops.extra, ops.causal, ops.width, ops.kernel, ops.stride]
-    return [np.log2(waves), whole, used, *sizes, work, bounds.intensity, traffic, *kinds]
+    return [np.log2(waves), whole, fill, *sizes, work, bounds.intensity, traffic, *kinds]
 
 
 def _row_features(ops: OpTable, rates: DeviceRates) -> list[Array]:
-    moved = np.maximum(ops.bytes_moved, 1.0)
+    traffic = np.maximum(ops.bytes_moved, 1.0)
     rows = np.maximum(ops.elements, 1.0) / np.maximum(ops.row, 1.0)
     return [
-        np.log2(moved / rates.l2_bytes),
+        np.log2(traffic / rates.l2_bytes),
         np.log2(np.maximum(ops.elements, 1.0) / rates.units / rates.threads),
         np.log2(np.maximum(ops.row, 1.0)),
         np.log2(rows / rates.units),

@@ -79,9 +79,9 @@ def name_unlike(op_types: Sequence[str], excess: float) -> tuple[str, ...]:
 
     ``excess``: mean of `excess_of` over the time of the model.
     """
-    named = sorted(_UNLIKE_MEASURED.keys() & set(op_types))
-    most = max((_UNLIKE_MEASURED[name] - 1.0 for name in named), default=1.0)
-    return tuple(named) if excess > _TOLD_PART * most else ()
+    names = sorted(_UNLIKE_MEASURED.keys() & set(op_types))
+    most = max((_UNLIKE_MEASURED[name] - 1.0 for name in names), default=1.0)
+    return tuple(names) if excess > _TOLD_PART * most else ()
 
 
 @dataclass(frozen=True, slots=True)

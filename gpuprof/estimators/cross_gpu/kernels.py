@@ -261,13 +261,13 @@ class _Walk:
         taps, outs = float(prod(weight.shape[1:])), float(out.shape[1])
         pixels = out.elements / outs
         store = self._width_between * out.elements
-        moved = (
+        bytes_moved = (
             self._width_between * image.elements + store + self._operand * weight.elements + self._extra_bytes(place)
         )
         if groups > 1 and weight.shape[1] == 1:
             row = {
                 **self._measure_output(out),
-                "read_bytes": constant("kernels", "depthwise_traffic") * moved - store,
+                "read_bytes": constant("kernels", "depthwise_traffic") * bytes_moved - store,
                 "written_bytes": store,
             }
             return "movement", {**row, "flops": 2.0 * out.elements * taps}
@@ -277,7 +277,7 @@ class _Walk:
         row = {
             **{"b": float(groups), "m": pixels, "n": max(1.0, outs / groups), "k": taps},
             "flops": 2.0 * pixels * outs * taps,
-            "read_bytes": moved - store,
+            "read_bytes": bytes_moved - store,
             "written_bytes": store,
             "elements": float(out.elements),
             "width": self._width_of_products,
@@ -312,8 +312,8 @@ class _Walk:
     def _plain_product(self, rows: float, columns: float, depth: float) -> _Row:
         read_bytes = self._operand * (rows * depth + depth * columns)
         sizes = {"m": rows, "n": columns, "k": depth, "width": self._width_of_products, "elements": rows * columns}
-        moved = {"read_bytes": read_bytes, "written_bytes": self._width * rows * columns}
-        return "matmul", {**sizes, **moved, "flops": 2.0 * rows * columns * depth}
+        traffic = {"read_bytes": read_bytes, "written_bytes": self._width * rows * columns}
+        return "matmul", {**sizes, **traffic, "flops": 2.0 * rows * columns * depth}
 
     def _rowwise(self, place: int) -> _Row:
         op = self._ops[place]

@@ -121,11 +121,11 @@ class KernelsByBatch:
             name: getattr(at1.ops, name) + (batch - 1) * (getattr(at2.ops, name) - getattr(at1.ops, name))
             for name in _LINEAR_COLUMNS
         }
-        moved = {
+        traffic = {
             name: getattr(at1, name) + (batch - 1) * (getattr(at2, name) - getattr(at1, name))
             for name in ("input_bytes", "output_bytes")
         }
-        return replace(at1, ops=OpTable(family=at1.ops.family, **columns), **moved)
+        return replace(at1, ops=OpTable(family=at1.ops.family, **columns), **traffic)
 
 
 def find_distinct_rows(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

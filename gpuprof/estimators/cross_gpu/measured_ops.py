@@ -116,8 +116,8 @@ def _read_op(row: TimedOp) -> Op | None:
         attributes: dict[str, Any] = json.loads(row.attributes or "{}")
     except ValueError:
         return None
-    moved = (row.bytes_read or 0, row.bytes_written or 0)
-    return Op(row.op_type, row.op_type, "", inputs, outputs, (), attributes, row.flops, *moved)
+    traffic = (row.bytes_read or 0, row.bytes_written or 0)
+    return Op(row.op_type, row.op_type, "", inputs, outputs, (), attributes, row.flops, *traffic)
 
 
 def _read_tensors(text: str, dtype: str, name: str) -> tuple[Tensor, ...]:

@@ -276,26 +276,26 @@ class NodeGroups:
         """Return the ops that only move an attention's inputs and result: its kernel reads and writes in strides. A
         scaling of the queries belongs to the kernel, too.
         """
-        moved: set[int] = set()
+        places: set[int] = set()
         waiting = [*self._ops[first].inputs[:2], self._ops[last].inputs[1]]
         while waiting:
             place = self.maker.get(waiting.pop().name)
-            if place is None or place in moved or not self._is_moving(place):
+            if place is None or place in places or not self._is_moving(place):
                 continue
-            moved.add(place)
+            places.add(place)
             waiting.extend(self._ops[place].inputs[:1])
         inside = self._inside | {first, last}
         while outside := {
             place
-            for place in moved
-            if any(r not in moved and r not in inside for t in self._ops[place].outputs for r in self.readers[t.name])
+            for place in places
+            if any(r not in places and r not in inside for t in self._ops[place].outputs for r in self.readers[t.name])
         }:
-            moved -= outside
+            places -= outside
         after = self._only_reader(last)
         while after is not None and self._ops[after].op_type in VIEWS | {"Transpose"}:
-            moved.add(after)
+            places.add(after)
             after = self._only_reader(after)
-        return moved
+        return places
 
     def _is_moving(self, place: int) -> bool:
         op = self._ops[place]

@@ -93,8 +93,8 @@ def predict(
     workload = victim.workload
     extra = added_launch_ms(hardware, len(together))
     launching = (workload.launch_ms + extra) * workload.kernels  # equation 5
-    crowded = sum(neighbour.workload.l2_pct(neighbour.batch, neighbour.share) for neighbour in beside)
-    active = workload.active_ms(victim.batch, victim.share) * (1.0 + workload.cache * crowded)  # equation 8
+    l2_pct = sum(neighbour.workload.l2_pct(neighbour.batch, neighbour.share) for neighbour in beside)
+    active = workload.active_ms(victim.batch, victim.share) * (1.0 + workload.cache * l2_pct)  # equation 8
     demand = sum(p.workload.power_w(p.batch, p.share) for p in together) + hardware.idle_power_w  # equation 10
     clock = clock_mhz(hardware, demand)
     return IgniterPrediction(

@@ -233,11 +233,11 @@ class Colocations:
         if coefficients is None or running.model not in coefficients[1]:
             return running
         hardware, workload = coefficients[0], coefficients[1][running.model]
-        moved = (workload.load_bytes + workload.feedback_bytes) * running.batch
+        bytes_moved = (workload.load_bytes + workload.feedback_bytes) * running.batch
         return replace(
             running,
             kernels=workload.kernels,
-            transfer_ms=moved / hardware.pcie_bytes_per_ms,
+            transfer_ms=bytes_moved / hardware.pcie_bytes_per_ms,
             power_w=max(0.0, workload.power[0] * running.batch / running.solo_ms + workload.power[1]),
             l2_pct=running.l2_pct or workload.l2_pct(running.batch, running.share),
         )

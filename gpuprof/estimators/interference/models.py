@@ -96,8 +96,8 @@ class LinearInterference:
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Fit the five coefficients."""
         features = np.array([self._features(row.victim, row.beside) for row in measured])
-        wanted = np.array([row.slowdown for row in measured])
-        self.weights_ = np.linalg.lstsq(features, wanted, rcond=None)[0]
+        slowdowns = np.array([row.slowdown for row in measured])
+        self.weights_ = np.linalg.lstsq(features, slowdowns, rcond=None)[0]
         return self
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:

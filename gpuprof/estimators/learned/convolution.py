@@ -45,8 +45,8 @@ def unfolded_bytes(facts: OpFacts) -> float:
         return 0.0
     group, _, inputs = _channels(facts)
     window = facts.inputs[1][2:]
-    moved = (*integers(facts.attributes.get("strides")), *window)
-    if max(moved) == 1 and not any(integers(facts.attributes.get("pads"))):
+    sides = (*integers(facts.attributes.get("strides")), *window)
+    if max(sides) == 1 and not any(integers(facts.attributes.get("pads"))):
         return 0.0
     batch, _, *pixels = facts.outputs[0]
     return 2.0 * 4.0 * batch * prod(pixels) * group * inputs * prod(window)

@@ -114,11 +114,11 @@ def expected_features(costs: OpCosts, element_ns: Mapping[str, float]) -> Array:
 def _traffic_s(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
     """Return the time of each op's traffic: weights at the whole model's reuse distance, the rest at the op's own."""
     weights = np.array([facts.weight_bytes for facts in ops], dtype=float)
-    moved = np.array([facts.bytes_read + facts.bytes_written for facts in ops], dtype=float)
-    activations = np.maximum(moved - weights, 0.0) + np.array([unfolded_bytes(facts) for facts in ops])
+    total = np.array([facts.bytes_read + facts.bytes_written for facts in ops], dtype=float)
+    activations = np.maximum(total - weights, 0.0) + np.array([unfolded_bytes(facts) for facts in ops])
     since_last_run = np.array([facts.working_set for facts in ops], dtype=float)
     return np.asarray(
-        weights / reread_bandwidth(device, share, since_last_run) + activations / reread_bandwidth(device, share, moved)
+        weights / reread_bandwidth(device, share, since_last_run) + activations / reread_bandwidth(device, share, total)
     )
 
 

@@ -74,13 +74,13 @@ def feature_matrix(ops: Sequence[OpFacts], device: Device, share: Share) -> Arra
     fraction = device.fraction(share)
     of_op = np.array([_op_features(facts) for facts in ops]).reshape(len(ops), -1)
     flops = np.array([facts.flops for facts in ops])
-    moved = np.array([facts.bytes_read + facts.bytes_written for facts in ops])
+    traffic = np.array([facts.bytes_read + facts.bytes_written for facts in ops])
     peak = device.flops_per_s["float32"] * fraction
     width = bandwidth(device, share)
     shared = np.column_stack(
         [
             np.log(roofline + 1.0),
-            np.log((flops + 1.0) / peak) - np.log((moved + 1.0) / width),
+            np.log((flops + 1.0) / peak) - np.log((traffic + 1.0) / width),
             np.full(len(ops), math.log(peak)),
             np.full(len(ops), math.log(width)),
             np.full(len(ops), math.log(device.compute_units * fraction)),
@@ -117,7 +117,7 @@ def roofline_ns(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
 
 
 def _op_features(facts: OpFacts) -> list[float]:
-    moved = facts.bytes_read + facts.bytes_written
+    traffic = facts.bytes_read + facts.bytes_written
     rows, columns, depth = _as_matrix(facts)
     group = max(1, integer(facts.attributes.get("group"), 1))
     inputs = sum(prod(shape) for shape in facts.inputs)
@@ -127,7 +127,7 @@ def _op_features(facts: OpFacts) -> list[float]:
         math.log1p(facts.bytes_read),
         math.log1p(facts.bytes_written),
         math.log1p(facts.weight_bytes),
-        math.log1p(facts.flops / (moved + 1.0)),
+        math.log1p(facts.flops / (traffic + 1.0)),
         math.log1p(inputs),
         math.log1p(outputs),
         math.log(facts.batch),
@@ -142,7 +142,7 @@ def _op_features(facts: OpFacts) -> list[float]:
         float(columns % LANES == 0) + float(channels_in_group(facts) % LANES == 0),
         math.log1p(facts.outputs[0][-1] if facts.outputs and facts.outputs[0] else 1),
         float(len(facts.inputs)),
-        moved / max(1.0, inputs + outputs),
+        traffic / max(1.0, inputs + outputs),
         float(is_blocked(facts)),
         math.log1p(unfolded_bytes(facts)),
         math.log(facts.fused),

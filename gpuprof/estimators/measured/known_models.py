@@ -138,8 +138,8 @@ class KnownModels:
         if failed and not model.has_run(device.name, workload):
             require_no_failure(device, workload, failed)
         if beside and self.groups.failed:
-            named = [replace(member, model=self.find_recorded_name(member.model)) for member in (workload, *beside)]
-            require_no_failed_group(device, named[0], named[1:], self.groups)
+            group = [replace(member, model=self.find_recorded_name(member.model)) for member in (workload, *beside)]
+            require_no_failed_group(device, group[0], group[1:], self.groups)
 
     def read_graph(self, model: str, batch: int) -> ModelGraph:
         """Return the graph of ``model`` bound to ``batch``.

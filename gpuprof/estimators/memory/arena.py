@@ -76,17 +76,17 @@ class _Arena:
 
     def take(self, size: int) -> int:
         """Return a buffer of at least ``size``: the smallest sufficient free buffer, or a new buffer."""
-        wanted = -(-size // _ALIGNMENT) * _ALIGNMENT
-        fitting = [free for free in self._free if free >= wanted]
+        need = -(-size // _ALIGNMENT) * _ALIGNMENT
+        fitting = [free for free in self._free if free >= need]
         if fitting:
             chunk = min(fitting)
             self._free.remove(chunk)
-            if chunk >= 2 * wanted:
-                self._free.append(chunk - wanted)
-                chunk = wanted
+            if chunk >= 2 * need:
+                self._free.append(chunk - need)
+                chunk = need
         else:
-            chunk = wanted
-            self.reserved += wanted
+            chunk = need
+            self.reserved += need
         self._sizes.append(chunk)
         self._waiting.append(0)
         self._in_use += chunk

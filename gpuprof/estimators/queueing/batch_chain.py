@@ -88,10 +88,10 @@ def solve(rate: float, max_wait: float, service: Service) -> StationaryLaw:
     ratio = math.exp(-decay_rate(rate, 1.0, batch, float(service.means[-1]), service.cv) * step)
 
     arrival = _arrival_law(rate, batch, step, 4 * cells + len(on_lattice))
-    moved = _backlog_kernel(arrival, on_lattice, cells, ratio)
+    backlog_kernel = _backlog_kernel(arrival, on_lattice, cells, ratio)
     live = _reachable_fresh_states(batch, max_wait)
     entering = _entry_probabilities(rate, step, cells, service, live)
-    backlog = np.linalg.solve(np.eye(cells) - moved, entering)
+    backlog = np.linalg.solve(np.eye(cells) - backlog_kernel, entering)
 
     landing = _transition_probabilities(on_lattice, cells, ratio)
     into_fresh = fresh_probabilities(rate, max_wait, batch, midpoints)[live] @ (landing @ backlog)
@@ -195,9 +195,9 @@ def _fixed_vector(matrix: Array) -> Array:
     system = matrix - np.eye(size)
     # The equations are redundant: the sum of the probabilities replaces the last.
     system[-1] = 1.0
-    wanted = np.zeros(size)
-    wanted[-1] = 1.0
-    return np.asarray(np.maximum(np.linalg.solve(system, wanted), 0.0))
+    unit = np.zeros(size)
+    unit[-1] = 1.0
+    return np.asarray(np.maximum(np.linalg.solve(system, unit), 0.0))
 
 
 def _normalise_backlog(fresh: Array, backlog: Array, ratio: float, step: float, on_lattice: Array) -> StationaryLaw:

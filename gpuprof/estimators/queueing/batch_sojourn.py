@@ -79,8 +79,8 @@ def sojourn_cdf(waits: WaitingLaw, service: Service, times: Array) -> Array:
     result = np.zeros(len(times))
     for n, mean in enumerate(service.fresh_means):
         if waits.below[n, -1] > _NEGLIGIBLE:
-            left = times[None, :] - mean * service.nodes[:, None]
-            result += service.weights @ np.interp(left, waits.waits, waits.below[n], left=0.0)
+            remaining = times[None, :] - mean * service.nodes[:, None]
+            result += service.weights @ np.interp(remaining, waits.waits, waits.below[n], left=0.0)
         for share, start in ((waits.at_once[n], 0.0), (waits.timer[n], waits.max_wait)):
             if share > _NEGLIGIBLE:
                 result += share * _service_cdf(times - start, float(mean), service.cv)

@@ -100,9 +100,9 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
     group = max(1, round(math.fsum(server.batch * server.capacity_rps * count for server, count in kinds) / capacity))
     requests = max(_REQUESTS, _GROUPS * group, round(settling * _SETTLED / _SETTLING))
     requests = (requests if arrivals.process is None else _UNWEIGHTED) // (_COARSER if coarse else 1)
-    arrived = _draw_arrivals(arrivals, settling + requests)
-    group = min(group, len(arrived))
-    groups = len(arrived) // group
+    arrivals_ms = _draw_arrivals(arrivals, settling + requests)
+    group = min(group, len(arrivals_ms))
+    groups = len(arrivals_ms) // group
     draws = pool_kernel.Draws(*_draw_scores(), group)
     law, cv = None, _mean_cv(kinds)
     if arrivals.process is None:
@@ -111,18 +111,18 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
     if law is not None:
         mean = 1000.0 * group / capacity
         services = mean * _value_at(_quantiles(cv**2), draws.groups[: groups - 1])
-        backlog = _find_backlogs(arrived[group - 1 :: group], services)
+        backlog = _find_backlogs(arrivals_ms[group - 1 :: group], services)
         labels, mass = _label_cells(law)
         strata = labels[np.minimum((backlog / mean / law.step + 0.5).astype(np.int64), len(labels) - 1)]
         law = Backlog(law.step * mean, law.mass)
     replicas = _tabulate(kinds)
-    state = pool_kernel.new_state(replicas, len(arrived), group)
-    spent, served_by = np.empty(len(arrived)), np.zeros(len(arrived), np.int64)
-    pool_kernel.compile_serve()(replicas, state, draws, arrived, spent, served_by)
+    state = pool_kernel.new_state(replicas, len(arrivals_ms), group)
+    spent, served_by = np.empty(len(arrivals_ms)), np.zeros(len(arrivals_ms), np.int64)
+    pool_kernel.compile_serve()(replicas, state, draws, arrivals_ms, spent, served_by)
     begin = min(settling // group, groups // 2)
     part = slice(begin * group, groups * group)
     times = _weigh(spent[part], served_by[part], group, strata[begin:], mass, len(kinds))
-    return _summarize(times, law, kinds, state, served_by, arrivals.rate_rps, float(arrived[-1]))
+    return _summarize(times, law, kinds, state, served_by, arrivals.rate_rps, float(arrivals_ms[-1]))
 
 
 @lru_cache(maxsize=4_000)
@@ -131,9 +131,9 @@ def _scaled_backlog(rate: float, scv: float, group: int, cv: float) -> Backlog |
         return backlog_law(rate, scv, group, 1.0, cv)
 
 
-def _find_backlogs(arrived: Array, services: Array) -> Array:
+def _find_backlogs(arrivals_ms: Array, services: Array) -> Array:
     """Return the backlog found by each group of requests, by Lindley's recursion."""
-    changes = np.resize(services, len(arrived) - 1) - np.diff(arrived)
+    changes = np.resize(services, len(arrivals_ms) - 1) - np.diff(arrivals_ms)
     path = np.concatenate([[0.0], np.cumsum(changes)])
     return np.asarray(path - np.minimum.accumulate(path))
 
@@ -270,12 +270,12 @@ def _summarize(
     # The strata's weights change the part of the requests that a kind answers, and with it the kind's busy time.
     busy = np.bincount(kind, state.busy, len(kinds)) * times.part[1:] * answered[0] / np.maximum(answered[1:], 1.0)
     processes = _with_total(np.array([server.processes * count for server, count in kinds], np.float64))
-    used = np.minimum(_with_total(busy) / duration_ms / processes, 1.0)
+    utilization = np.minimum(_with_total(busy) / duration_ms / processes, 1.0)
     return tuple(
         ServedPart(
             rate_rps * float(times.part[row]),
             Sojourn(
-                float(used[row]),
+                float(utilization[row]),
                 float(answered[row] / max(batches[row], 1.0)),
                 float(times.mean[row]),
                 pair_quantiles(_PROBABILITIES, _quantiles_of(times, times.below[row], law)),
