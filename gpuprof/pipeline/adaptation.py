@@ -65,12 +65,12 @@ class MapReplanner:
                 return None
             demands = tuple(replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands)
             try:
-                wanted = plan_map(replace(problem, demands=demands), policy)
+                plan = plan_map(replace(problem, demands=demands), policy)
             except InfeasibleError:
                 return None
-            if not wanted.unplaced:
-                return _move_to_known_gpus(wanted, deployment, self.first)
-            fraction = min(1.0 - demand.rate_rps / rates[demand.model] for demand in wanted.unplaced)
+            if not plan.unplaced:
+                return _move_to_known_gpus(plan, deployment, self.first)
+            fraction = min(1.0 - demand.rate_rps / rates[demand.model] for demand in plan.unplaced)
             if fraction <= 0.0:
                 return None
         return None
@@ -108,22 +108,22 @@ def _fix_counts(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
     return replace(fleet, entries=entries)
 
 
-def _move_to_known_gpus(wanted: DeploymentMap, now: DeploymentMap, first: DeploymentMap) -> DeploymentMap:
+def _move_to_known_gpus(plan: DeploymentMap, now: DeploymentMap, first: DeploymentMap) -> DeploymentMap:
     """Move replicas from GPUs that neither map has to free GPUs of the first map: no other GPUs exist."""
     from gpuprof.domain.deployment import Node
 
     kinds = {(name, gpu.index): gpu.device for name, gpu in (*_list_gpus(first), *_list_gpus(now))}
-    stays = {(name, gpu.index) for name, gpu in _list_gpus(wanted) if kinds.get((name, gpu.index)) == gpu.device}
+    stays = {(name, gpu.index) for name, gpu in _list_gpus(plan) if kinds.get((name, gpu.index)) == gpu.device}
     free = [place for place in kinds if place not in stays]
     nodes: dict[str, list[Gpu]] = {}
-    for name, gpu in _list_gpus(wanted):
+    for name, gpu in _list_gpus(plan):
         place = None if (name, gpu.index) in stays else next((slot for slot in free if kinds[slot] == gpu.device), None)
         if place is not None:
             free.remove(place)
             name, gpu = place[0], gpu.model_copy(update={"index": place[1]})
         nodes.setdefault(name, []).append(gpu)
     ordered = {name: tuple(sorted(gpus, key=lambda gpu: gpu.index)) for name, gpus in nodes.items()}
-    return wanted.model_copy(update={"nodes": tuple(Node(name=name, gpus=gpus) for name, gpus in ordered.items())})
+    return plan.model_copy(update={"nodes": tuple(Node(name=name, gpus=gpus) for name, gpus in ordered.items())})
 
 
 def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:

@@ -268,11 +268,11 @@ def _measure(
     settings = ProfileSettings(time_limit_s=options.time_limit_s)
     path, here = database_path(options.db), resolve_local_device(options.device, options.collector, notes.add)
     collector, why = choose_collector(options.collector, here.kind)
-    named = planning.parse_models([str(model) for model in models])
+    named_models = planning.parse_models([str(model) for model in models])
     if options.quick:
-        cells = tuple(Cell(model.job(batch, Share())) for model in named for batch in _QUICK_BATCHES)
+        cells = tuple(Cell(model.job(batch, Share())) for model in named_models for batch in _QUICK_BATCHES)
     else:
-        cells = _plan_cells(named, here.kind == "gpu", path / COPIES)
+        cells = _plan_cells(named_models, here.kind == "gpu", path / COPIES)
     progress(Progress(f"{here.name}, collector {why}"))
     campaign = Campaign(
         KernelDb.create(path), here, collector, settings.force, settings.limits(), options.keep_unstable

@@ -124,7 +124,7 @@ def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
         return
     for name in maps[0].models:
         if not any(replica.model == name for deployment in maps for *_, replica in deployment.places()):
-            reason = next((left.reason for left in maps[0].unplaced if left.model == name), "")
+            reason = next((item.reason for item in maps[0].unplaced if item.model == name), "")
             notes.add(f"{name}: no policy serves any of it: {reason}")
 
 

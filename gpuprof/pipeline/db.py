@@ -119,12 +119,12 @@ def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) ->
             raise unknown_name("table or model", name, sorted({*TABLES, *models}))
     # Ids of runs begin with the time at which they started.
     newest = rows.sort_by([("run_id", "descending")]).slice(0, limit).to_pylist()
-    filled = tuple(column for column in rows.column_names if any(row[column] is not None for row in newest))
+    columns = tuple(column for column in rows.column_names if any(row[column] is not None for row in newest))
     notes = (f"{limit} of {rows.num_rows:,} rows; --limit shows more",) if rows.num_rows > limit else ()
     if not newest:
         notes = (f"the table {name} has no rows",)
-    values = tuple(tuple(_plain_value(row[column]) for column in filled) for row in newest)
-    return TableResult(notes=notes, columns=filled, values=values)
+    values = tuple(tuple(_plain_value(row[column]) for column in columns) for row in newest)
+    return TableResult(notes=notes, columns=columns, values=values)
 
 
 def query_database(statement: str, *, db: PathArgument | None = None) -> TableResult:

@@ -52,29 +52,29 @@ def resolve_device(
     if name is not None and not name.strip():  # an empty shell variable gives such a name
         raise InputError("the name of the device is empty", "leave --device out for the default, or name one")
     profiled = profiled_devices(db) if db is not None else ()
-    wanted = (name or (profiled[0] if profiled else "cpu")).lower()
+    key = (name or (profiled[0] if profiled else "cpu")).lower()
     here = local_cpu()
-    if wanted in ("cpu", here.name):
+    if key in ("cpu", here.name):
         return with_ceilings(here, db)
     catalogue = {**devices(), **(own_devices or {})}
     # The catalogue before the database: a measured device has its measured rates all the same (`with_ceilings`).
-    if wanted in catalogue:
-        if (remark := describe_missing_code(catalogue[wanted])) is not None:
+    if key in catalogue:
+        if (remark := describe_missing_code(catalogue[key])) is not None:
             note(remark)
-        return with_ceilings(catalogue[wanted], db)
-    recorded = recorded_device(wanted, db) if db is not None else None
+        return with_ceilings(catalogue[key], db)
+    recorded = recorded_device(key, db) if db is not None else None
     if recorded is None:  # a GPU of this machine missing in the catalogue
-        recorded = next((with_ceilings(gpu, db) for gpu in local_gpus() if gpu.name == wanted), None)
-    if recorded is None and wanted in profiled:
+        recorded = next((with_ceilings(gpu, db) for gpu in local_gpus() if gpu.name == key), None)
+    if recorded is None and key in profiled:
         raise InputError(
-            f"{wanted!r} was profiled, but its peak rates are not known, neither to the catalogue nor to the database",
+            f"{key!r} was profiled, but its peak rates are not known, neither to the catalogue nor to the database",
             "measure them on its machine: python -m bench.gpu.ceilings --db DATABASE",
         )
     if recorded is not None:
         return recorded
-    if board := _board_meant(name or wanted, note):
+    if board := _board_meant(name or key, note):
         return with_ceilings(board, db)
-    error = unknown_name("device", wanted, sorted({"cpu", *catalogue, *profiled}))
+    error = unknown_name("device", key, sorted({"cpu", *catalogue, *profiled}))
     raise InputError(error.message, f"{error.fix}; a GPU that gpuprof does not know: --device-file FILE")
 
 

@@ -234,8 +234,8 @@ def _resolve_neighbours(neighbours: Sequence[str | Workload], device: Device, sh
             f"shares of {total_pct:g}% leave nothing of the device for all that runs beside them",
             "give smaller shares, --share and @batch:share",
         )
-    left = (100.0 - total_pct) / max(open_parts, 1)
-    return tuple(Workload(model, batch, part or Share(left)) for model, batch, part in parts)
+    rest_pct = (100.0 - total_pct) / max(open_parts, 1)
+    return tuple(Workload(model, batch, part or Share(rest_pct)) for model, batch, part in parts)
 
 
 def _parse_neighbour(neighbour: str | Workload, device: Device) -> tuple[str, int, Share | None]:

@@ -137,15 +137,15 @@ def _judge_estimator(chosen: EvaluateOptions, name: str, progress: ProgressCallb
         lambda count, total: progress(Progress(chosen.leave_out, count, total)),
     )
     if chosen.device is not None:
-        wanted = resolve_device(chosen.device, database).name
-        latencies = [latency for latency in latencies if latency.device == wanted]
-    refused = [latency for latency in latencies if latency.predicted_ms is None]
-    if len(refused) == len(latencies):
-        reason = f": {refused[0].refusal}" if refused else ""
+        device = resolve_device(chosen.device, database).name
+        latencies = [latency for latency in latencies if latency.device == device]
+    refusals = [latency for latency in latencies if latency.predicted_ms is None]
+    if len(refusals) == len(latencies):
+        reason = f": {refusals[0].refusal}" if refusals else ""
         raise InputError(f"the estimator {name!r} has no estimate for any latency that was left out{reason}")
     notes: tuple[str, ...] = ()
-    if refused:
-        notes = (f"no estimate for {len(refused)} of {len(latencies)} latencies, first: {refused[0].refusal}",)
+    if refusals:
+        notes = (f"no estimate for {len(refusals)} of {len(latencies)} latencies, first: {refusals[0].refusal}",)
     return EvaluateResult(
         notes=notes,
         summaries=tuple(summarise_held_out(latencies, name, chosen.leave_out, chosen.by_architecture)),

@@ -85,12 +85,12 @@ def ingest_reports(
     notes: list[str] = []
     rows: list[ModelRow] = []
     own_devices = read_own_devices(reports.device_file)
-    named = resolve_device(workloads.device, None, own_devices, notes.append) if workloads.device else None
+    device = resolve_device(workloads.device, None, own_devices, notes.append) if workloads.device else None
     part = Share()
     evidence = read_report_set(files)
     for (model, batch), selected in split_runs(evidence, runs).items():
         for recording in recordings_of(evidence, selected):
-            target = named or _find_device(recording, notes)
+            target = device or _find_device(recording, notes)
             part = resolve_shares(workloads.shares, target)[0] if workloads.shares else Share()
             name = model or (models[0] if models else None)
             job = replayed_job(name, batch or batches[0], part, files, recorded)

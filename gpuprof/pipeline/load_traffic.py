@@ -143,11 +143,11 @@ class LoadTraffic(Settings):
         names = [stream.model for stream in streams]
         if unknown := [model for model in self.concurrency if model and model not in names]:
             raise unknown_name("model", unknown[0], names)
-        wanted = {name: self.concurrency.get(name, self.concurrency.get("")) for name in names}
+        concurrency = {name: self.concurrency.get(name, self.concurrency.get("")) for name in names}
         return [
-            replace(stream, concurrency=wanted[stream.model], rate_rps=0.0)
+            replace(stream, concurrency=concurrency[stream.model], rate_rps=0.0)
             for stream in streams
-            if wanted[stream.model]
+            if concurrency[stream.model]
         ]
 
     def _fill(self, streams: Sequence[RequestStream]) -> list[RequestStream]:

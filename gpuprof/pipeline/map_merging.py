@@ -79,8 +79,8 @@ class _MapMerger:
                 yield f"{model} is not merged: its ONNX file is not there"
             else:
                 files[model] = Path(path)
-        proposals, refused = _find_proposals(files, batches, device, self._db)
-        yield from (f"{refusal.model} is not merged: {refusal.reason}" for refusal in refused)
+        proposals, refusals = _find_proposals(files, batches, device, self._db)
+        yield from (f"{refusal.model} is not merged: {refusal.reason}" for refusal in refusals)
         for proposal in proposals:
             names = " and ".join(proposal.report.models)
             if reason := self._place_merge(proposal):
@@ -168,7 +168,7 @@ def _find_proposals(
     from gpuprof.merging.pipeline import MergeOptions, propose_merges
     from gpuprof.pipeline.merge import read_op_seconds
 
-    readable, refused = dict(files), list[_Refusal]()
+    readable, refusals = dict(files), list[_Refusal]()
     # Anew without the models that cannot be merged: each of them may have kept others apart.
     while len(readable) > 1:
         options = MergeOptions(
@@ -183,13 +183,13 @@ def _find_proposals(
             if not unreadable:
                 raise
         else:
-            refused += [_Refusal(name, reason) for name, reason in proposals.left_out]
-            return proposals.merges, tuple(refused)
-        refused += unreadable
+            refusals += [_Refusal(name, reason) for name, reason in proposals.left_out]
+            return proposals.merges, tuple(refusals)
+        refusals += unreadable
         for refusal in unreadable:
             del readable[refusal.model]
     alone = (_Refusal(model, "no other model here can be merged with it") for model in readable)
-    return (), (*refused, *alone)
+    return (), (*refusals, *alone)
 
 
 def _find_unreadable(files: Mapping[str, Path]) -> Iterator[_Refusal]:

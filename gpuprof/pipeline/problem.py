@@ -103,13 +103,13 @@ def build_problem(
     # Notes come from the default estimator, whichever estimator plans: no other reads the database's models.
     estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
     estimator = name_services(estimator, sources)
-    used = list(dict.fromkeys(sources.values()))
-    names = list(dict.fromkeys(name for model in used for name, _ in name_parts(model)))
+    services = list(dict.fromkeys(sources.values()))
+    names = list(dict.fromkeys(name for model in services for name, _ in name_parts(model)))
     options = replace(options, host=_find_host_work(database, devices, named))
     if options.max_processes is None and default and not _is_any_measured(profiled_models, names, devices):
         options = replace(options, max_processes=1)  # interference between processes is unmeasured
     if planning.overhead_ms is None:
-        overheads_ms = (serving_overhead_ms(database, entry.device.name, used) for entry in devices.entries)
+        overheads_ms = (serving_overhead_ms(database, entry.device.name, services) for entry in devices.entries)
         options = replace(options, overhead_ms=max(overheads_ms))
     for demand, entry in product(named, devices.entries):
         estimator.shares(demand.model, entry.device)  # report an unknown model at once, as an input error

@@ -83,14 +83,14 @@ def profile(
                 planning.free_batch_or_keep(model, sizes, path / COPIES) for model in _read_models(models, settings)
             ]
             notes.add(*(why for _, why in pairs if why))
-            named = [model for model, _ in pairs]
+            named_models = [model for model, _ in pairs]
         else:
-            named = _free_models(models, sizes, path, settings)
-        notes.add(*_describe_sizes(named))
+            named_models = _free_models(models, sizes, path, settings)
+        notes.add(*_describe_sizes(named_models))
         if chosen.igniter:
-            cells: Sequence[Cell] = [cell for model in named for cell in igniter_cells(model)]
+            cells: Sequence[Cell] = [cell for model in named_models for cell in igniter_cells(model)]
         else:
-            cells = planning.plan_cells(named, sizes, parts, settings.processes, neighbours)
+            cells = planning.plan_cells(named_models, sizes, parts, settings.processes, neighbours)
         return _measure(target, cells, path, settings, progress)
 
 
@@ -111,14 +111,14 @@ def profile_ops(
         target = _choose_target(chosen.device, settings, notes)
         path = database_path(chosen.db)
         sizes = chosen.batches or chosen.usual_batches
-        named = _free_models(models, sizes, path, settings)
-        notes.add(*_describe_sizes(named))
+        named_models = _free_models(models, sizes, path, settings)
+        notes.add(*_describe_sizes(named_models))
         plans = [
             OpProfiler(KernelDb.create(path), target.device, target.collector, part, settings.force)
             for part in resolve_shares(chosen.shares, target.device)
         ]
         progress(Progress(target.headline))
-        outcomes = {plan.share: _measure_ops(plan, named, sizes, progress) for plan in plans}
+        outcomes = {plan.share: _measure_ops(plan, named_models, sizes, progress) for plan in plans}
         return OpProfileResult(notes=notes.all(), outcomes=outcomes)
 
 

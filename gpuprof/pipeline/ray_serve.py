@@ -72,16 +72,16 @@ def assign_gpus(node: Node, gpu_ids: list[str]) -> Node:
 
     Raises `UnavailableError` when Ray gave too few, or names them by other than their numbers.
     """
-    wanted = [gpu for gpu in node.gpus if not is_cpu(gpu) and not gpu.device.startswith("sim:")]
-    if len(gpu_ids) < len(wanted):
+    boards = [gpu for gpu in node.gpus if not is_cpu(gpu) and not gpu.device.startswith("sim:")]
+    if len(gpu_ids) < len(boards):
         raise UnavailableError(
-            f"Ray gave node {node.name} {len(gpu_ids)} GPUs and the map has {len(wanted)} there",
+            f"Ray gave node {node.name} {len(gpu_ids)} GPUs and the map has {len(boards)} there",
             "keep num_gpus of serve_config.yaml as gpuprof export wrote it",
         )
-    if wanted and not all(number.isdigit() for number in gpu_ids):
+    if boards and not all(number.isdigit() for number in gpu_ids):
         raise UnavailableError(f"Ray names its GPUs {', '.join(gpu_ids)}", f"start Ray without {VISIBLE}")
-    numbers = dict(zip((gpu.index for gpu in wanted), map(int, gpu_ids), strict=False))
-    gpus = tuple(gpu.model_copy(update={"index": numbers[gpu.index]}) if gpu in wanted else gpu for gpu in node.gpus)
+    numbers = dict(zip((gpu.index for gpu in boards), map(int, gpu_ids), strict=False))
+    gpus = tuple(gpu.model_copy(update={"index": numbers[gpu.index]}) if gpu in boards else gpu for gpu in node.gpus)
     return node.model_copy(update={"gpus": gpus})
 
 

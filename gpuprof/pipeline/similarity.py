@@ -85,12 +85,12 @@ def similarity(
     if heat_map is not None:
         check_picture(Path(heat_map))
     sources = read_weights([Path(model) for model in models])
-    wanted = list(combinations(range(len(sources)), 2))
+    index_pairs = list(combinations(range(len(sources)), 2))
     pairs: list[ModelSimilarity] = []
-    progress(Progress("comparing", 0, len(wanted)))
-    for i, j in wanted:
+    progress(Progress("comparing", 0, len(index_pairs)))
+    for i, j in index_pairs:
         pairs.append(compare_models(sources[i], sources[j], tolerance))
-        progress(Progress("comparing", len(pairs), len(wanted)))
+        progress(Progress("comparing", len(pairs), len(index_pairs)))
     if heat_map is not None:
         write_picture(_draw_heat_maps(pairs), Path(heat_map))
     return SimilarityResult(pairs=tuple(pairs))

@@ -423,17 +423,17 @@ def make_scheduler(
             for demand in problem.demands
         )
         try:
-            wanted = plan_map(replace(problem, demands=demands, previous=running), planner)
+            plan = plan_map(replace(problem, demands=demands, previous=running), planner)
         except InfeasibleError as error:
             tell_unplaced(error.message)
             return None
         except GpuprofError as error:
             # The same kind, for its exit code.
             raise type(error)(f"while rescheduling: {error.message}", error.fix) from None
-        if wanted.unplaced:
-            tell_unplaced(f"{wanted.unplaced[0].model}: {wanted.unplaced[0].reason}")
+        if plan.unplaced:
+            tell_unplaced(f"{plan.unplaced[0].model}: {plan.unplaced[0].reason}")
             return None
-        running = wanted
-        return wanted
+        running = plan
+        return plan
 
     return scheduler
