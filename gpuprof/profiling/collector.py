@@ -93,14 +93,14 @@ _Timed = TypeVar("_Timed", ModelRow, ColocationRow)
 
 
 def _without_impossible_gap(rows: Sequence[_Timed]) -> tuple[tuple[_Timed, ...], list[str]]:
-    plausible, refused = [], []
+    plausible, gaps = [], []
     for row in rows:
         gap, latency = row.dispatch_ms, row.latency_mean_ms
         if gap is not None and latency is not None and gap > latency:
-            refused.append(f"{gap:.4g} ms of {latency:.4g} ms")
+            gaps.append(f"{gap:.4g} ms of {latency:.4g} ms")
             row = replace(row, dispatch_ms=None)
         plausible.append(row)
-    return tuple(plausible), refused
+    return tuple(plausible), gaps
 
 
 class Collector(Protocol):

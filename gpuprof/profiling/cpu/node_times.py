@@ -112,7 +112,7 @@ def match_events(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -
 
     Nodes without a name are distinguished by their order, equal in every run.
     """
-    named = {node.name: index for index, node in enumerate(executed) if node.name}
+    by_name = {node.name: index for index, node in enumerate(executed) if node.name}
     nameless: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(executed):
         if not node.name:
@@ -121,9 +121,9 @@ def match_events(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -
     turns: Counter[tuple[int, str]] = Counter()
     for event in trace:
         turn = turns[event.repeat, event.op_type]
-        if event.name not in named and turn < len(nameless[event.op_type]):
+        if event.name not in by_name and turn < len(nameless[event.op_type]):
             matched.append(nameless[event.op_type][turn])
             turns[event.repeat, event.op_type] += 1
         else:
-            matched.append(named.get(event.name))
+            matched.append(by_name.get(event.name))
     return matched

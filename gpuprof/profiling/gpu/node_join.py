@@ -83,21 +83,21 @@ def profile_runs(profile: Timeline) -> int:
 
 def _find_offset(timeline: Timeline, profile: Timeline, runs: pd.DataFrame) -> int:
     """Return the nanoseconds to add to the profile's times."""
-    marked = profile.ranges.sort_values("start_ns")
+    ranges = profile.ranges.sort_values("start_ns")
     # Clocks declared as Unix time may still differ: the runs decide.
     by_clock = None
     if timeline.epoch_ns is not None and profile.epoch_ns is not None:
         by_clock = profile.epoch_ns - timeline.epoch_ns
-    if not len(runs) or len(marked) < len(runs):
+    if not len(runs) or len(ranges) < len(runs):
         if by_clock is None:
             raise InputError(
                 "ONNX Runtime's profile cannot be joined with the kernels: neither file has the clock of the other",
                 "record runs in ranges, and the profile of the same session",
             )
         return by_clock
-    marked = marked.tail(len(runs))
-    first = int((runs["start_ns"].to_numpy() - marked["start_ns"].to_numpy()).max())
-    last = int((runs["end_ns"].to_numpy() - marked["end_ns"].to_numpy()).min()) + _TICK_NS
+    ranges = ranges.tail(len(runs))
+    first = int((runs["start_ns"].to_numpy() - ranges["start_ns"].to_numpy()).max())
+    last = int((runs["end_ns"].to_numpy() - ranges["end_ns"].to_numpy()).min()) + _TICK_NS
     if by_clock is not None and first - _TICK_NS <= by_clock <= last:
         return by_clock
     if first > last + _TICK_NS:

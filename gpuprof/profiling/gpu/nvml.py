@@ -123,9 +123,9 @@ class NvmlSampler:
             temperature = self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0))
             memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
             # Memory of all processes: often, as in containers, NVML does not report it per process.
-            used = None if memory is None else float(memory.used)
+            memory_bytes = None if memory is None else float(memory.used)
             if not self._stopped:
-                self._samples.append((None if power is None else power / 1000.0, clock, temperature, used))
+                self._samples.append((None if power is None else power / 1000.0, clock, temperature, memory_bytes))
             # Waits for the end instead of sleeping, so that leaving does not take a period longer.
             if self._over.wait(self._period_s):
                 return

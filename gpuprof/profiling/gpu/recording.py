@@ -106,8 +106,8 @@ def record_with_kineto(resident: Resident, model: Path, feeds: Feeds, directory:
     files = RecordedFiles(directory)
     run = session_run(resident.open(model), feeds, model)
     _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
-    with _kineto(files.kineto) as marked:
-        _run_marked(run, _REPEATS, marked)
+    with _kineto(files.kineto) as mark:
+        _run_marked(run, _REPEATS, mark)
     del run  # release its memory before another session takes as much
     try:
         _record_nodes(resident, model, feeds, files, lambda: _kineto(files.kineto_nodes))
@@ -120,8 +120,8 @@ def _record_nodes(resident: Resident, model: Path, feeds: Feeds, files: Recorded
     session = resident.open(model, profile_prefix=str(files.directory / "nodes"), optimized_path=files.executed)
     run = session_run(session, feeds, model)
     _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
-    with recorder() as marked:
-        _run_marked(run, _REPEATS, marked)
+    with recorder() as mark:
+        _run_marked(run, _REPEATS, mark)
     began = session.get_profiling_start_time_ns()
     unix, monotonic = time.time_ns(), time.monotonic_ns()
     # The profile's clock differs by platform: Unix time, or time since the start of the machine.
@@ -130,9 +130,9 @@ def _record_nodes(resident: Resident, model: Path, feeds: Feeds, files: Recorded
     files.index.write_text(json.dumps({"profile": session.end_profiling(), "epoch_ns": began}), encoding="utf-8")
 
 
-def _run_marked(run: Run, repeats: int, marked: Callable[[str], Any]) -> None:
+def _run_marked(run: Run, repeats: int, mark: Callable[[str], Any]) -> None:
     for _ in range(repeats):
-        with marked(RUN_RANGE):
+        with mark(RUN_RANGE):
             run()
 
 
@@ -144,10 +144,10 @@ def _kineto(trace: Path) -> Iterator[Any]:
         from torch import profiler
     except ImportError:
         raise UnavailableError("torch is not installed", "it brings the profiler: pip install torch") from None
-    wanted = [profiler.ProfilerActivity.CPU]
+    activities = [profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
-        wanted.append(profiler.ProfilerActivity.CUDA)
-    with profiler.profile(activities=wanted) as recording:
+        activities.append(profiler.ProfilerActivity.CUDA)
+    with profiler.profile(activities=activities) as recording:
         yield profiler.record_function
     recording.export_chrome_trace(str(trace))
 

@@ -209,12 +209,12 @@ def _take_nodes_as_kernels(timeline: Timeline) -> Timeline:
     if len(timeline.kernels) or not on_cpu.all():
         lacking = "the profile has no kernels: record them, too, and name both reports"
         return timeline if len(timeline.kernels) else replace(timeline, notes=(*timeline.notes, lacking))
-    named = nodes.assign(range=nodes["name"], op_name=nodes["name"], node=np.arange(len(nodes)))
+    kernels = nodes.assign(range=nodes["name"], op_name=nodes["name"], node=np.arange(len(nodes)))
     names = [
         f"{p.removesuffix('ExecutionProvider')}:{kind}"
         for p, kind in zip(nodes["provider"], nodes["op_type"], strict=True)
     ]
-    return replace(timeline, kernels=named.assign(name=names))
+    return replace(timeline, kernels=kernels.assign(name=names))
 
 
 def _counters_of_gpu(by_gpu: Mapping[int, Counters], gpu: int, gpus: int) -> Counters | None:
@@ -227,8 +227,8 @@ def _counters_of_gpu(by_gpu: Mapping[int, Counters], gpu: int, gpus: int) -> Cou
 def _join_tools(timeline: Timeline, counters: Counters | None, evidence: ReportSet) -> Recording:
     notes, kernels = list(timeline.notes), timeline.kernels
     tools = {timeline.tool: timeline.version} | ({_ORT: "profile"} if evidence.profile is not None else {})
-    used = {int(index) for index in column(timeline.kernels, "device_index").dropna().unique()}
-    gpus = tuple(dict.fromkeys(gpu for index, gpu in timeline.gpus.items() if not used or index in used))
+    indices = {int(index) for index in column(timeline.kernels, "device_index").dropna().unique()}
+    gpus = tuple(dict.fromkeys(gpu for index, gpu in timeline.gpus.items() if not indices or index in indices))
     if counters is not None:
         kernels, unmatched = join_kernels(kernels, counters.kernels)
         notes += [*unmatched, *counters.notes]

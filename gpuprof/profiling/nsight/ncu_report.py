@@ -144,22 +144,22 @@ class Counters:
     def by_gpu(self) -> dict[int, Counters]:
         """Return the counters of each GPU by its index; a single GPU gets the whole table."""
         index = pd.to_numeric(column_or_nulls(self.kernels, "device_index"), errors="coerce").fillna(0).astype(np.int64)
-        used = sorted(index.unique().tolist())
-        if len(used) <= 1:
-            return {int(used[0]) if used else 0: self}
+        gpus = sorted(index.unique().tolist())
+        if len(gpus) <= 1:
+            return {int(gpus[0]) if gpus else 0: self}
         return {
             int(gpu): replace(
                 self,
                 kernels=self.kernels[(index == gpu).to_numpy()].reset_index(drop=True),
                 gpus={gpu: self.gpus[gpu]} if gpu in self.gpus else {},
             )
-            for gpu in used
+            for gpu in gpus
         }
 
 
-def listed_metrics(printed: str) -> frozenset[str]:
+def listed_metrics(output: str) -> frozenset[str]:
     """Return the base names in the output of ``ncu --query-metrics``: ``"dram__bytes_read"``, without ``".sum"``."""
-    return frozenset(_LISTED.findall(printed))
+    return frozenset(_LISTED.findall(output))
 
 
 def resolve_metrics(columns: Sequence[str], metrics: frozenset[str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -177,15 +177,15 @@ def resolve_metrics(columns: Sequence[str], metrics: frozenset[str]) -> tuple[di
 
 def column_of(metrics: Iterable[str]) -> dict[str, str]:
     """Return metric → column for the supported ``metrics``; of two for the same column, the first listed."""
-    there = set(metrics)
+    names_present = set(metrics)
     columns_by_metric: dict[str, str] = {}
     for column, names in (*COUNTERS.items(), *LAUNCHES.items()):
-        name = next((name for name in names if name in there), None)
+        name = next((name for name in names if name in names_present), None)
         if name is not None:
             columns_by_metric[name] = column
     columns = set(columns_by_metric.values())
     return columns_by_metric | {
-        name: column for name, column in LABELS.items() if name in there and column not in columns
+        name: column for name, column in LABELS.items() if name in names_present and column not in columns
     }
 
 
@@ -253,10 +253,10 @@ class CountersRefusedError(UnavailableError):
     """Counting is not permitted here, in any mode of ncu."""
 
 
-def known_failure(printed: str) -> UnavailableError | None:
-    """Return the error for a known ncu failure in ``printed`` that a user can fix."""
+def known_failure(output: str) -> UnavailableError | None:
+    """Return the error for a known ncu failure in ``output`` that a user can fix."""
     for words, (rule, fix) in _FAILURES.items():
-        if words in printed:
+        if words in output:
             return CountersRefusedError(rule, fix)
     return None
 
@@ -333,8 +333,8 @@ def _import_with_ncu(path: Path) -> Counters:
         )
     command = [str(binary), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
 
-    def explain_refusal(printed: str) -> GpuprofError:
-        return InputError(f"ncu cannot read {path}: {(printed.strip().splitlines() or ['it does not say why'])[-1]}")
+    def explain_refusal(output: str) -> GpuprofError:
+        return InputError(f"ncu cannot read {path}: {(output.strip().splitlines() or ['it does not say why'])[-1]}")
 
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
         log = Path(directory) / "import.csv"
@@ -361,10 +361,10 @@ def _list_rows(text: str, source: str) -> Iterator[list[str]]:
         while line.count('"') % 2 and number < len(lines):  # a rule's description has lines
             line, number = f"{line}\n{lines[number]}", number + 1
         row = next(csv.reader([line]))
-        left_out = header[len(row) :]
-        if line.count('"') % 2 or len(row) > len(header) or not all(name.startswith(_RULE) for name in left_out):
+        missing = header[len(row) :]
+        if line.count('"') % 2 or len(row) > len(header) or not all(name.startswith(_RULE) for name in missing):
             raise InputError(f"{source}:{first} is not a whole row of {len(header)} columns", "is the file cut off?")
-        yield [*row, *[""] * len(left_out)]
+        yield [*row, *[""] * len(missing)]
 
 
 #: A launch's cells by title, its metrics among them; and for each metric its unit.
@@ -478,10 +478,10 @@ def _read_with_package(context: Any, package: Any) -> Counters:
             value = action.metric_by_name(metric)
             kernel[name] = in_column_unit(name, float(value.as_double()), str(value.unit() or ""))
         if _GPU in names and 0 not in gpus:
-            there = {name: f"{_ATTRIBUTE}{name}" for name in _DESCRIBING}
+            attributes = {name: f"{_ATTRIBUTE}{name}" for name in _DESCRIBING}
             numbers = {
                 name: float(action.metric_by_name(metric).as_double())
-                for name, metric in there.items()
+                for name, metric in attributes.items()
                 if metric in names
             }
             gpus[0] = _describe_gpu(str(action.metric_by_name(_GPU).as_string()), numbers)

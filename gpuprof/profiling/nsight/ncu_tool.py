@@ -65,8 +65,8 @@ def count_events(
     for number, (mode, options) in enumerate(_MODES.items()):
         table = directory / f"ncu{number}.csv"
         try:
-            printed = _run_ncu(binary, [*options, "--metrics", metrics], command, table, time_limit_s, environment)
-            counters = parse_ncu_csv(printed, "ncu's table")
+            output = _run_ncu(binary, [*options, "--metrics", metrics], command, table, time_limit_s, environment)
+            counters = parse_ncu_csv(output, "ncu's table")
         except CountersRefusedError:
             raise
         except (InputError, UnavailableError) as error:
@@ -93,13 +93,13 @@ def _run_ncu(
     # Node by node: a CUDA graph counted as a whole has no kernels.
     fixed += ["--graph-profiling", "node"]
 
-    def explain_refusal(printed: str) -> UnavailableError | None:
-        return known_failure(printed + (read_text(table) if table.exists() else ""))
+    def explain_refusal(output: str) -> UnavailableError | None:
+        return known_failure(output + (read_text(table) if table.exists() else ""))
 
     log = table.with_suffix(".log")
     whole = [str(binary), *fixed, *options, *command]
-    printed = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment, explain=explain_refusal)
-    return (read_text(table) if table.exists() else "") or printed
+    output = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment, explain=explain_refusal)
+    return (read_text(table) if table.exists() else "") or output
 
 
 @cache

@@ -158,14 +158,14 @@ class _Tables:
         return table in self.columns and set(columns) <= self.columns[table]
 
     def read(
-        self, table: str, wanted: Mapping[str, str], needed: tuple[str, ...] = (), where: str = "1"
+        self, table: str, sources: Mapping[str, str], needed: tuple[str, ...] = (), where: str = "1"
     ) -> pd.DataFrame:
         """Return the columns whose sources exist in ``table``.
 
-        Raises `InputError` when the source of a needed column is missing. ``wanted``: column of the result → its SQL.
+        Raises `InputError` when the source of a needed column is missing. ``sources``: column of the result → its SQL.
         """
-        there = {}
-        for name, sql in wanted.items():
+        present = {}
+        for name, sql in sources.items():
             missing = [source for source in re.findall(r'"(\w+)"', sql) if source not in self.columns[table]]
             if missing and name in needed:
                 raise InputError(
@@ -173,8 +173,8 @@ class _Tables:
                     "a version of nsys that gpuprof does not know: report it",
                 )
             if not missing:
-                there[name] = sql
-        columns = ", ".join(f'{sql} AS "{name}"' for name, sql in there.items())
+                present[name] = sql
+        columns = ", ".join(f'{sql} AS "{name}"' for name, sql in present.items())
         return pd.read_sql_query(f'SELECT {columns} FROM "{table}" WHERE {where}', self._connection)
 
 
@@ -256,8 +256,8 @@ def _read_ranges(tables: _Tables, strings: Mapping[int, str]) -> pd.DataFrame:
         return empty_frame(*names)
     frame = tables.read(_RANGES, _RANGE, names, _IS_RANGE)
     texts = zip(column(frame, "text").tolist(), column(frame, "text_id").tolist(), strict=True)
-    named = [text if isinstance(text, str) else strings.get(text_id, "") for text, text_id in texts]
-    return frame.assign(name=pd.Series(named, dtype="object"))[list(names)]
+    range_names = [text if isinstance(text, str) else strings.get(text_id, "") for text, text_id in texts]
+    return frame.assign(name=pd.Series(range_names, dtype="object"))[list(names)]
 
 
 def _name_kernels(kernels: pd.DataFrame, strings: Mapping[int, str], tables: _Tables) -> pd.DataFrame:
@@ -266,8 +266,8 @@ def _name_kernels(kernels: pd.DataFrame, strings: Mapping[int, str], tables: _Ta
         if len(kernels):
             raise InputError(f"{tables.path}: kernels have no names", "a version of nsys that gpuprof does not know")
         return kernels.assign(name=pd.Series(dtype="object"))
-    named = kernels.assign(name=kernels[ids].map(strings).fillna("unknown"))
-    return named.drop(columns=["name_id", "short_name_id"], errors="ignore")
+    result = kernels.assign(name=kernels[ids].map(strings).fillna("unknown"))
+    return result.drop(columns=["name_id", "short_name_id"], errors="ignore")
 
 
 def _describe_copies(copies: pd.DataFrame) -> pd.DataFrame:

@@ -46,16 +46,16 @@ def record_program(
     log = report.with_name(f"{report.name}.nsys.log")
     whole = [str(binary), "profile", *options, "-o", str(report), *command]
     try:
-        printed = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
+        output = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
     except UnavailableError as error:
         if _START_RACE not in str(error):
             raise
-        printed = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
+        output = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
     paths = [report.with_name(report.name + ending) for ending in (".nsys-rep", ".qdrep", ".qdstrm")]
     for path in paths:
         if path.is_file():
             return path
-    raise UnavailableError(f"nsys left no report: {printed.strip()[-200:]}", f"log: {log}")
+    raise UnavailableError(f"nsys left no report: {output.strip()[-200:]}", f"log: {log}")
 
 
 @contextmanager
@@ -75,9 +75,9 @@ def export_report(report: Path) -> Iterator[Path]:
             report = _import_recording(report, binary, directory)
         sqlite = directory / "report.sqlite"
         command = [str(binary), "export", "--type=sqlite", "--force-overwrite=true", "-o", str(sqlite), str(report)]
-        printed = _run_reader(command, report, directory / "export.log")
+        output = _run_reader(command, report, directory / "export.log")
         if not sqlite.is_file():
-            raise UnavailableError(f"nsys exported nothing of {report}: {printed.strip()[-200:]}")
+            raise UnavailableError(f"nsys exported nothing of {report}: {output.strip()[-200:]}")
         yield sqlite
 
 
@@ -106,8 +106,8 @@ def _import_recording(recording: Path, binary: Path, directory: Path) -> Path:
 def _run_reader(command: Sequence[str], report: Path, log: Path) -> str:
     """Run a program that reads a report; a refused report is an input error."""
 
-    def explain_refusal(printed: str) -> GpuprofError:
-        lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    def explain_refusal(output: str) -> GpuprofError:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
         telling = [line for line in lines if "error" in line.lower() or "invalid" in line.lower()]
         return InputError(
             f"{Path(command[0]).name} cannot read {report}: {(telling or lines or ['it does not say why'])[-1]}",

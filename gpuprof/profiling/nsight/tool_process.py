@@ -37,8 +37,8 @@ def find_tool(name: str) -> Path | None:
 
 def tool_version(binary: Path) -> str | None:
     """Return ``"2024.6.1"``; None when the program does not run, or prints no version."""
-    printed = ask_tool([str(binary), "--version"])
-    match = _VERSION.search(printed or "")
+    output = ask_tool([str(binary), "--version"])
+    match = _VERSION.search(output or "")
     return match[1] if match else None
 
 
@@ -57,7 +57,7 @@ def run_tool(
     log: Path,
     time_limit_s: float = PATIENCE_S,
     environment: Mapping[str, str] | None = None,
-    explain: Callable[[str], GpuprofError | None] = lambda printed: None,
+    explain: Callable[[str], GpuprofError | None] = lambda output: None,
     keep_log: bool = True,
 ) -> str:
     """Run ``command`` in its own process group and return its interleaved standard output and standard error.
@@ -83,16 +83,16 @@ def run_tool(
     tool = Path(command[0]).name
     # LC_ALL=C, since numbers and messages are parsed.
     code = _exit_code(command, log, time_limit_s, {**os.environ, "LC_ALL": "C", **(environment or {})})
-    printed = log.read_text(encoding="utf-8", errors="replace")
+    output = log.read_text(encoding="utf-8", errors="replace")
     if code == 0:
-        return printed
-    if code is not None and (explanation := explain(printed)) is not None:
+        return output
+    if code is not None and (explanation := explain(output)) is not None:
         raise explanation
     fix = _keep_log(tool, log) if keep_log else ""
     if code is None and fix:
         fix += "; --profiler-limit gives it longer"
     what = f"failed ({_cause(code)})" if code is not None else f"did not end within {time_limit_s:g} s and was ended"
-    raise UnavailableError(f"{tool} {what}{_clean_output(printed)}", fix)
+    raise UnavailableError(f"{tool} {what}{_clean_output(output)}", fix)
 
 
 def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environment: Mapping[str, str]) -> int | None:
@@ -156,7 +156,7 @@ def _cause(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _clean_output(printed: str) -> str:
-    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+def _clean_output(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return f": {(errors or lines)[-1]}" if lines else ""

@@ -165,10 +165,10 @@ class GpuOpBackend:
         sums = timeline.kernels.groupby("repeat")["duration_ns"].sum().sort_index()
         times = tuple(int(value) for value in sums.tolist())
         last = timeline.kernels[timeline.kernels["repeat"] == timeline.kernels["repeat"].max()].assign(repeat=0)
-        filled, _ = with_occupancy(last.reset_index(drop=True), self.device)
-        rows = kernel_rows(self._request(source), filled)
-        named = tuple(replace(row, op_name=f"{source.model}:{source.op.name}") for row in rows)
-        return Observation(times[SKIPPED_REPEATS:] or times, named)
+        kernels, _ = with_occupancy(last.reset_index(drop=True), self.device)
+        rows = kernel_rows(self._request(source), kernels)
+        named_rows = tuple(replace(row, op_name=f"{source.model}:{source.op.name}") for row in rows)
+        return Observation(times[SKIPPED_REPEATS:] or times, named_rows)
 
     def _request(self, source: OpSource) -> Request:
         alone = ModelGraph(PER_OP, source.batch, (source.op,), (), source.op.outputs, source.op.weights, 0, "", "")

@@ -59,24 +59,24 @@ def write_op_model(source: OpSource, path: Path) -> dict[str, Array]:
     alone become constants. Raises `InputError` when the op cannot stand alone: its subgraphs take values from outside.
     """
     op = source.op
-    named = {tensor.name: tensor for tensor in op.inputs}
-    if set(named) - set(source.node.input):
+    tensors = {tensor.name: tensor for tensor in op.inputs}
+    if set(tensors) - set(source.node.input):
         raise InputError(f"{op.name} ({op.op_type}) holds subgraphs that take values from outside it")
-    constants = _constants(source, named)
-    free = tuple(tensor for name, tensor in named.items() if name not in constants)
+    constants = _constants(source, tensors)
+    free = tuple(tensor for name, tensor in tensors.items() if name not in constants)
     onnx.save(_model(source, constants, free), str(path))
     alone = ModelGraph(op.name, source.batch, (op,), free, op.outputs, op.weights, 0, str(path), "")
     values = random_inputs(alone)
     return {tensor.name: source.values.get(tensor.name, values[tensor.name]) for tensor in free}
 
 
-def _constants(source: OpSource, named: Mapping[str, Tensor]) -> dict[str, TensorProto]:
+def _constants(source: OpSource, tensors: Mapping[str, Tensor]) -> dict[str, TensorProto]:
     """Return the constant inputs: weights, and known shapes unless all inputs would then be constant."""
     weights = {tensor.name for tensor in source.op.weights}
-    shapes = {name for name in named if name in source.values}
+    shapes = {name for name in tensors if name in source.values}
     # An op with only constant inputs would be folded away, leaving nothing to measure.
-    chosen = weights | shapes if set(named) - weights - shapes else weights
-    return {name: _tensor(named[name], source.values.get(name)) for name in named if name in chosen}
+    chosen = weights | shapes if set(tensors) - weights - shapes else weights
+    return {name: _tensor(tensors[name], source.values.get(name)) for name in tensors if name in chosen}
 
 
 def _tensor(tensor: Tensor, value: Array | None) -> TensorProto:

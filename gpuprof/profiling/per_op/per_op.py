@@ -72,14 +72,14 @@ class OpProfiler:
 
     def pending(self, models: Iterable[NamedModel], batches: Sequence[int]) -> tuple[list[OpSource], list[OpOutcome]]:
         """Return the distinct ops still to be measured, and the known outcomes of the others."""
-        wanted: dict[str, OpSource] = {}
+        sources: dict[str, OpSource] = {}
         for model in models:
             for batch in batches:
                 # Earlier entries win: the first model with an op names it.
-                wanted = {**distinct_ops(model.path, batch, model.name, model.sizes), **wanted}
+                sources = {**distinct_ops(model.path, batch, model.name, model.sizes), **sources}
         rows = {} if self.force else self._read_known()
-        missing = [source for signature, source in wanted.items() if signature not in rows]
-        return missing, [OpOutcome(rows[signature], False) for signature in wanted if signature in rows]
+        missing = [source for signature, source in sources.items() if signature not in rows]
+        return missing, [OpOutcome(rows[signature], False) for signature in sources if signature in rows]
 
     def run(self, sources: Sequence[OpSource]) -> Iterator[OpOutcome]:
         """Measure ``sources`` and yield each outcome; results are stored every few seconds.
@@ -177,7 +177,7 @@ class OpProfiler:
     def _read_known(self) -> dict[str, OpRow]:
         """Return the newest row of each op that these versions measured on this share, by signature."""
         runtime, runtime_version = self.collector.runtime()
-        wanted = {
+        where = {
             "device": self.device.name,
             "model": PER_OP,
             "collector": self.collector.name,
@@ -186,7 +186,7 @@ class OpProfiler:
             "runtime_version": runtime_version,
             "mig_profile": self.share.mig,
         }
-        runs = set(self.database.read_table("runs", ["run_id"], wanted).column("run_id").to_pylist())
+        runs = set(self.database.read_table("runs", ["run_id"], where).column("run_id").to_pylist())
         rows = read_records(self.database, OpRow, {"model": PER_OP, "device": self.device.name})
         same = [row for row in rows if row.run_id in runs and abs(row.sm_share_pct - self.share.sm_pct) < 1e-6]
         # Sorted by run id, which begins with the time: the newest row of an op wins.

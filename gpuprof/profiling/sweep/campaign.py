@@ -210,14 +210,14 @@ class Campaign:
         graphs = (job.graph for cell in cells for job in (cell.job, *cell.beside))
         assumed = {graph.sha256: describe_sizes(graph.sizes) for graph in graphs if _is_assumed(graph)}
         runtime, runtime_version = self.collector.runtime()
-        wanted = {
+        where = {
             "device": self.device.name,
             "collector": self.collector.name,
             "collector_version": self.collector.version(),
             "runtime": runtime,
             "runtime_version": runtime_version,
         }
-        runs = read_records(self.database, RunRow, wanted)
+        runs = read_records(self.database, RunRow, where)
         by_run: dict[str, list[MeasuredRow]] = {}
         here = {"device": self.device.name}
         rows: list[MeasuredRow] = [*read_records(self.database, ModelRow, here)]

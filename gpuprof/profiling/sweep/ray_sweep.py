@@ -55,16 +55,16 @@ class TaskResult:
 class SweepWorker:
     """A GPU or a machine of the cluster; an actor."""
 
-    def device(self, wanted: str | None) -> str:
+    def device(self, kind: str | None) -> str:
         """Return the name of the local device; empty if it is not the wanted device."""
         from gpuprof.machine.cpu import local_cpu
         from gpuprof.machine.gpu import local_gpus
 
-        gpus = [] if wanted == "cpu" else [gpu.name for gpu in local_gpus()]
-        if wanted in (None, "gpu", "cpu"):
-            names = gpus[:1] if gpus or wanted == "gpu" else [local_cpu().name]
+        gpus = [] if kind == "cpu" else [gpu.name for gpu in local_gpus()]
+        if kind in (None, "gpu", "cpu"):
+            names = gpus[:1] if gpus or kind == "gpu" else [local_cpu().name]
         else:
-            names = [name for name in (local_cpu().name, *gpus) if name == wanted]
+            names = [name for name in (local_cpu().name, *gpus) if name == kind]
         return names[0] if names else ""
 
     def measure(self, task: Task, device: str, seed: Mapping[str, bytes]) -> TaskResult:
@@ -243,5 +243,5 @@ def task_of(model: str, path: Path, batch: int, options: Sequence[str]) -> Task:
     ``model`` and ``path``: the file must exist under the same path on every machine of the cluster; ``options``:
     further arguments of ``gpuprof profile``.
     """
-    named = f"{model}={path.absolute()}"
-    return Task(f"{model} at batch {batch}", (named, "--batch", str(batch), *options), os.getcwd())  # noqa: PTH109
+    model_argument = f"{model}={path.absolute()}"
+    return Task(f"{model} at batch {batch}", (model_argument, "--batch", str(batch), *options), os.getcwd())  # noqa: PTH109

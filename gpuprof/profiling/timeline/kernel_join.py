@@ -54,7 +54,7 @@ def join_kernels(
     tuple of str
     """
     parts, notes = [], list[str]()
-    used = np.zeros(len(counters), dtype=bool)
+    mask = np.zeros(len(counters), dtype=bool)
     # Whole names only if both tools write all of them alike: a few equal names would hide differences in the others.
     whole = set(_names(kernels, True).values()) == set(_names(counters, True).values())
     labels = _labels(counters, whole)
@@ -67,11 +67,11 @@ def join_kernels(
         if distinct:
             first = {label: row for row, label in reversed(list(enumerate(labels)))}
             matched = np.array([first.get(label, -1) for label in _labels(part, whole)], dtype=np.int64)
-        used[matched[matched >= 0]] = True
+        mask[matched[matched >= 0]] = True
         parts.append(_with_counters(part, counters, matched))
-    left = counters[~used]
-    if len(left):
-        parts.append(left.assign(joined=COUNTERS, repeat=0))
+    rest = counters[~mask]
+    if len(rest):
+        parts.append(rest.assign(joined=COUNTERS, repeat=0))
     joined = pd.concat(parts, ignore_index=True)
     for kind, word in ((TIMELINE, "timeline has but no counter"), (COUNTERS, "counters have but not the timeline")):
         unmatched = joined[joined["joined"] == kind]

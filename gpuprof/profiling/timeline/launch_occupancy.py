@@ -76,11 +76,11 @@ def with_occupancy(kernels: pd.DataFrame, device: Device | None) -> tuple[pd.Dat
     estimates[mask] = estimated.average_occupancy_pct
     theoretical[mask] = estimated.occupancy_pct
     counters = pd.to_numeric(column(kernels, "theoretical_occupancy_pct"), errors="coerce").to_numpy(dtype=np.float64)
-    filled = kernels.assign(
+    result = kernels.assign(
         launch_occupancy_pct=estimates,
         theoretical_occupancy_pct=np.where(np.isnan(counters), theoretical, counters),
     )
     lacking = int(column(kernels, "achieved_occupancy_pct").isna().sum())
     if not lacking:
-        return filled, ()
-    return filled, (ESTIMATED if lacking == len(kernels) else f"{ESTIMATED}: {lacking} of {len(kernels)} have none",)
+        return result, ()
+    return result, (ESTIMATED if lacking == len(kernels) else f"{ESTIMATED}: {lacking} of {len(kernels)} have none",)

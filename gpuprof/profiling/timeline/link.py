@@ -59,8 +59,8 @@ def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str
     Of several kinds of memory, the kind with the most copies is used: it is typical of the models on this device.
     """
     rates = link_rates(copies)
-    there, back = _typical_rate(rates, H2D), _typical_rate(rates, D2H)
-    links = [rate for rate in (there, back) if rate is not None]
+    to_device, to_host = _typical_rate(rates, H2D), _typical_rate(rates, D2H)
+    links = [rate for rate in (to_device, to_host) if rate is not None]
     if not links:
         return None
     directions = ", ".join(f"{r.copies} copies {r.direction} of {r.memory or 'unknown'} memory" for r in links)
@@ -70,8 +70,8 @@ def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str
         kind=device.kind,
         compute_units=device.compute_units,
         compute_capability=device.compute_capability,
-        pcie_bytes_per_s=None if there is None else there.bytes_per_s,
-        pcie_d2h_bytes_per_s=None if back is None else back.bytes_per_s,
+        pcie_bytes_per_s=None if to_device is None else to_device.bytes_per_s,
+        pcie_d2h_bytes_per_s=None if to_host is None else to_host.bytes_per_s,
         pcie_memory=links[0].memory,
         measured=True,
         source=f"measured: {directions}, each of {LEAST_BYTES >> 20} MiB or more, in a timeline by {tool}",

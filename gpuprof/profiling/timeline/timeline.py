@@ -136,11 +136,11 @@ class Timeline:
     def by_gpu(self) -> dict[int, Timeline]:
         """Return the part of each GPU with kernels, by GPU index; a single GPU gets the whole."""
         index = _device_indices(self.kernels, 0)
-        used = sorted(set(index.tolist())) or [0]
-        if len(used) == 1:
-            return {used[0]: self}
+        gpus = sorted(set(index.tolist())) or [0]
+        if len(gpus) == 1:
+            return {gpus[0]: self}
         parts = {}
-        for gpu in used:
+        for gpu in gpus:
             tables = {
                 name: table[_device_indices(table, -1) == gpu].reset_index(drop=True)
                 for name, table in self._events().items()
@@ -148,7 +148,7 @@ class Timeline:
             }
             tables["kernels"] = self.kernels[index == gpu].reset_index(drop=True)
             described = {gpu: self.gpus[gpu]} if gpu in self.gpus else {}
-            notes = (*self.notes, f"GPU {gpu} of {len(used)} in the report")
+            notes = (*self.notes, f"GPU {gpu} of {len(gpus)} in the report")
             parts[gpu] = replace(self, **tables, gpus=described, notes=notes)
         return parts
 
@@ -261,9 +261,9 @@ def tie_to_launches(
         events[name] = _integers(events, name)
     where = tuple(_integers(events, name) for name in ("process_id", "thread_id", "launch_start_ns"))
     runs = (ranges["name"] == RUN_RANGE).to_numpy(dtype=bool)
-    named = ranges[~runs].reset_index(drop=True)
-    names = np.array([*named["name"].tolist(), None], dtype=object)
-    inner = pd.Series(names[find_innermost_ranges(named, *where)], dtype="object", index=events.index)
+    named_ranges = ranges[~runs].reset_index(drop=True)
+    names = np.array([*named_ranges["name"].tolist(), None], dtype=object)
+    inner = pd.Series(names[find_innermost_ranges(named_ranges, *where)], dtype="object", index=events.index)
     return mark_runs(events.assign(range=inner), ranges)
 
 

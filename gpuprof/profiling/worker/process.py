@@ -39,18 +39,18 @@ class Worker:
     def __init__(self, setup: WorkerSetup, what: str, environment: Mapping[str, str] | None = None) -> None:
         self.what = what
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the worker
-        self._connection, there = Pipe()
+        self._connection, child_end = Pipe()
         self._process = subprocess.Popen(
-            module_command(_PROGRAM, str(there.fileno())),
+            module_command(_PROGRAM, str(child_end.fileno())),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            pass_fds=[there.fileno()],
+            pass_fds=[child_end.fileno()],
             env={**os.environ, **package_path(), **(environment or {})},
             # A separate process group: all descendants end with the worker, and Ctrl-C reaches only the parent.
             start_new_session=True,
         )
-        there.close()
+        child_end.close()
         self._connection.send(setup)
 
     def __enter__(self) -> Self:

@@ -28,7 +28,7 @@ def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:
     are returned as float32. The function raises `InputError` when the runtime refuses the inputs.
     """
     inputs, outputs = session.get_inputs(), session.get_outputs()
-    wanted = {node.name: feeds[node.name] for node in inputs if node.name in feeds}
+    inputs_by_name = {node.name: feeds[node.name] for node in inputs if node.name in feeds}
     names = [node.name for node in outputs]
     errors = runtime_errors()
     types = {node.name: node.type for node in inputs}
@@ -37,10 +37,10 @@ def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:
     def run() -> Mapping[str, Any]:
         try:
             if by_bits:
-                values = {name: _ort_value(array, types[name]) for name, array in wanted.items()}
+                values = {name: _ort_value(array, types[name]) for name, array in inputs_by_name.items()}
                 results = [_on_host(value) for value in session.run_with_ort_values(names, values)]
             else:
-                results = session.run(names, wanted)
+                results = session.run(names, inputs_by_name)
             return dict(zip(names, results, strict=True))
         except errors as error:
             raise translate_error(error, path) from error
