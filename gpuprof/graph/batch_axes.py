@@ -28,20 +28,20 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
     must also be followed by images or sequences, as in ``[images, 3, 224, 224]`` with ``[batch, sequence]``. Other
     inputs, and models with a fixed batch, are absent.
     """
-    named = {
+    axes = {
         name: axis
         for name, dims in inputs.items()
         for axis, dim in reversed(list(enumerate(dims)))
         if isinstance(dim, str) and dim.isidentifier() and is_batch(dim)
     }
-    named = named or _find_letter_b(inputs)
-    has_named = bool(named)
+    axes = axes or _find_letter_b(inputs)
+    has_named = bool(axes)
     for name, dims in inputs.items():
         first = dims[0] if dims else 0
         open_first = isinstance(first, str) and not _NOT_BATCH.search(first)
-        if name not in named and (first is None or (open_first and (not has_named or _holds_items(dims)))):
-            named[name] = 0
-    return named
+        if name not in axes and (first is None or (open_first and (not has_named or _holds_items(dims)))):
+            axes[name] = 0
+    return axes
 
 
 def _find_letter_b(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:

@@ -214,10 +214,10 @@ class _BatchWalk:
             return None
         source, result = self.one.tensors[node.input[0]].shape, self.one.tensors[node.output[0]].shape
         axis = _axis_at(place.before(source), result)
-        wanted = _scale_shape(result, axis)
-        if _resolve_reshape(self.many.tensors[node.input[0]].shape, target) == wanted or 0 in result:
+        scaled = _scale_shape(result, axis)
+        if _resolve_reshape(self.many.tensors[node.input[0]].shape, target) == scaled or 0 in result:
             return None
-        copies = axis < len(source) and self.many.tensors[node.input[0]].shape[axis] == wanted[axis]
+        copies = axis < len(source) and self.many.tensors[node.input[0]].shape[axis] == scaled[axis]
         # At most one dimension of a target may be -1. If another already is, 0 ("copy the input's size") also works
         # where the batch keeps its axis.
         if -1 in target and copies:
@@ -297,8 +297,8 @@ class _BatchWalk:
             helpers, shape = self._shape_like(node, [1] * axis, source, source_axis, [1] * (rank - axis - 1), name)
             repeated = self._new_name(name, "repeated", node)
             nodes += [*helpers, helper.make_node("Expand", [name, shape], [repeated], name=repeated)]
-            for i, used in enumerate(changed.input):
-                if used == name:
+            for i, name_used in enumerate(changed.input):
+                if name_used == name:
                     changed.input[i] = repeated
         return [*nodes, changed]
 

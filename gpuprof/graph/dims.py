@@ -114,8 +114,8 @@ def _list_totals(declared: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
     inputs = {dim for name, dims in declared.items() if "mask" not in name for dim in dims}
     last = (dims[-1] for name, dims in declared.items() if "mask" in name and len(dims) > 1 and dims[-1] not in inputs)
     numbered = (dim for dim in last if isinstance(dim, str) and COUNTED.fullmatch(dim))
-    named = (dim for dims in declared.values() for dim in dims if isinstance(dim, str) and _TOTAL.search(dim))
-    totals = (dim for dim in (*named, *numbered) if dim.isidentifier() and dim != past and not _PAST.search(dim))
+    by_name = (dim for dims in declared.values() for dim in dims if isinstance(dim, str) and _TOTAL.search(dim))
+    totals = (dim for dim in (*by_name, *numbered) if dim.isidentifier() and dim != past and not _PAST.search(dim))
     return tuple(dict.fromkeys(totals))
 
 

@@ -395,9 +395,9 @@ def _strip_weight_data(graph: onnx.GraphProto, weights: dict[str, Tensor], direc
         if graph.node[i].op_type == "Constant" and not all(_is_small(tensor) for tensor in tensors):
             del graph.node[i]
     # Weights without data are declared as inputs, which keeps the graph valid.
-    left = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+    names = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
     for name, weight in weights.items():
-        if name not in left and name not in declared:
+        if name not in names and name not in declared:
             graph.input.append(helper.make_tensor_value_info(name, elem_type(weight.dtype), weight.shape))
 
 

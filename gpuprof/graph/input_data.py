@@ -44,12 +44,12 @@ class InputShape:
 
     def check(self, array: Array, where: str) -> None:
         """Raise `InputError`, with the required shape, unless the array is valid in a request."""
-        wanted = [1 if axis == self.batch_axis else dim for axis, dim in enumerate(self.dims)]
-        fits = len(wanted) == array.ndim and all(
-            not isinstance(dim, int) or dim == size for dim, size in zip(wanted, array.shape, strict=True)
+        dims = [1 if axis == self.batch_axis else dim for axis, dim in enumerate(self.dims)]
+        fits = len(dims) == array.ndim and all(
+            not isinstance(dim, int) or dim == size for dim, size in zip(dims, array.shape, strict=True)
         )
         if not fits or 0 in array.shape:
-            shape = ["?" if dim is None else dim for dim in wanted]
+            shape = ["?" if dim is None else dim for dim in dims]
             raise InputError(f"{where}: input {self.name} must have shape {shape} but has {list(array.shape)}")
 
 
@@ -272,19 +272,19 @@ def _cast_array(array: Array, tensor: InputShape, where: str) -> Array:
         if array.dtype.kind not in "USO":
             raise InputError(f"{where}: input {tensor.name} takes texts but has {array.dtype}")
         return array.astype(str).astype(object)
-    wanted = tensor_dtype_to_np_dtype(elem_type(tensor.dtype))
-    if array.dtype == wanted:
+    dtype = tensor_dtype_to_np_dtype(elem_type(tensor.dtype))
+    if array.dtype == dtype:
         return array
     if array.dtype.kind not in "biuf":
         content = "texts" if array.dtype.kind == "U" else "null or objects"
         raise InputError(f"{where}: input {tensor.name} takes {tensor.dtype} but has {content}", "give numbers")
     with np.errstate(all="ignore"):
         # Overflow is detected by the comparison below: NumPy does not warn in all cases.
-        cast: Array = array.astype(wanted)
+        cast: Array = array.astype(dtype)
         # Infinity is valid, as in masks; a finite number that becomes infinite is out of range.
         is_lossy = (
             not np.array_equal(cast.astype(array.dtype), array)
-            if np.dtype(wanted).kind in "biu"
+            if np.dtype(dtype).kind in "biu"
             else bool(np.any(np.isinf(cast.astype(np.float64)) & np.isfinite(array)))
         )
     if is_lossy:

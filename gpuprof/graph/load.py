@@ -451,6 +451,6 @@ def _to_plain_value(attribute: AttributeProto) -> object:
 
 
 def _list_used_weights(nodes: Sequence[NodeProto], graph: GraphProto, shapes: Shapes) -> tuple[Tensor, ...]:
-    used = [name for node in nodes for name in (*node.input, *list_captured(node))]
-    used += [info.name for info in graph.output]
-    return tuple(shapes.tensors[name] for name in dict.fromkeys(used) if name in shapes.constants)
+    names = [name for node in nodes for name in (*node.input, *list_captured(node))]
+    names += [info.name for info in graph.output]
+    return tuple(shapes.tensors[name] for name in dict.fromkeys(names) if name in shapes.constants)

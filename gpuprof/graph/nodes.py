@@ -39,16 +39,16 @@ def list_captured(node: NodeProto) -> list[str]:
 
 def used_names(graph: GraphProto) -> set[str]:
     """Return the values of ``graph`` used by a node or returned as outputs."""
-    used = {name for node in graph.node for name in (*node.input, *list_captured(node))}
-    return used | {info.name for info in graph.output}
+    names = {name for node in graph.node for name in (*node.input, *list_captured(node))}
+    return names | {info.name for info in graph.output}
 
 
 def _free_names(graph: GraphProto) -> list[str]:
     bound_names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     bound_names |= {name for node in graph.node for name in node.output}
-    used = [name for node in graph.node for name in (*node.input, *list_captured(node))]
-    used += [info.name for info in graph.output]
-    return [name for name in dict.fromkeys(used) if name and name not in bound_names]
+    names = [name for node in graph.node for name in (*node.input, *list_captured(node))]
+    names += [info.name for info in graph.output]
+    return [name for name in dict.fromkeys(names) if name and name not in bound_names]
 
 
 def sort_nodes(nodes: Sequence[NodeProto], names: Iterable[str], model: str) -> list[NodeProto]:
