@@ -154,8 +154,8 @@ def _extra_with(module: str) -> str | None:
         needed = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return None
-    wanted = module.partition(".")[0].replace("_", "-").lower()
-    extras = (re.fullmatch(rf"{re.escape(wanted)}\b[^a-z;]*;.*extra == .(\w+).", need.lower()) for need in needed)
+    package = module.partition(".")[0].replace("_", "-").lower()
+    extras = (re.fullmatch(rf"{re.escape(package)}\b[^a-z;]*;.*extra == .(\w+).", need.lower()) for need in needed)
     return next((extra[1] for extra in extras if extra), None)
 
 
@@ -166,9 +166,9 @@ def run_line(line: Sequence[str]) -> int:
         from gpuprof.cli.config_file import take_config  # imports a parser that few command lines need
 
         words, config = take_config(line)
-    wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # a single verb starts faster than all verbs
+    verbs = [words[0]] if words and words[0] in VERBS else list(VERBS)  # a single verb starts faster than all verbs
     is_list = list(words) in (["-h"], ["--help"]) or (not words and "_GPUPROF_COMPLETE" not in os.environ)
-    app = build_app(wanted, names_only=True) if is_list else build_app(wanted)
+    app = build_app(verbs, names_only=True) if is_list else build_app(verbs)
     try:
         with termination_as_interrupt():
             command = typer.main.get_command(app)
@@ -215,8 +215,8 @@ def _reserve_stdout() -> None:
     sys.stdout = open(results, "w", encoding=sys.stdout.encoding)  # noqa: PTH123, SIM115 - open until the end
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         from gpuprof import __version__
 
         sys.stdout.write(f"gpuprof {__version__}\n")

@@ -114,8 +114,8 @@ class RunPlan(_Part):
         sizes: dict[str, dict[str, dict[int, None]]] = {file: {} for file in self.files()}
         for model in self.models.values():
             if model.file is not None and model.dims is not None:
-                for named, _ in parse_mix(model.dims).parts:
-                    for name, size in named:
+                for part, _ in parse_mix(model.dims).parts:
+                    for name, size in part:
                         sizes[model.file].setdefault(name, {})[size] = None
         groups: dict[tuple[str, ...], list[str]] = {}
         for file, dims in sizes.items():
@@ -205,13 +205,13 @@ class _StepReader:
         values = read_options(self._file, where, options or {}, command, ("save",))
         save = self._read_save(where, (options or {}).get("save"))
         commands: list[StepCommand] = []
-        for filled in self._fill_in(where, verb[0], command, values):
-            self._check_values(where, verb, command, filled)
-            commands.append(self._make_command(verb, command, filled, save, commands))
+        for arguments in self._fill_in(where, verb[0], command, values):
+            self._check_values(where, verb, command, arguments)
+            commands.append(self._make_command(verb, command, arguments, save, commands))
         if verb[0] == "place":
-            self._map_file = str(filled.get("output", self._map_file))
+            self._map_file = str(arguments.get("output", self._map_file))
         self._has_database |= verb[0] in _FILLS_DATABASE
-        output = filled.get("output") if save is None else str(commands[-1].save)
+        output = arguments.get("output") if save is None else str(commands[-1].save)
         if verb[0] in _REPORTED and output is not None and Path(str(output)).suffix in {".json", ".parquet"}:
             self._reported.append(str(output))
         return commands
@@ -259,11 +259,11 @@ class _StepReader:
             usual["output"] = str(plan.folder / f"export-{values.get('to', 'tool')}")
         if verb == "report":
             usual["sources"] = [*([plan.db] if self._has_database else []), *self._reported]
-        filled = {name: value for name, value in usual.items() if name in names and value} | dict(values)
-        lines = [filled]
+        arguments = {name: value for name, value in usual.items() if name in names and value} | dict(values)
+        lines = [arguments]
         if verb in _OF_MODELS and "models" not in values and "dim" not in values:
             lines = [
-                filled | {"models": files} | ({"dim": dims} if dims else {}) for files, dims in plan.group_by_dims()
+                arguments | {"models": files} | ({"dim": dims} if dims else {}) for files, dims in plan.group_by_dims()
             ] or lines
         kinds = [device.partition(":")[0] for device in plan.devices]
         if verb == "estimate" and "device" not in values and kinds and "any" not in kinds:
@@ -278,11 +278,11 @@ class _StepReader:
                 raise self._file.error(where, InputError(message, f"{name}: {{rate_rps: 100, slo_ms: 50, …}}"))
 
     def _check_values(
-        self, where: Sequence[str | int], verb: Sequence[str], command: Any, filled: Mapping[str, Any]
+        self, where: Sequence[str | int], verb: Sequence[str], command: Any, arguments: Mapping[str, Any]
     ) -> None:
         """Refuse values that the command line would refuse, before the first step; outputs are checked when written."""
         # Outputs by their names alone, in the current folder: theirs may be made by an earlier step.
-        values = {name: Path(str(value)).name if name in _OUTPUTS else value for name, value in filled.items()}
+        values = {name: Path(str(value)).name if name in _OUTPUTS else value for name, value in arguments.items()}
         operands, options = _list_words(command, values)
         try:
             command.make_context(" ".join(verb), [*options, *operands])
@@ -300,31 +300,31 @@ class _StepReader:
         self,
         verb: Sequence[str],
         command: Any,
-        filled: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         save: Path | None,
         before: Sequence[StepCommand],
     ) -> StepCommand:
         if save is not None:
-            if verb[0] == "estimate" and len(self._plan.devices) > 1 and "device" in filled:
-                save = save.with_stem(f"{save.stem}-{filled['device']}")
+            if verb[0] == "estimate" and len(self._plan.devices) > 1 and "device" in arguments:
+                save = save.with_stem(f"{save.stem}-{arguments['device']}")
             if save in [command.save for command in before]:  # models at other sizes
                 save = save.with_stem(f"{save.stem}-{len(before) + 1}")
         inputs = [Path(file) for file in self._plan.files()]
         outputs = [] if save is None else [save]
-        for name, value in filled.items():
+        for name, value in arguments.items():
             (outputs if name in _OUTPUTS else inputs).extend(Path(text) for text in _list_texts(value) if text)
-        operands, options = _list_words(command, filled)
+        operands, options = _list_words(command, arguments)
         if save is not None and save.suffix != ".txt":
             options.append(f"--{save.suffix[1:]}")
         return StepCommand((*verb, *operands, *options), save, tuple(inputs), tuple(outputs))
 
 
-def _list_words(command: Any, filled: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def _list_words(command: Any, arguments: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the operands and the options of a command line."""
     operands: list[str] = []
     options: list[str] = []
     for parameter in command.params:
-        value = filled.get(parameter.name)
+        value = arguments.get(parameter.name)
         if value is None:
             continue
         if parameter.param_type_name == "argument":
@@ -420,12 +420,12 @@ def _run_saved(command: StepCommand) -> int:
     from gpuprof.cli.main import run_line
 
     assert command.save is not None
-    printed = io.StringIO()
-    with redirect_stdout(printed):
+    output = io.StringIO()
+    with redirect_stdout(output):
         code = run_line(command.words)
     with refuse_unwritable(command.save):
         command.save.parent.mkdir(parents=True, exist_ok=True)
-        command.save.write_text(printed.getvalue(), encoding="utf-8")
+        command.save.write_text(output.getvalue(), encoding="utf-8")
     return code
 
 
