@@ -67,10 +67,10 @@ class RunningServer:
 
     def get(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, Any]:
         connection = self.client()
-        own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        own |= {name.replace("_", "-"): value for name, value in headers.items()}
+        sent_headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        sent_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
         try:
-            connection.request(method, path, body, own)
+            connection.request(method, path, body, sent_headers)
             answer = connection.getresponse()
             text = answer.read()
         finally:
@@ -105,8 +105,8 @@ def running(directory: Path, document: dict[str, Any], *options: str) -> Iterato
     path = directory / "map.json"
     path.write_text(json.dumps(document))
     command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0", *options]
-    own = {**os.environ, "GPUPROF_POISON": "1"}  # a byte that is read after its memory was given back shows
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
+    environment = {**os.environ, "GPUPROF_POISON": "1"}  # a byte that is read after its memory was given back shows
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -153,9 +153,9 @@ def send_until(
     results: list[ModelResult] = []
     for warmup_s in (4.0, *[1.0] * 9):
         settings = LoadSettings(duration_s=2.5, warmup_s=warmup_s, clients=1, arrivals="constant")
-        found = run_load(Target.parse(server.url), list(streams), settings).results
-        results += found
-        if holds(found):
+        window = run_load(Target.parse(server.url), list(streams), settings).results
+        results += window
+        if holds(window):
             break
     return results
 

@@ -38,8 +38,8 @@ ASK, APPLY_LAYOUTS, LEAVE, DAWDLE = range(4)
 
 def identity(replicas: int, batch: int) -> dict[str, Any]:
     times_ms = [1.0 + 0.2 * rows for rows in range(batch)]
-    own = replica("m", sm_share_pct=20.0, batch=batch, batch_latency_ms=times_ms, max_wait_ms=1.0)
-    return map_of({"m": "null:8m"}, [own] * replicas, slo_ms=5000.0)
+    entry = replica("m", sm_share_pct=20.0, batch=batch, batch_latency_ms=times_ms, max_wait_ms=1.0)
+    return map_of({"m": "null:8m"}, [entry] * replicas, slo_ms=5000.0)
 
 
 MAPS = [identity(2, 4), identity(1, 4), identity(3, 2), identity(2, 1)]
@@ -58,7 +58,7 @@ class Chaos:
 
     async def run(self, seconds: float) -> None:
         doing = [self._ask_http] * 4 + [self._ask_grpc] * 2 + [self._hurt, self._change]
-        tasks = [asyncio.ensure_future(self._again(one)) for one in doing]
+        tasks = [asyncio.ensure_future(self._again(action)) for action in doing]
         await asyncio.sleep(seconds)
         while not self.everything_happened and not any(task.done() for task in tasks):  # a slow machine takes longer
             await asyncio.sleep(0.1)
@@ -70,9 +70,9 @@ class Chaos:
         """Whether each kind of answer and accident came more than once."""
         return all(self.count[what] >= 2 for what in ("http 200", "grpc answered", "grpc cancelled", "hurt", "changed"))
 
-    async def _again(self, one: Callable[[], Awaitable[None]]) -> None:
+    async def _again(self, action: Callable[[], Awaitable[None]]) -> None:
         while not self._over:
-            await one()
+            await action()
 
     def _tensor(self) -> Any:
         """Return a tensor that no other request has."""
@@ -182,10 +182,10 @@ class Chaos:
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
-        said, _ = await process.communicate()
+        stderr, _ = await process.communicate()
         self.count["changed"] += process.returncode == 0
-        if process.returncode and b"ended while it loaded" not in said:  # that was `_hurt`, and the old map stays
-            self.wrong.append(said.decode())
+        if process.returncode and b"ended while it loaded" not in stderr:  # that was `_hurt`, and the old map stays
+            self.wrong.append(stderr.decode())
 
 
 def _resume(process: psutil.Process) -> None:

@@ -22,12 +22,12 @@ def test_the_dashboard_asks_only_for_what_the_server_says(null_server: RunningSe
     null_server.get("/nowhere")
     text = null_server.get("/metrics")[1].decode()
     families = list(text_string_to_metric_families(text))
-    known = {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
+    served = {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
-    asked = {name for expression in expressions for name in re.findall(r"gpuprof_\w+", expression)}
-    assert asked <= known
-    assert {name.removesuffix("_bucket").removesuffix("_total") for name in asked} >= {
+    queried = {name for expression in expressions for name in re.findall(r"gpuprof_\w+", expression)}
+    assert queried <= served
+    assert {name.removesuffix("_bucket").removesuffix("_total") for name in queried} >= {
         family.name for family in families if family.name not in NOT_SHOWN
     }
     labels = {label for family in families for sample in family.samples for label in sample.labels} | {"uuid", "gpu"}

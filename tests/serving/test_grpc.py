@@ -45,9 +45,9 @@ def client(server: RunningServer) -> Iterator[triton.InferenceServerClient]:
 
 
 def tensor(values: np.ndarray[Any, Any]) -> triton.InferInput:
-    own = triton.InferInput("INPUT0", list(values.shape), "FP32")
-    own.set_data_from_numpy(values)
-    return own
+    inputs = triton.InferInput("INPUT0", list(values.shape), "FP32")
+    inputs.set_data_from_numpy(values)
+    return inputs
 
 
 def test_the_client_finds_everything_it_asks_for(client: triton.InferenceServerClient) -> None:
@@ -104,10 +104,15 @@ def test_a_stream_answers_each_request_and_errors_do_not_end_it(client: triton.I
     for number in range(5):
         shape = (1, 2) if number == 2 else (1, 1)
         client.async_stream_infer("small", [tensor(np.full(shape, number, np.float32))], request_id=str(number))
-    got = [answers.get(timeout=20) for _ in range(5)]
+    results = [answers.get(timeout=20) for _ in range(5)]
     client.stop_stream()
-    assert sum(error is not None for _, error in got) == 1
-    assert {float(result.as_numpy("OUTPUT0")[0, 0]) for result, error in got if error is None} == {0.0, 1.0, 3.0, 4.0}
+    assert sum(error is not None for _, error in results) == 1
+    assert {float(result.as_numpy("OUTPUT0")[0, 0]) for result, error in results if error is None} == {
+        0.0,
+        1.0,
+        3.0,
+        4.0,
+    }
 
 
 def test_many_at_once_each_get_their_own_answer(client: triton.InferenceServerClient) -> None:
@@ -188,14 +193,14 @@ def test_a_server_that_is_told_to_stop_answers_the_calls_that_it_has(tmp_path: P
     document = map_of({"slow": "null:4"}, [replica("slow", latency_ms=700.0)], slo_ms=60_000.0)
     with running(tmp_path, document, "--simulate", "--grpc-port", "0") as server:
         answers: queue.Queue[Any] = queue.Queue()
-        with triton.InferenceServerClient(address_of(server)) as own:
-            asked = [tensor(np.full((1, 1), number, np.float32)) for number in range(2)]
-            for one in asked:
-                own.async_infer("slow", [one], lambda result, error: answers.put((result, error)))
+        with triton.InferenceServerClient(address_of(server)) as client:
+            tensors = [tensor(np.full((1, 1), number, np.float32)) for number in range(2)]
+            for inputs in tensors:
+                client.async_infer("slow", [inputs], lambda result, error: answers.put((result, error)))
             while server.get("/v2/models/slow/stats")[1]["model_stats"][0]["inference_count"] < 1:
                 time.sleep(0.02)
             assert server.stop() == (0, "drained\n")
-            assert all(answers.get(timeout=30)[1] is None for _ in asked)
+            assert all(answers.get(timeout=30)[1] is None for _ in tensors)
 
 
 def test_health_is_told_in_grpcs_own_way(server: RunningServer) -> None:
@@ -287,8 +292,8 @@ def test_calls_that_are_cancelled_leave_no_memory_behind(server: RunningServer) 
     with grpc.insecure_channel(address_of(server)) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         begun = [call.future(request.SerializeToString(), timeout=30) for _ in range(30)]
-        for number, one in enumerate(begun):
+        for number, pending in enumerate(begun):
             if number % 3:
-                one.cancel()
-        assert all(len(one.result()) > 600_000 for one in begun[::3])
+                pending.cancel()
+        assert all(len(pending.result()) > 600_000 for pending in begun[::3])
     assert eventually(lambda: count_buffered(server) == 0)

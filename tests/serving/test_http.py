@@ -104,9 +104,9 @@ def test_an_answer_says_where_its_time_went_and_load_keeps_it_apart(null_server:
             answer = connection.getresponse()
             took_ms = 1000.0 * (time.monotonic() - began)
             assert answer.status == 200
-            told = dict(entry.strip().split(";dur=") for entry in answer.headers["Server-Timing"].split(","))
-        assert list(told) == ["queue", "infer", "total"]
-        assert 0.0 < float(told["queue"]) + float(told["infer"]) < float(told["total"]) < took_ms
+            timings = dict(entry.strip().split(";dur=") for entry in answer.headers["Server-Timing"].split(","))
+        assert list(timings) == ["queue", "infer", "total"]
+        assert 0.0 < float(timings["queue"]) + float(timings["infer"]) < float(timings["total"]) < took_ms
     load = LoadSettings(duration_s=0.5, warmup_s=0.0, clients=1)
     outcome = run_load(target, [RequestStream("small", 100.0, 10_000.0)], load)
     (result,), (stages,) = outcome.results, outcome.stages

@@ -38,9 +38,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def merged_map(files: Path, **more: Any) -> dict[str, Any]:
-    one = replica("both", batch=8, sm_share_pct=100.0, latency_ms=2.0, **more)
-    one["rate_rps"] = 100.0
-    document = map_of({"both": str(files / "both.onnx")}, [one])
+    merged = replica("both", batch=8, sm_share_pct=100.0, latency_ms=2.0, **more)
+    merged["rate_rps"] = 100.0
+    document = map_of({"both": str(files / "both.onnx")}, [merged])
     model = document["models"]["both"]
     model["rate_rps"] = 100.0
     model["members"] = {
@@ -98,8 +98,8 @@ def check_one(server: RunningServer, originals: Originals, model: str, seed: int
 
 @pytest.fixture(scope="module")
 def server(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running(tmp_path_factory.mktemp("serve"), merged_map(files)) as found:
-        yield found
+    with running(tmp_path_factory.mktemp("serve"), merged_map(files)) as server:
+        yield server
 
 
 def test_each_model_is_answered_under_its_own_name_as_by_its_own_file(server: RunningServer, files: Path) -> None:
@@ -146,8 +146,8 @@ def test_tritonclient_gets_the_same_from_a_merged_model(server: RunningServer, f
         given.set_data_from_numpy(value)
         inputs.append(given)
     for model in ("a", "b"):
-        found = client.infer(model, inputs).as_numpy("logits")
-        np.testing.assert_allclose(found, Originals(files).logits(model, ids, mask), rtol=2e-4, atol=2e-5)
+        logits = client.infer(model, inputs).as_numpy("logits")
+        np.testing.assert_allclose(logits, Originals(files).logits(model, ids, mask), rtol=2e-4, atol=2e-5)
 
 
 def test_a_request_that_does_not_fit_its_model_is_refused_in_its_models_words(server: RunningServer) -> None:
@@ -246,14 +246,14 @@ def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_n
     both = document["models"]["both"]
     for model in (both, *both["members"].values()):
         model["slo_ms"] = 320.0
-    (one,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
-    one |= {"batch": 1, "sm_share_pct": 40.0, "rate_rps": 25.0}
-    one["predicted"]["latency_ms"] = 40.0
+    (entry,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
+    entry |= {"batch": 1, "sm_share_pct": 40.0, "rate_rps": 25.0}
+    entry["predicted"]["latency_ms"] = 40.0
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
         assert "2 workers" in server.line
         # 28 of the 25, then 31, that it can serve
         streams = [RequestStream(model, 14.0, 320.0) for model in ("a", "b")]
-        results = send_until(lambda found: all(one.in_slo >= 0.95 * one.sent for one in found), server, streams)
+        results = send_until(lambda rows: all(entry.in_slo >= 0.95 * entry.sent for entry in rows), server, streams)
         assert figure(server, "gpuprof_replica_share_ratio") == 0.5
         _, errors = server.stop()
     (decision,) = decisions(errors, "standby takes over")
@@ -265,8 +265,8 @@ def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_n
 
 def test_a_real_standby_answers_as_the_models_files_do(files: Path, tmp_path: Path) -> None:
     document = merged_map(files)
-    (one,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
-    one["sm_share_pct"] = 40.0
+    (merged,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
+    merged["sm_share_pct"] = 40.0
     originals = Originals(files)
     with running(tmp_path, document, "--shadow") as server:
         assert len(server.workers()) == 2
@@ -285,11 +285,11 @@ def test_two_versions_of_a_model_are_served_by_one_merged_replica(files: Path, t
                 ids, mask, logits = ask(server, f"m/versions/{version}", 1 + seed, seed)
                 np.testing.assert_allclose(logits, originals.logits(name, ids, mask), rtol=2e-4, atol=2e-5)
         for version in ("1", "2"):
-            status, said = server.get(f"/v2/models/m/versions/{version}")
+            status, metadata = server.get(f"/v2/models/m/versions/{version}")
             assert status == 200
-            assert said["name"] == "m"
-            assert [tensor["name"] for tensor in said["inputs"]] == ["ids", "mask"]
-            assert [tensor["name"] for tensor in said["outputs"]] == ["logits"]
+            assert metadata["name"] == "m"
+            assert [tensor["name"] for tensor in metadata["inputs"]] == ["ids", "mask"]
+            assert [tensor["name"] for tensor in metadata["outputs"]] == ["logits"]
             assert server.get(f"/v2/models/m/versions/{version}/ready")[0] == 200
         assert sorted(server.get("/v2/models/m")[1]["versions"]) == ["1", "2"]
 
@@ -305,11 +305,11 @@ def test_load_on_a_merged_map_prints_each_model_with_what_is_predicted_of_it(
     path.write_text(json.dumps(document))
     with running(tmp_path, document) as server:
         words = ["load", server.url, "--no-fail", "--map", str(path), "--duration", "1", "--warmup", "0.3", "--json"]
-        found = []
+        documents = []
         for scale in ("1", "1.5"):
             assert main([*words, "--rate-scale", scale]) == 0
-            found.append({row["model"]: row for row in json.loads(capsys.readouterr().out)})
-    at_its_rate, faster = found
+            documents.append({row["model"]: row for row in json.loads(capsys.readouterr().out)})
+    at_its_rate, faster = documents
     assert set(at_its_rate) == set(faster) == {"a", "b"}
     for name, row in at_its_rate.items():
         assert row["failed"] == row["lost"] == row["refused"] == 0

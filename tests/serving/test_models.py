@@ -102,16 +102,18 @@ def test_every_type_comes_back_as_it_went(server: RunningServer, model: str, bin
     names = [name for name in TYPES if (name == "BYTES") == (model == "strings")]
     for datatype in names:
         tensor = triton.InferInput(f"in_{datatype}", [2, 3], datatype)
-        own = binary or datatype in ("BF16", "FP16")  # the client itself sends half floats only as binary data
-        tensor.set_data_from_numpy(example(datatype), binary_data=own)
+        is_binary = binary or datatype in ("BF16", "FP16")  # the client itself sends half floats only as binary data
+        tensor.set_data_from_numpy(example(datatype), binary_data=is_binary)
         tensors.append(tensor)
-        outputs.append(triton.InferRequestedOutput(f"out_{datatype}", binary_data=own))
+        outputs.append(triton.InferRequestedOutput(f"out_{datatype}", binary_data=is_binary))
     result = client.infer(model, tensors, outputs=outputs)
     for datatype in names:
-        got = result.as_numpy(f"out_{datatype}")
+        values = result.as_numpy(f"out_{datatype}")
         if datatype == "BYTES":
-            got = np.array([text.decode() if isinstance(text, bytes) else text for text in got.ravel()]).reshape(2, 3)
-        assert got.tolist() == example(datatype).tolist(), datatype
+            values = np.array([text.decode() if isinstance(text, bytes) else text for text in values.ravel()]).reshape(
+                2, 3
+            )
+        assert values.tolist() == example(datatype).tolist(), datatype
     client.close()
 
 
@@ -133,8 +135,8 @@ def test_half_floats_may_be_json_and_bfloat16_may_not(
 ) -> None:
     text = json.dumps(types_in_json(datatype)).encode()
     length = {"Inference_Header_Content_Length": str(len(text))}
-    got, answer = server.get("/v2/models/types/infer", "POST", text + b"\x80\x3f", **length)
-    assert got == status and said in str(answer)
+    code, answer = server.get("/v2/models/types/infer", "POST", text + b"\x80\x3f", **length)
+    assert code == status and said in str(answer)
 
 
 def test_strings_and_bfloat16_in_one_model_are_refused_at_the_start(tmp_path: Path) -> None:
@@ -153,10 +155,10 @@ def ask(server: RunningServer, rows: list[int]) -> tuple[int, dict[str, object]]
 
 
 def test_requests_that_share_a_batch_get_their_own_rows(server: RunningServer) -> None:
-    got: dict[int, object] = {}
+    answered: dict[int, object] = {}
 
     def one(row: int) -> None:
-        got[row] = ask(server, [row])[1]["outputs"]
+        answered[row] = ask(server, [row])[1]["outputs"]
 
     threads = [threading.Thread(target=one, args=(row,)) for row in range(4)]
     for thread in threads:
@@ -164,24 +166,24 @@ def test_requests_that_share_a_batch_get_their_own_rows(server: RunningServer) -
     for thread in threads:
         thread.join()
     for row in range(4):
-        outputs = got[row]
+        outputs = answered[row]
         assert isinstance(outputs, list) and outputs[0]["data"] == [4.0 * row, 4.0 * row + 2.0]
     stats = server.get("/v2/models/lookup/stats")[1]["model_stats"][0]
     assert max(entry["batch_size"] for entry in stats["batch_stats"]) > 1
 
 
 def test_a_request_that_the_model_fails_on_is_refused_and_its_neighbours_are_answered(server: RunningServer) -> None:
-    got: dict[int, int] = {}
+    answered: dict[int, int] = {}
 
     def one(row: int) -> None:
-        got[row] = ask(server, [row])[0]
+        answered[row] = ask(server, [row])[0]
 
     threads = [threading.Thread(target=one, args=(row,)) for row in (1, 2, 77, 3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert got == {1: 200, 2: 200, 3: 200, 77: 400}
+    assert answered == {1: 200, 2: 200, 3: 200, 77: 400}
     assert "the model failed on these inputs" in str(ask(server, [99])[1]["error"])
 
 
@@ -194,14 +196,14 @@ def infer(server: RunningServer, model: str, name: str, datatype: str, rows: lis
 
 def test_maps_of_scores_are_served_as_texts_of_json_each_request_with_its_own(server: RunningServer) -> None:
     described = server.get("/v2/models/classes")[1]["outputs"]
-    assert [(one["name"], one["datatype"], one["shape"]) for one in described] == [
+    assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in described] == [
         ("label", "INT64", [-1]),
         ("scores", "BYTES", [-1]),
     ]
-    got: dict[int, dict[str, Any]] = {}
+    answered: dict[int, dict[str, Any]] = {}
 
     def one(row: int) -> None:
-        got[row] = infer(server, "classes", "x", "FP32", [[float(row), 1.5]] * (1 + row % 2))
+        answered[row] = infer(server, "classes", "x", "FP32", [[float(row), 1.5]] * (1 + row % 2))
 
     threads = [threading.Thread(target=one, args=(row,)) for row in range(4)]
     for thread in threads:
@@ -210,8 +212,8 @@ def test_maps_of_scores_are_served_as_texts_of_json_each_request_with_its_own(se
         thread.join()
     for row in range(4):
         rows = 1 + row % 2
-        assert got[row]["label"]["data"] == [7 if row > 1.5 else 9] * rows
-        assert [json.loads(text) for text in got[row]["scores"]["data"]] == [{"7": float(row), "9": 1.5}] * rows
+        assert answered[row]["label"]["data"] == [7 if row > 1.5 else 9] * rows
+        assert [json.loads(text) for text in answered[row]["scores"]["data"]] == [{"7": float(row), "9": 1.5}] * rows
     stats = server.get("/v2/models/classes/stats")[1]["model_stats"][0]
     assert max(entry["batch_size"] for entry in stats["batch_stats"]) > 1
 
@@ -222,8 +224,8 @@ def test_a_sequence_of_tensors_is_served_as_texts_and_in_no_batch(server: Runnin
 
 
 def test_a_model_of_texts_takes_them_as_json(server: RunningServer) -> None:
-    (found,) = infer(server, "cities", "city", "BYTES", [["rome"], ["oslo"]]).values()
-    assert found["data"] == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+    (output,) = infer(server, "cities", "city", "BYTES", [["rome"], ["oslo"]]).values()
+    assert output["data"] == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
 
 
 def test_a_worker_is_woken_up_as_any_process_is(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def empty_message(tmp_path: Path) -> Path:
 def test_nghttp_gets_an_answer_and_its_trailers(server: RunningServer, empty_message: Path) -> None:
     url = f"http://{address_of(server)}/{SERVICE}/ServerLive"
     command = ["nghttp", "-v", "-n", *HEADERS, "-d", str(empty_message), url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "grpc-status: 0" in done.stdout
-    assert "GOAWAY" not in done.stdout.split("grpc-status: 0")[0]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "grpc-status: 0" in completed.stdout
+    assert "GOAWAY" not in completed.stdout.split("grpc-status: 0")[0]
 
 
 @needs_h2load
@@ -59,9 +59,9 @@ def test_nghttp_gets_an_answer_and_its_trailers(server: RunningServer, empty_mes
 def test_h2load_has_every_request_answered(server: RunningServer, empty_message: Path, method: str) -> None:
     url = f"http://{address_of(server)}/{SERVICE}/{method}"
     command = ["h2load", "-n", "2000", "-c", "20", "-m", "50", *HEADERS, "-d", str(empty_message), url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    counts = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", done.stdout)
-    assert counts is not None, done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    counts = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", completed.stdout)
+    assert counts is not None, completed.stdout
     assert counts.groups() == ("2000", "0", "0", "0")
 
 
@@ -70,12 +70,12 @@ def test_h2load_has_every_request_answered(server: RunningServer, empty_message:
 def test_grpc_js_asks_in_every_way_that_it_has(server: RunningServer, model: str, elements: int) -> None:
     node = shutil.which("node")
     assert node is not None
-    done = subprocess.run(
+    completed = subprocess.run(
         [node, str(CLIENT), address_of(server), str(PROTO), model, str(elements)],
         capture_output=True, text=True, timeout=120, env={**os.environ, "NODE_PATH": str(MODULES)},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout) == {
         "live": True,
         "metadata": model,
         "answered": 50,

@@ -51,12 +51,12 @@ def test_perf_analyzer_measures_every_way_of_asking(
     address = next(word for word in server.line.split() if word.startswith(scheme)).removeprefix(scheme)
     short = ["--measurement-interval", "300", "--stability-percentage", "999", "--max-trials", "3"]
     before = _counts(server, model)
-    done = subprocess.run(
+    completed = subprocess.run(
         [PROGRAM, "-m", model, "-u", address, "--shape", f"INPUT0:{shape}", "--concurrency-range", "3",
          "-f", str(tmp_path / "figures.csv"), *short, *options],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (row,) = csv.DictReader((tmp_path / "figures.csv").read_text().splitlines())
     assert float(row["Inferences/Second"]) > 0.0
     assert float(row["Server Compute Infer"]) >= 0.0  # it read our statistics before and after

@@ -81,8 +81,8 @@ def test_a_map_of_two_nodes_is_served_and_a_node_that_dies_loses_no_accepted_req
         with Askers(server, "m", 2) as askers:
             _kill_node(cluster, server)
             assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 2)
-            asked = len(askers.statuses)
-            assert eventually(lambda: len(askers.statuses) > asked + 20)
+            status_count = len(askers.statuses)
+            assert eventually(lambda: len(askers.statuses) > status_count + 20)
         cluster.do("add gpuprof:two")
         assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 4, limit_s=100.0)
         assert askers.wrong == askers.lost == []
@@ -94,11 +94,11 @@ def test_a_map_of_two_nodes_is_served_and_a_node_that_dies_loses_no_accepted_req
 
 def _move_to_another_map(tmp_path: Path, server: RunningServer) -> None:
     """Apply a map in which the second node has another replica; the first is not touched, and no request is lost."""
-    other = json.loads(json.dumps(two_nodes()))  # each node with replicas of its own
-    other["nodes"][1]["gpus"][0]["partitions"][0]["replicas"][0]["batch"] = 2
+    changed = json.loads(json.dumps(two_nodes()))  # each node with replicas of its own
+    changed["nodes"][1]["gpus"][0]["partitions"][0]["replicas"][0]["batch"] = 2
     workers = _workers()
     with Askers(server, "m", 2) as askers:
-        assert apply(server, tmp_path / "other.json", other) == 0
+        assert apply(server, tmp_path / "other.json", changed) == 0
     assert askers.wrong == askers.lost == []
     assert set(askers.statuses) == {200}
     assert figure(server, "gpuprof_workers_ready") == 4
@@ -109,7 +109,9 @@ def _move_to_another_map(tmp_path: Path, server: RunningServer) -> None:
 def _workers() -> set[int]:
     """Return the workers of both nodes; those of other servers of this machine belong to other nodes."""
     processes = list(psutil.process_iter(["cmdline"]))
-    return {one.pid for one in processes if _is_worker(one, "worker:one/") or _is_worker(one, "worker:two/")}
+    return {
+        process.pid for process in processes if _is_worker(process, "worker:one/") or _is_worker(process, "worker:two/")
+    }
 
 
 @needs_ray
@@ -151,7 +153,7 @@ def _lose_touch_with_ray(server: RunningServer) -> None:
     """Kill the process that speaks with Ray, with which Ray ends the machines: all of it comes back."""
     before = _machines()
     children = psutil.Process(server.process.pid).children()
-    (keeper,) = [one for one in children if "gpuprof.serving.engines.ray_keeper" in one.cmdline()]
+    (keeper,) = [process for process in children if "gpuprof.serving.engines.ray_keeper" in process.cmdline()]
     keeper.kill()
     assert eventually(lambda: len(_machines() - before) == 2, limit_s=60.0)
     assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 4, limit_s=60.0)
@@ -159,12 +161,12 @@ def _lose_touch_with_ray(server: RunningServer) -> None:
 
 
 def _machines() -> set[int]:
-    return {one.pid for one in psutil.process_iter(["cmdline"]) if _is_worker(one, "ray::RayMachine.serve")}
+    return {process.pid for process in psutil.process_iter(["cmdline"]) if _is_worker(process, "ray::RayMachine.serve")}
 
 
 def _kill_node(cluster: RayCluster, server: RunningServer) -> None:
     """Kill the workers and the machine of the second node, as the end of a machine does, and Ray's node itself."""
-    workers = [one for one in psutil.process_iter(["cmdline"]) if _is_worker(one, "worker:two/")]
+    workers = [process for process in psutil.process_iter(["cmdline"]) if _is_worker(process, "worker:two/")]
     (machine,) = {psutil.Process(worker.ppid()) for worker in workers}
     for process in (machine, *workers):
         process.kill()

@@ -65,9 +65,9 @@ def test_a_batch_at_hand_behind_another_counts_as_queued(tmp_path: Path) -> None
         target = Target.parse(server.url)
         settings = LoadSettings(duration_s=0.01, warmup_s=0.0, arrivals="constant", clients=1)
         run_load(target, [RequestStream("m", 1000.0, 60_000.0)], settings)  # ten within 10 ms
-        said = target.statistics("m")
-    assert said is not None
-    queued_ms = said["inference_stats"]["queue"]["ns"] / 1e6
+        statistics = target.statistics("m")
+    assert statistics is not None
+    queued_ms = statistics["inference_stats"]["queue"]["ns"] / 1e6
     # Each waits for all before it, 40 ms a piece, less the 1 ms that it comes later. 40 ms of each, but for the first,
     # are spent at hand behind another.
     assert queued_ms > 0.85 * sum(39.0 * number for number in range(10))
@@ -83,6 +83,6 @@ def test_replicas_that_take_turns_run_one_batch_at_a_time(tmp_path: Path) -> Non
         outcome = run_load(Target.parse(server.url), streams, settings)
     a, b, c = outcome.results
     assert all(result.answered == result.sent >= 4 for result in outcome.results)
-    took = [one.server_mean_ms or 0.0 for one in (a, b, c)]
+    server_ms = [model.server_mean_ms or 0.0 for model in (a, b, c)]
     # Of five requests at once the last is answered after 200 ms, of two models by turns after 400.
-    assert took[0] + took[1] > 1.5 * 2.0 * took[2] > 0.0
+    assert server_ms[0] + server_ms[1] > 1.5 * 2.0 * server_ms[2] > 0.0

@@ -71,8 +71,8 @@ class Played:
     def see(self, rate_rps: float, *periods: ObservedLoad) -> None:
         async def judge() -> None:
             adapter = self.adapter(rate_rps)
-            for seen in periods:
-                await adapter.decide({"m": seen})
+            for load in periods:
+                await adapter.decide({"m": load})
 
         asyncio.run(judge())
 
@@ -117,8 +117,8 @@ def test_slowdowns_go_to_the_placer_and_add_up(player: Played) -> None:
     assert [load.slowdowns["m"] for load in player.asked] == pytest.approx([1.5, 3.0])
 
 
-def beside(seen: ObservedLoad, heavy: float, alone: float | None = None) -> ObservedLoad:
-    return replace(seen, neighbours=NeighbourCost(alone, {"heavy": heavy}))
+def beside(load: ObservedLoad, heavy: float, alone: float | None = None) -> ObservedLoad:
+    return replace(load, neighbours=NeighbourCost(alone, {"heavy": heavy}))
 
 
 def test_a_neighbour_that_slows_a_measured_model_is_corrected_as_a_pair(player: Played) -> None:
@@ -155,8 +155,8 @@ def test_a_load_that_no_map_bears_is_not_asked_about_again_and_again(
     async def judge() -> None:
         adapter = player.adapter(100.0)
         adapter._back_off = lambda: setattr(adapter, "_not_before", time.monotonic() + 60.0)  # type: ignore[method-assign]
-        for seen in [observe_window(200.0)] * 10 + [observe_window(400.0)] * 2:
-            await adapter.decide({"m": seen})
+        for load in [observe_window(200.0)] * 10 + [observe_window(400.0)] * 2:
+            await adapter.decide({"m": load})
 
     asyncio.run(judge())
     assert [load.rates_rps["m"] for load in player.asked] == pytest.approx(
@@ -172,7 +172,7 @@ def placed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def place_on(folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, asked: str) -> None:
+def place_on(folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, table: str) -> None:
     """Write a database with a model that takes 40 ms on the whole of a V100, and a map for what is asked of it."""
     rows = [
         ModelRow(
@@ -184,7 +184,7 @@ def place_on(folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, asked: st
     ]  # fmt: skip
     run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
     KernelDb.create(folder / "gpuprof-db").append(Run(run, models=rows))
-    (folder / "slo.csv").write_text(asked)
+    (folder / "slo.csv").write_text(table)
     monkeypatch.chdir(folder)
     monkeypatch.delenv("GPUPROF_DB", raising=False)
     assert main(["place", "-o", "first.json", "--gpus", gpus, "--max-batch", "1"]) == 0
@@ -229,10 +229,10 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     assert loaded.results[0].refused > 0
     assert loaded.results[0].in_slo < 0.9 * loaded.results[0].sent
     assert all(result.lost == result.failed == 0 for result in loaded.results)
-    asked = decisions(errors, "the placer is asked")
+    decided = decisions(errors, "the placer is asked")
     moved = decisions(errors, "another map is served")
     # On a machine that holds up the client, the requests that are late are counted before enough of them have come.
-    assert asked[0]["models"]["net"]["why"] in ("more requests than planned", "p99 passes the SLO")
+    assert decided[0]["models"]["net"]["why"] in ("more requests than planned", "p99 passes the SLO")
     assert moved[0]["started"]
     assert moved[0]["planned_rps"]["net"] > 12.0
     assert read_map(placed_folder / "new.json").models["net"].slo_ms == 800.0
@@ -242,8 +242,8 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
 def test_capacity_moves_between_services_of_one_model_as_the_load_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = "service,model,rate_rps,slo_ms\nquiet,net,2,1500\nbusy,net,9,1500\n"
-    place_on(tmp_path, monkeypatch, "v100:1", asked)
+    table = "service,model,rate_rps,slo_ms\nquiet,net,2,1500\nbusy,net,9,1500\n"
+    place_on(tmp_path, monkeypatch, "v100:1", table)
     first = read_map(tmp_path / "first.json")
     document = json.loads((tmp_path / "first.json").read_text())
     what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", "gpuprof-db", "--log", "json")
@@ -256,12 +256,12 @@ def test_capacity_moves_between_services_of_one_model_as_the_load_does(
                 return path.exists() and read_map(path).models["quiet"].rate_rps > 6.0
 
             assert eventually(has_moved, limit_s=300.0)
-            assert eventually(lambda: all(one.in_slo == one.sent for one in loaded.results[-2:]), limit_s=300.0)
+            assert eventually(lambda: all(row.in_slo == row.sent for row in loaded.results[-2:]), limit_s=300.0)
         server.stop()
     assert all(result.lost == result.failed == 0 for result in loaded.results)
-    assert {one.model for one in loaded.results} == {"quiet", "busy"}
+    assert {result.model for result in loaded.results} == {"quiet", "busy"}
     now = read_map(tmp_path / "new.json")
-    assert {name: one.source_model for name, one in now.models.items()} == {"quiet": "net", "busy": "net"}
+    assert {name: model.source_model for name, model in now.models.items()} == {"quiet": "net", "busy": "net"}
     assert now.predicted.gpus == first.predicted.gpus == 1
     # Half each is a good answer to both loads.
     assert _share_of(now, "quiet") >= _share_of(first, "quiet")
@@ -269,7 +269,7 @@ def test_capacity_moves_between_services_of_one_model_as_the_load_does(
 
 
 def _share_of(deployment: DeploymentMap, model: str) -> float:
-    return sum(one.sm_share_pct for *_, one in deployment.places() if one.model == model)
+    return sum(replica.sm_share_pct for *_, replica in deployment.places() if replica.model == model)
 
 
 def test_without_a_database_it_is_said_at_the_start(placed_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

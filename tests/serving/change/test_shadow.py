@@ -30,8 +30,8 @@ from tests.serving.test_reliability import Askers, figure
 pytestmark = serves_in_real_time
 
 
-def plan_standby(share_pct: float, order: WorkerOrder, others: list[float], cores: int = 4) -> Standby | None:
-    placed = [("n/d:0", "", share, 0) for share in (share_pct, *others)]
+def plan_standby(share_pct: float, order: WorkerOrder, shares: list[float], cores: int = 4) -> Standby | None:
+    placed = [("n/d:0", "", share, 0) for share in (share_pct, *shares)]
     plan = ReplicaPlan("m/0", 1, 0.0, (10.0,), place="n/d:0", share_pct=share_pct)
     return SpareResources(placed, tuple(range(cores))).standby(plan, order, 1, 10.0)
 
@@ -41,34 +41,34 @@ def on_cores(part: CpuSlice) -> WorkerOrder:
 
 
 def test_a_standby_has_ten_percent_more_of_the_cpu_first_of_its_own_cores() -> None:
-    got = plan_standby(20.0, on_cores(CpuSlice((0,), 0.8)), [])  # of 4 cores
-    assert got is not None and got.plan.share_pct == 30.0
-    (order,) = got.orders
+    standby = plan_standby(20.0, on_cores(CpuSlice((0,), 0.8)), [])  # of 4 cores
+    assert standby is not None and standby.plan.share_pct == 30.0
+    (order,) = standby.orders
     assert order.cores[0] == 0 and len(order.cores) == 2
     assert order.quota_cores == pytest.approx(1.2)
     assert order.threads == 2
-    amounts = {claim.resource: claim.amount for claim in got.claims}
+    amounts = {claim.resource: claim.amount for claim in standby.claims}
     assert amounts["core 0"] == pytest.approx(0.2)
     assert sum(amounts.values()) == pytest.approx(0.4)
 
 
 def test_a_standby_that_fills_its_cores_needs_no_quota() -> None:
-    got = plan_standby(40.0, on_cores(CpuSlice((1,), 0.8)), [50.0], cores=2)  # the other has core 0
-    assert got is not None
-    assert (got.orders[0].cores, got.orders[0].quota_cores) == ((1,), None)
+    standby = plan_standby(40.0, on_cores(CpuSlice((1,), 0.8)), [50.0], cores=2)  # the other has core 0
+    assert standby is not None
+    assert (standby.orders[0].cores, standby.orders[0].quota_cores) == ((1,), None)
 
 
 def test_a_standby_has_what_is_left_and_there_is_none_where_nothing_is_left() -> None:
     gpu = WorkerOrder("m", "1", "m.onnx", 1, gpu=GpuShare("GPU-1", 60.0), with_mps=True)
-    got = plan_standby(60.0, gpu, [34.0])
-    assert got is not None and got.orders[0].gpu == GpuShare("GPU-1", 66.0)
+    standby = plan_standby(60.0, gpu, [34.0])
+    assert standby is not None and standby.orders[0].gpu == GpuShare("GPU-1", 66.0)
     assert plan_standby(60.0, gpu, [40.0]) is None
 
 
 def test_a_simulated_standby_is_faster_in_proportion() -> None:
     order = WorkerOrder("m", "1", "", 1, provider=SIMULATED_PROVIDER, latency_ms=(10.0,))
-    got = plan_standby(40.0, order, [])
-    assert got is not None and got.orders[0].latency_ms == (8.0,) == got.plan.latency_ms
+    standby = plan_standby(40.0, order, [])
+    assert standby is not None and standby.orders[0].latency_ms == (8.0,) == standby.plan.latency_ms
 
 
 def decisions(text: str, event: str) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_a_standby_takes_over_from_a_replica_that_is_too_slow_for_its_load(tmp_p
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
         assert "2 workers" in server.line
         stream = RequestStream("m", 28.0, slo_ms)  # of 25, then 31, that it can serve
-        results = send_until(lambda found: found[0].in_slo >= 0.95 * found[0].sent, server, [stream])
+        results = send_until(lambda rows: rows[0].in_slo >= 0.95 * rows[0].sent, server, [stream])
         _, errors = server.stop()
     (decision,) = decisions(errors, "standby takes over")
     assert (decision["model"], decision["replica"]) == ("m", "m/0")

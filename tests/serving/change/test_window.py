@@ -19,11 +19,11 @@ def make_window(late: int, answered: int, refused: int = 0) -> ServiceWindow:
 
 def test_a_window_is_what_was_counted_meanwhile() -> None:
     before = count_answers([1.0] * 10, 5.0)
-    got = before.until(count_answers([1.0] * 10 + [4.0] * 6 + [40.0] * 2, 5.0, refused=2), 2.0)
-    assert (got.arrived, got.answered, got.late, got.refused) == (10, 8, 2, 2)
-    assert (got.rate_rps, got.goodput_rps) == (5.0, 3.0)
-    assert 3.0 < (got.percentile_ms(50.0) or 0.0) <= 5.0
-    assert 30.0 < (got.percentile_ms(99.0) or 0.0) <= 50.0
+    load = before.until(count_answers([1.0] * 10 + [4.0] * 6 + [40.0] * 2, 5.0, refused=2), 2.0)
+    assert (load.arrived, load.answered, load.late, load.refused) == (10, 8, 2, 2)
+    assert (load.rate_rps, load.goodput_rps) == (5.0, 3.0)
+    assert 3.0 < (load.percentile_ms(50.0) or 0.0) <= 5.0
+    assert 30.0 < (load.percentile_ms(99.0) or 0.0) <= 50.0
 
 
 def test_counts_of_replicas_add_up() -> None:

@@ -52,8 +52,10 @@ def test_envoy_takes_what_is_exported(tmp_path: Path) -> None:
     for listener in document["static_resources"]["listeners"]:
         del listener["filter_chains"][0]["transport_socket"]
     (path := tmp_path / "envoy.yaml").write_text(yaml.safe_dump(document))
-    done = subprocess.run([find_envoy(), "--mode", "validate", "-c", path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        [find_envoy(), "--mode", "validate", "-c", path], capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_what_is_no_envoy_is_refused(tmp_path: Path) -> None:
@@ -69,8 +71,8 @@ def test_what_is_no_envoy_is_refused(tmp_path: Path) -> None:
 def server(tmp_path: Path) -> Iterator[RunningServer]:
     with running(
         tmp_path, map_of({"m": "null:4"}, [replica("m")]), "--grpc-port", "0", "--public", "--insecure"
-    ) as own:
-        yield own
+    ) as tls_server:
+        yield tls_server
 
 
 def edge_of(server: RunningServer) -> psutil.Process | None:

@@ -153,7 +153,7 @@ def test_replicas_of_an_unshared_gpu_are_sent_to_mps_without_a_percentage(monkey
     document["nodes"][0]["gpus"][0]["device"] = "h100"
     document["nodes"][0]["gpus"][0]["partitions"][0]["unshared"] = True
     planned = serving_plan.plan_workers(parse_map(document, "test"), Path(), "g", shadow_pct=10.0)
-    orders = [order for one in planned for order in one.orders]
+    orders = [order for plan in planned for order in plan.orders]
     assert all(order.with_mps and order.gpu is not None for order in orders)
     assert [order.gpu.environment(MpsDaemon("/pipes")) for order in orders if order.gpu is not None] == [
         {
@@ -163,4 +163,4 @@ def test_replicas_of_an_unshared_gpu_are_sent_to_mps_without_a_percentage(monkey
         },
         {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_MPS_PIPE_DIRECTORY": "/pipes"},
     ]
-    assert [one.standby for one in planned] == [None, None]  # nothing is left to give a standby more of
+    assert [plan.standby for plan in planned] == [None, None]  # nothing is left to give a standby more of

@@ -49,8 +49,8 @@ class HeldModel:
 
     def submit(self, inference: Inference) -> None:
         self.waiting.append(inference)
-        asked = inference.rows, inference.wanted, inference.deadline_ms, inference.priority, inference.batch_key
-        self.noted.append((asked, inference.client, inference.traceparent))
+        request = inference.rows, inference.wanted, inference.deadline_ms, inference.priority, inference.batch_key
+        self.noted.append((request, inference.client, inference.traceparent))
 
     def answer(self) -> None:
         """Answer all that wait, the last first."""

@@ -218,10 +218,10 @@ def test_a_request_that_would_be_late_is_refused_before_its_tensors_are_received
 
 
 def test_the_edge_says_who_the_client_is_and_when_its_request_began(api: HttpApi, echo: list[HttpHead]) -> None:
-    seen: list[tuple[str, float]] = []
+    peers: list[tuple[str, float]] = []
 
     def answer(client: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
-        seen.append((client.peer, time.monotonic() - received.arrived))
+        peers.append((client.peer, time.monotonic() - received.arrived))
         client.respond(200, b"x", b"")
 
     api._find_path = lambda head: Route(answer, reads_body=True)  # type: ignore[method-assign]
@@ -229,8 +229,8 @@ def test_the_edge_says_who_the_client_is_and_when_its_request_began(api: HttpApi
         arrived = time.time() - 5.0 - number
         head = HEAD_OF_FOUR[:-2] + b"x-gpuprof-client: 192.0.2.%d\r\n" % (number // 2)
         ask_in_pieces(api, head + b"x-gpuprof-arrived: %.6f\r\n\r\n0000" % arrived, 1000)
-    assert [peer for peer, _ in seen] == ["192.0.2.0", "192.0.2.0", "192.0.2.1"]
-    assert [round(age_s) for _, age_s in seen] == [5, 6, 7]
+    assert [peer for peer, _ in peers] == ["192.0.2.0", "192.0.2.0", "192.0.2.1"]
+    assert [round(age_s) for _, age_s in peers] == [5, 6, 7]
     assert len(api.cached_heads) == 2  # the time is no part of what is compared
 
 
@@ -264,17 +264,17 @@ HEAD_OF_FOUR = b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
 @pytest.fixture
 def echo(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> list[HttpHead]:
     """Have the server give back bodies; what is returned fills with the heads that were looked up."""
-    found: list[HttpHead] = []
+    heads: list[HttpHead] = []
 
     def answer(client: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
         client.respond(200, b"x", bytes(received.body.data))
 
     def find(head: HttpHead) -> Route:
-        found.append(head)
+        heads.append(head)
         return Route(answer, reads_body=True)
 
     monkeypatch.setattr(api, "_find_path", find)
-    return found
+    return heads
 
 
 def ask_in_pieces(api: HttpApi, stream: bytes, size: int) -> bytes:
@@ -303,10 +303,10 @@ def test_requests_whose_head_came_before_get_their_own_bodies_however_they_are_s
     answers = [part.partition(b"\r\n\r\n")[2] for part in written.split(b"HTTP/1.1 200 OK")[1:]]
     assert answers == bodies
     assert list(api.cached_heads) == [HEAD_OF_FOUR]
-    found = len(echo)
+    head_count = len(echo)
     api.forget_routes()
     ask_in_pieces(api, HEAD_OF_FOUR + b"0000", 1000)
-    assert len(echo) == found + 1  # the models have changed: found anew
+    assert len(echo) == head_count + 1  # the models have changed: found anew
 
 
 def test_a_head_that_came_before_is_not_parsed_or_looked_up_again(

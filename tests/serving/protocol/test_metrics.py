@@ -21,15 +21,15 @@ pytestmark = serves_in_real_time
 
 
 def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    by_name: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
+            by_name.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return by_name
 
 
-def total(found: list[tuple[dict[str, str], float]], **wanted: str) -> float:
-    return sum(value for labels, value in found if wanted.items() <= labels.items())
+def total(rows: list[tuple[dict[str, str], float]], **wanted: str) -> float:
+    return sum(value for labels, value in rows if wanted.items() <= labels.items())
 
 
 def test_figures_are_told_apart_by_model_replica_and_mig_instance(tmp_path: Path) -> None:
@@ -44,32 +44,34 @@ def test_figures_are_told_apart_by_model_replica_and_mig_instance(tmp_path: Path
         for _ in range(6):
             assert server.infer("a", [1.0])[0] == 200
         assert server.infer("b", [1.0])[0] == 200
-        got = samples(server.get("/metrics")[1].decode())
-    assert total(got["gpuprof_requests_total"], model="a", outcome="in_slo") == 6
-    by_replica = got["gpuprof_replica_requests_total"]
+        metrics = samples(server.get("/metrics")[1].decode())
+    assert total(metrics["gpuprof_requests_total"], model="a", outcome="in_slo") == 6
+    by_replica = metrics["gpuprof_replica_requests_total"]
     first, second = (total(by_replica, replica=name, outcome="in_slo") for name in ("a/0", "a/1"))
     assert (first, second) == (3, 3)
     assert {labels["mig"] for labels, _ in by_replica} == {"3g.40gb@0", "3g.40gb@4"}
-    slowed = {(labels["model"], labels["beside"]): value for labels, value in got["gpuprof_neighbour_slowdown_ratio"]}
+    slowed = {
+        (labels["model"], labels["beside"]): value for labels, value in metrics["gpuprof_neighbour_slowdown_ratio"]
+    }
     assert set(slowed) == {("a", "b"), ("b", "a")} and min(slowed.values()) > 0.0
     assert total(by_replica, mig="3g.40gb@0", outcome="in_slo") == first + 1
     assert total(by_replica, mig="3g.40gb@4", place="n/sim:a100-80:0", outcome="in_slo") == second
-    assert total(got["gpuprof_place_share_ratio"], mig="3g.40gb@0") == 1.0
-    assert total(got["gpuprof_replica_busy_seconds_total"], mig="3g.40gb@4") > 0.0
-    assert total(got["gpuprof_replica_share_ratio"], replica="a/0") == 0.6
-    assert total(got["gpuprof_replica_planned_rps"], replica="a/0") == 50.0
+    assert total(metrics["gpuprof_place_share_ratio"], mig="3g.40gb@0") == 1.0
+    assert total(metrics["gpuprof_replica_busy_seconds_total"], mig="3g.40gb@4") > 0.0
+    assert total(metrics["gpuprof_replica_share_ratio"], replica="a/0") == 0.6
+    assert total(metrics["gpuprof_replica_planned_rps"], replica="a/0") == 50.0
 
 
 def test_stages_have_histograms(tmp_path: Path) -> None:
     with running(tmp_path, map_of({"m": "null:4"}, [replica("m", latency_ms=20.0)]), "--simulate") as server:
         assert server.infer("m", [1.0])[0] == 200
-        got = samples(server.get("/metrics")[1].decode())
-    buckets = got["gpuprof_stage_latency_seconds_bucket"]
+        metrics = samples(server.get("/metrics")[1].decode())
+    buckets = metrics["gpuprof_stage_latency_seconds_bucket"]
     assert total(buckets, stage="infer", le="0.01") == 0
     assert total(buckets, stage="infer", le="0.05") == total(buckets, stage="infer", le="+Inf") == 1
-    assert total(got["gpuprof_stage_latency_seconds_count"], stage="queue") == 1
-    assert 0.019 < total(got["gpuprof_stage_latency_seconds_sum"], stage="infer") < 0.03
-    assert total(got["gpuprof_replica_latency_seconds_count"], replica="m/0") == 1
+    assert total(metrics["gpuprof_stage_latency_seconds_count"], stage="queue") == 1
+    assert 0.019 < total(metrics["gpuprof_stage_latency_seconds_sum"], stage="infer") < 0.03
+    assert total(metrics["gpuprof_replica_latency_seconds_count"], replica="m/0") == 1
 
 
 def test_what_the_router_expects_and_what_it_refused_are_told_with_the_reason(tmp_path: Path) -> None:
@@ -77,19 +79,22 @@ def test_what_the_router_expects_and_what_it_refused_are_told_with_the_reason(tm
     with running(tmp_path, map_of({"m": "null:4"}, [planned]), "--simulate", "--grpc-port", "0") as server:
         assert server.infer("m", [1.0, 2.0])[0] == 400
         assert server.get("/v2/models/nobody")[0] == 404
-        got = samples(server.get("/metrics")[1].decode())
-        told = server.get("/v2/health/ready")[1]
-    estimates = got["gpuprof_batch_estimate_seconds"]
+        metrics = samples(server.get("/metrics")[1].decode())
+        health = server.get("/v2/health/ready")[1]
+    estimates = metrics["gpuprof_batch_estimate_seconds"]
     assert {(labels["replica"], labels["size"], value) for labels, value in estimates} == {
         ("m/0", "1", 0.02),
         ("m/0", "2", 0.03),
     }
-    refused = {(one["protocol"], one["status"], one["reason"]): n for one, n in got["gpuprof_refused_requests_total"]}
+    refused = {
+        (labels["protocol"], labels["status"], labels["reason"]): n
+        for labels, n in metrics["gpuprof_refused_requests_total"]
+    }
     assert refused == {("http", "400", "bad request"): 1, ("http", "404", "not found"): 1}
-    assert told["refused"] == {"bad request": 1, "not found": 1}
-    assert told["estimates"] == {"least_of_planned": 1.0, "most_of_planned": 1.0}
-    assert told["stalls"].keys() == {"count", "longest_s"}
-    assert told["edge_restarts"] == 0 and total(got["gpuprof_edge_restarts_total"]) == 0
+    assert health["refused"] == {"bad request": 1, "not found": 1}
+    assert health["estimates"] == {"least_of_planned": 1.0, "most_of_planned": 1.0}
+    assert health["stalls"].keys() == {"count", "longest_s"}
+    assert health["edge_restarts"] == 0 and total(metrics["gpuprof_edge_restarts_total"]) == 0
 
 
 class BusyNvml(PlayedNvml):
@@ -109,14 +114,14 @@ class BusyNvml(PlayedNvml):
 
 def test_nvml_says_how_busy_gpus_are() -> None:
     figures = local_gpu_figures(BusyNvml())
-    whole = [one for one in figures if not one.mig]
-    parts = [one for one in figures if one.mig]
-    assert [one.sm_ratio for one in whole] == [0.37] * len(whole) and len(whole) == 2
-    assert all(one.sm_ratio is None for one in parts) and parts
+    whole = [figure for figure in figures if not figure.mig]
+    parts = [figure for figure in figures if figure.mig]
+    assert [figure.sm_ratio for figure in whole] == [0.37] * len(whole) and len(whole) == 2
+    assert all(figure.sm_ratio is None for figure in parts) and parts
     text = generate_latest(RouterCollector(Router(Arena(1 << 16)), lambda: figures)).decode()
-    got = samples(text)
-    assert total(got["gpuprof_gpu_sm_ratio"], gpu="0") == 0.37
-    assert total(got["gpuprof_gpu_memory_bytes"], uuid=parts[0].uuid) == 1 << 30
+    metrics = samples(text)
+    assert total(metrics["gpuprof_gpu_sm_ratio"], gpu="0") == 0.37
+    assert total(metrics["gpuprof_gpu_memory_bytes"], uuid=parts[0].uuid) == 1 << 30
 
 
 def test_without_gpus_there_are_no_figures_of_them() -> None:

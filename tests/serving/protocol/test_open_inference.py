@@ -27,8 +27,8 @@ def test_what_is_not_left_out_of_the_protocol_is_numbered_as_in_tritons_own_mess
     protocol_pool().FindFileByName("open_inference.proto").CopyToProto(file)
     for message in file.message_type:
         theirs = getattr(service_pb2, message.name, None) or getattr(model_config_pb2, message.name)
-        own = message_class(message.name).DESCRIPTOR
-        for field in own.fields:
+        message_type = message_class(message.name).DESCRIPTOR
+        for field in message_type.fields:
             assert field.number == theirs.DESCRIPTOR.fields_by_name[field.name].number
             assert field.type == theirs.DESCRIPTOR.fields_by_name[field.name].type
 

@@ -31,9 +31,9 @@ def read_body(head: object, binary: bytes = b"", offset: int | None = None) -> A
 
 
 def test_json_inputs_become_bytes_in_the_order_of_the_model() -> None:
-    got = read_body({"id": "7", "inputs": [S, X], "parameters": {"timeout": 5000, "priority": 2}})
-    assert [bytes(tensor.data) for tensor in got.inputs] == [struct.pack("2f", 1, 2), b"\x02\x00\x00\x00\xc3\xa9"]
-    assert (got.id, got.rows, got.timeout_ms, got.priority) == ("7", 1, 5.0, 2)
+    request = read_body({"id": "7", "inputs": [S, X], "parameters": {"timeout": 5000, "priority": 2}})
+    assert [bytes(tensor.data) for tensor in request.inputs] == [struct.pack("2f", 1, 2), b"\x02\x00\x00\x00\xc3\xa9"]
+    assert (request.id, request.rows, request.timeout_ms, request.priority) == ("7", 1, 5.0, 2)
 
 
 def test_how_urgent_a_request_is_can_be_read_of_its_json_alone() -> None:
@@ -48,9 +48,9 @@ def test_how_urgent_a_request_is_can_be_read_of_its_json_alone() -> None:
 def test_nested_data_is_flattened() -> None:
     nested = {**X, "shape": [2, 2], "data": [[1, 2], [3, 4]]}
     two = {**S, "shape": [2, 1], "data": [["a"], ["b"]]}
-    got = read_body({"inputs": [nested, two]})
-    assert got.rows == 2
-    assert bytes(got.inputs[0].data) == struct.pack("4f", 1, 2, 3, 4)
+    request = read_body({"inputs": [nested, two]})
+    assert request.rows == 2
+    assert bytes(request.inputs[0].data) == struct.pack("4f", 1, 2, 3, 4)
 
 
 def test_binary_tensors_follow_in_the_order_of_the_request_and_stay_in_the_arena() -> None:
@@ -165,9 +165,9 @@ def test_an_answer_in_json() -> None:
 def test_an_answer_has_the_outputs_that_were_asked_for_in_their_order_and_form() -> None:
     outputs = [{"name": "t", "parameters": {"binary_data": True}}, {"name": "y"}]
     text, binary = write_response(SPEC, read_body({"inputs": [X, S], "outputs": outputs}), OUTPUTS)
-    said = orjson.loads(text)["outputs"]
-    assert [entry["name"] for entry in said] == ["t", "y"]
-    assert said[0]["parameters"] == {"binary_data_size": 5}
+    answered = orjson.loads(text)["outputs"]
+    assert [entry["name"] for entry in answered] == ["t", "y"]
+    assert answered[0]["parameters"] == {"binary_data_size": 5}
     assert binary == [OUTPUTS[1].data]
 
 
@@ -181,8 +181,8 @@ def test_a_tensor_of_strings_may_have_only_so_many_however_it_comes() -> None:
     spec = ModelSpec("m", "1", "test", (TensorSpec("s", "BYTES", (-1, -1)),), (), 4)
     entry = {"name": "s", "datatype": "BYTES", "shape": [1, many]}
     binary = {**entry, "parameters": {"binary_data_size": 4 * many}}
-    for one, tensor in (({**entry, "data": [""]}, b""), (binary, bytes(4 * many))):
-        text = orjson.dumps({"inputs": [one]})
+    for written, tensor in (({**entry, "data": [""]}, b""), (binary, bytes(4 * many))):
+        text = orjson.dumps({"inputs": [written]})
         with pytest.raises(RefusedError, match=f"may have {MAX_STRINGS} strings but got {many}"):
             read_request(spec, RequestBody(text + tensor, len(text)))
 
@@ -258,7 +258,7 @@ def test_a_body_without_json_is_the_only_input(
     spec = ModelSpec("m", "1", "test", (tensor,), (TensorSpec("y", "FP32", (-1, 2)),), max_batch)
     request = read_request(spec, RequestBody(data, 0))
     assert (request.rows, request.binary) == (1, None)
-    assert [(own.shape, bytes(own.data)) for own in request.inputs] == [(shape, sent)]
+    assert [(decoded.shape, bytes(decoded.data)) for decoded in request.inputs] == [(shape, sent)]
 
 
 @pytest.mark.parametrize(("shape", "size"), [((-1, 2), 9), ((-1, -1, -1), 8)])

@@ -87,9 +87,9 @@ def test_what_is_known_is_not_read_again_and_only_so_much_is_known(monkeypatch: 
     def ask(number: int, value: float) -> bytes:
         entries = [entry(NUMBERS[0], 1, 8), entry(NUMBERS[1], 1, 1)]
         text = orjson.dumps({"id": str(number), "inputs": entries})
-        got = reader.read_request(RequestBody(text + struct.pack("<ff", value, value) + b"x", len(text)))
-        assert got.id == str(number)
-        return bytes(got.inputs[0].data) if not isinstance(got.inputs[0].data, tuple) else b""
+        request = reader.read_request(RequestBody(text + struct.pack("<ff", value, value) + b"x", len(text)))
+        assert request.id == str(number)
+        return bytes(request.inputs[0].data) if not isinstance(request.inputs[0].data, tuple) else b""
 
     assert [ask(1, value) for value in (1.0, 2.0)] == [struct.pack("<ff", *2 * [value]) for value in (1.0, 2.0)]
     assert len(read) == 1

@@ -45,14 +45,14 @@ def test_neighbours_are_those_that_ran_on_the_same_device_or_instance() -> None:
         model_of("heavy", served_replica("heavy/0", "n/0", 8.0), served_replica("heavy/1", "n/1", 8.0, mig="1g@1")),
         model_of("idle", served_replica("idle/0", "n/0", 8.0, count=0)),
     ]
-    times = {(one.model, one.beside): one.took_ns / one.predicted_ns for one in list_replica_times(models)}
+    times = {(row.model, row.beside): row.took_ns / row.predicted_ns for row in list_replica_times(models)}
     assert times == {("a", ("heavy",)): 2.0, ("a", ()): 1.0, ("heavy", ("a",)): 1.0, ("heavy", ()): 1.0}
 
 
 def test_only_what_came_since_counts() -> None:
     (model,) = models = [model_of("a", served_replica("a/0", "n/0", 16.0))]
     earlier = {"a/0": {2: (6, int(6 * 8e6))}}  # the first six took 8 ms each, the last four the rest
-    (one,) = list_replica_times(models, earlier)
-    assert one.took_ns / one.predicted_ns == pytest.approx((160.0 - 48.0) / 32.0)
+    (row,) = list_replica_times(models, earlier)
+    assert row.took_ns / row.predicted_ns == pytest.approx((160.0 - 48.0) / 32.0)
     assert list_replica_times(models, {"a/0": {2: (10, int(160e6))}}) == []
-    assert model.name == one.model
+    assert model.name == row.model

@@ -16,7 +16,7 @@ def request(name: Any, priority: int = 0, arrived: float = 0.0, deadline_ms: flo
 
 
 def names(requests: Any) -> list[Any]:
-    return [one.wanted[0] for one in requests]
+    return [request.wanted[0] for request in requests]
 
 
 def test_one_client_s_requests_go_as_they_came() -> None:
@@ -81,5 +81,5 @@ def test_what_is_said_to_go_before_a_request_does_and_nothing_is_lost(coming: li
     left = names(queue)
     for client in "abc":
         for priority in range(3):
-            own = [number for number in left if coming[number] == (client, priority)]
-            assert own == sorted(own)
+            numbers = [number for number in left if coming[number] == (client, priority)]
+            assert numbers == sorted(numbers)

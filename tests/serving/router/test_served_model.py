@@ -39,10 +39,10 @@ def play(scene: Scene, rule: RoutingRule, replicas: int = 1) -> None:
 
 
 def fill(model: ServedModel, count: int, deadline_ms: float = 1e6) -> list[Inference]:
-    asked = [inference(number, deadline_ms=deadline_ms) for number in range(count)]
-    for one in asked:
-        model.submit(one)
-    return asked
+    inferences = [inference(number, deadline_ms=deadline_ms) for number in range(count)]
+    for request in inferences:
+        model.submit(request)
+    return inferences
 
 
 def refuse_early(model: ServedModel, timeout_ms: float | None = None, priority: int = 0) -> bool:
@@ -70,7 +70,7 @@ def test_what_is_foreseen_is_what_submit_would_say() -> None:
                 received = refuse_early(model, timeout_ms)
                 request = inference(0, deadline_ms=timeout_ms or SLO_MS)
                 assert is_refused(model, request) is not received
-                model.replicas[0]._queue.remove(lambda one, request=request: one is request)  # type: ignore[misc]
+                model.replicas[0]._queue.remove(lambda queued, request=request: queued is request)  # type: ignore[misc]
             fill(model, 1)
         assert not refuse_early(model) and refuse_early(model, 1e6)
         assert model.statistics.refused > 40
@@ -197,25 +197,25 @@ def _done(*_: Any) -> None:
 
 def test_requests_whose_clients_have_gone_wait_for_no_worker() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        asked = fill(model, 3)
+        inferences = fill(model, 3)
         workers[0].die()
         assert model.in_flight == 3
-        for one in asked[:2]:
-            one.cancelled = True
+        for request in inferences[:2]:
+            request.cancelled = True
         model.forget_cancelled()
         assert model.in_flight == 1
         workers[0].come_back()
-        assert workers[0].names() == [[asked[2].wanted]]
+        assert workers[0].names() == [[inferences[2].wanted]]
 
     play(scene, FastestFirst())
 
 
 def test_requests_whose_clients_have_gone_do_not_keep_a_replica_that_takes_no_more() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        asked = fill(model, 5)
+        inferences = fill(model, 5)
         model.retire_replica(model.replicas[0])
-        for one in asked:
-            one.cancelled = True
+        for request in inferences:
+            request.cancelled = True
         model.forget_cancelled()
         assert model.in_flight == sum(len(batch.inferences) for batch in workers[0].sent)
 

@@ -32,7 +32,7 @@ class FakeWorker:
 
     def can_prefetch(self, prefetch_ms: float) -> bool:
         self.prefetch_ms = prefetch_ms
-        suspects = self.stages_ahead and any(one.deaths for batch in self.sent for one in batch.inferences)
+        suspects = self.stages_ahead and any(inference.deaths for batch in self.sent for inference in batch.inferences)
         return self.is_ready and len(self.sent) < 2 and not suspects
 
     @property
@@ -356,11 +356,11 @@ def test_what_is_tried_alone_takes_turns_with_other_clients() -> None:
 
 def test_a_request_whose_client_has_gone_is_not_served() -> None:
     async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        gone = inference(1)
+        cancelled = inference(1)
         replica.submit(inference(0))
-        replica.submit(gone)
-        gone.cancelled = True
-        assert replica.drop_cancelled() == [gone]
+        replica.submit(cancelled)
+        cancelled.cancelled = True
+        assert replica.drop_cancelled() == [cancelled]
         assert replica.waiting_rows == 1
 
     play(scene)

@@ -31,7 +31,7 @@ def test_slots_that_are_out_at_the_same_time_never_overlap_and_keep_what_they_ha
             assert slot.size >= size and slot.offset + slot.size <= arena.capacity
             arena.view(slot.offset, slot.size)[:] = bytes([mark]) * slot.size
             out.append((slot, mark))
-        assert all(bytes(arena.view(one.offset, one.size)) == bytes([mark]) * one.size for one, mark in out)
+        assert all(bytes(arena.view(block.offset, block.size)) == bytes([mark]) * block.size for block, mark in out)
     assert arena.used == sum(slot.size for slot, _ in out)
     for slot, _ in out:
         arena.give_back(slot)

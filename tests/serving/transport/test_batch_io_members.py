@@ -35,7 +35,7 @@ def test_outputs_go_back_to_the_requests_that_they_are_of() -> None:
     parts = [_part(0, 1), _part(1, 2), _part(0, 1), _part(1, 1)]
     outputs = [np.arange(4, dtype=np.float32).reshape(2, 2), np.arange(30, 33, dtype=np.float32).reshape(3, 1)]
     described, payload = BatchOutputs(SPEC, NO_ARENA).scatter(parts, [0, 1], outputs)
-    assert [[(position, shape) for position, shape, *_ in one] for one in described] == [
+    assert [[(position, shape) for position, shape, *_ in members] for members in described] == [
         [(0, [1, 2])],
         [(1, [2, 1])],
         [(0, [1, 2])],

@@ -51,12 +51,12 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
     directory = tmp_path_factory.mktemp("papers")
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1", "localhost")
-    found = Papers(directory / "ca.pem", directory / "chain.pem", directory / "key.pem")
-    authority.cert_pem.write_to_path(found.authority)
-    certificate.cert_chain_pems[0].write_to_path(found.chain)
-    certificate.private_key_pem.write_to_path(found.key)
-    found.key.chmod(0o600)
-    return found
+    files = Papers(directory / "ca.pem", directory / "chain.pem", directory / "key.pem")
+    authority.cert_pem.write_to_path(files.authority)
+    certificate.cert_chain_pems[0].write_to_path(files.chain)
+    certificate.private_key_pem.write_to_path(files.key)
+    files.key.chmod(0o600)
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,8 @@ def test_grpc_asks_for_the_token_in_its_metadata(server: RunningServer, papers: 
         with pytest.raises(triton_grpc.InferenceServerException, match="does not have the token") as refused:
             client.get_model_metadata("m")
         assert refused.value.status() == str(grpc.StatusCode.UNAUTHENTICATED)
-        said = {"authorization": f"Bearer {TOKEN}"}
-        assert client.get_model_metadata("m", headers=said).name == "m"
+        metadata = {"authorization": f"Bearer {TOKEN}"}
+        assert client.get_model_metadata("m", headers=metadata).name == "m"
 
 
 def test_listening_where_others_can_reach_it_needs_both() -> None:
@@ -189,11 +189,11 @@ def test_a_certificate_needs_its_own_key(papers: Papers, tmp_path: Path) -> None
         server_security(None, papers.chain, None)
     with pytest.raises(InputError, match="not a certificate and its key"):
         server_security(None, papers.key, papers.chain)
-    other = tmp_path / "other.pem"
-    trustme.CA().issue_cert("127.0.0.1").private_key_pem.write_to_path(other)
-    other.chmod(0o640)
+    path = tmp_path / "other.pem"
+    trustme.CA().issue_cert("127.0.0.1").private_key_pem.write_to_path(path)
+    path.chmod(0o640)
     with pytest.raises(InputError, match="not a certificate and its key"):
-        server_security(None, papers.chain, other)
+        server_security(None, papers.chain, path)
     with pytest.raises(InputError, match="holds no certificate"):
         client_context(papers.key)
 
@@ -204,8 +204,8 @@ class RecordingPeer:
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
 
-    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
-        self.said.append(said)
+    def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
+        self.said.append(hello)
         connection.send(FrameKind.WELCOME, "in")
 
     def receive(self, frame: Frame) -> None:
@@ -215,9 +215,9 @@ class RecordingPeer:
         pass
 
 
-def first_answer(key: RendezvousKey, who: str) -> Any:
+def first_answer(key: RendezvousKey, peer: str) -> Any:
     """Return what the rendezvous says to somebody who comes; None when it closes."""
-    stream = join_rendezvous(key, who, {})
+    stream = join_rendezvous(key, peer, {})
     frame = stream.receive()
     stream.close()
     return None if frame is None else frame.head

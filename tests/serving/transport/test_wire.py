@@ -17,13 +17,13 @@ MESSAGES = st.lists(st.tuples(st.sampled_from(list(FrameKind)), st.lists(st.inte
 
 def receive_frames(buffer: FrameBuffer, data: bytes) -> list[tuple[int, object, bytes]]:
     """Put ``data`` into the buffer, as a socket does, and return the frames that come out."""
-    got = []
+    frames = []
     while data:
         room = buffer.free_view()
         count = min(len(room), len(data))
         room[:count], data = data[:count], data[count:]
-        got += [(frame.kind, frame.head, bytes(frame.payload)) for frame in buffer.take(count)]
-    return got
+        frames += [(frame.kind, frame.head, bytes(frame.payload)) for frame in buffer.take(count)]
+    return frames
 
 
 @given(MESSAGES, st.integers(1, 50))
@@ -32,10 +32,10 @@ def test_frames_survive_any_way_of_cutting_the_stream(
 ) -> None:
     stream = b"".join(b"".join(map(bytes, encode_frame(kind, head, [data]))) for kind, head, data in messages)
     buffer = FrameBuffer()
-    got = []
+    frames = []
     for start in range(0, len(stream), step):
-        got += receive_frames(buffer, stream[start : start + step])
-    assert got == messages
+        frames += receive_frames(buffer, stream[start : start + step])
+    assert frames == messages
 
 
 def test_frames_that_outgrow_the_buffer_stand_among_small_ones() -> None:

@@ -39,8 +39,8 @@ def test_bound_inputs_give_what_unbound_ones_give(tmp_path: Path) -> None:
         inputs = [np.array(rows, np.int64)]
         staged = runtime.stage(inputs)
         assert staged.binding is not None
-        (expected,), (found,) = plain.run(inputs, [0]), runtime.run_staged(staged, [0])
-        assert found.dtype == expected.dtype and found.tolist() == expected.tolist()
+        (expected,), (actual,) = plain.run(inputs, [0]), runtime.run_staged(staged, [0])
+        assert actual.dtype == expected.dtype and actual.tolist() == expected.tolist()
 
 
 def test_only_the_wanted_outputs_are_bound(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_output_that_the_model_lists_twice_is_served_once(tmp_path: Path) -> 
     model.graph.output.append(model.graph.output[0])
     save(model, path)
     runtime = OnnxRuntime("m", "1", path, 2, 1, CPU)
-    assert [one.name for one in runtime.spec.outputs] == ["y"] and runtime.spec.max_batch == 2
+    assert [output.name for output in runtime.spec.outputs] == ["y"] and runtime.spec.max_batch == 2
     assert len(runtime.run([np.ones((1, 4), np.float32)], [0])) == 1
 
 
@@ -115,11 +115,11 @@ def test_partial_batches_of_convolutions_are_filled_up_and_what_fills_them_is_dr
     batch = np.random.default_rng(rows).standard_normal((rows, 2, 5, 5)).astype(np.float32)
     shapes: list[Any] = []
     monkeypatch.setattr(runtime, "_session", spy := SpiedSession(runtime._session, shapes))
-    (found,) = runtime.run([batch], [0])
+    (output,) = runtime.run([batch], [0])
     assert spy.shapes == [[4, 2, 5, 5]], "the runtime makes its plans anew for another shape"
     (expected,) = OnnxRuntime("m", "1", tmp_path / "m.onnx", 4, 1, CPU).run([batch], [0])
-    assert found.shape == (rows, 3, 1, 1)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert output.shape == (rows, 3, 1, 1)
+    np.testing.assert_allclose(output, expected, rtol=1e-5)
 
 
 def test_other_models_get_their_partial_batches_as_they_are(tmp_path: Path) -> None:
@@ -191,19 +191,19 @@ def answers(runtime: Runtime, how: Any, values: list[float]) -> list[tuple[int, 
         router.send(FrameKind.RUN, [number, [[1, [[[1, 1], INLINE, 4]], None, None]]], [data])
         if not number:
             router.send(FrameKind.PING, None)
-    got = []
+    answered = []
     for _ in range(len(values) + 1):
         frame = router.receive()
         assert frame is not None
         if frame.kind == FrameKind.DONE:
-            got.append((frame.kind, (frame.head[0], float(np.frombuffer(frame.payload, np.float32)[0]))))
+            answered.append((frame.kind, (frame.head[0], float(np.frombuffer(frame.payload, np.float32)[0]))))
         else:
-            got.append((frame.kind, frame.head))
+            answered.append((frame.kind, frame.head))
     ours.close()
     worker.join(20.0)
     assert not worker.is_alive()
     theirs.close()
-    return got
+    return answered
 
 
 def test_the_next_batch_is_copied_while_one_is_computed_and_answers_keep_their_order() -> None:
@@ -219,5 +219,7 @@ def test_the_next_batch_is_copied_while_one_is_computed_and_answers_keep_their_o
 
 def test_both_ways_of_serving_answer_the_same() -> None:
     values = [float(number) for number in range(20)]
-    one, other = (answers(NullRuntime("m", "1", 4, 1), how, values) for how in (serve_one_by_one, serve_overlapped))
-    assert one == other
+    plain, overlapped = (
+        answers(NullRuntime("m", "1", 4, 1), how, values) for how in (serve_one_by_one, serve_overlapped)
+    )
+    assert plain == overlapped

@@ -37,7 +37,7 @@ ORDER = {
 def router(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The router's end of the connection of the worker that is worked next, in this process."""
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(worker, "join_rendezvous", lambda key, number, said: BlockingStream(theirs))
+    monkeypatch.setattr(worker, "join_rendezvous", lambda key, number, hello: BlockingStream(theirs))
     monkeypatch.setattr(worker, "gc", SimpleNamespace(collect=list, freeze=list))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     with ours, theirs:
@@ -110,7 +110,7 @@ class _Router:
         self._connection: FrameConnection | None = None
         self.answered: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
 
-    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+    def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
         self._connection = connection
         connection.send(FrameKind.RUN, self._order.to_message())
 
