@@ -57,22 +57,22 @@ def in_prediction(**values: object) -> Edit:
 
 def _scaled_prediction(name: str, factor: float) -> Edit:
     def edit(content: dict[str, Any]) -> None:
-        said = replica(content)["predicted"]
-        said[name] = said[name] * factor
+        predicted = replica(content)["predicted"]
+        predicted[name] = predicted[name] * factor
 
     return edit
 
 
 def _scaled_times(factor: float, *, which: slice = slice(None), also_latency: bool = False) -> Edit:
     def edit(content: dict[str, Any]) -> None:
-        one = replica(content)
-        times = one["batch_latency_ms"]
+        edited = replica(content)
+        times = edited["batch_latency_ms"]
         times[which] = [factor * ms for ms in times[which]]
         if also_latency:  # consistent with itself: only an estimator can tell
-            said = one["predicted"]
-            said["latency_ms"] *= factor
-            said["throughput_rps"] /= factor
-            said["latency_ms_interval"] = said["throughput_rps_interval"] = None
+            predicted = edited["predicted"]
+            predicted["latency_ms"] *= factor
+            predicted["throughput_rps"] /= factor
+            predicted["latency_ms_interval"] = predicted["throughput_rps_interval"] = None
 
     return edit
 

@@ -56,7 +56,7 @@ class CurvedEstimator:
             raise InputError(f"{model} was not measured at batch {batch}")
         slower = 1.0 + self.spread * int(model[1:] or 0)
         alone = self.start_ms + slower * self.each_ms * batch**self.bend / device.fraction(share) ** self.yields
-        taken = math.fsum(device.fraction(one.share) * math.log2(1 + one.batch) for one in beside)
+        taken = math.fsum(device.fraction(neighbour.share) * math.log2(1 + neighbour.batch) for neighbour in beside)
         time = alone * processes * (1.0 + self.disturbance * taken)
         return Estimate(
             workload=Workload(model, batch, share, processes),

@@ -62,12 +62,12 @@ class TableEstimator:
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
         """Return the row."""
-        found = self.rows.get((device.name, model, batch, share))
-        if found is None or processes > 1:
+        row = self.rows.get((device.name, model, batch, share))
+        if row is None or processes > 1:
             raise InputError(f"nothing is known of {model} at batch {batch} under {share} with {processes} processes")
-        memory = Figure(float(found[1]), MEASURED)
+        memory = Figure(float(row[1]), MEASURED)
         return Estimate(
-            Workload(model, batch, share, processes), device.name, Figure(found[0], MEASURED), memory_bytes=memory
+            Workload(model, batch, share, processes), device.name, Figure(row[0], MEASURED), memory_bytes=memory
         )
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
@@ -76,9 +76,9 @@ class TableEstimator:
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the shares of the table; parts of instances are known and not listed."""
-        found = {s for name, m, _, s in self.rows if (name, m) == (device.name, model)}
-        found = {share for share in found if share.mig is None or share.sm_pct == 100.0}
-        return tuple(sorted(found, key=lambda share: (device.fraction(share), share.mig or "", share.sm_pct)))
+        listed = {s for name, m, _, s in self.rows if (name, m) == (device.name, model)}
+        listed = {share for share in listed if share.mig is None or share.sm_pct == 100.0}
+        return tuple(sorted(listed, key=lambda share: (device.fraction(share), share.mig or "", share.sm_pct)))
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def _draw_fleet(kind: Kind, random_: random.Random) -> Fleet:
     if kind in ("fixed", "priority"):
         return Fleet((FleetEntry(plain, random_.randint(1, 3)),))
     if kind == "priced":
-        other = replace(plain_device("other", random_.choice([1.5, 1.7, 2.3])), dram_bytes=32 * _GIB)
-        return Fleet((FleetEntry(plain), FleetEntry(other)))
+        large = replace(plain_device("other", random_.choice([1.5, 1.7, 2.3])), dram_bytes=32 * _GIB)
+        return Fleet((FleetEntry(plain), FleetEntry(large)))
     return Fleet((FleetEntry(plain if kind == "mps-memory" else sliced_device(price=1.0)),))
 
 
@@ -219,8 +219,8 @@ def _best_of_fixed(problem: Problem, able: Mapping[str, Rates], wanted: Rates) -
             together = _sums(together, able[entry.device.name], wanted)
     served, left = [], together
     for level in sorted({demand.priority for demand in problem.demands}, reverse=True):
-        own = [i for i, demand in enumerate(problem.demands) if demand.priority == level]
-        amounts = left[:, own].sum(axis=1)
+        indices = [i for i, demand in enumerate(problem.demands) if demand.priority == level]
+        amounts = left[:, indices].sum(axis=1)
         served.append(float(amounts.max()))
         left = left[amounts >= amounts.max() * (1.0 - _LITTLE)]
     return Best(served_rps=tuple(served), goodput_rps=float(together.sum(axis=1).max()))
@@ -242,8 +242,8 @@ def _cheapest_of(problem: Problem, able: Mapping[str, Rates], wanted: Rates) -> 
 
     def serves(counts: tuple[int, ...]) -> bool:
         half = tuple(count // 2 for count in counts)  # two halves are compared rather than all their sums kept
-        other = tuple(count - part for count, part in zip(counts, half, strict=True))
-        return _reaches(rates_of(half), rates_of(other), wanted)
+        rest = tuple(count - part for count, part in zip(counts, half, strict=True))
+        return _reaches(rates_of(half), rates_of(rest), wanted)
 
     most = 12 if len(entries) == 1 else 7
     every = sorted(itertools.product(range(most + 1), repeat=len(entries)), key=sum)
@@ -261,18 +261,18 @@ def _device_rates(problem: Problem, device: Device, wanted: Rates) -> Rates:
     whole = _shared_rates(problem, device, None, wanted)
     alone = {profile.name: _shared_rates(problem, device, profile.name, wanted) for profile in device.mig_profiles}
     useful = {name for name, rates in alone.items() if rates.any()}
-    found = [whole]
+    rate_tables = [whole]
     for names in _layouts(device, useful):
         together = np.zeros((1, len(wanted)))
         for name in names:
             together = _sums(together, alone[name], wanted)
-        found.append(together)
-    return _drop_dominated(np.vstack(found))
+        rate_tables.append(together)
+    return _drop_dominated(np.vstack(rate_tables))
 
 
 def _layouts(device: Device, useful: set[str]) -> set[tuple[str, ...]]:
     """Return the instances that can stand on a device together to which none can be added, by trying every start."""
-    found: set[tuple[str, ...]] = set()
+    layouts: set[tuple[str, ...]] = set()
     profiles = [profile for profile in device.mig_profiles if profile.name in useful]
     compute = max((profile.compute_slices for profile in device.mig_profiles), default=0)
 
@@ -287,15 +287,15 @@ def _layouts(device: Device, useful: set[str]) -> set[tuple[str, ...]]:
                     grew = True
                     more = tuple(sorted((*names, profile.name)))
                     state = (taken | slots, more)
-                    if state not in seen:
-                        seen.add(state)
+                    if state not in visited:
+                        visited.add(state)
                         extend(taken | slots, more, used + profile.compute_slices)
         if not grew and names:
-            found.add(names)
+            layouts.add(names)
 
-    seen: set[tuple[frozenset[int], tuple[str, ...]]] = set()
+    visited: set[tuple[frozenset[int], tuple[str, ...]]] = set()
     extend(frozenset(), (), 0)
-    return found
+    return layouts
 
 
 def _shared_rates(problem: Problem, device: Device, mig: str | None, wanted: Rates) -> Rates:
@@ -310,12 +310,12 @@ def _shared_rates(problem: Problem, device: Device, mig: str | None, wanted: Rat
     for percent, held, model, rate in items:
         grown: dict[tuple[float, int], list[Rates]] = {}
         for (left, free), rates in states.items():
-            count, one = 0, rates
+            count, rates_rps = 0, rates
             while left - count * percent >= -_LITTLE and free >= count * held:
-                grown.setdefault((round(left - count * percent, 6), free - count * held), []).append(one)
+                grown.setdefault((round(left - count * percent, 6), free - count * held), []).append(rates_rps)
                 count += 1
-                one = rates.copy()
-                one[:, model] = np.minimum(wanted[model], one[:, model] + count * rate)
+                rates_rps = rates.copy()
+                rates_rps[:, model] = np.minimum(wanted[model], rates_rps[:, model] + count * rate)
         states = {key: _drop_dominated(np.vstack(many)) for key, many in grown.items()}
         if len(states) > _MOST_SETS:
             raise TooLargeError
@@ -327,18 +327,18 @@ def _items(problem: Problem, device: Device, mig: str | None) -> Iterator[tuple[
     """Yield (percent, bytes, model, requests/s) of the replicas in time: of a share every batch that has its merit."""
     rows = problem.estimator.rows  # type: ignore[attr-defined]
     for position, demand in enumerate(problem.demands):
-        found: dict[float, list[tuple[int, float]]] = {}
+        by_share: dict[float, list[tuple[int, float]]] = {}
         for (name, model, batch, share), (ms, held) in rows.items():
             inside = (name, model, share.mig) == (device.name, demand.model, mig)
             if inside and ms < _BUDGET * demand.slo.latency_ms:
-                found.setdefault(share.sm_pct, []).append((held, 1000.0 * batch / ms))
-        for percent, choices in found.items():
+                by_share.setdefault(share.sm_pct, []).append((held, 1000.0 * batch / ms))
+        for percent, choices in by_share.items():
             yield from ((percent, held, position, rate) for held, rate in _front(choices))
 
 
 def _front(choices: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
     best = 0.0
-    for held, rate in sorted(choices, key=lambda one: (one[0], -one[1])):
+    for held, rate in sorted(choices, key=lambda item: (item[0], -item[1])):
         if rate > best * (1.0 + _LITTLE):
             best = rate
             yield held, rate

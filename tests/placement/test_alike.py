@@ -20,8 +20,8 @@ def problem(demands: tuple[Demand, ...], spread: float = 0.0) -> Problem:
 
 
 def test_equal_demands_for_one_model_under_two_names_are_alike() -> None:
-    one = Demand("m0", 100.0, Slo(50.0))
-    given = (one, replace(one, model="m1"), Demand("m2", 100.0, Slo(60.0)), replace(one, model="m3", priority=1))
+    base = Demand("m0", 100.0, Slo(50.0))
+    given = (base, replace(base, model="m1"), Demand("m2", 100.0, Slo(60.0)), replace(base, model="m3", priority=1))
     assert find_alike(problem(given)) == {"m0": "m0", "m1": "m0", "m2": "m2", "m3": "m3"}
 
 
@@ -35,7 +35,7 @@ def test_segments_of_one_that_is_alike_are_those_of_the_first_under_its_own_name
     segments, device = Segments(given), given.device("plain")
     first, second = (segments.best(demand, device) for demand in given.demands)
     assert first
-    assert second == tuple(replace(one, model="m1") for one in first)
+    assert second == tuple(replace(item, model="m1") for item in first)
     # asked for at another rate it is looked at by itself
     more = replace(given.demands[1], rate_rps=200.0)
     assert Segments(given).best(more, device) != second

@@ -43,10 +43,10 @@ def test_gpulet_puts_two_workloads_on_a_gpu_and_gives_the_second_all_that_is_lef
 
 def test_gpulet_passes_over_a_batch_that_is_listed_and_refused() -> None:
     # of two batches at half a GPU the larger was measured; the smaller one is listed, and ruled out where it is asked
-    known = TabledEstimator({Workload("m", 4, Share(50.0)): 400.0})
-    given = replace(problem([demand("m", 300.0, 40.0)], options=BUDGET), estimator=_Listing(known.throughput_rps))
+    estimator = TabledEstimator({Workload("m", 4, Share(50.0)): 400.0})
+    given = replace(problem([demand("m", 300.0, 40.0)], options=BUDGET), estimator=_Listing(estimator.throughput_rps))
     placement, _ = solve_and_check(Gpulet(), given)
-    assert [one.batch for gpu in placement.gpus for one in gpu.replicas()] == [4]
+    assert [replica.batch for gpu in placement.gpus for replica in gpu.replicas()] == [4]
 
 
 class _Listing(TabledEstimator):
@@ -99,8 +99,8 @@ def test_mig_serving_needs_mig() -> None:
 
 
 def test_optimal_needs_no_more_than_any() -> None:
-    asked = [demand(f"m{i}", 120.0 + 40.0 * i, 50.0) for i in range(5)]
-    given = problem(asked, [(sliced_device(), None)], options=BUDGET)
+    demands = [demand(f"m{i}", 120.0 + 40.0 * i, 50.0) for i in range(5)]
+    given = problem(demands, [(sliced_device(), None)], options=BUDGET)
     best = len(solve_and_check(Optimal(), given)[0].gpus)
     for policy in (Gpulet(), MigServing(), Shepherd(), AlpaServe(), ParisElsa()):
         assert best <= len(solve_and_check(policy, given)[0].gpus), policy
@@ -108,21 +108,23 @@ def test_optimal_needs_no_more_than_any() -> None:
 
 def test_shepherd_gives_each_device_to_the_model_that_gains_most_from_it() -> None:
     # A whole device takes 10 ms for a batch of eight: 800/s. After the first device a has 100/s left, b all its 150.
-    asked = [demand("a", 900.0, 60.0), demand("b", 150.0, 60.0)]
-    placement, _ = solve_and_check(Shepherd(), problem(asked, [(plain_device(), 2)], options=BUDGET))
-    assert [[(one.model, one.batch, one.rate_rps) for one in gpu.replicas()] for gpu in placement.gpus] == [
+    demands = [demand("a", 900.0, 60.0), demand("b", 150.0, 60.0)]
+    placement, _ = solve_and_check(Shepherd(), problem(demands, [(plain_device(), 2)], options=BUDGET))
+    assert [
+        [(replica.model, replica.batch, replica.rate_rps) for replica in gpu.replicas()] for gpu in placement.gpus
+    ] == [
         [("a", 8, 800.0)],
         [("b", 8, 150.0)],
     ]
-    assert {one.model: one.rate_rps for one in placement.unplaced} == pytest.approx({"a": 100.0})
-    assert len(solve_and_check(Shepherd(), problem(asked, options=BUDGET))[0].gpus) == 3
+    assert {shortfall.model: shortfall.rate_rps for shortfall in placement.unplaced} == pytest.approx({"a": 100.0})
+    assert len(solve_and_check(Shepherd(), problem(demands, options=BUDGET))[0].gpus) == 3
 
 
 def test_alpaserve_puts_the_model_with_most_unserved_on_the_device_that_is_used_least() -> None:
     # Batches of eight under 25, 50, 100% serve 200, 400, 800/s: c takes a device, then a half of the other, then b.
-    asked = [demand("a", 300.0), demand("b", 200.0), demand("c", 500.0)]
-    placement, _ = solve_and_check(AlpaServe(), problem(asked, [(plain_device(), 2)], options=BUDGET))
-    assert [{(one.model, one.share.sm_pct) for one in gpu.replicas()} for gpu in placement.gpus] == [
+    demands = [demand("a", 300.0), demand("b", 200.0), demand("c", 500.0)]
+    placement, _ = solve_and_check(AlpaServe(), problem(demands, [(plain_device(), 2)], options=BUDGET))
+    assert [{(replica.model, replica.share.sm_pct) for replica in gpu.replicas()} for gpu in placement.gpus] == [
         {("c", 100.0)},
         {("a", 50.0), ("b", 25.0)},
     ]
@@ -136,10 +138,10 @@ def test_paris_takes_the_smallest_instance_that_the_batch_at_its_knee_suits(
     # 30 ms one slice holds no more than a batch of one, 43/s.
     given = problem([demand("m", 200.0, slo_ms)], [(sliced_device(), None)], options=BUDGET)
     placement, _ = solve_and_check(ParisElsa(), given)
-    replicas = [one for gpu in placement.gpus for one in gpu.replicas()]
-    assert [one.share.mig for one in replicas].count(profile) == count - (profile == "2g.20gb")
+    replicas = [replica for gpu in placement.gpus for replica in gpu.replicas()]
+    assert [replica.share.mig for replica in replicas].count(profile) == count - (profile == "2g.20gb")
     assert len(replicas) == count
-    assert {one.batch for one in replicas if one.share.mig == profile} == {4}
+    assert {replica.batch for replica in replicas if replica.share.mig == profile} == {4}
 
 
 def test_paris_needs_mig() -> None:

@@ -145,12 +145,14 @@ def test_the_maps_are_sound_before_they_are_broken(layout: Layout) -> None:
     assert check(MAPS[layout], replace(against, estimator=None)) == ()
 
 
-@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda one: one.name)
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda case: case.name)
 def test_a_broken_map_is_refused_with_a_database(breakage: Breakage) -> None:
     assert is_refused(breakage, with_estimator=True)
 
 
-@pytest.mark.parametrize("breakage", [one for one in BREAKAGES if not one.needs_estimator], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "breakage", [case for case in BREAKAGES if not case.needs_estimator], ids=lambda case: case.name
+)
 def test_a_broken_map_is_refused_without_a_database(breakage: Breakage) -> None:
     assert is_refused(breakage, with_estimator=False)
 
@@ -191,9 +193,9 @@ def test_settings_that_no_plan_can_have_are_refused(settings: dict[str, float]) 
 @pytest.mark.parametrize("policy", ["ffd", "gslice", "optimal"])
 @pytest.mark.parametrize("options", [Options(), Options(latency_budget=0.5), Options(confidence=0.9)])
 def test_no_sound_map_is_refused(policy: str, options: Options) -> None:
-    asked = [demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 300.0, 200.0)]
+    demands = [demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 300.0, 200.0)]
     for fleet in ([(plain_device(), None)], [(plain_device(), 1)]):
-        given = problem(asked, fleet, options=options)
+        given = problem(demands, fleet, options=options)
         _, deployment = solve_and_check(make_policy(policy), given)
         assert check(deployment, replace(evidence(given), estimator=None)) == ()
 

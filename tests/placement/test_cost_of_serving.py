@@ -16,12 +16,12 @@ POLICIES = ("optimal", "ffd", "milp", "igniter", "gslice", "usher", "gpulet")
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("rate_rps", [20.0, 150.0, 400.0])
 def test_the_map_of_every_policy_is_sound_with_it(name: str, rate_rps: float) -> None:
-    asked = [demand("a", rate_rps, 60.0), demand("b", rate_rps / 2, 80.0)]
-    given = problem(asked, [(plain_device(), 1)], LinearEstimator(), Options(host=HOST))
+    demands = [demand("a", rate_rps, 60.0), demand("b", rate_rps / 2, 80.0)]
+    given = problem(demands, [(plain_device(), 1)], LinearEstimator(), Options(host=HOST))
     placement, deployment = solve_and_check(make_policy(name), given)
     for *_, replica in deployment.places():
         assert replica.batch_latency_ms is not None
         assert replica.rate_rps < 1000.0 * replica.batch * replica.processes / replica.batch_latency_ms[-1]
-    calm, _ = solve_and_check(make_policy(name), problem(asked, [(plain_device(), 1)], LinearEstimator(), Options()))
-    served, without = (sum(one.rate_rps for one in found.unplaced) for found in (placement, calm))
+    calm, _ = solve_and_check(make_policy(name), problem(demands, [(plain_device(), 1)], LinearEstimator(), Options()))
+    served, without = (sum(shortfall.rate_rps for shortfall in plan.unplaced) for plan in (placement, calm))
     assert served >= without - 1e-6

@@ -28,14 +28,14 @@ def test_the_efficient_segment_is_taken_as_often_as_it_fits_and_a_small_one_for_
 
 
 def test_few_replicas_allowed_means_larger_ones() -> None:
-    asked = Demand("m", 150.0, Slo(1.0), max_replicas=1)
-    cover = cheapest_cover(asked, [segment(10, 20), segment(40, 100), segment(100, 180)], COST)
+    demand = Demand("m", 150.0, Slo(1.0), max_replicas=1)
+    cover = cheapest_cover(demand, [segment(10, 20), segment(40, 100), segment(100, 180)], COST)
     assert [part.share.sm_pct for part, _ in cover.parts] == [100.0]
 
 
 def test_what_few_replicas_cannot_serve_is_missing() -> None:
-    asked = Demand("m", 500.0, Slo(1.0), max_replicas=2)
-    cover = cheapest_cover(asked, [segment(40, 100), segment(100, 180)], COST)
+    demand = Demand("m", 500.0, Slo(1.0), max_replicas=2)
+    cover = cheapest_cover(demand, [segment(40, 100), segment(100, 180)], COST)
     assert len(cover.parts) == 2
     assert cover.missing_rps == 500.0 - 360.0
 
@@ -51,7 +51,7 @@ def test_without_segments_everything_is_missing() -> None:
 def test_a_cover_serves_the_whole_rate_and_overloads_nobody(rate: float, sizes: list[tuple[float, float]]) -> None:
     cover = cheapest_cover(Demand("m", rate, Slo(1.0)), [segment(*size) for size in sizes], COST)
     assert abs(sum(part for _, part in cover.parts) - rate) < 1e-6 * rate
-    assert all(part <= one.capacity_rps * (1 + 1e-9) for one, part in cover.parts)
+    assert all(part <= segment.capacity_rps * (1 + 1e-9) for segment, part in cover.parts)
 
 
 def test_load_is_shared_out_by_capacity() -> None:

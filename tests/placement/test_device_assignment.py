@@ -48,7 +48,7 @@ def replan(previous: DeploymentMap, *gpus: PlacedGpu) -> DeploymentMap:
 
 
 def places(deployment: DeploymentMap) -> set[tuple[str, int, str]]:
-    return {(node.name, gpu.index, one.model) for node, gpu, _, one in deployment.places()}
+    return {(node.name, gpu.index, replica.model) for node, gpu, _, replica in deployment.places()}
 
 
 def test_devices_that_hold_the_same_keep_their_numbers() -> None:
@@ -69,7 +69,7 @@ def test_instances_start_where_their_replicas_already_stand() -> None:
     before = old(make_sliced(("a", "3g.40gb", 4), ("b", "2g.20gb", 2), ("c", "1g.10gb", 1)))
     after = replan(before, make_sliced(("b", "2g.20gb", 0), ("d", "1g.10gb", 2), ("a", "3g.40gb", 4)))
     assert after.predicted.moves == 1
-    standing = {one.model: part.mig.start for _, _, part, one in after.places() if part.mig is not None}
+    standing = {replica.model: part.mig.start for _, _, part, replica in after.places() if part.mig is not None}
     assert standing["a"] == 4
     assert standing["b"] == 2
     assert standing["d"] in (0, 1)
@@ -106,8 +106,8 @@ def test_without_an_older_map_nothing_is_said_of_moves() -> None:
 @example(rates=[817.0], mig=False, policy=Optimal())  # two replicas in one partition were made one
 def test_from_its_own_output_nothing_moves(rates: list[float], mig: bool, policy: Optimal | ParvaGpu) -> None:
     fleet = [(sliced_device(), None)] if mig or isinstance(policy, ParvaGpu) else [(plain_device(), None)]
-    asked = [demand(f"m{i}", rate, 60.0) for i, rate in enumerate(rates)]
-    given: Problem = problem(asked, fleet, options=Options(gpus_per_node=2))
+    demands = [demand(f"m{i}", rate, 60.0) for i, rate in enumerate(rates)]
+    given: Problem = problem(demands, fleet, options=Options(gpus_per_node=2))
     _, first = solve_and_check(policy, given)
     _, second = solve_and_check(policy, replace(given, previous=first))
     assert second.predicted.moves == 0

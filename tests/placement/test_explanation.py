@@ -16,10 +16,12 @@ GIVEN = problem([demand("m", 780.0, 24.0), demand("other", 5.0)], options=Option
 
 def test_the_shares_that_could_serve_are_listed_cheapest_first() -> None:
     deployment = to_map(GIVEN, FirstFitDecreasing().place(GIVEN))
-    found = find_alternatives(GIVEN, deployment, "m")
-    assert [one.cost for one in found] == sorted(one.cost for one in found)
-    assert sum(one.chosen for one in found) == sum(replica.model == "m" for *_, replica in deployment.places())
-    whole = next(one for one in found if one.segment.share.is_whole)
+    alternatives = find_alternatives(GIVEN, deployment, "m")
+    assert [choice.cost for choice in alternatives] == sorted(choice.cost for choice in alternatives)
+    assert sum(choice.chosen for choice in alternatives) == sum(
+        replica.model == "m" for *_, replica in deployment.places()
+    )
+    whole = next(choice for choice in alternatives if choice.segment.share.is_whole)
     # batch 8 takes 10 ms of the 12 allowed: 800 requests/s
     assert (whole.replicas, whole.segment.batch) == (1, 8)
 
@@ -49,27 +51,27 @@ def test_a_share_that_is_not_listed_is_said_with_those_next_to_it() -> None:
     given = problem([demand("m", 20.0)], options=Options(latency_budget=0.5))
     placed = PlacedReplica("m", 1, 1, Share(15.0), 20.0)
     deployment = to_map(given, Placement("test", (PlacedGpu("plain", (PlacedPartition((placed,)),)),)))
-    found = {one.segment.share.sm_pct: one.chosen for one in find_alternatives(given, deployment, "m")}
-    assert {share: count for share, count in found.items() if count} == {15.0: 1}
-    assert set(found) >= {12.5, 15.0, 17.5, 25.0, 50.0, 100.0}
+    counts = {choice.segment.share.sm_pct: choice.chosen for choice in find_alternatives(given, deployment, "m")}
+    assert {share: count for share, count in counts.items() if count} == {15.0: 1}
+    assert set(counts) >= {12.5, 15.0, 17.5, 25.0, 50.0, 100.0}
 
 
 def test_shares_below_all_listed_ones_are_said_however_small() -> None:
     given = problem([demand("m", 5.0, 2000.0)])
     placed = PlacedReplica("m", 1, 1, Share(25.0), 5.0)
     deployment = to_map(given, Placement("test", (PlacedGpu("plain", (PlacedPartition((placed,)),)),)))
-    found = [one.segment.share.sm_pct for one in find_alternatives(given, deployment, "m")]
-    assert found[:3] == [2.5, 5.0, 7.5]
+    listed = [choice.segment.share.sm_pct for choice in find_alternatives(given, deployment, "m")]
+    assert listed[:3] == [2.5, 5.0, 7.5]
 
 
 def test_as_many_replicas_are_said_as_one_router_needs_and_no_more() -> None:
     given = problem([demand("m", 3000.0, 24.0)])
     deployment = to_map(given, Optimal().place(given))
-    for one in find_alternatives(given, deployment, "m"):
-        server = Segments(given).server(plain_device(), one.segment.workload)
+    for choice in find_alternatives(given, deployment, "m"):
+        server = Segments(given).server(plain_device(), choice.segment.workload)
 
         def tail_ms(count: int, server: BatchServer = server) -> float:
             return given.queueing.pool(Arrivals(3000.0), (server,) * count).whole.percentile(99.0)
 
-        assert tail_ms(one.replicas) <= 24.0 < tail_ms(one.replicas - 1)
-        assert one.tail_ms == tail_ms(one.replicas)
+        assert tail_ms(choice.replicas) <= 24.0 < tail_ms(choice.replicas - 1)
+        assert choice.tail_ms == tail_ms(choice.replicas)

@@ -77,14 +77,18 @@ class _Working(LinearEstimator):
 
 def test_a_device_that_is_given_more_work_than_a_second_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     given = replace(evidence(GIVEN), estimator=_Working(), confidence=0.0)
-    assert [one for one in check(SOUND, given) if "seconds of the whole device's work" in one.message] == []
+    assert [
+        violation for violation in check(SOUND, given) if "seconds of the whole device's work" in violation.message
+    ] == []
     at_upper_end = replace(given, confidence=None)
-    told = Violation("rate", "node0 gpu 0", "its replicas are given 1.44 seconds of the whole device's work a second")
-    assert told in check(SOUND, at_upper_end)
+    overload = Violation(
+        "rate", "node0 gpu 0", "its replicas are given 1.44 seconds of the whole device's work a second"
+    )
+    assert overload in check(SOUND, at_upper_end)
     monkeypatch.setattr(_Working, "work", Figure(30.0, "measured"))  # estimates may promise more than was measured
-    assert told.message not in {one.message for one in check(SOUND, at_upper_end)}
+    assert overload.message not in {violation.message for violation in check(SOUND, at_upper_end)}
     monkeypatch.setattr(_Working, "work", Figure(43.75, "measured"))
-    assert "1.75 seconds" in " ".join(one.message for one in check(SOUND, at_upper_end))
+    assert "1.75 seconds" in " ".join(violation.message for violation in check(SOUND, at_upper_end))
 
 
 def test_a_map_read_back_from_its_json_is_still_sound() -> None:
@@ -108,8 +112,8 @@ def test_shares_above_a_hundred_percent_are_refused() -> None:
     ],
 )
 def test_layouts_that_the_driver_refuses_are_refused(partitions: list[PlacedPartition], message: str) -> None:
-    found = check(draw_map(PlacedGpu("sliced", tuple(partitions))), evidence(GIVEN))
-    assert Violation("geometry", "node0 gpu 0", message) in found
+    violations = check(draw_map(PlacedGpu("sliced", tuple(partitions))), evidence(GIVEN))
+    assert Violation("geometry", "node0 gpu 0", message) in violations
 
 
 def test_a_profile_that_the_device_lacks_is_refused() -> None:
@@ -129,9 +133,9 @@ def test_a_device_cannot_be_cut_and_used_whole() -> None:
 
 def test_memory_beyond_the_devices_is_refused() -> None:
     big = replace(GIVEN, estimator=LinearEstimator(memory_bytes=9 * 2**30))
-    found = check(SOUND, evidence(big))
-    assert {violation.rule for violation in found} == {"memory", "figures"}
-    assert "the replicas hold 18 GiB of 16 GiB" in [violation.message for violation in found]
+    violations = check(SOUND, evidence(big))
+    assert {violation.rule for violation in violations} == {"memory", "figures"}
+    assert "the replicas hold 18 GiB of 16 GiB" in [violation.message for violation in violations]
 
 
 def test_a_memory_limit_that_is_edited_up_is_refused() -> None:
@@ -148,11 +152,11 @@ def test_no_process_can_be_held_to_less_than_a_mebibyte_even_where_its_memory_is
     nobody = replace(evidence(GIVEN), estimator=None)
 
     def hold(content: dict[str, Any]) -> None:
-        for one in first_gpu(content)["partitions"][0]["replicas"]:
-            one["memory_limit_bytes"], one["predicted"]["memory_bytes"] = limit, None
+        for replica in first_gpu(content)["partitions"][0]["replicas"]:
+            replica["memory_limit_bytes"], replica["predicted"]["memory_bytes"] = limit, None
 
-    found = [one for one in check(edit_map(hold), nobody) if "may hold" in one.message]
-    assert [one.rule for one in found] == broken * 2
+    violations = [violation for violation in check(edit_map(hold), nobody) if "may hold" in violation.message]
+    assert [violation.rule for violation in violations] == broken * 2
     assert find_unknown_memory(edit_map(hold), nobody) == ("a", "b")
     assert find_unknown_memory(edit_map(hold), evidence(GIVEN)) == ()
 
@@ -174,8 +178,8 @@ def test_what_is_named_as_unplaced_counts_unless_checked_against_an_slo_file() -
 
 def test_an_slo_below_what_the_queue_allows_is_refused() -> None:
     against = replace(evidence(GIVEN), demands=(demand("a", 20.0, 8.0), demand("b", 20.0)))
-    found = check(SOUND, against)
-    assert [(violation.rule, violation.where) for violation in found] == [("slo", "a")]
+    violations = check(SOUND, against)
+    assert [(violation.rule, violation.where) for violation in violations] == [("slo", "a")]
 
 
 def test_a_rate_at_capacity_is_refused() -> None:
@@ -216,7 +220,7 @@ def test_memory_that_a_map_predicts_counts_where_there_is_no_estimator() -> None
             predicted=first_gpu(content)["partitions"][0]["replicas"][0]["predicted"] | {"memory_bytes": 2**36},
         )
     )
-    assert "memory" in {one.rule for one in check(large, replace(evidence(GIVEN), estimator=None))}
+    assert "memory" in {violation.rule for violation in check(large, replace(evidence(GIVEN), estimator=None))}
 
 
 def test_more_devices_than_the_fleet_has_are_refused() -> None:
@@ -226,8 +230,8 @@ def test_more_devices_than_the_fleet_has_are_refused() -> None:
 
 def test_more_replicas_than_allowed_are_refused() -> None:
     pair = draw_map(whole(replica("a", rate=10.0), replica("a", rate=10.0)), whole(replica("b")))
-    asked = (Demand("a", 20.0, Slo(100.0), max_replicas=1), demand("b", 20.0))
-    assert [violation.rule for violation in check(pair, replace(evidence(GIVEN), demands=asked))] == ["rate"]
+    demands = (Demand("a", 20.0, Slo(100.0), max_replicas=1), demand("b", 20.0))
+    assert [violation.rule for violation in check(pair, replace(evidence(GIVEN), demands=demands))] == ["rate"]
 
 
 @pytest.mark.parametrize(
@@ -261,20 +265,20 @@ def test_the_papers_rule_compares_the_batch_with_its_part_of_the_slo() -> None:
 
 
 def test_the_check_shares_no_code_with_any_policy() -> None:
-    own = ("evidence", "feasibility", "map_workloads", "work_check")
-    for name in own:
+    allowed = ("evidence", "feasibility", "map_workloads", "work_check")
+    for name in allowed:
         path = Path(feasibility.__file__).with_name(f"{name}.py")
         source = ast.parse(path.read_text(encoding="utf-8"))
         imported = {node.module or "" for node in ast.walk(source) if isinstance(node, ast.ImportFrom)}
         ours = {name for name in imported if name.startswith("gpuprof.placement")}
-        assert ours <= {f"gpuprof.placement.{name}" for name in own}
+        assert ours <= {f"gpuprof.placement.{name}" for name in allowed}
 
 
 def test_the_cost_of_serving_is_counted_where_one_machine_is_all_there_is() -> None:
-    asked = [demand("a", 20.0, 60.0), demand("b", 20.0, 60.0)]
+    demands = [demand("a", 20.0, 60.0), demand("b", 20.0, 60.0)]
     parts = (whole(replica("a"), replica("b")),)
     quiet, busy = (
-        problem(asked, [(plain_device(), 1)], options=Options(host=host))
+        problem(demands, [(plain_device(), 1)], options=Options(host=host))
         for host in (HostWork(), HostWork(1.0, 8.0, 2))
     )
     calm, disturbed = (to_map(given, Placement("test", parts)) for given in (quiet, busy))
@@ -284,8 +288,8 @@ def test_the_cost_of_serving_is_counted_where_one_machine_is_all_there_is() -> N
         assert before is not None and after is not None and before.p99_ms is not None and after.p99_ms is not None
         assert after.p99_ms > before.p99_ms + 1.0
     tight = [
-        replace(one, slo=replace(one.slo, latency_ms=1.001 * (calm.models[one.model].predicted.p99_ms or 0.0)))  # type: ignore[union-attr]
-        for one in asked
+        replace(item, slo=replace(item.slo, latency_ms=1.001 * (calm.models[item.model].predicted.p99_ms or 0.0)))  # type: ignore[union-attr]
+        for item in demands
     ]
     assert check(calm, replace(evidence(quiet), demands=tuple(tight))) == ()
     broken = check(calm, replace(evidence(busy), demands=tuple(tight)))
@@ -297,13 +301,13 @@ def test_the_cost_of_serving_is_counted_where_one_machine_is_all_there_is() -> N
 
 
 def test_what_is_predicted_is_what_is_checked() -> None:
-    asked = [demand("a", 20.0, 60.0), demand("b", 30.0, 60.0)]
-    given = problem(asked, [(plain_device(), 1)], options=Options(host=HostWork(1.0, 8.0, 2)))
+    demands = [demand("a", 20.0, 60.0), demand("b", 30.0, 60.0)]
+    given = problem(demands, [(plain_device(), 1)], options=Options(host=HostWork(1.0, 8.0, 2)))
     made = to_map(given, Placement("test", (whole(replica("a"), replica("b", rate=30.0)),)))
     for scale, expected in ((1.0001, ()), (0.999, ("slo", "slo"))):
         limits = tuple(
-            replace(one, slo=replace(one.slo, latency_ms=scale * (made.models[one.model].predicted.p99_ms or 0.0)))  # type: ignore[union-attr]
-            for one in asked
+            replace(item, slo=replace(item.slo, latency_ms=scale * (made.models[item.model].predicted.p99_ms or 0.0)))  # type: ignore[union-attr]
+            for item in demands
         )
         assert tuple(v.rule for v in check(made, replace(evidence(given), demands=limits))) == expected
 
@@ -311,7 +315,7 @@ def test_what_is_predicted_is_what_is_checked() -> None:
 def test_shares_beyond_the_machine_are_told_of_though_nobody_can_be_disturbed_there() -> None:
     host = replace(evidence(problem([demand("a", 20.0)])), host=HostWork(0.1, 1.0, 2))
     broken = check(draw_map(whole(replica("a", 70.0), replica("a", 70.0))), host)
-    assert "share" in [one.rule for one in broken]
+    assert "share" in [violation.rule for violation in broken]
 
 
 def test_a_layout_is_checked_without_a_word_on_times() -> None:
@@ -322,7 +326,7 @@ def test_a_layout_is_checked_without_a_word_on_times() -> None:
     text = sound.to_json().replace('"start": 4', '"start": 2')
     silent = replace(evidence(given), estimator=None)
     assert check_layout(sound, silent) == ()
-    assert {one.rule for one in check_layout(parse_map(json.loads(text), "m"), silent)} == {"geometry"}
+    assert {violation.rule for violation in check_layout(parse_map(json.loads(text), "m"), silent)} == {"geometry"}
     elsewhere = json.loads(text.replace('"sliced"', '"elsewhere"'))
     assert check_layout(parse_map(elsewhere, "m"), silent) == ()
 
@@ -343,8 +347,8 @@ def test_what_a_failure_dominates_is_refused_whatever_the_estimator_says(
     batch: int, pct: float, processes: int, reason: str, is_refused: bool
 ) -> None:
     failed = FailedRun("plain", Workload("a", batch, Share(pct), processes), reason)
-    found = check(SOUND, replace(evidence(GIVEN), tried=TriedRuns((failed,))))
-    assert [violation.rule for violation in found] == ["failed"] * is_refused
+    violations = check(SOUND, replace(evidence(GIVEN), tried=TriedRuns((failed,))))
+    assert [violation.rule for violation in violations] == ["failed"] * is_refused
     ran = frozenset({("plain", Workload("a", 4, Share(50.0)))})
     assert check(SOUND, replace(evidence(GIVEN), tried=TriedRuns((failed,), ran))) == ()
 
@@ -353,22 +357,22 @@ def test_a_failure_in_a_smaller_instance_says_nothing_of_a_larger_one() -> None:
     sliced = draw_map(PlacedGpu("sliced", (instance("a", "2g.20gb", 0), instance("b", "3g.40gb", 4))))
     for profile, where in (("1g.10gb", []), ("2g.20gb", ["failed"]), ("4g.40gb", ["failed"])):
         failed = FailedRun("sliced", Workload("a", 1, Share(100.0, profile)), "out of memory")
-        found = check(sliced, replace(evidence(GIVEN), tried=TriedRuns((failed,))))
-        assert [violation.rule for violation in found] == where
+        violations = check(sliced, replace(evidence(GIVEN), tried=TriedRuns((failed,))))
+        assert [violation.rule for violation in violations] == where
 
 
 def test_the_replicas_of_a_model_are_one_queue() -> None:
     def make_map(count: int, slo_ms: float) -> DeploymentMap:
-        said = {"latency_ms": 10.0, "throughput_rps": 400.0, "goodput_rps": 600.0 / count}
-        one = {
+        predicted = {"latency_ms": 10.0, "throughput_rps": 400.0, "goodput_rps": 600.0 / count}
+        replica_json = {
             "model": "ab",
             "batch": 4,
             "sm_share_pct": 100.0,
             "rate_rps": 600.0 / count,
             "batch_latency_ms": [7.0, 8.0, 9.0, 10.0],
-            "predicted": said,
+            "predicted": predicted,
         }
-        gpus = [{"index": i, "device": "plain", "partitions": [{"replicas": [one]}]} for i in range(count)]
+        gpus = [{"index": i, "device": "plain", "partitions": [{"replicas": [replica_json]}]} for i in range(count)]
         return parse_map(
             {
                 "schema": "gpuprof.deployment/1",
@@ -387,4 +391,4 @@ def test_the_replicas_of_a_model_are_one_queue() -> None:
     assert pooled < 0.9 * alone
     against = Evidence({"plain": plain_device()}, queue)
     assert not check(make_map(3, 0.5 * (alone + pooled)), against)
-    assert [one.rule for one in check(make_map(3, 0.95 * pooled), against)] == ["slo"]
+    assert [violation.rule for violation in check(make_map(3, 0.95 * pooled), against)] == ["slo"]

@@ -36,10 +36,10 @@ Edit = Callable[[dict[str, Any]], None]
 
 
 def check_edited(kind: str, edit: Edit) -> tuple[Violation, ...]:
-    asked, drawn = MAPS[kind]
+    posed, drawn = MAPS[kind]
     content = json.loads(drawn.to_json())
     edit(content)
-    return check(DeploymentMap.model_validate(content), evidence(asked))
+    return check(DeploymentMap.model_validate(content), evidence(posed))
 
 
 def places(content: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -77,7 +77,7 @@ def _replace_at(content: Any, path: tuple[Any, ...], value: Any) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(MAPS)), st.data())
 def test_whatever_is_written_anywhere_is_refused_or_checked(kind: str, data: st.DataObject) -> None:
-    asked, drawn = MAPS[kind]
+    posed, drawn = MAPS[kind]
     content = json.loads(drawn.to_json())
     for _ in range(data.draw(st.integers(1, 4))):
         path = data.draw(st.sampled_from(_paths(content)[1:]))
@@ -86,7 +86,7 @@ def test_whatever_is_written_anywhere_is_refused_or_checked(kind: str, data: st.
         read = parse_map(content, "the map")
     except InputError:
         return  # a clear line, and no map
-    for violation in check(read, evidence(asked)):
+    for violation in check(read, evidence(posed)):
         assert violation.rule
         assert violation.message
 
@@ -106,7 +106,7 @@ def test_every_device_that_is_given_out_more_than_once_is_found(pick: int, extra
 @given(st.integers(0, 10**6), st.integers(0, 12))
 def test_every_start_that_the_driver_refuses_and_every_overlap_is_found(pick: int, start: int) -> None:
     device = sliced_device()
-    found: dict[str, bool] = {}
+    outcome: dict[str, bool] = {}
 
     def edit(content: dict[str, Any]) -> None:
         gpu, part = places(content)[pick % len(places(content))]
@@ -114,15 +114,16 @@ def test_every_start_that_the_driver_refuses_and_every_overlap_is_found(pick: in
         profile = device.mig_profile(part["mig"]["profile"])
         slots = [
             slot
-            for one in gpu["partitions"]
+            for partition in gpu["partitions"]
             for slot in range(
-                one["mig"]["start"], one["mig"]["start"] + device.mig_profile(one["mig"]["profile"]).memory_slices
+                partition["mig"]["start"],
+                partition["mig"]["start"] + device.mig_profile(partition["mig"]["profile"]).memory_slices,
             )
         ]
-        found["wrong"] = start not in profile.start_slots or len(set(slots)) < len(slots)
+        outcome["wrong"] = start not in profile.start_slots or len(set(slots)) < len(slots)
 
     violations = check_edited("mig", edit)
-    assert ("geometry" in {violation.rule for violation in violations}) is found["wrong"]
+    assert ("geometry" in {violation.rule for violation in violations}) is outcome["wrong"]
 
 
 @settings(max_examples=40, deadline=None)
@@ -141,11 +142,11 @@ def test_every_demand_that_lost_a_replica_is_found(kind: str, pick: int) -> None
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize(("field", "value"), [("batch", 2**16), ("batch", 4097), ("sm_share_pct", 5e-324)])
 def test_numbers_beyond_all_measure_are_found_and_not_computed_with(field: str, value: float, alone: bool) -> None:
-    asked, drawn = MAPS["shared"]
+    posed, drawn = MAPS["shared"]
     content = json.loads(drawn.to_json())
     replica = places(content)[0][1]["replicas"][0]
     replica.update({field: value, "batch_latency_ms": None})
-    against = replace(evidence(asked), estimator=None) if alone else evidence(asked)
+    against = replace(evidence(posed), estimator=None) if alone else evidence(posed)
     assert check(DeploymentMap.model_validate(content), against)
 
 

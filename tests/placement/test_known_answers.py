@@ -40,10 +40,10 @@ def test_what_one_policy_asked_no_other_asks_again() -> None:
     workload, beside = Workload("m", 4, Share(50.0)), [Workload("m", 2, Share(50.0))]
     first = Segments(given)
     expected = first.server(plain_device(), workload), first.estimate(plain_device(), workload, beside)
-    asked = list(estimator.asked)
+    questions = list(estimator.asked)
     again = Segments(replace(given, options=replace(given.options, time_limit_s=1.0)))
     assert (again.server(plain_device(), workload), again.estimate(plain_device(), workload, beside)) == expected
-    assert estimator.asked == asked
+    assert estimator.asked == questions
 
 
 def test_what_is_refused_once_is_not_asked_again() -> None:
@@ -60,9 +60,9 @@ def test_what_is_refused_once_is_not_asked_again() -> None:
             Segments(given).estimate(plain_device(), Workload("m", 4, Share(50.0)))
     assert len(estimator.asked) == 1
     assert "nothing is known of it" in explain_unplaced(given, Segments(given), given.demands[0])
-    asked = len(estimator.asked)
+    question_count = len(estimator.asked)
     assert "nothing is known of it" in explain_unplaced(given, Segments(given), given.demands[0])
-    assert len(estimator.asked) == asked
+    assert len(estimator.asked) == question_count
 
 
 def test_another_estimator_and_another_confidence_have_answers_of_their_own() -> None:

@@ -44,8 +44,8 @@ def test_what_may_be_computed_in_any_case_is_counted_by_processor_time(monkeypat
 
 
 def test_questions_are_refused_when_the_time_is_up_and_answered_again_afterwards() -> None:
-    asked = demand("m")
-    given = problem([asked])
+    wanted = demand("m")
+    given = problem([wanted])
     segments = Segments(given)
     workload = Workload("m", 2, Share(50.0))
     segments.estimate(plain_device(), workload)
@@ -54,5 +54,5 @@ def test_questions_are_refused_when_the_time_is_up_and_answered_again_afterwards
         with pytest.raises(TimeUpError):
             segments.estimate(plain_device(), Workload("m", 4, Share(50.0)))
         with pytest.raises(TimeUpError):
-            segments.meets(asked, plain_device(), workload, 1.0)
-    assert segments.meets(asked, plain_device(), workload, 1.0)
+            segments.meets(wanted, plain_device(), workload, 1.0)
+    assert segments.meets(wanted, plain_device(), workload, 1.0)

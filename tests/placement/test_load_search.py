@@ -14,17 +14,17 @@ from gpuprof.placement.load_search import find_load
 def test_of_a_tail_that_the_grid_follows_the_load_is_found_wherever_the_search_begins(
     guess: float, limit: float
 ) -> None:
-    asked: list[float] = []
+    loads: list[float] = []
 
     def tail_ms(load: float) -> float:
-        asked.append(load)
+        loads.append(load)
         return 1.0 / (1.0 - load)
 
-    found = find_load(tail_ms, limit, guess)
+    best_load = find_load(tail_ms, limit, guess)
     beyond = limit < 1.0 / (1.0 - grid_to_load(0))
-    assert found == (0.0 if beyond else pytest.approx(1.0 - 1.0 / limit, rel=1e-9))
-    assert set(asked) <= {grid_to_load(index) for index in range(LAST_LOAD + 1)}
-    assert len(asked) == len(set(asked)) <= 12
+    assert best_load == (0.0 if beyond else pytest.approx(1.0 - 1.0 / limit, rel=1e-9))
+    assert set(loads) <= {grid_to_load(index) for index in range(LAST_LOAD + 1)}
+    assert len(loads) == len(set(loads)) <= 12
 
 
 def test_a_limit_that_is_always_exceeded_leaves_no_load_and_one_that_never_is_the_most_of_the_grid() -> None:

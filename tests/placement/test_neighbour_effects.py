@@ -34,14 +34,16 @@ class BesideEstimator(LinearEstimator):
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        said = LinearEstimator.estimate(self, model, device, batch, share, (), processes)
+        estimate = LinearEstimator.estimate(self, model, device, batch, share, (), processes)
         if not beside:
-            return said
+            return estimate
         if self.refuses:
             raise InputError("nothing is known beside others")
-        value = said.latency_ms.value * (1.0 + sum(dict(self.by_model).get(one.model, 0.0) for one in beside))
+        value = estimate.latency_ms.value * (
+            1.0 + sum(dict(self.by_model).get(neighbour.model, 0.0) for neighbour in beside)
+        )
         ends = (value / self.widening, value * self.widening) if self.widening > 1.0 else (None, None)
-        return replace(said, latency_ms=Figure(value, said.latency_ms.source + self.suffix, *ends))
+        return replace(estimate, latency_ms=Figure(value, estimate.latency_ms.source + self.suffix, *ends))
 
 
 def _effects(estimator: BesideEstimator, model: str = "m") -> tuple[NeighbourEffect, ...]:
@@ -69,21 +71,21 @@ class _ConstantEstimator(BesideEstimator):
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        said = LinearEstimator.estimate(self, model, device, batch, share, (), processes)
-        return replace(said, latency_ms=Figure(1.1 * said.latency_ms.value, "constant")) if beside else said
+        estimate = LinearEstimator.estimate(self, model, device, batch, share, (), processes)
+        return replace(estimate, latency_ms=Figure(1.1 * estimate.latency_ms.value, "constant")) if beside else estimate
 
 
 def test_neighbours_that_slow_a_batch_down_whichever_they_are_are_not_told_to_add_nothing() -> None:
     same, each = _effects(_ConstantEstimator()), _effects(BesideEstimator(by_model=(("big", 0.2), ("small", 0.05))))
-    assert [one.added_ms for one in same] == [0.0, 0.0]
-    (told,) = describe_joint_effects(same)
-    assert "together add 1 ms" in told and told.endswith("(known from constant)")
+    assert [effect.added_ms for effect in same] == [0.0, 0.0]
+    (sentence,) = describe_joint_effects(same)
+    assert "together add 1 ms" in sentence and sentence.endswith("(known from constant)")
     assert list(describe_joint_effects(each)) == []
 
 
 def test_what_is_known_from_measurements_and_what_is_not_known_are_told_apart() -> None:
-    assert {one.basis for one in _effects(BesideEstimator(by_model=(("big", 0.2),)))} == {TOGETHER}
-    assert {one.basis for one in _effects(BesideEstimator(widening=1.35))} == {UNKNOWN}
+    assert {effect.basis for effect in _effects(BesideEstimator(by_model=(("big", 0.2),)))} == {TOGETHER}
+    assert {effect.basis for effect in _effects(BesideEstimator(widening=1.35))} == {UNKNOWN}
     assert _effects(BesideEstimator(refuses=True)) == ()
 
 

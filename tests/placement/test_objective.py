@@ -18,9 +18,9 @@ def draw_map(*replicas: PlacedReplica) -> Placement:
 
 def test_slack_and_fragmentation_are_those_of_the_papers_equations() -> None:
     # batch 4 under 50% serves 333.3/s; at 100/s each it is busy for 0.3 of the time
-    one = PlacedReplica("a", 4, 1, Share(25.0), 50.0, memory_bytes=2**30)
+    active = PlacedReplica("a", 4, 1, Share(25.0), 50.0, memory_bytes=2**30)
     two = PlacedReplica("a", 4, 1, Share(50.0), 100.0, memory_bytes=2**30)
-    figures = measure(to_map(GIVEN, draw_map(one, two)), {"plain": plain_device()})
+    figures = measure(to_map(GIVEN, draw_map(active, two)), {"plain": plain_device()})
     assert figures.internal_slack == pytest.approx(0.7)
     assert figures.external_fragmentation == pytest.approx(0.25)
     assert figures.compute_utilization == pytest.approx(0.3 * 0.75)
@@ -32,8 +32,8 @@ def test_slack_and_fragmentation_are_those_of_the_papers_equations() -> None:
 
 
 def test_activity_while_busy_counts_as_slack() -> None:
-    one = PlacedReplica("a", 4, 1, Share(50.0), 200.0)
-    figures = measure(to_map(GIVEN, draw_map(one)), {"plain": plain_device()}, lambda device, replica: 0.5)
+    busy = PlacedReplica("a", 4, 1, Share(50.0), 200.0)
+    figures = measure(to_map(GIVEN, draw_map(busy)), {"plain": plain_device()}, lambda device, replica: 0.5)
     assert figures.internal_slack == pytest.approx(1.0 - 0.6 * 0.5)
 
 

@@ -30,14 +30,14 @@ class PaddedEstimator(LinearEstimator):
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
         """Return the time of the formula."""
-        said = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
-        return replace(said, is_padded=True)
+        estimate = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
+        return replace(estimate, is_padded=True)
 
 
 def _pose(source: str = MEASURED, slowdown: float = 0.05, count: int | None = None) -> Problem:
-    asked = [demand("m0", 120.0, 60.0), demand("m1", 300.0, 40.0)]
+    demands = [demand("m0", 120.0, 60.0), demand("m1", 300.0, 40.0)]
     estimator = PaddedEstimator(slowdown=slowdown, source=source)
-    return problem(asked, [(plain_device(), count)], estimator, Options())
+    return problem(demands, [(plain_device(), count)], estimator, Options())
 
 
 @pytest.mark.parametrize("policy", ["ffd", "gpulet", "igniter", "milp", "optimal", "usher"])
@@ -58,16 +58,16 @@ def test_check_refuses_partial_batches_that_are_quicker_than_full_ones() -> None
     given = _pose()
     content = json.loads(to_map(given, make_policy("ffd").place(given)).to_json())
     replica = next(
-        one
+        written
         for node in content["nodes"]
         for gpu in node["gpus"]
         for partition in gpu["partitions"]
-        for one in partition["replicas"]
-        if one["batch"] > 1
+        for written in partition["replicas"]
+        if written["batch"] > 1
     )
     replica["batch_latency_ms"][0] *= 0.5
-    found = check(DeploymentMap.model_validate(content), evidence(given))
-    assert any("batch_latency_ms of 1 is" in one.message for one in found)
+    violations = check(DeploymentMap.model_validate(content), evidence(given))
+    assert any("batch_latency_ms of 1 is" in violation.message for violation in violations)
 
 
 def test_new_times_of_a_map_are_padded_too() -> None:
@@ -84,15 +84,15 @@ def test_no_segment_exceeds_what_bounds_allow(source: str) -> None:
     """Bounds look at few batches of times that were predicted, which holds for padded replicas only without padding."""
     given = _pose(source, slowdown=0.0)
     (entry,) = given.fleet.entries
-    for asked in given.demands:
-        segments = Segments(given, capped=False).every(asked, entry.device)
-        bounds = BoundTable(given, [entry]).list_choices()[asked.model]
+    for wanted in given.demands:
+        segments = Segments(given, capped=False).every(wanted, entry.device)
+        bounds = BoundTable(given, [entry]).list_choices()[wanted.model]
         for segment in segments:
-            most = max(one.capacity_rps for one in bounds if one.fraction <= segment.fraction + 1e-9)
-            assert min(segment.capacity_rps, asked.rate_rps) <= most * (1.0 + 1e-9)
+            most = max(bound.capacity_rps for bound in bounds if bound.fraction <= segment.fraction + 1e-9)
+            assert min(segment.capacity_rps, wanted.rate_rps) <= most * (1.0 + 1e-9)
 
 
 def test_a_plan_of_instances_is_accepted() -> None:
-    asked = [demand("m0", 120.0, 90.0), demand("m1", 100.0, 120.0)]
-    given = problem(asked, [(sliced_device(), None)], PaddedEstimator(), Options())
+    demands = [demand("m0", 120.0, 90.0), demand("m1", 100.0, 120.0)]
+    given = problem(demands, [(sliced_device(), None)], PaddedEstimator(), Options())
     assert check(to_map(given, make_policy("optimal").place(given)), evidence(given)) == ()

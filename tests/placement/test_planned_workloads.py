@@ -81,7 +81,7 @@ def test_the_order_of_neighbours_is_not_another_question() -> None:
 
 
 def test_times_beside_neighbours_are_asked_for_once_and_kept_by_neighbour() -> None:
-    asked: list[tuple[int, tuple[Workload, ...]]] = []
+    questions: list[tuple[int, tuple[Workload, ...]]] = []
 
     class Counting(LinearEstimator):
         def estimate(
@@ -93,18 +93,18 @@ def test_times_beside_neighbours_are_asked_for_once_and_kept_by_neighbour() -> N
             beside: Sequence[Workload] = (),
             processes: int = 1,
         ) -> Estimate:
-            asked.append((batch, tuple(beside)))
+            questions.append((batch, tuple(beside)))
             return super().estimate(model, device, batch, share, beside, processes)
 
     workloads, device = (
         PlannedWorkloads(replace(problem([demand("m")]), estimator=Counting(slowdown=1.0))),
         plain_device(),
     )
-    one, other = Workload("n", 1, Share(25.0)), Workload("o", 1, Share(25.0))
+    first, second = Workload("n", 1, Share(25.0)), Workload("o", 1, Share(25.0))
     small, large = (
         workloads.server(device, Workload("m", batch, Share(50.0)), beside)
-        for batch, beside in ((2, (one, other)), (4, (other, one)))
+        for batch, beside in ((2, (first, second)), (4, (second, first)))
     )
-    assert large.latency_ms[:2] == small.latency_ms and sorted(batch for batch, _ in asked) == [1, 2, 3, 4]
-    alone = workloads.server(device, Workload("m", 4, Share(50.0)), (one,))
+    assert large.latency_ms[:2] == small.latency_ms and sorted(batch for batch, _ in questions) == [1, 2, 3, 4]
+    alone = workloads.server(device, Workload("m", 4, Share(50.0)), (first,))
     assert alone.latency_ms[0] < large.latency_ms[0]

@@ -85,7 +85,7 @@ def test_spare_devices_are_dropped_until_one_less_would_be_too_slow() -> None:
     demand, server = given.demands[0], replace(SERVER, latency_ms=(3.0, 4.0, 5.0, 6.0))
     assert pools.keeps(demand, Counter({server: len(kept)}), 1500.0)
     assert not pools.keeps(demand, Counter({server: len(kept) - 1}), 1500.0)
-    assert sum(one.rate_rps for gpu in kept for one in gpu.replicas()) == pytest.approx(1500.0)
+    assert sum(replica.rate_rps for gpu in kept for replica in gpu.replicas()) == pytest.approx(1500.0)
 
 
 def test_the_most_that_a_pool_serves_is_in_time_and_more_is_not() -> None:
@@ -119,9 +119,9 @@ def test_a_replica_among_others_is_offered_for_more_than_alone_and_less_than_the
     given = make_problem(4000.0, 14.0)
     demand, device = given.demands[0], given.fleet.entries[0].device
     alone, among = (
-        max(one.capacity_rps for one in kind(given).best(demand, device)) for kind in (Segments, PooledSegments)
+        max(segment.capacity_rps for segment in kind(given).best(demand, device)) for kind in (Segments, PooledSegments)
     )
-    bound = max(one.capacity_rps for one in BoundTable(given, given.fleet.entries).list_choices()["m"])
+    bound = max(choice.capacity_rps for choice in BoundTable(given, given.fleet.entries).list_choices()["m"])
     assert 1.1 * alone < among <= bound * 1.01
 
 
@@ -129,9 +129,9 @@ def test_one_that_serves_everything_alone_is_offered_for_just_that() -> None:
     given = make_problem(50.0, 30.0)
     demand, device = given.demands[0], given.fleet.entries[0].device
     bounds = BoundTable(given, given.fleet.entries).list_choices()["m"]
-    assert max(one.capacity_rps for one in bounds) == 50.0
+    assert max(bound.capacity_rps for bound in bounds) == 50.0
     for kind in (Segments, PooledSegments):
-        assert max(one.capacity_rps for one in kind(given).best(demand, device)) == 50.0
+        assert max(segment.capacity_rps for segment in kind(given).best(demand, device)) == 50.0
 
 
 class CountingQueue(BatchQueue):
@@ -149,14 +149,14 @@ def test_two_queues_tell_that_a_replica_among_others_serves_less_than_is_needed(
     queueing = CountingQueue()
     given = replace(make_problem(4000.0, 14.0), queueing=queueing)
     demand, device, workload = given.demands[0], given.fleet.entries[0].device, Workload("m", 4, Share(100.0))
-    found = PooledSegments(given).make(demand, device, workload)
-    assert found is not None
+    segment = PooledSegments(given).make(demand, device, workload)
+    assert segment is not None
     searching, queueing.asked = queueing.asked, 0
-    assert PooledSegments(given).make(demand, device, workload, least_rps=1.03 * found.capacity_rps) is None
+    assert PooledSegments(given).make(demand, device, workload, least_rps=1.03 * segment.capacity_rps) is None
     assert 1 <= queueing.asked <= 2 < searching
-    enough = PooledSegments(given).make(demand, device, workload, least_rps=0.97 * found.capacity_rps)
+    enough = PooledSegments(given).make(demand, device, workload, least_rps=0.97 * segment.capacity_rps)
     assert enough is not None
-    assert enough.capacity_rps == pytest.approx(found.capacity_rps, rel=0.02)
+    assert enough.capacity_rps == pytest.approx(segment.capacity_rps, rel=0.02)
 
 
 def test_full_batches_that_answer_less_than_is_needed_are_not_asked_queues() -> None:

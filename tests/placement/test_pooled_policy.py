@@ -25,15 +25,15 @@ def make_problem(count: int | None = None) -> Problem:
 
 def test_the_same_policy_needs_fewer_devices_where_replicas_share_their_queue() -> None:
     given = make_problem()
-    split, own = solve_and_check(make_policy("gpulet"), given)
+    split, split_map = solve_and_check(make_policy("gpulet"), given)
     pooled, deployment = solve_and_check(make_policy("gpulet", {"pooled": "true"}), given)
     assert pooled.policy == split.policy
     assert len(pooled.gpus) < len(split.gpus)
     assert not pooled.unplaced
-    said = f"pooled queues: {len(pooled.gpus)} devices where gpulet has {len(split.gpus)} for split streams"
-    assert deployment.planned_with.found_by == said
-    assert said in summarize_map(deployment)
-    assert own.planned_with.found_by is None
+    note = f"pooled queues: {len(pooled.gpus)} devices where gpulet has {len(split.gpus)} for split streams"
+    assert deployment.planned_with.found_by == note
+    assert note in summarize_map(deployment)
+    assert split_map.planned_with.found_by is None
 
 
 def test_on_a_full_fleet_the_pools_serve_more() -> None:

@@ -95,23 +95,23 @@ class _UnsureEstimator(LinearEstimator):
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        found = super().estimate(model, device, batch, share, (), processes)
-        time = found.latency_ms.value
+        estimate = super().estimate(model, device, batch, share, (), processes)
+        time = estimate.latency_ms.value
         reach = 2.0 if beside else 1.1
-        return replace(found, latency_ms=replace(found.latency_ms, low=time / reach, high=time * reach))
+        return replace(estimate, latency_ms=replace(estimate.latency_ms, low=time / reach, high=time * reach))
 
 
 def test_of_equal_replicas_that_are_not_equally_sure_each_has_its_own_interval() -> None:
     given = problem([demand("m", 120.0, 40.0), demand("other", 1.0)], None, _UnsureEstimator())
-    one, other = replace(REPLICA, rate_rps=60.0), replace(REPLICA, model="other", rate_rps=1.0)
+    sure, unsure = replace(REPLICA, rate_rps=60.0), replace(REPLICA, model="other", rate_rps=1.0)
     gpus = [
-        PlacedGpu("plain", (PlacedPartition((one,)),)),
-        PlacedGpu("plain", (PlacedPartition((one, other)),)),
+        PlacedGpu("plain", (PlacedPartition((sure,)),)),
+        PlacedGpu("plain", (PlacedPartition((sure, unsure)),)),
     ]
     predictor = Predictor(given)
     predictor.pool_replicas(gpus, {})
-    alone = predictor.replica(plain_device(), one, ()).predicted
-    beside = predictor.replica(plain_device(), one, (other.workload,)).predicted
+    alone = predictor.replica(plain_device(), sure, ()).predicted
+    beside = predictor.replica(plain_device(), sure, (unsure.workload,)).predicted
     assert alone.p99_ms == beside.p99_ms
     assert alone.p99_ms_interval is not None and beside.p99_ms_interval is not None
     assert beside.p99_ms_interval[1] > alone.p99_ms_interval[1]

@@ -91,7 +91,7 @@ def test_a_bound_on_the_goodput_holds_where_memory_binds(seed: int) -> None:
     maps = [make_policy(name).place(problem) for name in ("ffd", "gslice", "optimal")]
     most = maps[-1].upper_bound_goodput_rps
     assert most is not None
-    assert max(sum(one.rates_rps().values()) for one in maps) <= most * (1.0 + 1e-6)
+    assert max(sum(plan.rates_rps().values()) for plan in maps) <= most * (1.0 + 1e-6)
 
 
 def memory_bound_problem(seed: int) -> Problem:
@@ -124,7 +124,7 @@ def random_program(seed: int, duals_off: float) -> tuple[Columns, Vector, float]
     lows, costs = drawn.uniform(1.0, 9.0, rows), drawn.uniform(0.5, 4.0, count)
     highs = np.where(drawn.random(count) < 0.5, math.inf, drawn.uniform(1.0, 20.0, count))
     highs[0] = math.inf
-    found = linprog(costs, A_ub=-matrix, b_ub=-lows, bounds=[(0.0, high) for high in highs])
+    solution = linprog(costs, A_ub=-matrix, b_ub=-lows, bounds=[(0.0, high) for high in highs])
     owners, where = np.nonzero(matrix.T)
     columns = Columns(
         costs=costs,
@@ -136,8 +136,8 @@ def random_program(seed: int, duals_off: float) -> tuple[Columns, Vector, float]
         row_lows=lows,
         row_highs=np.full(rows, math.inf),
     )
-    duals = -found.ineqlin.marginals * (1.0 + duals_off * drawn.uniform(-1.0, 1.0, rows))
-    return columns, duals, float(found.fun or 0.0)
+    duals = -solution.ineqlin.marginals * (1.0 + duals_off * drawn.uniform(-1.0, 1.0, rows))
+    return columns, duals, float(solution.fun or 0.0)
 
 
 @pytest.mark.parametrize("duals_off", [0.0, 1e-6, 0.3, 3.0])
@@ -186,4 +186,4 @@ def test_a_whole_number_that_could_be_billions_is_bounded_where_highs_can_count(
     program.column(0.5, {row: 0.1})
     solution = program.solve(time_limit_s=1.0)
     assert solution is not None and solution.values == (3.0, 0.0, 0.0)
-    assert [one for one in highs if math.isfinite(one)] == [4.0, 1e9]
+    assert [high for high in highs if math.isfinite(high)] == [4.0, 1e9]

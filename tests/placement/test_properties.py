@@ -150,7 +150,7 @@ def cost(placement: Placement) -> float:
 
 
 def missing(placement: Placement) -> float:
-    return round(sum(one.rate_rps for one in placement.unplaced), 3)
+    return round(sum(shortfall.rate_rps for shortfall in placement.unplaced), 3)
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_no_map_is_better_than_optimal_or_goes_below_a_bound_that_knows_of_neigh
 def are_shares_listed(given: Problem, gpu: PlacedGpu) -> bool:
     """Whether all shares on a device are among those that the estimator lists."""
     device = DEVICES[gpu.device]
-    return all(one.share in given.estimator.shares(one.model, device) for one in gpu.replicas())
+    return all(replica.share in given.estimator.shares(replica.model, device) for replica in gpu.replicas())
 
 
 def hold_optimal_against_all(drawn: Drawn, fleet: dict[str, int | None]) -> None:
@@ -182,17 +182,17 @@ def hold_optimal_against_all(drawn: Drawn, fleet: dict[str, int | None]) -> None
     best, _ = solve_and_check(Optimal(), given)
     for name in sorted(set(BUILTIN) - {"optimal"}):
         try:
-            other, deployment = solve_and_check(make_policy(name), given)
+            placement, deployment = solve_and_check(make_policy(name), given)
         except GpuprofError:
             continue  # not made for such a fleet
-        if any(DEVICES[gpu.device].kind == "cpu" and not are_shares_listed(given, gpu) for gpu in other.gpus):
+        if any(DEVICES[gpu.device].kind == "cpu" and not are_shares_listed(given, gpu) for gpu in placement.gpus):
             continue  # policies for GPUs give any share, which is not on a CPU's menu
         # within a thousandth of its bound the search ends
-        assert missing(best) <= missing(other) + 2e-3 * sum(rate for rate, *_ in drawn.asked), name
-        if not other.unplaced:
-            assert cost(best) <= cost(other) * (1.0 + 2e-3), name
-            assert (best.lower_bound_gpus or 0) <= len(other.gpus), name
-            assert (best.lower_bound_cost_per_hour or 0.0) <= cost(other) + 1e-6, name
+        assert missing(best) <= missing(placement) + 2e-3 * sum(rate for rate, *_ in drawn.asked), name
+        if not placement.unplaced:
+            assert cost(best) <= cost(placement) * (1.0 + 2e-3), name
+            assert (best.lower_bound_gpus or 0) <= len(placement.gpus), name
+            assert (best.lower_bound_cost_per_hour or 0.0) <= cost(placement) + 1e-6, name
         if best.upper_bound_goodput_rps is not None:
             assert deployment.predicted.goodput_rps <= best.upper_bound_goodput_rps * (1.0 + 1e-6), name
 
@@ -202,8 +202,8 @@ def hold_optimal_against_all(drawn: Drawn, fleet: dict[str, int | None]) -> None
 @given(drawn=DRAWN, count=st.integers(1, 2), more=st.integers(1, 2))
 def test_more_devices_never_lower_the_goodput(drawn: Drawn, count: int, more: int) -> None:
     few, many = (solve_and_check(Optimal(), drawn.on({"plain": n}))[0] for n in (count, count + more))
-    asked = sum(rate for rate, *_ in drawn.asked)
-    assert missing(many) <= missing(few) + 1e-3 * asked
+    demanded_rps = sum(rate for rate, *_ in drawn.asked)
+    assert missing(many) <= missing(few) + 1e-3 * demanded_rps
 
 
 @FEW
@@ -212,18 +212,18 @@ def test_more_devices_never_lower_the_goodput_or_the_least_served_where_all_is_l
     drawn: Drawn, count: int, more: int, fair: bool
 ) -> None:
     few, many = (solve_and_check(Optimal(fair), drawn.on({"cores": n}))[0] for n in (count, count + more))
-    asked = {f"m{i}": rate for i, (rate, *_) in enumerate(drawn.asked)}
+    demanded_rps = {f"m{i}": rate for i, (rate, *_) in enumerate(drawn.asked)}
     if fair:
-        worst = [max((u.rate_rps / asked[u.model] for u in one.unplaced), default=0.0) for one in (few, many)]
+        worst = [max((u.rate_rps / demanded_rps[u.model] for u in plan.unplaced), default=0.0) for plan in (few, many)]
         assert worst[1] <= worst[0] + 2e-3
     else:
-        assert missing(many) <= missing(few) + 1e-3 * sum(asked.values())
+        assert missing(many) <= missing(few) + 1e-3 * sum(demanded_rps.values())
 
 
 def costs(drawn: Drawn, names: tuple[str, ...], looser: float) -> tuple[float, float]:
     """Return what the tight and the looser problem cost, infinity where not everything could be placed."""
-    found = [solve_and_check(Optimal(), drawn.on(dict.fromkeys(names), factor))[0] for factor in (1.0, looser)]
-    tight, loose = (float("inf") if one.unplaced else cost(one) for one in found)
+    plans = [solve_and_check(Optimal(), drawn.on(dict.fromkeys(names), factor))[0] for factor in (1.0, looser)]
+    tight, loose = (float("inf") if plan.unplaced else cost(plan) for plan in plans)
     return tight, loose
 
 

@@ -62,8 +62,8 @@ def _server(batch: int, start: float, cv: float = 0.0) -> BatchServer:
 def test_the_largest_rate_is_that_of_plain_bisection(batch: int, start: float, times: float, part: float) -> None:
     server = _server(batch, start)
     slo, wanted = Slo(times * server.latency_ms[0]), part * server.capacity_rps
-    found = RateLimits().largest_rps(ExponentialQueue(), server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
-    assert found == _plain(ExponentialQueue(), server, slo, wanted)
+    rate_rps = RateLimits().largest_rps(ExponentialQueue(), server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
+    assert rate_rps == _plain(ExponentialQueue(), server, slo, wanted)
 
 
 @settings(max_examples=12, deadline=None)
@@ -71,8 +71,8 @@ def test_the_largest_rate_is_that_of_plain_bisection(batch: int, start: float, t
 def test_for_real_queues_too(batch: int, start: float, times: float, cv: float) -> None:
     server, model = _server(batch, start, cv), BatchQueue()
     slo, wanted = Slo(times * server.latency_ms[-1]), server.capacity_rps
-    found = RateLimits().largest_rps(model, server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
-    assert found == _plain(model, server, slo, wanted)
+    rate_rps = RateLimits().largest_rps(model, server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
+    assert rate_rps == _plain(model, server, slo, wanted)
 
 
 @dataclass
@@ -113,11 +113,13 @@ def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:
 def test_what_was_found_for_one_policy_is_not_solved_again_for_another() -> None:
     counting = SolvedQueueCounter(ExponentialQueue())
     limits, server, slo = RateLimits(), _server(4, 2.0), Slo(30.0)
-    found = limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, server.capacity_rps)
+    rate_rps = limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, server.capacity_rps)
     before = len(counting.solved)
-    assert limits.in_time(counting, server, slo, found / 2.0)
-    assert not limits.in_time(counting, server, slo, found * (1.0 + 2.0 * RATE_PRECISION))
-    assert limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, found / 3.0) == found / 3.0
+    assert limits.in_time(counting, server, slo, rate_rps / 2.0)
+    assert not limits.in_time(counting, server, slo, rate_rps * (1.0 + 2.0 * RATE_PRECISION))
+    assert (
+        limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, rate_rps / 3.0) == rate_rps / 3.0
+    )
     assert len(counting.solved) == before
 
 
@@ -129,19 +131,21 @@ def test_no_rate_is_in_time_that_is_late_by_the_queue_that_maps_are_checked_by(
     shape: str, batch: int, part: float
 ) -> None:
     queueing, server = make_queueing(shape, ["m"]), _server(batch, 5.0)
-    asked = Arrivals(part * server.capacity_rps)
-    coarse, fine = (queueing.pool(asked, (server,), coarse=one).whole.percentile(99.0) for one in (True, False))
+    arrivals = Arrivals(part * server.capacity_rps)
+    coarse, fine = (
+        queueing.pool(arrivals, (server,), coarse=is_coarse).whole.percentile(99.0) for is_coarse in (True, False)
+    )
     for limit_ms in (0.5 * fine, 0.9 * fine, 0.999 * fine):
-        assert not RateLimits().in_time(queueing, server, Slo(limit_ms), asked.rate_rps)
-    assert RateLimits().in_time(queueing, server, Slo(1.001 * max(coarse, fine)), asked.rate_rps)
+        assert not RateLimits().in_time(queueing, server, Slo(limit_ms), arrivals.rate_rps)
+    assert RateLimits().in_time(queueing, server, Slo(1.001 * max(coarse, fine)), arrivals.rate_rps)
 
 
 def test_queues_of_different_models_are_kept_apart() -> None:
     limits, server, slo = RateLimits(), _server(4, 2.0), Slo(15.0)
     idle, most = server.capacity_rps * NEARLY_IDLE, server.capacity_rps
     limits.largest_rps(ExponentialQueue(), server, slo, idle, most)
-    found = limits.largest_rps(BatchQueue(), server, slo, idle, most)
-    assert found == RateLimits().largest_rps(BatchQueue(), server, slo, idle, most)
+    rate_rps = limits.largest_rps(BatchQueue(), server, slo, idle, most)
+    assert rate_rps == RateLimits().largest_rps(BatchQueue(), server, slo, idle, most)
 
 
 def _best_plainly(segments: Segments, wanted: Demand, share: Share) -> Segment | None:
@@ -154,7 +158,7 @@ def _best_plainly(segments: Segments, wanted: Demand, share: Share) -> Segment |
         if best is None or segment.capacity_rps > best.capacity_rps:
             best = segment
         elif best.capacity_rps >= wanted.rate_rps:
-            tail_ms, least_ms = (segments.segment_tail_ms(wanted, one) for one in (segment, best))
+            tail_ms, least_ms = (segments.segment_tail_ms(wanted, candidate) for candidate in (segment, best))
             if segment.capacity_rps < best.capacity_rps or tail_ms >= 0.98 * least_ms:
                 break
             best = segment
@@ -165,8 +169,8 @@ def _best_plainly(segments: Segments, wanted: Demand, share: Share) -> Segment |
 def test_the_best_segment_is_the_one_found_by_looking_for_every_capacity(rate: float, slo: float, pct: float) -> None:
     wanted = demand("m3", rate, slo)
     made = problem([wanted], estimator=CurvedEstimator())  # type: ignore[arg-type]
-    found = Segments(made).best_of(wanted, plain_device(), Share(pct))
-    assert found == _best_plainly(Segments(made), wanted, Share(pct))
+    best = Segments(made).best_of(wanted, plain_device(), Share(pct))
+    assert best == _best_plainly(Segments(made), wanted, Share(pct))
 
 
 def test_a_segment_that_cannot_serve_what_it_must_is_not_looked_at_further() -> None:

@@ -40,14 +40,14 @@ def test_of_equal_capacities_and_tails_the_smallest_batch_and_fewest_processes_w
 
 def test_of_equal_capacities_the_shorter_tail_wins() -> None:
     given = problem([demand("m", 120.0)])
-    segments, asked = Segments(given), given.demands[0]
-    for share in segments.best(asked, plain_device()):
+    segments, wanted = Segments(given), given.demands[0]
+    for share in segments.best(wanted, plain_device()):
         tails = [
-            segments.segment_tail_ms(asked, one)
-            for one in segments.every(asked, plain_device())
-            if one.share == share.share and one.capacity_rps == 120.0
+            segments.segment_tail_ms(wanted, segment)
+            for segment in segments.every(wanted, plain_device())
+            if segment.share == share.share and segment.capacity_rps == 120.0
         ]
-        assert share.capacity_rps < 120.0 or segments.segment_tail_ms(asked, share) <= min(tails) * 1.05
+        assert share.capacity_rps < 120.0 or segments.segment_tail_ms(wanted, share) <= min(tails) * 1.05
 
 
 def test_a_segment_that_does_not_fit_the_memory_is_no_segment() -> None:
@@ -88,12 +88,12 @@ def test_under_each_share_the_batch_that_was_best_under_the_last_is_looked_at_fi
     segments, first = Segments(given), []
     make = segments.make
 
-    def make_and_note(asked: Demand, device: Device, workload: Workload, **how: Any) -> Segment | None:
+    def make_and_note(wanted: Demand, device: Device, workload: Workload, **how: Any) -> Segment | None:
         if how["least_rps"] == 0.0:
             first.append(workload.batch)
-        return make(asked, device, workload, **how)
+        return make(wanted, device, workload, **how)
 
     monkeypatch.setattr(segments, "make", make_and_note)
-    best = [one.batch for one in segments.best(given.demands[0], plain_device())]
+    best = [segment.batch for segment in segments.best(given.demands[0], plain_device())]
     assert len(set(best)) > 1
     assert first[-len(best) + 1 :] == best[:-1]

@@ -78,13 +78,13 @@ def test_neighbours_are_named_where_a_device_has_a_part_free_that_would_do_alone
         given = problem(
             [demand("m", 5.0), demand("there", 5.0)], [(plain_device(), 1)], LinearEstimator(slowdown=slowdown)
         )
-        said = explain_unplaced(given, Segments(given), given.demands[0], placement)
-        assert said.startswith("80% of a plain is free, where it would do alone") and reason in said
+        explanation = explain_unplaced(given, Segments(given), given.demands[0], placement)
+        assert explanation.startswith("80% of a plain is free, where it would do alone") and reason in explanation
 
 
 def test_devices_that_a_policy_leaves_idle_are_named_instead_of_more_devices() -> None:
-    other = plain_device("other", 2.0)
-    given = problem([demand("m", 50.0)], [(plain_device(), 1), (other, 2)])
+    dear = plain_device("other", 2.0)
+    given = problem([demand("m", 50.0)], [(plain_device(), 1), (dear, 2)])
     busy = PlacedGpu("other", (PlacedPartition((PlacedReplica("n", 4, 1, Share(100.0), 1.0),)),))
     reason = explain_unplaced(given, Segments(given), given.demands[0], Placement("some", (busy,)))
     assert (

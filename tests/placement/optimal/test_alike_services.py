@@ -51,8 +51,8 @@ def test_devices_grow_with_the_services_and_no_bound_exceeds_joined_maps(
     for count in counts:
         placement = _place(count, options)
         devices[count] = len(placement.gpus)
-        fewer = [(one, count - one) for one in devices if count - one in devices]
-        joined = min((devices[one] + devices[other] for one, other in fewer), default=-(-count // 23))
+        fewer = [(count_a, count - count_a) for count_a in devices if count - count_a in devices]
+        joined = min((devices[count_a] + devices[count_b] for count_a, count_b in fewer), default=-(-count // 23))
         assert (placement.lower_bound_gpus or 0) <= min(joined, -(-count // 23))
         assert len(placement.gpus) <= joined
     assert list(devices.values()) == sorted(devices.values())

@@ -32,18 +32,18 @@ def test_alike_demands_take_the_devices_of_their_best_pattern_at_any_number() ->
     estimator = LinearEstimator(slowdown=0.2, percents=(25.0, 50.0, 100.0))
     for count in (2, 7, 40):
         given = problem([demand(f"m{i}", 80.0, 60.0) for i in range(count)], estimator=estimator, options=BUDGET)
-        found = _search(given)
-        assert found.rates_rps() == pytest.approx({one.model: 80.0 for one in given.demands})
-        most = max(sum(1 for _ in gpu.replicas()) for gpu in found.gpus)
-        assert len(found.gpus) == -(-count // most)
+        patterns = _search(given)
+        assert patterns.rates_rps() == pytest.approx({demand.model: 80.0 for demand in given.demands})
+        most = max(sum(1 for _ in gpu.replicas()) for gpu in patterns.gpus)
+        assert len(patterns.gpus) == -(-count // most)
 
 
 def test_a_counted_fleet_serves_the_higher_priority_first() -> None:
     estimator = LinearEstimator(slowdown=0.2)
     low, high = demand("low", 900.0, 60.0), demand("high", 500.0, 60.0)
     given = problem([low, replace(high, priority=1)], [(plain_device(), 1)], estimator, BUDGET)
-    found = _search(given, partial=True).rates_rps()
-    assert found["high"] == pytest.approx(500.0) and found.get("low", 0.0) < 900.0
+    rates = _search(given, partial=True).rates_rps()
+    assert rates["high"] == pytest.approx(500.0) and rates.get("low", 0.0) < 900.0
 
 
 def test_neighbours_that_slow_each_other_down_are_parted_in_the_final_map() -> None:

@@ -53,7 +53,7 @@ def test_the_map_of_measured_instances_is_proven_and_no_replica_has_an_extrapola
     assert placement.unplaced == () and not placement.stopped
     assert placement.lower_bound_gpus == len(placement.gpus)
     listed = set(given.estimator.shares("m0", sliced_device()))
-    assert {one.share for gpu in placement.gpus for one in gpu.replicas()} <= listed
+    assert {replica.share for gpu in placement.gpus for replica in gpu.replicas()} <= listed
 
 
 def test_extrapolated_shares_are_taken_where_they_save_a_device() -> None:
@@ -83,5 +83,5 @@ def test_replicas_of_a_demand_that_is_not_met_are_raised_to_what_they_serve_and_
     missing = tuple(Unplaced(model=model, rate_rps=rate, reason="full") for model, rate in (("m", 470.0), ("n", 10.0)))
     before = Placement("optimal", (PlacedGpu("plain", (PlacedPartition(replicas),)),), missing)
     (gpu,) = judge.raise_rates(before).gpus
-    rates = {one.model: one.rate_rps for one in gpu.replicas()}
+    rates = {replica.model: replica.rate_rps for replica in gpu.replicas()}
     assert rates == {"m": pytest.approx(400.0), "n": pytest.approx(40.0)}  # 8 requests in 20 ms

@@ -9,7 +9,7 @@ from gpuprof.placement.segment import Segments
 
 GIVEN = problem([demand("a", 200.0), demand("b", 50.0)], options=Options(latency_budget=0.9))
 SEGMENTS = Segments(GIVEN)
-CHOICES = {one.model: SEGMENTS.best(one, GIVEN.fleet.entries[0].device) for one in GIVEN.demands}
+CHOICES = {demand.model: SEGMENTS.best(demand, GIVEN.fleet.entries[0].device) for demand in GIVEN.demands}
 
 
 def replica(model: str, rate: float) -> PlacedReplica:
@@ -18,7 +18,7 @@ def replica(model: str, rate: float) -> PlacedReplica:
 
 def models(*replicas: PlacedReplica) -> list[tuple[str, float, float]]:
     (gpu,) = merge_replicas(GIVEN, SEGMENTS, CHOICES, [PlacedGpu("plain", (PlacedPartition(replicas),))])
-    return sorted((one.model, one.share.sm_pct, one.rate_rps) for one in gpu.replicas())
+    return sorted((replica.model, replica.share.sm_pct, replica.rate_rps) for replica in gpu.replicas())
 
 
 def test_two_replicas_in_one_partition_become_one_that_does_as_much() -> None:

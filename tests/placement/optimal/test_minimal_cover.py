@@ -16,17 +16,17 @@ def brute_force(rate: float, capacities: list[float]) -> set[tuple[int, ...]]:
 
     def minimal(counts: tuple[int, ...]) -> bool:
         fewer = (tuple(n - (i == j) for i, n in enumerate(counts)) for j, count in enumerate(counts) if count)
-        return total(counts) >= rate and all(total(one) < rate for one in fewer)
+        return total(counts) >= rate and all(total(cover) < rate for cover in fewer)
 
     return {counts for counts in product(*(range(n + 1) for n in most)) if minimal(counts)}
 
 
 @given(rate=st.integers(1, 30), capacities=st.lists(st.integers(2, 20), min_size=1, max_size=3, unique=True))
 def test_exactly_the_covers_that_nothing_can_be_left_out_of_are_found(rate: int, capacities: list[int]) -> None:
-    found = minimal_covers(float(rate), [float(one) for one in capacities])
-    assert found is not None
-    assert len(found) == len(set(found))
-    assert set(found) == brute_force(rate, [float(one) for one in capacities])
+    covers = minimal_covers(float(rate), [float(capacity) for capacity in capacities])
+    assert covers is not None
+    assert len(covers) == len(set(covers))
+    assert set(covers) == brute_force(rate, [float(capacity) for capacity in capacities])
 
 
 def test_covers_of_too_many_parts_are_left_out() -> None:

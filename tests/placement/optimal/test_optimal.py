@@ -29,12 +29,12 @@ ASKED = st.lists(st.tuples(st.floats(0.5, 2500.0), st.floats(8.0, 300.0)), min_s
 SOME = st.lists(st.tuples(st.floats(0.5, 600.0), st.floats(8.0, 300.0)), min_size=1, max_size=3)
 
 
-def demands(asked: list[tuple[float, float]]) -> list[Demand]:
-    return [demand(f"m{i}", rate, slo) for i, (rate, slo) in enumerate(asked)]
+def demands(targets: list[tuple[float, float]]) -> list[Demand]:
+    return [demand(f"m{i}", rate, slo) for i, (rate, slo) in enumerate(targets)]
 
 
 def sum_served_rps(placement: Placement, given: Problem) -> float:
-    return sum(placement.rate_rps(one.model) for one in given.demands)
+    return sum(placement.rate_rps(demand.model) for demand in given.demands)
 
 
 def cost(placement: Placement) -> float:
@@ -89,23 +89,23 @@ def test_a_fixed_fleet_serves_as_much_as_can_be() -> None:
 
 def test_priorities_come_first_and_fairness_levels() -> None:
     fleet = [(plain_device(), 1)]
-    asked = [Demand("low", 700.0, Slo(100.0)), Demand("high", 700.0, Slo(100.0), priority=1)]
-    placement, _ = solve_and_check(OPTIMAL, problem(asked, fleet, options=BUDGET))
+    demands = [Demand("low", 700.0, Slo(100.0)), Demand("high", 700.0, Slo(100.0), priority=1)]
+    placement, _ = solve_and_check(OPTIMAL, problem(demands, fleet, options=BUDGET))
     assert placement.rate_rps("high") == pytest.approx(700.0)
-    fair, _ = solve_and_check(Optimal(fair=True), problem(asked, fleet, options=BUDGET))
+    fair, _ = solve_and_check(Optimal(fair=True), problem(demands, fleet, options=BUDGET))
     assert fair.rate_rps("low") == pytest.approx(fair.rate_rps("high"))
 
 
 def test_below_its_floor_a_demand_gets_nothing() -> None:
-    asked = [Demand("all", 1500.0, Slo(100.0), min_goodput_rps=1200.0), demand("some", 300.0)]
-    placement, _ = solve_and_check(OPTIMAL, problem(asked, [(plain_device(), 1)], options=BUDGET))
+    demands = [Demand("all", 1500.0, Slo(100.0), min_goodput_rps=1200.0), demand("some", 300.0)]
+    placement, _ = solve_and_check(OPTIMAL, problem(demands, [(plain_device(), 1)], options=BUDGET))
     assert placement.rate_rps("all") == 0.0
     assert placement.rate_rps("some") == pytest.approx(300.0)
 
 
 def test_few_replicas_allowed_cap_what_is_served() -> None:
-    asked = [Demand("m", 3000.0, Slo(100.0), max_replicas=2)]
-    placement, _ = solve_and_check(OPTIMAL, problem(asked, options=BUDGET))
+    demands = [Demand("m", 3000.0, Slo(100.0), max_replicas=2)]
+    placement, _ = solve_and_check(OPTIMAL, problem(demands, options=BUDGET))
     assert placement.rate_rps("m") == pytest.approx(1600.0)
     assert "max_replicas 2" in placement.unplaced[0].reason
 
@@ -126,11 +126,11 @@ def test_shares_too_many_to_list_are_still_packed_with_a_bound() -> None:
 
 
 def test_a_time_limit_still_gives_a_sound_map() -> None:
-    asked = demands([(300.0, 50.0)] * 4)
-    given = problem(asked, options=replace(BUDGET, time_limit_s=1e-6))
+    wanted = demands([(300.0, 50.0)] * 4)
+    given = problem(wanted, options=replace(BUDGET, time_limit_s=1e-6))
     placement, _ = solve_and_check(OPTIMAL, given)
     assert placement.unplaced == ()
-    best, _ = solve_and_check(OPTIMAL, problem(asked, options=BUDGET))
+    best, _ = solve_and_check(OPTIMAL, problem(wanted, options=BUDGET))
     assert placement.lower_bound_gpus is not None
     assert 0 < placement.lower_bound_gpus <= len(best.gpus)
 
@@ -147,10 +147,10 @@ def test_it_never_costs_more_than_first_fit_and_no_policy_goes_below_its_bound(
     best, _ = solve_and_check(OPTIMAL, given)
     assert best.lower_bound_gpus is not None
     for policy in (FirstFitDecreasing(), ParvaGpu()):
-        other, _ = solve_and_check(policy, given)
-        if not other.unplaced and not best.unplaced:
-            assert best.lower_bound_gpus <= len(other.gpus)
-            assert slowdown or len(best.gpus) <= len(other.gpus)
+        placement, _ = solve_and_check(policy, given)
+        if not placement.unplaced and not best.unplaced:
+            assert best.lower_bound_gpus <= len(placement.gpus)
+            assert slowdown or len(best.gpus) <= len(placement.gpus)
 
 
 @pytest.mark.slow
@@ -213,12 +213,12 @@ def test_more_is_never_served_than_the_map_says_any_could() -> None:
 def test_fairness_goes_on_above_the_worst_served() -> None:
     # one device: only 25% is known, does 200/s, and four fit. The large demand cannot get beyond a quarter of its rate
     # unless the others get less; what is left must not all go to one of them
-    asked = [Demand("large", 1600.0, Slo(100.0)), Demand("a", 400.0, Slo(100.0)), Demand("b", 400.0, Slo(100.0))]
-    quarters = TabledEstimator({Workload(one.model, 1, Share(25.0), 1): 200.0 for one in asked})
-    given = replace(problem(asked, [(plain_device(), 1)], options=BUDGET), estimator=quarters)
+    demands = [Demand("large", 1600.0, Slo(100.0)), Demand("a", 400.0, Slo(100.0)), Demand("b", 400.0, Slo(100.0))]
+    quarters = TabledEstimator({Workload(demand.model, 1, Share(25.0), 1): 200.0 for demand in demands})
+    given = replace(problem(demands, [(plain_device(), 1)], options=BUDGET), estimator=quarters)
     fair, _ = solve_and_check(Optimal(fair=True), given)
-    got = sorted(fair.rate_rps(one.model) / one.rate_rps for one in asked)
-    assert got == pytest.approx([0.25, 0.5, 0.5], abs=2e-3)
+    fractions = sorted(fair.rate_rps(demand.model) / demand.rate_rps for demand in demands)
+    assert fractions == pytest.approx([0.25, 0.5, 0.5], abs=2e-3)
 
 
 def test_what_still_runs_is_kept_when_rates_change() -> None:
@@ -235,10 +235,10 @@ def test_what_still_runs_is_kept_when_rates_change() -> None:
 @pytest.mark.slow
 def test_what_has_no_room_any_more_is_planned_anew_with_few_devices_not_with_all() -> None:
     sure = LinearEstimator(interval=0.0)
-    asked = [(250.0, 50.0), (160.0, 80.0), (350.0, 50.0), (190.0, 40.0), (140.0, 40.0), (350.0, 80.0)]
-    given = problem(demands(asked), estimator=sure, options=BUDGET)
+    targets = [(250.0, 50.0), (160.0, 80.0), (350.0, 50.0), (190.0, 40.0), (140.0, 40.0), (350.0, 80.0)]
+    given = problem(demands(targets), estimator=sure, options=BUDGET)
     _, before = solve_and_check(OPTIMAL, given)
-    more = replace(given, demands=tuple(demands([(1.05 * rate, slo) for rate, slo in asked])))
+    more = replace(given, demands=tuple(demands([(1.05 * rate, slo) for rate, slo in targets])))
     fresh, _ = solve_and_check(OPTIMAL, more)
     kept, after = solve_and_check(OPTIMAL, replace(more, previous=before))
     devices = {entry.device.name: entry.device for entry in more.fleet.entries}
@@ -253,7 +253,7 @@ def test_small_models_share_an_instance_beside_what_needs_one_of_its_own() -> No
     given = problem([demand(f"m{i}", 2.0, 500.0) for i in range(9)], [(sliced_device(), None)], instances, BUDGET)
     placement, _ = solve_and_check(OPTIMAL, given)
     assert len(placement.gpus) == placement.lower_bound_gpus == 1
-    mixed = [part for part in placement.gpus[0].partitions if len({one.model for one in part.replicas}) > 1]
+    mixed = [part for part in placement.gpus[0].partitions if len({replica.model for replica in part.replicas}) > 1]
     assert all(part.mig for part in placement.gpus[0].partitions)
     assert mixed
 
@@ -282,11 +282,11 @@ def test_no_policy_of_all_is_better_than_the_bounds(
     best, _ = solve_and_check(OPTIMAL, given)
     for name in sorted(set(BUILTIN) - {"optimal"}):
         try:
-            other, deployment = solve_and_check(make_policy(name), given)
+            placement, deployment = solve_and_check(make_policy(name), given)
         except GpuprofError:
             continue  # not made for such a fleet
-        if best.lower_bound_gpus is not None and not other.unplaced:
-            assert best.lower_bound_gpus <= len(other.gpus), name
+        if best.lower_bound_gpus is not None and not placement.unplaced:
+            assert best.lower_bound_gpus <= len(placement.gpus), name
         if best.upper_bound_goodput_rps is not None:
             assert deployment.predicted.goodput_rps <= best.upper_bound_goodput_rps * (1.0 + 1e-6), name
 
@@ -294,12 +294,12 @@ def test_no_policy_of_all_is_better_than_the_bounds(
 @pytest.mark.parametrize("budget", [None, 0.5])
 def test_with_confidence_it_plans_as_if_the_upper_ends_were_the_means(budget: float | None) -> None:
     # the interval holds 90% and is half as wide as the value: its upper end is 1.5 times the mean
-    asked = demands([(300.0, 60.0), (90.0, 200.0)])
+    wanted = demands([(300.0, 60.0), (90.0, 200.0)])
     careful = problem(
-        asked, estimator=LinearEstimator(interval=0.5), options=Options(confidence=0.9, latency_budget=budget)
+        wanted, estimator=LinearEstimator(interval=0.5), options=Options(confidence=0.9, latency_budget=budget)
     )
     slower = problem(
-        asked,
+        wanted,
         estimator=LinearEstimator(start_ms=3.0, each_ms=1.5, interval=0.0),
         options=Options(latency_budget=budget),
     )
@@ -307,6 +307,7 @@ def test_with_confidence_it_plans_as_if_the_upper_ends_were_the_means(budget: fl
     assert len(ours.gpus) == len(theirs.gpus)
     assert ours.lower_bound_gpus == theirs.lower_bound_gpus
     capacities = [
-        [segment.capacity_rps for segment in Segments(one).best(asked[0], plain_device())] for one in (careful, slower)
+        [segment.capacity_rps for segment in Segments(given).best(wanted[0], plain_device())]
+        for given in (careful, slower)
     ]
     assert capacities[0] == pytest.approx(capacities[1], rel=1e-6)

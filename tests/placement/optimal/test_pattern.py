@@ -75,21 +75,24 @@ def test_where_memory_is_counted_patterns_are_within_it_and_every_other_way_is_p
         if sum(n * percent for n, (percent, _) in zip(counts, sizes, strict=True)) <= 100.0
         and sum(n * held for n, (_, held) in zip(counts, sizes, strict=True)) <= memory
     ]
-    for one in listed:
-        assert {slot: one.get(slot, 0) for slot in packer.slots} in every
-    for one in every:
-        assert any(all(other.get(slot, 0) >= n for slot, n in one.items()) for other in listed)
+    for chosen in listed:
+        assert {slot: chosen.get(slot, 0) for slot in packer.slots} in every
+    for chosen in every:
+        assert any(all(wider.get(slot, 0) >= n for slot, n in chosen.items()) for wider in listed)
     values = {slot: 1.0 + 0.1 * number for number, slot in enumerate(packer.slots)}
     _, value = packer.best_pattern(values)
-    assert value == pytest.approx(max(sum(n * values[slot] for slot, n in one.items()) for one in every))
+    assert value == pytest.approx(max(sum(n * values[slot] for slot, n in chosen.items()) for chosen in every))
 
 
 def test_cuts_are_legal_layouts_of_the_instances_asked_for_and_the_whole() -> None:
     device = sliced_device()
-    found = list_configurations(device, [Share(100.0, "3g.40gb"), Share(50.0, "1g.10gb"), Share(50.0)])
-    assert all(is_legal(device, configuration.layout) for configuration in found)
-    assert {item.profile.name for configuration in found for item in configuration.layout} == {"3g.40gb", "1g.10gb"}
-    assert [configuration.partitions() for configuration in found if not configuration.layout] == [
+    configurations = list_configurations(device, [Share(100.0, "3g.40gb"), Share(50.0, "1g.10gb"), Share(50.0)])
+    assert all(is_legal(device, configuration.layout) for configuration in configurations)
+    assert {item.profile.name for configuration in configurations for item in configuration.layout} == {
+        "3g.40gb",
+        "1g.10gb",
+    }
+    assert [configuration.partitions() for configuration in configurations if not configuration.layout] == [
         {("sliced", None): 1}
     ]
 

@@ -24,19 +24,21 @@ class Unsure(LinearEstimator):
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        told = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
-        value, width = told.latency_ms.value, 0.6 if model in self.unsure else 0.0
-        return replace(told, latency_ms=replace(told.latency_ms, low=value * (1 - width), high=value * (1 + width)))
+        estimate = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
+        value, width = estimate.latency_ms.value, 0.6 if model in self.unsure else 0.0
+        return replace(
+            estimate, latency_ms=replace(estimate.latency_ms, low=value * (1 - width), high=value * (1 + width))
+        )
 
 
 def make_problem(*models: str, device: Device | None = None, slo_ms: float = 100.0) -> Problem:
     fleet = [(device or plain_device(), None)]
-    asked = [demand(model, 20.0, slo_ms) for model in models]
-    return problem(asked, fleet, Unsure(), Options(latency_budget=0.9))
+    demands = [demand(model, 20.0, slo_ms) for model in models]
+    return problem(demands, fleet, Unsure(), Options(latency_budget=0.9))
 
 
 def shares(gpus: Sequence[PlacedGpu]) -> dict[str, tuple[float, str | None]]:
-    return {one.model: (one.share.sm_pct, one.share.mig) for gpu in gpus for one in gpu.replicas()}
+    return {replica.model: (replica.share.sm_pct, replica.share.mig) for gpu in gpus for replica in gpu.replicas()}
 
 
 def distribute(case: Problem, gpu: PlacedGpu) -> dict[str, tuple[float, str | None]]:

@@ -50,10 +50,11 @@ def test_no_pool_that_keeps_a_percentile_serves_less_at_its_best(
     starts: list[float], batch: int, each: float, load: float, percent: float
 ) -> None:
     servers = [BatchServer(tuple(start + each * n for n in range(1, batch + 1)), batch, 0.0) for start in starts]
-    rate = load * math.fsum(one.capacity_rps for one in servers)
+    rate = load * math.fsum(server.capacity_rps for server in servers)
     limit = 1.05 * BatchQueue().pool(Arrivals(rate), servers).whole.percentile(percent)
     most = math.fsum(
-        max((1000.0 * n / ms for n, ms in enumerate(one.latency_ms, 1) if ms <= limit), default=0.0) for one in servers
+        max((1000.0 * n / ms for n, ms in enumerate(server.latency_ms, 1) if ms <= limit), default=0.0)
+        for server in servers
     )
     needed = 1000.0 * least_rate_within(rate / 1000.0, limit, 1.0 - percent / 100.0)
     assert rate * percent / 100.0 * (1.0 - 1e-9) <= needed <= most
@@ -66,9 +67,9 @@ def _least_devices(given: Problem) -> float:
     best = math.inf
     for count in (1, 2, 3):
         for chosen in combinations_with_replacement(workloads, count):
-            taken = math.fsum(device.fraction(one.share) for one in chosen)
-            servers = [segments.undisturbed_server(device, one) for one in chosen]
-            if taken < best and demand.rate_rps < math.fsum(one.capacity_rps for one in servers):
+            taken = math.fsum(device.fraction(replica.share) for replica in chosen)
+            servers = [segments.undisturbed_server(device, replica) for replica in chosen]
+            if taken < best and demand.rate_rps < math.fsum(server.capacity_rps for server in servers):
                 whole = given.queueing.pool(Arrivals(demand.rate_rps), servers).whole
                 best = taken if whole.percentile(demand.slo.percentile) <= demand.slo.latency_ms else best
     return best
@@ -100,5 +101,5 @@ def test_the_bound_counts_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = [_bound_devices(_draw_problem(seed), settles=False) for seed in range(6)]
     monkeypatch.setattr(bound_table, "find_least_rps", lambda given, demand: 0.0)
     busy = [_bound_devices(_draw_problem(seed), settles=False) for seed in range(6)]
-    assert all(one >= other - 1e-6 for one, other in zip(waiting, busy, strict=True))
+    assert all(waiting_rps >= busy_rps - 1e-6 for waiting_rps, busy_rps in zip(waiting, busy, strict=True))
     assert math.fsum(waiting) > 1.02 * math.fsum(busy)

@@ -22,14 +22,14 @@ LOW_RATES = [demand(f"m{number}", 2.0, 200.0) for number in range(9)]
 def test_a_cycle_holds_a_batch_of_what_comes_in_it_of_each_model() -> None:
     # In 40 ms come 4 of a and 2 of b, 6 and 4 ms; a's SLO of 40 ms leaves a cycle of 34 ms. In 20 ms come 2 and 1, 4
     # and 3 ms. In 80 ms come 8 and 4, 10 and 6 ms, and 40 - 10 ms are left. In 10 ms come 1 and a half, 3 and 3 ms.
-    found = list_duty_cycles([TurnDemand(100.0, 40.0, TIMES), TurnDemand(50.0, 40.0, TIMES)])
-    assert [(one.cycle_ms, one.batches) for one in found] == [
+    cycles = list_duty_cycles([TurnDemand(100.0, 40.0, TIMES), TurnDemand(50.0, 40.0, TIMES)])
+    assert [(cycle.cycle_ms, cycle.batches) for cycle in cycles] == [
         (34.0, (4, 2)),
         (20.0, (2, 1)),
         (30.0, (8, 4)),
         (10.0, (1, 1)),
     ]
-    assert [one.busy for one in found] == pytest.approx([10 / 34, 7 / 20, 16 / 30, 6 / 10])
+    assert [cycle.busy for cycle in cycles] == pytest.approx([10 / 34, 7 / 20, 16 / 30, 6 / 10])
 
 
 def test_the_slo_holds_a_cycle_and_a_batch_of_ones_own_and_no_less() -> None:
@@ -42,7 +42,7 @@ def test_the_slo_holds_a_cycle_and_a_batch_of_ones_own_and_no_less() -> None:
 def test_rates_that_fill_more_than_all_the_time_have_no_cycle() -> None:
     # batches of eight serve 800/s of a device's whole time: two models of 400/s fit, two of 401/s do not
     fits, exceeds = ([TurnDemand(rate, 1e6, TIMES)] * 2 for rate in (400.0, 401.0))
-    assert [one.batches for one in list_duty_cycles(fits)] == [(8, 8)]
+    assert [cycle.batches for cycle in list_duty_cycles(fits)] == [(8, 8)]
     assert list_duty_cycles(exceeds) == ()
 
 
@@ -52,7 +52,7 @@ def test_models_of_low_rates_take_turns_in_one_part_of_a_device() -> None:
     assert placement.unplaced == () and len(placement.gpus) == 1
     (partition,) = deployment.nodes[0].gpus[0].partitions
     assert not partition.unshared
-    groups = {(one.turns, one.sm_share_pct) for one in partition.replicas}
+    groups = {(replica.turns, replica.sm_share_pct) for replica in partition.replicas}
     assert len(groups) <= 2 and math.fsum(share for _, share in groups) <= 100.0
     assert len(solve_and_check(Gpulet(), given)[0].gpus) == 5
 
@@ -65,17 +65,17 @@ def test_a_batch_is_planned_to_wait_for_one_of_each_of_the_others() -> None:
     turns = [group for number, group in groups.items() if number and len(group) > 1]
     assert turns
     for group in turns:
-        cycle_ms = math.fsum(one.turn_ms or 0.0 for one in group)
-        for one in group:
-            assert one.predicted.latency_ms == pytest.approx(cycle_ms)
-            assert one.own_batch_ms()[-1] == pytest.approx(one.turn_ms)  # type: ignore[index]
+        cycle_ms = math.fsum(member.turn_ms or 0.0 for member in group)
+        for member in group:
+            assert member.predicted.latency_ms == pytest.approx(cycle_ms)
+            assert member.own_batch_ms()[-1] == pytest.approx(member.turn_ms)  # type: ignore[index]
 
 
 def test_what_slows_neighbours_down_is_no_matter_for_those_who_take_turns() -> None:
     demands = [demand(f"m{number}", 2.0, 300.0) for number in range(3)]
     given = problem(demands, estimator=LinearEstimator(slowdown=50.0))
     placement, deployment = solve_and_check(Gpulet(temporal=True), given)
-    assert len(placement.gpus) == 1 and {one.turns for *_, one in deployment.places()} == {1}
+    assert len(placement.gpus) == 1 and {replica.turns for *_, replica in deployment.places()} == {1}
     assert len(solve_and_check(Gpulet(), given)[0].gpus) == 3
 
 
@@ -101,7 +101,7 @@ def test_cores_of_a_cpu_are_shared_by_turns_too() -> None:
     cpu = replace(plain_device(), kind="cpu")
     given = replace(problem(LOW_RATES), fleet=Fleet((FleetEntry(cpu, None),)))
     placement, deployment = solve_and_check(Gpulet(temporal=True), given)
-    assert placement.unplaced == () and any(one.turns for *_, one in deployment.places())
+    assert placement.unplaced == () and any(replica.turns for *_, replica in deployment.places())
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ def test_the_check_refuses_turns_that_cannot_be_taken(change: dict[str, object],
     changed = partition.model_copy(update={"replicas": replicas})
     nodes = (node.model_copy(update={"gpus": (gpu.model_copy(update={"partitions": (changed,)}),)}),)
     broken = deployment.model_copy(update={"nodes": nodes})
-    known = evidence(given)
-    for one in (known, replace(known, estimator=None)):
-        assert any(said in str(violation) for violation in check(broken, one))
+    complete = evidence(given)
+    for facts in (complete, replace(complete, estimator=None)):
+        assert any(said in str(violation) for violation in check(broken, facts))

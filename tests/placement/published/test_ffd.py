@@ -55,15 +55,15 @@ def test_a_full_fleet_names_the_largest_rate_that_works_and_that_rate_does() -> 
 
 
 def test_a_demand_that_finds_the_fleet_taken_says_so() -> None:
-    asked = [Demand("first", 5000.0, Slo(100.0), priority=1), demand("second", 10.0)]
-    placement, _ = solve_and_check(FFD, problem(asked, [(plain_device(), 1)]))
-    assert [one.model for one in placement.unplaced] == ["first", "second"]
+    demands = [Demand("first", 5000.0, Slo(100.0), priority=1), demand("second", 10.0)]
+    placement, _ = solve_and_check(FFD, problem(demands, [(plain_device(), 1)]))
+    assert [shortfall.model for shortfall in placement.unplaced] == ["first", "second"]
     assert placement.unplaced[1].reason.startswith("no place was found for it on 1 plain")
 
 
 def test_the_higher_priority_is_served() -> None:
-    asked = [demand("low", 400.0), Demand("high", 400.0, Slo(100.0), priority=5)]
-    placement, _ = solve_and_check(FFD, problem(asked, [(plain_device(), 1)]))
+    demands = [demand("low", 400.0), Demand("high", 400.0, Slo(100.0), priority=5)]
+    placement, _ = solve_and_check(FFD, problem(demands, [(plain_device(), 1)]))
     assert placement.rate_rps("high") == 400.0
 
 
@@ -81,10 +81,10 @@ def test_when_the_cheaper_kind_is_used_up_the_other_takes_over() -> None:
 
 
 def test_planning_with_confidence_never_takes_fewer_devices() -> None:
-    asked = [demand(f"m{i}", 150.0, 25.0) for i in range(5)]
+    demands = [demand(f"m{i}", 150.0, 25.0) for i in range(5)]
     plain, careful = (
         solve_and_check(
-            FFD, problem(asked, estimator=LinearEstimator(interval=0.4), options=Options(confidence=level))
+            FFD, problem(demands, estimator=LinearEstimator(interval=0.4), options=Options(confidence=level))
         )[0]
         for level in (None, 0.9)
     )
@@ -117,8 +117,8 @@ def test_any_demands_and_fleet_give_a_sound_map_or_a_reason(
     options = Options(confidence=confidence, max_processes=2)
     given_problem = problem(demands, fleet, LinearEstimator(slowdown=slowdown), options)
     placement, deployment = solve_and_check(FFD, given_problem)
-    assert all(one.reason for one in placement.unplaced)
-    whole = {one.model for one in demands} - {one.model for one in placement.unplaced}
+    assert all(shortfall.reason for shortfall in placement.unplaced)
+    whole = {demand.model for demand in demands} - {shortfall.model for shortfall in placement.unplaced}
     for model in whole:  # at most one percent of the requests may be late
         predicted = deployment.models[model].predicted
         assert predicted is not None

@@ -44,20 +44,20 @@ def test_alone_the_least_share_that_keeps_the_slo_is_taken() -> None:
 
 def test_shares_grow_by_what_is_seen_beside_the_others() -> None:
     # each slows the other by a tenth, so a share that is just enough alone has to grow by a tenth
-    asked = [demand("a", 100.0, 60.1), demand("b", 100.0, 60.1)]
-    alone, _ = solve_and_check(Gslice(), problem(asked[:1], options=BUDGET))
-    beside, _ = solve_and_check(Gslice(), problem(asked, estimator=LinearEstimator(slowdown=0.1), options=BUDGET))
+    demands = [demand("a", 100.0, 60.1), demand("b", 100.0, 60.1)]
+    alone, _ = solve_and_check(Gslice(), problem(demands[:1], options=BUDGET))
+    beside, _ = solve_and_check(Gslice(), problem(demands, estimator=LinearEstimator(slowdown=0.1), options=BUDGET))
     assert len(beside.gpus) == 1
     least = shares(alone)["a"][1]
     assert least < shares(beside)["a"][1] <= least * 1.1 + 2.5
 
 
 def test_without_adjustments_whoever_misses_its_slo_gets_a_device_of_its_own() -> None:
-    asked = [demand("a", 100.0, 60.1), demand("b", 100.0, 60.1)]
-    given = problem(asked, estimator=LinearEstimator(slowdown=0.1), options=BUDGET)
+    demands = [demand("a", 100.0, 60.1), demand("b", 100.0, 60.1)]
+    given = problem(demands, estimator=LinearEstimator(slowdown=0.1), options=BUDGET)
     placement, _ = solve_and_check(Gslice(adjustments=0), given)
     assert [len(list(gpu.replicas())) for gpu in placement.gpus] == [1, 1]
-    fixed = problem(asked, [(plain_device(), 1)], LinearEstimator(slowdown=0.1), BUDGET)
+    fixed = problem(demands, [(plain_device(), 1)], LinearEstimator(slowdown=0.1), BUDGET)
     placement, _ = solve_and_check(Gslice(adjustments=0), fixed)
     assert len(placement.gpus) == len(placement.unplaced) == 1
 

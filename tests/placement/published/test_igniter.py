@@ -145,7 +145,7 @@ def test_where_a_larger_batch_is_asked_for_than_is_known_the_largest_is_taken() 
     # 500/s within 1000 ms fill a batch of 250 in half of the SLO, and no batch above 32 is known.
     loose = ({"alexnet": "alexnet"}, (Demand("alexnet", 500.0, Slo(1000.0)),))
     placement, _ = solve_and_check(Igniter(), igniters(loose))
-    (replica,) = (one for gpu in placement.gpus for one in gpu.replicas())
+    (replica,) = (placed for gpu in placement.gpus for placed in gpu.replicas())
     assert (replica.batch, replica.rate_rps) == (32, 500.0)
 
 
@@ -157,12 +157,12 @@ def test_a_device_that_would_need_more_than_another_is_given_up_early_and_change
     models, originals = table_3()
     chosen = [draw.choice(originals) for _ in range(30)]
     demands = tuple(
-        replace(one, model=f"D{number}", rate_rps=one.rate_rps * draw.uniform(0.1, 0.6))
-        for number, one in enumerate(chosen)
+        replace(service, model=f"D{number}", rate_rps=service.rate_rps * draw.uniform(0.1, 0.6))
+        for number, service in enumerate(chosen)
     )
-    given = igniters(({f"D{number}": models[one.model] for number, one in enumerate(chosen)}, demands))
-    found, allocate = Igniter().place(given), igniter._Cluster.allocate
+    given = igniters(({f"D{number}": models[service.model] for number, service in enumerate(chosen)}, demands))
+    plan, allocate = Igniter().place(given), igniter._Cluster.allocate
     monkeypatch.setattr(
         igniter._Cluster, "allocate", lambda cluster, state, number, most: allocate(cluster, state, number, 40)
     )
-    assert Igniter().place(given).gpus == found.gpus
+    assert Igniter().place(given).gpus == plan.gpus

@@ -14,12 +14,12 @@ from gpuprof.placement.segment import Segments
 
 
 def test_alpaserve_asks_no_device_twice_for_the_same_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: Counter[object] = Counter()
+    attempts: Counter[object] = Counter()
     original = Bin.add
 
-    def add(one: Bin, replica: PlacedReplica, segments: Segments) -> bool:
-        taken = original(one, replica, segments)
-        asked[id(one), replica] += not taken
+    def add(gpu_bin: Bin, replica: PlacedReplica, segments: Segments) -> bool:
+        taken = original(gpu_bin, replica, segments)
+        attempts[id(gpu_bin), replica] += not taken
         return taken
 
     monkeypatch.setattr(Bin, "add", add)
@@ -27,4 +27,4 @@ def test_alpaserve_asks_no_device_twice_for_the_same_replica(monkeypatch: pytest
         problem([demand("resnet", rate_rps=8100.0, slo_ms=100.0)], estimator=LinearEstimator(slowdown=0.2))
     )
     assert len(placed.gpus) >= 10 and not placed.unplaced
-    assert asked and max(asked.values()) == 1
+    assert attempts and max(attempts.values()) == 1

@@ -86,17 +86,17 @@ SERVICES = [demand(f"s{i}", 60.0 + 90.0 * i, 40.0 + 15.0 * i) for i in range(8)]
 
 def stood(placement: Placement, without: str = "") -> list[tuple[tuple[str, str | None, int | None, int, int], ...]]:
     """Return for each GPU what stands where on it, besides the service ``without``."""
-    found = []
+    layouts = []
     for gpu in placement.gpus:
         parts = [(p.replicas[0], p.mig, p.start) for p in gpu.partitions]
-        found.append(tuple((r.model, mig, at, r.batch, r.processes) for r, mig, at in parts if r.model != without))
-    return [one for one in found if one]
+        layouts.append(tuple((r.model, mig, at, r.batch, r.processes) for r, mig, at in parts if r.model != without))
+    return [layout for layout in layouts if layout]
 
 
-def planned_from(asked: list[Demand], count: int | None = None) -> Problem:
+def planned_from(demands: list[Demand], count: int | None = None) -> Problem:
     now = problem(SERVICES, [(sliced_device(), None)], options=Options(latency_budget=0.5))
     running = to_map(now, ParvaGpu().place(now))
-    changed = problem(asked, [(sliced_device(), count)], options=Options(latency_budget=0.5))
+    changed = problem(demands, [(sliced_device(), count)], options=Options(latency_budget=0.5))
     return replace(changed, previous=running)
 
 
@@ -106,12 +106,12 @@ def test_only_the_service_whose_slo_or_rate_changed_is_reconfigured(index: int, 
     # ParvaGPU §III-F
     old = SERVICES[index]
     new = replace(old, slo=Slo(old.slo.latency_ms * slo_factor), rate_rps=old.rate_rps * 1.3)
-    given = planned_from([new if one is old else one for one in SERVICES])
+    given = planned_from([new if demand is old else demand for demand in SERVICES])
     before = ParvaGpu().place(replace(given, demands=tuple(SERVICES), previous=None))
     after, _ = solve_and_check(ParvaGpu(), given)
     assert after.unplaced == ()
     assert stood(after, old.model) == stood(before, old.model)
-    assert sum(after.rates_rps().values()) == pytest.approx(sum(one.rate_rps for one in given.demands))
+    assert sum(after.rates_rps().values()) == pytest.approx(sum(demand.rate_rps for demand in given.demands))
 
 
 def test_the_same_demands_give_the_same_map_again() -> None:

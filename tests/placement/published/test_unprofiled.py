@@ -47,9 +47,9 @@ def test_the_summary_and_the_json_say_the_interval(files: list[Path], capsys: py
     options = PlanningOptions(latency_budget=0.5)
     plan = gpuprof.place(demands, fleet="v100:1", policy="usher", options=options)
     print_map(plan, Format.TABLE)
-    said = capsys.readouterr().out
-    assert "max_occupancy predicted, not profiled: mlp at batch" in said
-    assert "Mreq predicted, not measured: mlp at batch" in said
+    output = capsys.readouterr().out
+    assert "max_occupancy predicted, not profiled: mlp at batch" in output
+    assert "Mreq predicted, not measured: mlp at batch" in output
     print_map(plan, Format.JSON)
     assert json.loads(capsys.readouterr().out)["replicas"][0]["creq_high_pct"] <= 100.0
     (*_, replica) = next(plan.deployment.places())

@@ -43,7 +43,7 @@ def test_replicas_are_held_to_no_share_and_the_map_says_so(policy: Policy) -> No
     _, deployment = solve_and_check(policy, TWO)
     (partition,) = deployment.nodes[0].gpus[0].partitions
     assert partition.unshared
-    assert [one.sm_share_pct for one in partition.replicas] == [100.0, 100.0]
+    assert [replica.sm_share_pct for replica in partition.replicas] == [100.0, 100.0]
     assert "No replica is held to a share" in summarize_map(deployment)
     assert parse_map(json.loads(deployment.to_json()), "a map") == deployment
 
@@ -52,7 +52,7 @@ def test_replicas_are_held_to_no_share_and_the_map_says_so(policy: Policy) -> No
 def test_by_default_each_has_a_share_of_what_it_requires(policy: Policy) -> None:
     _, deployment = solve_and_check(policy, TWO)
     (partition,) = deployment.nodes[0].gpus[0].partitions
-    assert [one.sm_share_pct for one in partition.replicas] == [40.0, 40.0]
+    assert [replica.sm_share_pct for replica in partition.replicas] == [40.0, 40.0]
     assert "unshared" not in deployment.to_json()
     assert "Unused:" in summarize_map(deployment)
 
@@ -60,7 +60,7 @@ def test_by_default_each_has_a_share_of_what_it_requires(policy: Policy) -> None
 def test_a_map_that_is_not_said_to_be_unshared_may_not_give_more_than_everything() -> None:
     _, deployment = solve_and_check(Milp(unshared=True), TWO)
     broken = check(edit(deployment, unshared=False), evidence(TWO))
-    assert [one.rule for one in broken] == ["share"] and "200%" in broken[0].message
+    assert [violation.rule for violation in broken] == ["share"] and "200%" in broken[0].message
 
 
 def test_a_share_in_an_unshared_map_is_refused() -> None:
@@ -104,20 +104,20 @@ def test_the_thesis_examples_come_out_without_shares(
 def test_what_neighbours_cost_is_counted_where_it_is_known() -> None:
     # By occupancy both fit one V100; together they keep more SMs busy than there are, so that both take longer.
     estimator = thesis_estimator("database")
-    asked = (Demand("resnet50", 300.0, Slo(400.0)), Demand("alexnet", 300.0, Slo(400.0)))
-    given = problem(asked, [(v100(), 1)], estimator, replace(BUDGET, confidence=0.0))  # type: ignore[arg-type]
+    demands = (Demand("resnet50", 300.0, Slo(400.0)), Demand("alexnet", 300.0, Slo(400.0)))
+    given = problem(demands, [(v100(), 1)], estimator, replace(BUDGET, confidence=0.0))  # type: ignore[arg-type]
     _, deployment = solve_and_check(Milp(creq="wao", unshared=True), given)
     replicas = list(deployment.nodes[0].gpus[0].partitions[0].replicas)
-    assert {one.model for one in replicas} == {"alexnet", "resnet50"}
-    for one in replicas:
-        alone = estimator.estimate(one.model, v100(), one.batch, Share())
-        assert one.predicted.latency_ms >= alone.latency_ms.value
-        assert "SM contention" in one.predicted.source
+    assert {replica.model for replica in replicas} == {"alexnet", "resnet50"}
+    for replica in replicas:
+        alone = estimator.estimate(replica.model, v100(), replica.batch, Share())
+        assert replica.predicted.latency_ms >= alone.latency_ms.value
+        assert "SM contention" in replica.predicted.source
 
 
 def test_a_device_is_not_shared_where_somebodys_slo_would_break() -> None:
     estimator = thesis_estimator("database")
-    asked = (Demand("resnet50", 900.0, Slo(100.0)), Demand("alexnet", 3000.0, Slo(100.0)))
-    given = problem(asked, [(v100(), 1)], estimator, BUDGET)  # type: ignore[arg-type]
+    demands = (Demand("resnet50", 900.0, Slo(100.0)), Demand("alexnet", 3000.0, Slo(100.0)))
+    given = problem(demands, [(v100(), 1)], estimator, BUDGET)  # type: ignore[arg-type]
     placement, _ = solve_and_check(Milp(creq="wao", unshared=True), given)
     assert placement.unplaced  # by their occupancies both fit; the time that they take from one another is not there

@@ -10,7 +10,7 @@ SURPLUSES = st.lists(st.integers(-60, 60), min_size=2, max_size=13)
 
 
 def weight(surplus: list[float], pairs: list[tuple[int, int]]) -> float:
-    return sum(abs(surplus[one] + surplus[two]) for one, two in pairs)
+    return sum(abs(surplus[first] + surplus[two]) for first, two in pairs)
 
 
 @settings(deadline=None, max_examples=200)

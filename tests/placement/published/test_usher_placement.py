@@ -29,12 +29,12 @@ def requirement(creq: float, mreq: float, goodput_rps: float = 100.0, device: st
 
 
 def option(model: str, creq: float, mreq: float, replicas: int = 1, device: str = "cheap") -> Option:
-    known = {device: requirement(creq, mreq, device=device)}
-    return Option(Demand(model, 100.0, Slo(100.0)), 4, replicas, known)
+    requirements = {device: requirement(creq, mreq, device=device)}
+    return Option(Demand(model, 100.0, Slo(100.0)), 4, replicas, requirements)
 
 
 def names(options: list[Option]) -> list[str]:
-    return [one.demand.model for one in options]
+    return [option.demand.model for option in options]
 
 
 MIXED = [
@@ -68,7 +68,7 @@ def test_the_groups_own_devices_come_before_those_of_others_and_these_before_new
     trial.place(option("first", 50.0, 50.0))  # does not fit the other group's device
     trial.place(option("second", 40.0, 40.0))  # the group's own, although the other would be fuller
     trial.place(option("third", 40.0, 40.0))  # only the other group's has room
-    assert [(one.demand.model, index) for one, index in trial.hosts] == [("first", 1), ("second", 1), ("third", 0)]
+    assert [(host.demand.model, index) for host, index in trial.hosts] == [("first", 1), ("second", 1), ("third", 0)]
     assert trial.cost == 1.0
 
 
@@ -101,9 +101,9 @@ def test_the_cheapest_kind_that_can_host_the_model_is_opened() -> None:
 def test_a_fixed_fleet_goes_on_to_the_next_kind_and_serves_less_when_all_are_used() -> None:
     entries = [FleetEntry(CHEAP.device, 1), FleetEntry(DEAR.device, 1)]
     both = {"cheap": requirement(80.0, 10.0, 30.0), "dear": requirement(80.0, 10.0, 40.0, "dear")}
-    asked = Option(Demand("m", 100.0, Slo(100.0)), 4, 3, both)
+    candidate = Option(Demand("m", 100.0, Slo(100.0)), 4, 3, both)
     trial = Trial(OpenedDevices(entries, []))
-    trial.place(asked)
+    trial.place(candidate)
     assert [space.device for space in trial.spaces()] == ["cheap", "dear"]
     assert trial.goodput_rps == 70.0
 
@@ -138,45 +138,45 @@ def test_compute_heavy_models_share_devices_with_memory_heavy_ones() -> None:
         creq=(("c1", 70.0), ("c2", 70.0), ("m1", 25.0), ("m2", 25.0)),
         gib=(("c1", 4.0), ("c2", 4.0), ("m1", 11.0), ("m2", 11.0)),
     )
-    asked = [demand(name, 10.0) for name in ("c1", "c2", "m1", "m2")]
-    placement, _ = solve_and_check(Usher(), problem(asked, estimator=needs, options=Options(latency_budget=0.5)))
+    demands = [demand(name, 10.0) for name in ("c1", "c2", "m1", "m2")]
+    placement, _ = solve_and_check(Usher(), problem(demands, estimator=needs, options=Options(latency_budget=0.5)))
     assert together(placement) == [["c1", "m1"], ["c2", "m2"]]
 
 
 def test_up_to_six_times_the_least_replicas_are_tried_unless_division_is_switched_off() -> None:
     # 250 requests/s of at most 100 a replica: three at least; the caps are those of the fleet and of the demand
-    known = {4: {"plain": requirement(40.0, 10.0, 100.0)}}
-    asked = demand("m", 250.0)
-    elastic, fixed = problem([asked]), problem([asked], [(plain_device(), 10)])
+    requirements = {4: {"plain": requirement(40.0, 10.0, 100.0)}}
+    limited = demand("m", 250.0)
+    elastic, fixed = problem([limited]), problem([limited], [(plain_device(), 10)])
 
     def degrees(policy: Usher, given: Problem, wanted: Demand) -> list[int]:
-        return [one.replicas for one in policy._options(given, wanted, known)]
+        return [option.replicas for option in policy._options(given, wanted, requirements)]
 
-    assert degrees(Usher(), elastic, asked) == [3, 6, 9, 12, 15, 18]
-    assert degrees(Usher(without="WD"), elastic, asked) == [3]
-    assert degrees(Usher(), fixed, asked) == [3, 6, 9]
-    assert degrees(Usher(), elastic, replace(asked, max_replicas=7)) == [3, 6]
+    assert degrees(Usher(), elastic, limited) == [3, 6, 9, 12, 15, 18]
+    assert degrees(Usher(without="WD"), elastic, limited) == [3]
+    assert degrees(Usher(), fixed, limited) == [3, 6, 9]
+    assert degrees(Usher(), elastic, replace(limited, max_replicas=7)) == [3, 6]
 
 
 def test_a_replica_that_would_break_an_slo_gets_a_device_of_its_own_where_there_is_one() -> None:
     needs = Needs(slowdown=1.0, creq=(("a", 40.0), ("b", 40.0)), gib=(("a", 1.0), ("b", 1.0)), sizes=(1,))
-    asked = [demand("a", 10.0, 10.0), demand("b", 10.0, 10.0)]  # 3 ms alone, 6 beside the other, 5 are allowed
-    elastic = problem(asked, estimator=needs, options=Options(latency_budget=0.5))
+    demands = [demand("a", 10.0, 10.0), demand("b", 10.0, 10.0)]  # 3 ms alone, 6 beside the other, 5 are allowed
+    elastic = problem(demands, estimator=needs, options=Options(latency_budget=0.5))
     placement, _ = solve_and_check(Usher(), elastic)
     assert together(placement) == [["a"], ["b"]]
     assert placement.unplaced == ()
-    fixed = problem(asked, [(plain_device(), 1)], needs, Options(latency_budget=0.5))
+    fixed = problem(demands, [(plain_device(), 1)], needs, Options(latency_budget=0.5))
     placement, _ = solve_and_check(Usher(), fixed)
-    assert [one.model for one in placement.unplaced] == ["b"]
+    assert [shortfall.model for shortfall in placement.unplaced] == ["b"]
     assert "beside a it would not keep its SLO" in placement.unplaced[0].reason
 
 
 def test_a_replica_that_would_break_an_slo_goes_to_another_kind_where_its_own_is_used_up() -> None:
     needs = Needs(slowdown=1.0, creq=(("a", 40.0), ("b", 40.0)), gib=(("a", 1.0), ("b", 1.0)), sizes=(1,))
-    asked = [demand("a", 10.0, 10.0), demand("b", 10.0, 10.0)]
+    demands = [demand("a", 10.0, 10.0), demand("b", 10.0, 10.0)]
     fleet = [(plain_device(), 1), (plain_device("other", 2.0), 1)]
-    placement, _ = solve_and_check(Usher(), problem(asked, fleet, needs, Options(latency_budget=0.5)))
-    assert {gpu.device: [one.model for one in gpu.replicas()] for gpu in placement.gpus} == {
+    placement, _ = solve_and_check(Usher(), problem(demands, fleet, needs, Options(latency_budget=0.5)))
+    assert {gpu.device: [replica.model for replica in gpu.replicas()] for gpu in placement.gpus} == {
         "plain": ["a"],
         "other": ["b"],
     }
