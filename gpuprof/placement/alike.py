@@ -38,9 +38,9 @@ def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:
         arrive = id(queue_of(problem.queueing, demand.model))  # of the same arrival law, at the same rate
         groups[replace(demand, model="", source_model=None, file=None), arrive].append(demand.model)
     groups_failed = (run for run in problem.tried.failed if run.beside)
-    failed = {one.model for run in groups_failed for one in (run.workload, *run.beside)}
+    failed = {workload.model for run in groups_failed for workload in (run.workload, *run.beside)}
     for names in groups.values():
-        known: dict[object, str] = {}
+        first_names: dict[object, str] = {}
         probes: dict[str, tuple[Estimate, ...]] = {}
         for name in names:
             model = estimator.source_of(name) if isinstance(estimator, NamingEstimator) else name
@@ -48,7 +48,7 @@ def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:
                 probes[model] = tuple(_probe(problem, name)) if len(names) > 1 else ()
             figures = probes[model]
             source = (problem.demand(name).source_model or name) if name in failed else None
-            yield name, known.setdefault((figures, source), name) if any(figures) else name
+            yield name, first_names.setdefault((figures, source), name) if any(figures) else name
 
 
 def _probe(problem: Problem, model: str) -> Iterator[Estimate]:
@@ -64,6 +64,6 @@ def _probe(problem: Problem, model: str) -> Iterator[Estimate]:
                     yield _ask(problem, entry.device, workload, (workload,))
 
 
-def _ask(problem: Problem, device: Device, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
-    known = problem.estimator.estimate(workload.model, device, workload.batch, workload.share, beside)
-    return replace(known, workload=replace(workload, model=""))
+def _ask(problem: Problem, device: Device, workload: Workload, neighbours: tuple[Workload, ...]) -> Estimate:
+    estimate = problem.estimator.estimate(workload.model, device, workload.batch, workload.share, neighbours)
+    return replace(estimate, workload=replace(workload, model=""))

@@ -43,28 +43,28 @@ class Bin:
     def add_inside(self, position: int, replica: PlacedReplica, segments: Segments) -> bool:
         """Put ``replica`` into a partition if there is room and all its replicas keep their SLOs."""
         partition = self.partitions[position]
-        together = replace(partition, replicas=(*partition.replicas, replica))
-        if partition.mig != replica.share.mig or not self._fits(together):
+        candidate = replace(partition, replicas=(*partition.replicas, replica))
+        if partition.mig != replica.share.mig or not self._fits(candidate):
             return False
-        if not segments.holds(self.device, together):
+        if not segments.holds(self.device, candidate):
             return False
-        self.partitions[position] = together
+        self.partitions[position] = candidate
         return True
 
     def _fits(self, partition: PlacedPartition) -> bool:
         replicas = partition.replicas
         return (
-            (partition.unshared or sum(one.share.sm_pct for one in replicas) <= 100.0 + TOLERANCE)
-            and (len(replicas) < 2 or sum(one.processes for one in replicas) <= MPS_CLIENTS)
-            and sum(one.memory_bytes or 0 for one in replicas) <= self.device.memory_bytes(replicas[0].share)
+            (partition.unshared or sum(replica.share.sm_pct for replica in replicas) <= 100.0 + TOLERANCE)
+            and (len(replicas) < 2 or sum(replica.processes for replica in replicas) <= MPS_CLIENTS)
+            and sum(replica.memory_bytes or 0 for replica in replicas) <= self.device.memory_bytes(replicas[0].share)
         )
 
     def _add_shared(self, replica: PlacedReplica, segments: Segments) -> bool:
         if self.partitions:
             return self.add_inside(0, replica, segments)
-        alone = PlacedPartition((replica,), unshared=self.unshared)
-        if self._fits(alone):
-            self.partitions = [alone]
+        single = PlacedPartition((replica,), unshared=self.unshared)
+        if self._fits(single):
+            self.partitions = [single]
         return bool(self.partitions)
 
     def _add_instance(self, replica: PlacedReplica, segments: Segments) -> bool:
@@ -84,22 +84,22 @@ class Bin:
     def free_start(self, profile: MigProfile) -> int | None:
         """Return the slot where an instance of ``profile`` blocks the fewest other placements, None if none is free."""
         present = [self.device.mig_profile(str(partition.mig)) for partition in self.partitions]
-        if sum(one.name == profile.name for one in present) >= profile.max_count:
+        if sum(item.name == profile.name for item in present) >= profile.max_count:
             return None
-        taken = {
+        used = {
             slot
-            for partition, one in zip(self.partitions, present, strict=True)
-            for slot in range(partition.start or 0, (partition.start or 0) + one.memory_slices)
+            for partition, item in zip(self.partitions, present, strict=True)
+            for slot in range(partition.start or 0, (partition.start or 0) + item.memory_slices)
         }
-        free = [start for start in profile.start_slots if not taken & set(range(start, start + profile.memory_slices))]
-        return min(free, key=lambda start: (self._count_blocked(taken, start, profile), -start), default=None)
+        free = [start for start in profile.start_slots if not used & set(range(start, start + profile.memory_slices))]
+        return min(free, key=lambda start: (self._count_blocked(used, start, profile), -start), default=None)
 
-    def _count_blocked(self, taken: set[int], start: int, profile: MigProfile) -> int:
+    def _count_blocked(self, used: set[int], start: int, profile: MigProfile) -> int:
         """Count the presently possible placements of all profiles an instance at ``start`` would block."""
-        ours = set(range(start, start + profile.memory_slices))
+        own_slots = set(range(start, start + profile.memory_slices))
         count = 0
-        for other in self.device.mig_profiles:
-            for slot in other.start_slots:
-                theirs = set(range(slot, slot + other.memory_slices))
-                count += not theirs & taken and bool(theirs & ours)
+        for candidate in self.device.mig_profiles:
+            for slot in candidate.start_slots:
+                slots = set(range(slot, slot + candidate.memory_slices))
+                count += not slots & used and bool(slots & own_slots)
         return count

@@ -30,7 +30,7 @@ class Outcome:
     @property
     def missing_rps(self) -> float:
         """Unserved requests per second."""
-        return 0.0 if self.deployment is None else sum(one.rate_rps for one in self.deployment.unplaced)
+        return 0.0 if self.deployment is None else sum(shortfall.rate_rps for shortfall in self.deployment.unplaced)
 
 
 def compare(problem: Problem, policies: Sequence[tuple[str, Policy]]) -> tuple[Outcome, ...]:

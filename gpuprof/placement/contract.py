@@ -54,8 +54,8 @@ class LinearEstimator:
         """Return the time of the formula; several processes take turns."""
         if self.models and model not in self.models:
             raise InputError(f"unknown model {model!r}")
-        alone = (self.start_ms + batch * self.each_ms) / device.fraction(share) * processes
-        time = alone * (1.0 + self.slowdown * len(beside))
+        isolated_ms = (self.start_ms + batch * self.each_ms) / device.fraction(share) * processes
+        time = isolated_ms * (1.0 + self.slowdown * len(beside))
         return Estimate(
             workload=Workload(model, batch, share, processes),
             device=device.name,
@@ -92,7 +92,7 @@ class ExponentialQueue:
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the times of independent streams with equal lateness everywhere: routing gains nothing more here."""
-        capacity = sum(one.capacity_rps for one in servers)
+        capacity = sum(server.capacity_rps for server in servers)
         if len(set(servers)) == 1 or arrivals.rate_rps >= capacity:
             return split_stream(self, arrivals, servers)
         return balance_stream(self, arrivals, servers, _exponential_rps)
@@ -102,10 +102,10 @@ class ExponentialQueue:
 def _exponential_rps(server: BatchServer, limit_ms: float) -> float:
     """Return the rate at which the 99th percentile of an `ExponentialQueue` reaches a time."""
     least, growth = server.latency_ms[0], server.latency_ms[-1] - server.latency_ms[0]
-    other, low, high = server.max_wait_ms + server.overhead_ms, 0.0, 1.0
+    fixed_ms, low, high = server.max_wait_ms + server.overhead_ms, 0.0, 1.0
     for _ in range(40):
         load = (low + high) / 2.0
-        tail = (least + growth * load + other) * (1.0 + load / (1.0 - load) * math.log(100.0))
+        tail = (least + growth * load + fixed_ms) * (1.0 + load / (1.0 - load) * math.log(100.0))
         low, high = (load, high) if tail <= limit_ms else (low, load)
     return low * server.capacity_rps
 
@@ -155,20 +155,20 @@ def problem(
     )
 
 
-def evidence(given: Problem) -> Evidence:
+def evidence(problem: Problem) -> Evidence:
     """Return the evidence for checking a map of this problem."""
-    return collect_evidence(given)
+    return collect_evidence(problem)
 
 
-def solve_and_check(policy: Policy, given: Problem) -> tuple[Placement, DeploymentMap]:
+def solve_and_check(policy: Policy, problem: Problem) -> tuple[Placement, DeploymentMap]:
     """Return the policy's placement and its map; the map must be sound and name all unplaced demands."""
-    placement = policy.place(given)
-    deployment = to_map(given, placement)
-    assert check(deployment, evidence(given)) == ()
-    for wanted in given.demands:
-        missing = sum(one.rate_rps for one in placement.unplaced if one.model == wanted.model)
-        assert math.isclose(placement.rate_rps(wanted.model) + missing, wanted.rate_rps, rel_tol=1e-6), wanted.model
-    assert all(one.reason and one.rate_rps > 0 for one in placement.unplaced)
+    placement = policy.place(problem)
+    deployment = to_map(problem, placement)
+    assert check(deployment, evidence(problem)) == ()
+    for demand in problem.demands:
+        missing = sum(shortfall.rate_rps for shortfall in placement.unplaced if shortfall.model == demand.model)
+        assert math.isclose(placement.rate_rps(demand.model) + missing, demand.rate_rps, rel_tol=1e-6), demand.model
+    assert all(shortfall.reason and shortfall.rate_rps > 0 for shortfall in placement.unplaced)
     return placement, deployment
 
 
@@ -193,13 +193,13 @@ class PolicyContract(ABC):
 
     def make_problem(self, demands: Sequence[Demand], count: int | None = None, **estimator: object) -> Problem:
         """Return a problem on the contract's fleet; ``count`` makes it fixed."""
-        fleet = [(device, there if count is None else count) for device, there in self.fleet]
+        fleet = [(device, owned if count is None else count) for device, owned in self.fleet]
         return problem(demands, fleet, LinearEstimator(**estimator), self.options)  # type: ignore[arg-type]
 
     def test_demands_that_can_be_met_are_met(self) -> None:
         """All of three demands that fit onto the fleet are placed."""
-        given = self.make_problem([demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 5.0, 200.0)])
-        placement, _ = solve_and_check(self.policy(), given)
+        problem = self.make_problem([demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 5.0, 200.0)])
+        placement, _ = solve_and_check(self.policy(), problem)
         assert placement.unplaced == ()
 
     def test_a_rate_beyond_one_device_is_split_over_several(self) -> None:
@@ -213,13 +213,13 @@ class PolicyContract(ABC):
         placement, _ = solve_and_check(
             self.policy(), self.make_problem([demand("fast", 10.0, 1.0), demand("easy", 10.0)])
         )
-        assert [one.model for one in placement.unplaced] == ["fast"]
+        assert [shortfall.model for shortfall in placement.unplaced] == ["fast"]
         assert placement.rate_rps("easy") > 0
 
     def test_a_model_larger_than_every_memory_is_named(self) -> None:
         """A model that fits into no memory is unplaced, and takes no device."""
         placement, _ = solve_and_check(self.policy(), self.make_problem([demand("big")], memory_bytes=500 * _GIB))
-        assert [one.model for one in placement.unplaced] == ["big"]
+        assert [shortfall.model for shortfall in placement.unplaced] == ["big"]
         assert placement.gpus == ()
 
     def test_a_fixed_fleet_is_never_overfilled(self) -> None:
@@ -232,14 +232,14 @@ class PolicyContract(ABC):
 
     def test_many_equal_demands_are_all_placed(self) -> None:
         """The class sets the number of demands; a policy that is slow with many fails here."""
-        given = self.make_problem([demand(f"m{i}", 5.0) for i in range(self.many)])
-        placement, _ = solve_and_check(self.policy(), given)
+        problem = self.make_problem([demand(f"m{i}", 5.0) for i in range(self.many)])
+        placement, _ = solve_and_check(self.policy(), problem)
         assert placement.unplaced == ()
 
     def test_the_same_problem_gives_the_same_bytes(self) -> None:
         """Maps are compared as files, so they must contain nothing random."""
-        given = self.make_problem([demand("a", 70.0), demand("b", 20.0), demand("c", 300.0)])
-        first, second = (solve_and_check(self.policy(), given)[1].to_json() for _ in range(2))
+        problem = self.make_problem([demand("a", 70.0), demand("b", 20.0), demand("c", 300.0)])
+        first, second = (solve_and_check(self.policy(), problem)[1].to_json() for _ in range(2))
         assert first == second
 
     def test_neighbours_that_slow_each_other_down_still_keep_their_slos(self) -> None:

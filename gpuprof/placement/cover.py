@@ -42,11 +42,11 @@ def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> C
     capacity.
     """
     limit = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
-    filled = (_fill_with(demand, segment, segments, cost, limit) for segment in segments)
-    allowed = [parts for parts in filled if parts is not None]
-    if allowed:
-        chosen = min(allowed, key=lambda parts: (sum(map(cost, parts)), len(parts)))
-        return share_out_rate(demand.rate_rps, chosen)
+    covers = (_fill_with(demand, segment, segments, cost, limit) for segment in segments)
+    complete = [parts for parts in covers if parts is not None]
+    if complete:
+        cheapest = min(complete, key=lambda parts: (sum(map(cost, parts)), len(parts)))
+        return share_out_rate(demand.rate_rps, cheapest)
     if not segments:
         return Cover((), demand.rate_rps)
     # No cover serves everything within the limit: serve as much as the allowed replicas can, at any cost.
@@ -57,9 +57,9 @@ def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> C
 def share_out_rate(rate_rps: float, segments: Sequence[Segment]) -> Cover:
     """Return the cover in which each segment serves in proportion to its capacity, never above it."""
     total = sum(segment.capacity_rps for segment in segments)
-    served = min(rate_rps, total)
-    parts = tuple((segment, served * segment.capacity_rps / total) for segment in segments)
-    return Cover(parts, rate_rps - served if rate_rps > total * (1 + 1e-9) else 0.0)
+    served_rps = min(rate_rps, total)
+    parts = tuple((segment, served_rps * segment.capacity_rps / total) for segment in segments)
+    return Cover(parts, rate_rps - served_rps if rate_rps > total * (1 + 1e-9) else 0.0)
 
 
 def _fill_with(
@@ -69,9 +69,9 @@ def _fill_with(
     # Raised by less than the precision of any rate: a rate of exactly three capacities must not give two and a
     # remainder.
     count = math.floor(demand.rate_rps / main.capacity_rps * (1 + 1e-12))
-    rest = demand.rate_rps - count * main.capacity_rps
+    rest_rps = demand.rate_rps - count * main.capacity_rps
     last = []
-    if rest > demand.rate_rps * 1e-9:
-        enough = [segment for segment in segments if segment.capacity_rps >= rest]
-        last = [min(enough or [main], key=lambda segment: (cost(segment), segment.capacity_rps))]
+    if rest_rps > demand.rate_rps * 1e-9:
+        sufficient = [segment for segment in segments if segment.capacity_rps >= rest_rps]
+        last = [min(sufficient or [main], key=lambda segment: (cost(segment), segment.capacity_rps))]
     return [main] * count + last if count + len(last) <= limit else None

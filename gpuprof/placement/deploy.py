@@ -35,11 +35,11 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     ``created``: time of creation; without it, the same problem gives the same bytes.
     """
     predictor = Predictor(problem)
-    addressed, moves = number_devices(problem, placement.gpus)
+    addresses, moves = number_devices(problem, placement.gpus)
     disturbances = predictor.disturbances(placement.gpus)
     predictor.pool_replicas(placement.gpus, disturbances)
-    nodes = tuple(_make_nodes(addressed, problem, predictor, disturbances))
-    drawn = DeploymentMap(
+    nodes = tuple(_make_nodes(addresses, problem, predictor, disturbances))
+    deployment = DeploymentMap(
         policy=placement.policy,
         created=created,
         planned_with=problem.planned_with.model_copy(
@@ -51,7 +51,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         unplaced=placement.unplaced,
     )
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
-    figures, bounds = measure(drawn, devices), _drop_refuted_bounds(problem, placement)
+    figures, bounds = measure(deployment, devices), _drop_refuted_bounds(problem, placement)
     predicted = MapPrediction(
         gpus=figures.gpus,
         cost_per_hour=_sum_cost(problem, placement.gpus),
@@ -63,41 +63,41 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         upper_bound_goodput_rps=bounds.upper_bound_goodput_rps,
         moves=moves,
     )
-    return drawn.model_copy(update={"predicted": predicted})
+    return deployment.model_copy(update={"predicted": predicted})
 
 
 def _drop_refuted_bounds(problem: Problem, placement: Placement) -> Placement:
     """Return the placement without the bounds it refutes itself."""
-    gpus, cost, most = (
+    gpus, cost, bound_rps = (
         placement.lower_bound_gpus,
         placement.lower_bound_cost_per_hour,
         placement.upper_bound_goodput_rps,
     )
     if not placement.unplaced:
-        own = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+        own_cost = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
         gpus = None if gpus is not None and gpus > len(placement.gpus) else gpus
-        cost = None if cost is not None and cost > own * (1.0 + ABSOLUTE_ROUNDING) else cost
-    served = sum(placement.rates_rps().values())
-    most = None if most is not None and served > most * (1.0 + ABSOLUTE_ROUNDING) else most
-    return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost, upper_bound_goodput_rps=most)
+        cost = None if cost is not None and cost > own_cost * (1.0 + ABSOLUTE_ROUNDING) else cost
+    served_rps = sum(placement.rates_rps().values())
+    bound_rps = None if bound_rps is not None and served_rps > bound_rps * (1.0 + ABSOLUTE_ROUNDING) else bound_rps
+    return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost, upper_bound_goodput_rps=bound_rps)
 
 
 def _make_nodes(
-    addressed: Sequence[tuple[DeviceAddress, PlacedGpu]],
+    addresses: Sequence[tuple[DeviceAddress, PlacedGpu]],
     problem: Problem,
     predictor: Predictor,
     disturbances: _Disturbances,
 ) -> Iterator[Node]:
-    for name, group in groupby(addressed, key=lambda pair: pair[0].node):
-        drawn = [
+    for name, group in groupby(addresses, key=lambda pair: pair[0].node):
+        gpus = [
             _make_gpu(address.index, gpu, problem.device(gpu.device), predictor, disturbances) for address, gpu in group
         ]
-        yield Node(name=name, gpus=tuple(drawn))
+        yield Node(name=name, gpus=tuple(gpus))
 
 
 def _make_gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Gpu:
-    ordered = sorted(placed.partitions, key=lambda partition: partition.start or 0)
-    partitions = tuple(_make_partition(partition, device, predictor, disturbances) for partition in ordered)
+    sorted_partitions = sorted(placed.partitions, key=lambda partition: partition.start or 0)
+    partitions = tuple(_make_partition(partition, device, predictor, disturbances) for partition in sorted_partitions)
     return Gpu(index=index, device=placed.device, partitions=partitions)
 
 
@@ -105,7 +105,7 @@ def _make_partition(
     placed: PlacedPartition, device: Device, predictor: Predictor, disturbances: _Disturbances
 ) -> Partition:
     mig = None if placed.mig is None else MigInstance(profile=placed.mig, start=placed.start or 0)
-    replicas = tuple(predictor.replica(device, one, placed.beside(one), disturbances) for one in placed.replicas)
+    replicas = tuple(predictor.replica(device, r, placed.beside(r), disturbances) for r in placed.replicas)
     return Partition(mig=mig, replicas=replicas, unshared=placed.unshared)
 
 

@@ -45,18 +45,18 @@ def assign_devices(
     ``previous``: its devices that are not in ``devices`` are not reused.
     """
     old = [(DeviceAddress(node.name, gpu.index), gpu) for node in previous.nodes for gpu in node.gpus]
-    ours = _group_equal([_describe_content(gpu) for gpu in gpus])
-    theirs = _group_equal([_describe_old_content(gpu) for _, gpu in old])
-    arranged = _list_pairs(gpus, [gpu for _, gpu in old], ours, theirs, devices)
-    chosen: list[tuple[PlacedGpu, DeviceAddress | None]] = [(gpu, None) for gpu in gpus]
-    stays = 0
-    for (ours_at, theirs_at), times in _solve_assignment(ours, theirs, arranged).items():
+    new_groups = _group_equal([_describe_content(gpu) for gpu in gpus])
+    old_groups = _group_equal([_describe_old_content(gpu) for _, gpu in old])
+    arranged = _list_pairs(gpus, [gpu for _, gpu in old], new_groups, old_groups, devices)
+    assignment: list[tuple[PlacedGpu, DeviceAddress | None]] = [(gpu, None) for gpu in gpus]
+    kept_count = 0
+    for (new_group, old_group), times in _solve_assignment(new_groups, old_groups, arranged).items():
         for _ in range(times):
-            new, before = ours[ours_at].pop(), theirs[theirs_at].pop()
-            gpu, kept = arranged[ours_at, theirs_at]
-            chosen[new] = (_arrange_like(gpus[new], gpu), old[before][0])
-            stays += kept
-    return DeviceAssignment(tuple(chosen), sum(sum(1 for _ in gpu.replicas()) for gpu in gpus) - stays)
+            new, before = new_groups[new_group].pop(), old_groups[old_group].pop()
+            gpu, kept = arranged[new_group, old_group]
+            assignment[new] = (_arrange_like(gpus[new], gpu), old[before][0])
+            kept_count += kept
+    return DeviceAssignment(tuple(assignment), sum(sum(1 for _ in gpu.replicas()) for gpu in gpus) - kept_count)
 
 
 def number_devices(
@@ -69,19 +69,19 @@ def number_devices(
     """
     if problem.previous is None:
         return [*_list_free_addresses(problem, list(gpus), {})], None
-    kept = assign_devices(gpus, problem.previous, {entry.device.name: entry.device for entry in problem.fleet.entries})
+    plan = assign_devices(gpus, problem.previous, {entry.device.name: entry.device for entry in problem.fleet.entries})
     order = {node.name: position for position, node in enumerate(problem.previous.nodes)}
-    taken = {node.name: {gpu.device for gpu in node.gpus} for node in problem.previous.nodes}
-    fixed = [(address, gpu) for gpu, address in kept.gpus if address is not None]
+    types = {node.name: {gpu.device for gpu in node.gpus} for node in problem.previous.nodes}
+    numbered = [(address, gpu) for gpu, address in plan.gpus if address is not None]
     used: dict[str, set[int]] = {name: set() for name in order}
-    for address, _ in fixed:
+    for address, _ in numbered:
         used[address.node].add(address.index)
-    open_nodes = {name: (next(iter(kinds)), used[name]) for name, kinds in taken.items() if len(kinds) == 1}
-    unassigned = [gpu for gpu, address in kept.gpus if address is None]
+    open_nodes = {name: (next(iter(kinds)), used[name]) for name, kinds in types.items() if len(kinds) == 1}
+    unassigned = [gpu for gpu, address in plan.gpus if address is None]
     for address, gpu in _list_free_addresses(problem, unassigned, open_nodes, set(order)):
         order.setdefault(address.node, len(order))
-        fixed.append((address, gpu))
-    return sorted(fixed, key=lambda pair: (order[pair[0].node], pair[0].index)), kept.moves
+        numbered.append((address, gpu))
+    return sorted(numbered, key=lambda pair: (order[pair[0].node], pair[0].index)), plan.moves
 
 
 def _list_free_addresses(
@@ -94,14 +94,14 @@ def _list_free_addresses(
     fresh = (name for name in map("node{}".format, count()) if name not in names)
     for entry in problem.fleet.entries:
         size = 1 if entry.device.kind == "cpu" else problem.options.gpus_per_node
-        own = [(name, taken) for name, (kind, taken) in open_nodes.items() if kind == entry.device.name]
-        free = (DeviceAddress(name, index) for name, taken in own for index in range(size) if index not in taken)
-        more = (DeviceAddress(name, index) for name in fresh for index in range(size))
-        addresses = chain(free, more)
+        nodes = [(name, used) for name, (kind, used) in open_nodes.items() if kind == entry.device.name]
+        free = (DeviceAddress(name, index) for name, used in nodes for index in range(size) if index not in used)
+        fresh_addresses = (DeviceAddress(name, index) for name in fresh for index in range(size))
+        addresses = chain(free, fresh_addresses)
         for gpu in gpus:
             if gpu.device == entry.device.name:
                 yield next(addresses), gpu
-        more.close()
+        fresh_addresses.close()
 
 
 def replica_key(replica: PlacedReplica | Replica) -> ReplicaKey:
@@ -116,8 +116,8 @@ def _describe_content(gpu: PlacedGpu) -> object:
 
 
 def _describe_old_content(gpu: Gpu) -> object:
-    standing = ((str(place), tuple(sorted(there.items()))) for place, there in _group_by_instance(gpu).items())
-    return gpu.device, tuple(sorted(standing))
+    contents = ((str(place), tuple(sorted(keys.items()))) for place, keys in _group_by_instance(gpu).items())
+    return gpu.device, tuple(sorted(contents))
 
 
 def _group_equal(keys: Sequence[object]) -> list[list[int]]:
@@ -139,32 +139,32 @@ def _group_by_instance(gpu: Gpu) -> _ReplicasByInstance:
 def _list_pairs(
     gpus: Sequence[PlacedGpu],
     old: Sequence[Gpu],
-    ours: Sequence[Sequence[int]],
-    theirs: Sequence[Sequence[int]],
+    new_groups: Sequence[Sequence[int]],
+    old_groups: Sequence[Sequence[int]],
     devices: Mapping[str, Device],
 ) -> dict[tuple[int, int], tuple[PlacedGpu, int]]:
     """Return the rearranged device and its kept replicas, for each pair of groups with a common replica."""
-    having: defaultdict[tuple[str, ReplicaKey], set[int]] = defaultdict(set)
-    for group, members in enumerate(theirs):
+    groups: defaultdict[tuple[str, ReplicaKey], set[int]] = defaultdict(set)
+    for group, members in enumerate(old_groups):
         gpu = old[members[0]]
         for partition in gpu.partitions:
             for replica in partition.replicas:
-                having[gpu.device, replica_key(replica)].add(group)
+                groups[gpu.device, replica_key(replica)].add(group)
     pairs = {}
-    for group, members in enumerate(ours):
+    for group, members in enumerate(new_groups):
         gpu_here = gpus[members[0]]
-        near = {other for one in gpu_here.replicas() for other in having[gpu_here.device, replica_key(one)]}
-        for other in sorted(near):
-            standing = _group_by_instance(old[theirs[other][0]])
-            arranged, kept = _arrange_instances(devices[gpu_here.device], gpu_here, standing)
+        similar = {j for placed in gpu_here.replicas() for j in groups[gpu_here.device, replica_key(placed)]}
+        for j in sorted(similar):
+            old_replicas = _group_by_instance(old[old_groups[j][0]])
+            arranged, kept = _arrange_instances(devices[gpu_here.device], gpu_here, old_replicas)
             if kept:
-                pairs[group, other] = (arranged, kept)
+                pairs[group, j] = (arranged, kept)
     return pairs
 
 
 def _solve_assignment(
-    ours: Sequence[Sequence[int]],
-    theirs: Sequence[Sequence[int]],
+    new_groups: Sequence[Sequence[int]],
+    old_groups: Sequence[Sequence[int]],
     arranged: Mapping[tuple[int, int], tuple[PlacedGpu, int]],
 ) -> dict[tuple[int, int], int]:
     """Return the number of assigned devices by pair of groups, with most replicas kept in total."""
@@ -172,29 +172,29 @@ def _solve_assignment(
         return {}
     # A transportation problem: totally unimodular, so its relaxation is integral.
     program = Program()
-    supply = [program.row(high=len(members)) for members in ours]
-    places = [program.row(high=len(members)) for members in theirs]
-    for (here, there), (_, kept) in arranged.items():
-        program.column(-float(kept), {supply[here]: 1.0, places[there]: 1.0})
+    supply = [program.row(high=len(members)) for members in new_groups]
+    places = [program.row(high=len(members)) for members in old_groups]
+    for (new_group, old_group), (_, kept) in arranged.items():
+        program.column(-float(kept), {supply[new_group]: 1.0, places[old_group]: 1.0})
     solution = program.solve()
     values = () if solution is None else solution.values
     return {pair: round(value) for pair, value in zip(arranged, values, strict=False)}
 
 
-def _arrange_instances(device: Device, gpu: PlacedGpu, standing: _ReplicasByInstance) -> tuple[PlacedGpu, int]:
+def _arrange_instances(device: Device, gpu: PlacedGpu, old_replicas: _ReplicasByInstance) -> tuple[PlacedGpu, int]:
     """Return the device with its instances at the starts that keep most replicas, and the number of kept replicas."""
     if any(part.mig is None for part in gpu.partitions):
-        return gpu, sum(_count_kept(part, standing.get(None)) for part in gpu.partitions)
+        return gpu, sum(_count_kept(part, old_replicas.get(None)) for part in gpu.partitions)
     best, most = gpu, -1
     for layout in _list_layouts(device, Counter(str(part.mig) for part in gpu.partitions)):
-        parts, kept = _assign_instances(gpu.partitions, layout, standing)
+        parts, kept = _assign_instances(gpu.partitions, layout, old_replicas)
         if kept > most:
             best, most = PlacedGpu(gpu.device, tuple(sorted(parts, key=lambda part: part.start or 0))), kept
     return best, max(most, 0)
 
 
 def _assign_instances(
-    partitions: Sequence[PlacedPartition], layout: Layout, standing: _ReplicasByInstance
+    partitions: Sequence[PlacedPartition], layout: Layout, old_replicas: _ReplicasByInstance
 ) -> tuple[list[PlacedPartition], int]:
     """Return the partitions on the instances of a layout, profile by profile as an assignment problem."""
     from scipy.optimize import linear_sum_assignment
@@ -203,7 +203,7 @@ def _assign_instances(
     for profile in {item.profile.name for item in layout}:
         instances = [part for part in partitions if part.mig == profile]
         starts = [item.start for item in layout if item.profile.name == profile]
-        gain = [[_count_kept(part, standing.get((profile, start))) for start in starts] for part in instances]
+        gain = [[_count_kept(part, old_replicas.get((profile, start))) for start in starts] for part in instances]
         rows, columns = linear_sum_assignment(gain, maximize=True)
         for row, column in zip(rows, columns, strict=True):
             placed.append(replace(instances[row], start=starts[column]))
@@ -211,22 +211,22 @@ def _assign_instances(
     return placed, kept
 
 
-def _count_kept(partition: PlacedPartition, there: Counter[ReplicaKey] | None) -> int:
-    return 0 if there is None else (Counter(map(replica_key, partition.replicas)) & there).total()
+def _count_kept(partition: PlacedPartition, old_keys: Counter[ReplicaKey] | None) -> int:
+    return 0 if old_keys is None else (Counter(map(replica_key, partition.replicas)) & old_keys).total()
 
 
-def _list_layouts(device: Device, wanted: Counter[str]) -> Iterator[Layout]:
-    def extend(remaining: list[tuple[MigProfile, int]], chosen: Layout) -> Iterator[Layout]:
+def _list_layouts(device: Device, counts: Counter[str]) -> Iterator[Layout]:
+    def extend(remaining: list[tuple[MigProfile, int]], layout: Layout) -> Iterator[Layout]:
         if not remaining:
-            yield chosen
+            yield layout
             return
         profile, times = remaining[0]
         for starts in combinations(profile.start_slots, times):
-            more = (*chosen, *(MigPlacement(profile, start) for start in starts))
-            if is_legal(device, more):
-                yield from extend(remaining[1:], more)
+            extended = (*layout, *(MigPlacement(profile, start) for start in starts))
+            if is_legal(device, extended):
+                yield from extend(remaining[1:], extended)
 
-    yield from extend([(device.mig_profile(name), count) for name, count in sorted(wanted.items())], ())
+    yield from extend([(device.mig_profile(name), count) for name, count in sorted(counts.items())], ())
 
 
 def _arrange_like(gpu: PlacedGpu, arranged: PlacedGpu) -> PlacedGpu:
@@ -234,8 +234,8 @@ def _arrange_like(gpu: PlacedGpu, arranged: PlacedGpu) -> PlacedGpu:
     remaining = list(gpu.partitions)
     parts = []
     for pattern in arranged.partitions:
-        wanted = (pattern.mig, Counter(map(replica_key, pattern.replicas)))
-        same = next(one for one in remaining if (one.mig, Counter(map(replica_key, one.replicas))) == wanted)
-        remaining.remove(same)
-        parts.append(replace(same, start=pattern.start))
+        content = (pattern.mig, Counter(map(replica_key, pattern.replicas)))
+        match = next(part for part in remaining if (part.mig, Counter(map(replica_key, part.replicas))) == content)
+        remaining.remove(match)
+        parts.append(replace(match, start=pattern.start))
     return PlacedGpu(gpu.device, tuple(parts))

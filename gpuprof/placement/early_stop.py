@@ -28,10 +28,10 @@ def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str |
     predicted, words = deployment.predicted, []
     if predicted.lower_bound_gpus is not None:
         is_least = predicted.gpus <= predicted.lower_bound_gpus
-        known = (
+        bound = (
             "the least that any map takes" if is_least else f"and no map takes fewer than {predicted.lower_bound_gpus}"
         )
-        words.append(f"{count_of(predicted.gpus, 'device')}, {known}")
+        words.append(f"{count_of(predicted.gpus, 'device')}, {bound}")
     if predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
         words.append(
             f"{predicted.cost_per_hour:.4g} $/h, and none costs less than {predicted.lower_bound_cost_per_hour:.4g}"

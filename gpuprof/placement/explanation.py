@@ -71,7 +71,7 @@ def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -
     """
     demand = problem.demand(model)
     segments = Segments(problem) if problem.options.latency_budget is not None else PooledSegments(problem)
-    chosen: Counter[_Kind] = Counter(
+    counts: Counter[_Kind] = Counter(
         (gpu.device, replica.sm_share_pct, None if partition.mig is None else partition.mig.profile)
         for _, gpu, partition, replica in deployment.places()
         if replica.model == model
@@ -79,38 +79,38 @@ def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -
     alternatives: list[Alternative] = []
     for entry in problem.fleet.entries:
         for segment in segments.best(demand, entry.device):
-            alternatives.append(_alternative(segments, demand, segment, chosen))
-    alternatives += list(_find_unlisted(problem, segments, demand, chosen, alternatives))
-    return tuple(sorted(alternatives, key=lambda one: (one.cost, one.replicas)))
+            alternatives.append(_alternative(segments, demand, segment, counts))
+    alternatives += list(_find_unlisted(problem, segments, demand, counts, alternatives))
+    return tuple(sorted(alternatives, key=lambda alternative: (alternative.cost, alternative.replicas)))
 
 
 def _find_unlisted(
     problem: Problem,
     segments: Segments,
     demand: Demand,
-    chosen: Mapping[_Kind, int],
+    counts: Mapping[_Kind, int],
     alternatives: Sequence[Alternative],
 ) -> Iterator[Alternative]:
     """Yield alternatives for unlisted shares: the map's, the steps next to each, and steps below all listed."""
-    wanted: dict[tuple[str, Share], None] = {}
+    kinds: dict[tuple[str, Share], None] = {}
     for entry in problem.fleet.entries:
-        listed = [one.segment.share for one in alternatives if one.segment.device == entry.device.name]
-        smallest = min((share.sm_pct for share in listed if share.mig is None), default=0.0)
+        listed_shares = [a.segment.share for a in alternatives if a.segment.device == entry.device.name]
+        smallest = min((share.sm_pct for share in listed_shares if share.mig is None), default=0.0)
         steps = segments.search_space.steps(demand.model, entry.device, None)
-        wanted |= {(entry.device.name, Share(step)): None for step in steps if step < smallest}
-    for name, percent, mig in chosen:
+        kinds |= {(entry.device.name, Share(step)): None for step in steps if step < smallest}
+    for name, percent, mig in counts:
         steps = segments.search_space.steps(demand.model, problem.device(name), mig)
         below = [step for step in steps if step < percent][-1:]
         above = [step for step in steps if step > percent][:1]
-        wanted |= {(name, Share(size, mig)): None for size in (*below, percent, *above)}
-    known = {(one.segment.device, one.segment.share) for one in alternatives}
-    for name, share in wanted:
-        segment = None if (name, share) in known else segments.best_of(demand, problem.device(name), share)
+        kinds |= {(name, Share(size, mig)): None for size in (*below, percent, *above)}
+    listed_kinds = {(alternative.segment.device, alternative.segment.share) for alternative in alternatives}
+    for name, share in kinds:
+        segment = None if (name, share) in listed_kinds else segments.best_of(demand, problem.device(name), share)
         if segment is not None:
-            yield _alternative(segments, demand, segment, chosen)
+            yield _alternative(segments, demand, segment, counts)
 
 
-def _alternative(segments: Segments, demand: Demand, segment: Segment, chosen: Mapping[_Kind, int]) -> Alternative:
+def _alternative(segments: Segments, demand: Demand, segment: Segment, counts: Mapping[_Kind, int]) -> Alternative:
     problem = segments.problem
     count = math.ceil(demand.rate_rps / segment.capacity_rps * (1.0 - 1e-9))
     tail_ms = segment.latency_ms
@@ -119,9 +119,9 @@ def _alternative(segments: Segments, demand: Demand, segment: Segment, chosen: M
     time = segments.estimate(problem.device(segment.device), segment.workload).latency_ms
     at_upper_end = planned_ms(time, problem.options.confidence) > time.value
     price = problem.entry(segment.device).price_per_hour
-    taken = chosen.get((segment.device, segment.share.sm_pct, segment.share.mig), 0)
+    used = counts.get((segment.device, segment.share.sm_pct, segment.share.mig), 0)
     return Alternative(
-        segment, count, count * segment.fraction * price, tail_ms, taken, source=time.source, at_upper_end=at_upper_end
+        segment, count, count * segment.fraction * price, tail_ms, used, source=time.source, at_upper_end=at_upper_end
     )
 
 
@@ -138,8 +138,8 @@ def _count_replicas(segments: Segments, demand: Demand, segment: Segment, guess:
         count += 1
     while count > 1 and enough(count - 1):
         count -= 1
-    whole = queue_of(segments.problem.queueing, demand.model).pool(Arrivals(demand.rate_rps), (server,) * count).whole
-    return count, whole.percentile(demand.slo.percentile)
+    sojourn = queue_of(segments.problem.queueing, demand.model).pool(Arrivals(demand.rate_rps), (server,) * count).whole
+    return count, sojourn.percentile(demand.slo.percentile)
 
 
 def locate_replicas(deployment: DeploymentMap, model: str) -> tuple[ReplicaLocation, ...]:
@@ -149,25 +149,25 @@ def locate_replicas(deployment: DeploymentMap, model: str) -> tuple[ReplicaLocat
         if replica.model != model:
             continue
         mig = "" if partition.mig is None else f" {partition.mig.profile}@{partition.mig.start}"
-        others = [other for other in partition.replicas if other is not replica]
-        free = 100.0 - sum(held_shares((one.sm_share_pct, one.turns) for one in partition.replicas))
+        neighbours = [neighbour for neighbour in partition.replicas if neighbour is not replica]
+        free = 100.0 - sum(held_shares((placed.sm_share_pct, placed.turns) for placed in partition.replicas))
         locations.append(
             ReplicaLocation(
                 where=f"{node.name} {gpu.device} {gpu.index}{mig}",
                 share=str(share_of(partition, replica)),
                 batch=replica.batch,
                 rate_rps=replica.rate_rps,
-                beside=tuple(_describe_other(replica, other) for other in others),
+                beside=tuple(_describe_other(replica, neighbour) for neighbour in neighbours),
                 free_pct=max(0.0, free),
             )
         )
     return tuple(locations)
 
 
-def _describe_other(replica: Replica, other: Replica) -> str:
-    if replica.turns and other.turns == replica.turns:
-        return f"{other.model} in the same share, by turns"
-    return f"{other.model} {other.sm_share_pct:g}%"
+def _describe_other(replica: Replica, neighbour: Replica) -> str:
+    if replica.turns and neighbour.turns == replica.turns:
+        return f"{neighbour.model} in the same share, by turns"
+    return f"{neighbour.model} {neighbour.sm_share_pct:g}%"
 
 
 def run_what_ifs(problem: Problem, policy: Policy, model: str) -> Iterator[WhatIf]:
@@ -175,18 +175,18 @@ def run_what_ifs(problem: Problem, policy: Policy, model: str) -> Iterator[WhatI
     demand = problem.demand(model)
     tighter = replace(demand, slo=Slo(demand.slo.latency_ms * (1.0 - CHANGE), demand.slo.percentile))
     faster = replace(demand, rate_rps=demand.rate_rps * (1.0 + CHANGE))
-    for change, other in (
+    for change, changed in (
         ("as it is", demand),
         (f"{CHANGE:.0%} more rate", faster),
         (f"{CHANGE:.0%} less SLO", tighter),
     ):
-        placement = policy.place(replace(problem, demands=_with(problem.demands, other)))
-        missing = sum(one.rate_rps for one in placement.unplaced if one.model == model)
+        placement = policy.place(replace(problem, demands=_with(problem.demands, changed)))
+        missing = sum(shortfall.rate_rps for shortfall in placement.unplaced if shortfall.model == model)
         yield WhatIf(change, len(placement.gpus), _shares(placement, model), missing, placement.stopped)
 
 
-def _with(demands: Sequence[Demand], other: Demand) -> tuple[Demand, ...]:
-    return tuple(other if demand.model == other.model else demand for demand in demands)
+def _with(demands: Sequence[Demand], changed: Demand) -> tuple[Demand, ...]:
+    return tuple(changed if demand.model == changed.model else demand for demand in demands)
 
 
 def _shares(placement: Placement, model: str) -> tuple[tuple[str, int], ...]:

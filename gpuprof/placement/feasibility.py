@@ -140,8 +140,8 @@ def _check_instances(where: str, gpu: Gpu, device: Device) -> Iterator[Violation
             legal = ", ".join(map(str, profile.start_slots))
             yield Violation("geometry", where, f"{profile.name} cannot start at slot {instance.start}, only at {legal}")
         slots = range(instance.start, instance.start + profile.memory_slices)
-        if taken := [slot for slot in slots if slot in holders]:
-            yield Violation("geometry", where, f"{holders[taken[0]]} and {profile.name} overlap in slot {taken[0]}")
+        if clash := [slot for slot in slots if slot in holders]:
+            yield Violation("geometry", where, f"{holders[clash[0]]} and {profile.name} overlap in slot {clash[0]}")
         holders |= dict.fromkeys(slots, profile.name)
     for name, count in counts.items():
         if count > profiles[name].max_count:
@@ -164,23 +164,23 @@ def _check_partition(where: str, partition: Partition, device: Device, evidence:
     if device.kind == "gpu" and clients > _MOST_CLIENTS:
         yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")
     least = _LEAST_SHARE_PCT if device.kind == "gpu" else _LEAST_SHARE_PCT / device.compute_units
-    held = 0
+    total_bytes = 0
     for replica in replicas:
         name, share, limit = replica.model, replica.sm_share_pct, replica.memory_limit_bytes
         if partition.unshared and share < 100.0:
             yield Violation("share", where, f"{name} has {share:g}% in a partition without shares")
         if share < least * (1.0 - _TOLERANCE):
             yield Violation("share", where, f"{name} has {share:g}%, but the least is {least:g}%")
-        needed = _needed_bytes(Location(where, device, partition, replica), evidence)
-        held += max(limit or 0, replica.predicted.memory_bytes or 0, needed)
+        needed_bytes = _needed_bytes(Location(where, device, partition, replica), evidence)
+        total_bytes += max(limit or 0, replica.predicted.memory_bytes or 0, needed_bytes)
         if limit is not None and limit < _LEAST_LIMIT_BYTES:
             yield Violation("memory", where, f"{name} may hold {limit} bytes, but the least is 1 MiB")
-        elif limit is not None and limit < needed * (1.0 - _TOLERANCE) - 1.0:
-            yield Violation("memory", where, f"{name} may hold {_gib(limit)} but needs {_gib(needed)}")
+        elif limit is not None and limit < needed_bytes * (1.0 - _TOLERANCE) - 1.0:
+            yield Violation("memory", where, f"{name} may hold {_gib(limit)} but needs {_gib(needed_bytes)}")
     profiles = {profile.name: profile for profile in device.mig_profiles}
     available = device.dram_bytes if partition.mig is None else profiles[partition.mig.profile].memory_bytes
-    if held > available:
-        yield Violation("memory", where, f"the replicas hold {held / 2**30:.3g} GiB of {_gib(available)}")
+    if total_bytes > available:
+        yield Violation("memory", where, f"the replicas hold {total_bytes / 2**30:.3g} GiB of {_gib(available)}")
 
 
 def _gib(count: float) -> str:
@@ -194,11 +194,11 @@ def _needed_bytes(location: Location, evidence: Evidence) -> int:
     replica = location.replica
     try:
         workload = replica_workload(location.partition, replica, replica.batch)
-        needed = ask_estimator(evidence.estimator, location.device, workload).memory_bytes
+        memory = ask_estimator(evidence.estimator, location.device, workload).memory_bytes
     except InputError:
         return 0
     # Rounded down, where policies round up: a fraction of a byte breaks no rule.
-    return 0 if needed is None else math.floor(upper_ms(needed, evidence.confidence)) * replica.processes
+    return 0 if memory is None else math.floor(upper_ms(memory, evidence.confidence)) * replica.processes
 
 
 def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
@@ -225,8 +225,8 @@ def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
         cycle_ms = math.fsum(turns_ms)
         for replica in replicas:
             if not is_rounded_to(replica.predicted.latency_ms, cycle_ms):
-                said = f"waits and runs for {replica.predicted.latency_ms:.4g} ms at most"
-                yield Violation("figures", where, f"{replica.model} {said}, but turns {number} take {cycle_ms:.4g} ms")
+                text = f"waits and runs for {replica.predicted.latency_ms:.4g} ms at most"
+                yield Violation("figures", where, f"{replica.model} {text}, but turns {number} take {cycle_ms:.4g} ms")
 
 
 def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
@@ -236,9 +236,9 @@ def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
     processes = settings.max_processes or _MOST_CLIENTS
     for node, gpu, _, replica in deployment.places():
         if replica.batch > batch or replica.processes > processes:
-            held = f"batches of {replica.batch} and {replica.processes} processes"
+            setting_text = f"batches of {replica.batch} and {replica.processes} processes"
             limits = f"planned were up to {batch} and {processes}"
-            yield Violation("share", f"{node.name} gpu {gpu.index}", f"{replica.model} has {held}; {limits}")
+            yield Violation("share", f"{node.name} gpu {gpu.index}", f"{replica.model} has {setting_text}; {limits}")
 
 
 def _check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
@@ -248,42 +248,42 @@ def _check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[V
         if device is None:
             continue
         for partition in gpu.partitions:
-            held = [  # as runs record them, without turns
+            workloads = [  # as runs record them, without turns
                 replace(replica_workload(partition, replica, replica.batch), turns=0) for replica in partition.replicas
             ]
-            if (device.name, tuple(sorted(held))) in evidence.tried.together:
+            if (device.name, tuple(sorted(workloads))) in evidence.tried.together:
                 continue
             for failed in evidence.tried.failed:
-                tried = [failed.workload, *failed.beside]
+                pattern = [failed.workload, *failed.beside]
                 if device.name != failed.device:
                     continue
                 candidates = [
-                    runs for runs in held if failed.beside or (device.name, runs) not in evidence.tried.measured
+                    runs for runs in workloads if failed.beside or (device.name, runs) not in evidence.tried.measured
                 ]
-                if _contains(device, candidates, tried, failed):
+                if _contains(device, candidates, pattern, failed):
                     yield Violation("failed", where, str(failed))
 
 
-def _contains(device: Device, held: Sequence[Workload], tried: Sequence[Workload], failed: FailedRun) -> bool:
+def _contains(device: Device, workloads: Sequence[Workload], pattern: Sequence[Workload], failed: FailedRun) -> bool:
     """Return whether each workload tried has a counterpart of its own that needs as much with no more resources."""
-    if not tried:
+    if not pattern:
         return True
     return any(
-        _is_no_easier(device, runs, tried[0], failed)
-        and _contains(device, [*held[:number], *held[number + 1 :]], tried[1:], failed)
-        for number, runs in enumerate(held)
+        _is_no_easier(device, runs, pattern[0], failed)
+        and _contains(device, [*workloads[:number], *workloads[number + 1 :]], pattern[1:], failed)
+        for number, runs in enumerate(workloads)
     )
 
 
-def _is_no_easier(device: Device, runs: Workload, tried: Workload, failed: FailedRun) -> bool:
-    if runs.model != tried.model or runs.batch < tried.batch or runs.processes < tried.processes:
+def _is_no_easier(device: Device, runs: Workload, fault: Workload, failed: FailedRun) -> bool:
+    if runs.model != fault.model or runs.batch < fault.batch or runs.processes < fault.processes:
         return False
     memory = {profile.name: profile.memory_bytes for profile in device.mig_profiles}
-    if not {runs.share.mig, tried.share.mig} <= {None, *memory}:
+    if not {runs.share.mig, fault.share.mig} <= {None, *memory}:
         return False  # the geometry check reports it
-    held, short = (device.dram_bytes if share.mig is None else memory[share.mig] for share in (runs.share, tried.share))
-    compute, few = device.fraction(runs.share), device.fraction(tried.share)
-    return held <= short and (failed.is_memory or compute <= few * (1.0 + _TOLERANCE))
+    size, short = (device.dram_bytes if share.mig is None else memory[share.mig] for share in (runs.share, fault.share))
+    compute, least = device.fraction(runs.share), device.fraction(fault.share)
+    return size <= short and (failed.is_memory or compute <= least * (1.0 + _TOLERANCE))
 
 
 def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
@@ -305,9 +305,9 @@ def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
             total = f"replicas are planned for {planned[name]:g} requests/s{unplaced_rps}"
             yield Violation("rate", name, f"{total}, but {deployed.rate_rps:g} are demanded")
     for demand in _list_demands(deployment, evidence):
-        served = planned[demand.model] + (0.0 if evidence.demands is not None else missing[demand.model])
-        if served < demand.rate_rps * (1.0 - _TOLERANCE):
-            yield Violation("rate", demand.model, f"{served:g} of {demand.rate_rps:g} requests/s are served")
+        served_rps = planned[demand.model] + (0.0 if evidence.demands is not None else missing[demand.model])
+        if served_rps < demand.rate_rps * (1.0 - _TOLERANCE):
+            yield Violation("rate", demand.model, f"{served_rps:g} of {demand.rate_rps:g} requests/s are served")
         if demand.max_replicas is not None and replicas[demand.model] > demand.max_replicas:
             yield Violation("rate", demand.model, f"{replicas[demand.model]} replicas of {demand.max_replicas} allowed")
 
@@ -347,11 +347,11 @@ def _check_slos(deployment: DeploymentMap, locations: Sequence[Location], eviden
         if name in unknown:
             continue
         if arrivals.rate_rps >= most_rps:
-            excess = f"the replicas get {arrivals.rate_rps:.4g} requests/s but serve at most {most_rps:.4g}"
-            yield Violation("rate", name, excess)
+            detail = f"the replicas get {arrivals.rate_rps:.4g} requests/s but serve at most {most_rps:.4g}"
+            yield Violation("rate", name, detail)
             continue
-        whole = queue_of(evidence.queueing, name).pool(arrivals, [server for _, server in members]).whole
-        yield from _check_percentile(demands[name], whole)
+        sojourn = queue_of(evidence.queueing, name).pool(arrivals, [server for _, server in members]).whole
+        yield from _check_percentile(demands[name], sojourn)
 
 
 def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evidence) -> Iterator[Violation]:
@@ -367,9 +367,9 @@ def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evid
             return
         latency = upper_ms(estimate.latency_ms, evidence.confidence)
         throughput = 1000.0 * replica.batch * replica.processes / (latency - estimate.overlapped_ms)
-    allowed = (evidence.latency_budget or 1.0) * demands[replica.model].slo.latency_ms
-    if not 0.0 < latency < allowed * (1.0 + _TOLERANCE):
-        yield Violation("slo", where, f"a batch of {replica.model} takes {latency:.4g} ms of {allowed:.4g} ms")
+    budget_ms = (evidence.latency_budget or 1.0) * demands[replica.model].slo.latency_ms
+    if not 0.0 < latency < budget_ms * (1.0 + _TOLERANCE):
+        yield Violation("slo", where, f"a batch of {replica.model} takes {latency:.4g} ms of {budget_ms:.4g} ms")
     if replica.rate_rps > throughput * (1.0 + _TOLERANCE):
         yield Violation("rate", where, _describe_excess_rate(replica, throughput))
 
@@ -379,24 +379,24 @@ def _describe_excess_rate(replica: Replica, most_rps: float) -> str:
 
 
 def _check_percentile(demand: Demand, sojourn: Sojourn) -> Iterator[Violation]:
-    within = sojourn.fraction_within(demand.slo.latency_ms * (1.0 + _TOLERANCE))
-    if within < demand.slo.percentile / 100.0 - _TOLERANCE:
+    fraction = sojourn.fraction_within(demand.slo.latency_ms * (1.0 + _TOLERANCE))
+    if fraction < demand.slo.percentile / 100.0 - _TOLERANCE:
         yield Violation(
             "slo",
             demand.model,
-            f"{100.0 * within:.4g}% of the requests are within {demand.slo.latency_ms:g} ms, "
+            f"{100.0 * fraction:.4g}% of the requests are within {demand.slo.latency_ms:g} ms, "
             f"but {demand.slo.percentile:g}% must be",
         )
 
 
 def _check_busy_time(locations: Sequence[Location], evidence: Evidence) -> Iterator[Violation]:
     """Yield partitions whose replicas need more than all of their SM time, whatever the estimator."""
-    needed: defaultdict[str, float] = defaultdict(float)
+    seconds: defaultdict[str, float] = defaultdict(float)
     for location in locations:
         mig = location.partition.mig
         where = location.where if mig is None else f"{location.where} {mig.profile}@{mig.start}"
-        needed[where] += _needed_time(location, evidence)
-    for where, part in needed.items():
+        seconds[where] += _needed_time(location, evidence)
+    for where, part in seconds.items():
         if part > 1.0 + _TOLERANCE:
             yield Violation("time", where, f"the replicas ask for {100.0 * part:.3g}% of the device's time")
 
@@ -414,44 +414,44 @@ def _needed_time(location: Location, evidence: Evidence) -> float:
     throughput_rps, share = replica.predicted.throughput_rps, replica.sm_share_pct / 100.0
     if evidence.estimator is not None:
         workload = replica_workload(partition, replica, replica.batch)
-        whole = replace(workload, share=replace(workload.share, sm_pct=100.0))
+        full_share = replace(workload, share=replace(workload.share, sm_pct=100.0))
         try:
-            held = ask_estimator(evidence.estimator, device, workload)
-            alone = ask_estimator(evidence.estimator, device, whole)
+            estimate = ask_estimator(evidence.estimator, device, workload)
+            full_estimate = ask_estimator(evidence.estimator, device, full_share)
         except InputError:
             return 0.0  # reported with the SLO
-        if share == 1.0 or _is_claimed(held, alone):
-            utilization = alone.creq("wavg_sm_util")
+        if share == 1.0 or _is_claimed(estimate, full_estimate):
+            utilization = full_estimate.creq("wavg_sm_util")
             is_measured = utilization is not None and utilization.is_observed
             share = min(1.0, utilization.value / 100.0) if utilization is not None and is_measured else 1.0
-            throughput_rps = alone.throughput_rps.value
+            throughput_rps = full_estimate.throughput_rps.value
     return share * replica.rate_rps / throughput_rps if throughput_rps > 0.0 else 0.0
 
 
-def _is_claimed(held: Estimate, alone: Estimate) -> bool:
+def _is_claimed(estimate: Estimate, full_estimate: Estimate) -> bool:
     """Return whether an unmeasured share is claimed, by a measured requirement, to slow no batch down."""
     return (
-        classify_source(held.latency_ms.source) != MEASURED
-        and is_rounded_to(held.latency_ms.value, alone.latency_ms.value)
-        and any(figure.is_observed for _, figure in held.creq_pct)
+        classify_source(estimate.latency_ms.source) != MEASURED
+        and is_rounded_to(estimate.latency_ms.value, full_estimate.latency_ms.value)
+        and any(figure.is_observed for _, figure in estimate.creq_pct)
     )
 
 
 def _check_figures(deployment: DeploymentMap, locations: Sequence[Location], evidence: Evidence) -> Iterator[Violation]:
     """Yield figures that would mislead the router, the simulator or a reader."""
     predicted = deployment.predicted
-    used = [gpu for _, gpu in _list_gpus(deployment) if any(partition.replicas for partition in gpu.partitions)]
-    if predicted.gpus != len(used):
-        yield Violation("figures", "predicted", f"gpus says {predicted.gpus} and replicas run on {len(used)}")
+    used_gpus = [gpu for _, gpu in _list_gpus(deployment) if any(partition.replicas for partition in gpu.partitions)]
+    if predicted.gpus != len(used_gpus):
+        yield Violation("figures", "predicted", f"gpus says {predicted.gpus} and replicas run on {len(used_gpus)}")
     bound = predicted.lower_bound_gpus
-    if bound is not None and bound > len(used) and not deployment.unplaced:
-        yield Violation("figures", "predicted", f"the lower bound of {bound} GPUs is above the {len(used)} used")
+    if bound is not None and bound > len(used_gpus) and not deployment.unplaced:
+        yield Violation("figures", "predicted", f"the lower bound of {bound} GPUs is above the {len(used_gpus)} used")
     goodput = math.fsum(location.replica.predicted.goodput_rps for location in locations)
     if len(locations) == len(list(deployment.places())) and not is_rounded_to(predicted.goodput_rps, goodput):
         sums = f"{predicted.goodput_rps:.4g}/s in the map but {goodput:.4g}/s over its replicas"
         yield Violation("figures", "predicted", f"goodput is {sums}")
-    prices = [evidence.devices[gpu.device].price_per_hour for gpu in used if gpu.device in evidence.devices]
-    if predicted.cost_per_hour is not None and len(prices) == len(used):
+    prices = [evidence.devices[gpu.device].price_per_hour for gpu in used_gpus if gpu.device in evidence.devices]
+    if predicted.cost_per_hour is not None and len(prices) == len(used_gpus):
         cost = None if None in prices else math.fsum(price for price in prices if price is not None)
         if cost is None or not is_rounded_to(predicted.cost_per_hour, cost):
             true = "a device has no price" if cost is None else f"its devices cost {cost:.4g} $/h"
@@ -486,9 +486,9 @@ def _check_times(location: Location, evidence: Evidence) -> Iterator[str]:
         if not is_rounded_to(predicted.latency_ms, full.latency_ms.value):
             values = f"{predicted.latency_ms:.4g} in the map but {full.latency_ms.value:.4g}"
             yield f"latency_ms is {values} by the estimator"
-        held, needed = predicted.memory_bytes, _needed_bytes(location, evidence)
-        if held and needed and abs(held - needed) > RELATIVE_ROUNDING * needed + replica.processes:
-            yield f"it holds {_gib(held)} in the map but {_gib(needed)} by the estimator"
+        memory, needed = predicted.memory_bytes, _needed_bytes(location, evidence)
+        if memory and needed and abs(memory - needed) > RELATIVE_ROUNDING * needed + replica.processes:
+            yield f"it holds {_gib(memory)} in the map but {_gib(needed)} by the estimator"
         if times is None or len(times) != replica.batch or replica.batch > MOST_BATCH:
             return
         estimates = ask_batch_series(evidence.estimator, location.device, location.partition, replica)

@@ -24,8 +24,8 @@ class FleetBins:
     def first_fit(self, device: str, replica: PlacedReplica) -> bool:
         """Put ``replica`` on the first device of this kind that takes it, opening a device if available."""
         # A device that refused a replica keeps refusing it, since devices only fill up.
-        alike = replace(replica.workload, model=self._segments.first_alike(replica.model))
-        key = (device, alike, replica.rate_rps)
+        workload = replace(replica.workload, model=self._segments.first_alike(replica.model))
+        key = (device, workload, replica.rate_rps)
         for index in range(self._full.get(key, 0), len(self.bins)):
             self._full[key] = index
             if self.bins[index].device.name == device and self.bins[index].add(replica, self._segments):
@@ -50,15 +50,15 @@ class FleetBins:
     def to_gpus(self) -> tuple[PlacedGpu, ...]:
         """Return the nonempty devices, kinds in the fleet's order."""
         order = list(self._devices)
-        used = [one for one in self.bins if not one.is_empty]
-        return tuple(one.to_gpu() for one in sorted(used, key=lambda one: order.index(one.device.name)))
+        bins = [gpu_bin for gpu_bin in self.bins if not gpu_bin.is_empty]
+        return tuple(gpu_bin.to_gpu() for gpu_bin in sorted(bins, key=lambda gpu_bin: order.index(gpu_bin.device.name)))
 
     def count(self, model: str) -> int:
         """Return the number of replicas of ``model`` on all devices."""
         return sum(
             replica.model == model
-            for one in self.bins
-            for partition in one.partitions
+            for gpu_bin in self.bins
+            for partition in gpu_bin.partitions
             for replica in partition.replicas
         )
 

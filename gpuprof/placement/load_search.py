@@ -47,15 +47,15 @@ def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: floa
         return (
             low + 1 if math.isinf(tails[high]) else int(load_to_grid(_interpolate_crossing(tails, low, high, limit_ms)))
         )
-    known = low if low in tails else high
-    if math.isinf(tails[known]) or tails[known] <= 0.0:
+    index = low if low in tails else high
+    if math.isinf(tails[index]) or tails[index] <= 0.0:
         return (low + high) // 2
-    stretch = max(1.0, limit_ms / tails[known] / (1.0 - grid_to_load(known)))
+    stretch = max(1.0, limit_ms / tails[index] / (1.0 - grid_to_load(index)))
     return int(load_to_grid(min(1.0 - 1.0 / stretch, grid_to_load(LAST_LOAD))))
 
 
 def _interpolate_crossing(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> float:
     """Return the load between two solved loads at which the tail reaches the limit."""
-    first, last = (1.0 / (1.0 - grid_to_load(one)) for one in (low, high))
+    first, last = (1.0 / (1.0 - grid_to_load(index)) for index in (low, high))
     part = (limit_ms - tails[low]) / (tails[high] - tails[low])
     return 1.0 - 1.0 / (first + (last - first) * part)

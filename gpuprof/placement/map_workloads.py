@@ -48,9 +48,7 @@ def replica_workload(partition: Partition, replica: Replica, batch: int) -> Work
 
 def neighbour_workloads(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
     """Return the workloads of the other replicas of the partition."""
-    return tuple(
-        replica_workload(partition, other, other.batch) for other in partition.replicas if other is not replica
-    )
+    return tuple(replica_workload(partition, n, n.batch) for n in partition.replicas if n is not replica)
 
 
 def ask_estimator(
@@ -104,16 +102,16 @@ def map_servers(locations: Sequence[Location], evidence: Evidence) -> list[Batch
     them.
     """
     servers = [_make_server(location, evidence) for location in locations]
-    running = [
+    loaded = [
         LoadedReplica(server, location.replica.rate_rps, location.replica.sm_share_pct, location.replica.turns)
         for location, server in zip(locations, servers, strict=True)
         if not isinstance(server, str)
     ]
-    shares = math.fsum(held_shares((replica.share_pct, replica.turns) for replica in running))
+    shares = math.fsum(held_shares((replica.share_pct, replica.turns) for replica in loaded))
     is_one_machine = len({location.where for location in locations}) == 1
-    if not is_one_machine or len(running) < len(locations) or shares > 100.0 * (1.0 + 1e-8):
+    if not is_one_machine or len(loaded) < len(locations) or shares > 100.0 * (1.0 + 1e-8):
         return servers
-    return list(disturb_servers(evidence.host, running, evidence.queueing))
+    return list(disturb_servers(evidence.host, loaded, evidence.queueing))
 
 
 def _make_server(location: Location, evidence: Evidence) -> BatchServer | str:

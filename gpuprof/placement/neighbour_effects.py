@@ -60,15 +60,15 @@ def describe_joint_effects(effects: Sequence[NeighbourEffect]) -> Iterator[str]:
 
     This happens where the model of the effect depends on the presence of neighbours, not on their number.
     """
-    for (where, share, batch), group in groupby(effects, key=lambda one: (one.where, one.share, one.batch)):
-        listed = list(group)
-        together_ms = listed[0].beside_ms - listed[0].alone_ms
-        added_ms = sum(one.added_ms for one in listed)
-        if together_ms > _LITTLE * listed[0].alone_ms and added_ms < _NEXT_TO_NOTHING * together_ms:
+    for (where, share, batch), group in groupby(effects, key=lambda effect: (effect.where, effect.share, effect.batch)):
+        members = list(group)
+        together_ms = members[0].beside_ms - members[0].alone_ms
+        added_ms = sum(effect.added_ms for effect in members)
+        if together_ms > _LITTLE * members[0].alone_ms and added_ms < _NEXT_TO_NOTHING * together_ms:
             yield (
                 f"{where}, share {share}, batch {batch}: its neighbours together add {together_ms:.3g} ms, and each "
                 f"next to nothing beside the others, since it counts whether there are any, not how many (known from "
-                f"{listed[0].basis})"
+                f"{members[0].basis})"
             )
 
 
@@ -76,44 +76,44 @@ def _list_effects(
     problem: Problem, device: Device, partition: Partition, replica: Replica, where: str
 ) -> Iterator[NeighbourEffect]:
     workload = replica_workload(partition, replica, replica.batch)
-    others = neighbour_workloads(partition, replica)
+    neighbours = neighbour_workloads(partition, replica)
 
-    def latency(beside: tuple[Workload, ...]) -> Figure:
-        return ask_estimator(problem.estimator, device, workload, beside).latency_ms
+    def latency(workloads: tuple[Workload, ...]) -> Figure:
+        return ask_estimator(problem.estimator, device, workload, workloads).latency_ms
 
-    for neighbour, count in Counter(others).items():
+    for neighbour, count in Counter(neighbours).items():
         try:
-            alone, beside = latency(()), latency(others)
-            without = latency(tuple(one for one in others if one != neighbour))
+            isolated, joint = latency(()), latency(neighbours)
+            reduced = latency(tuple(w for w in neighbours if w != neighbour))
         except InputError:
             continue
-        interval = None if beside.low is None or beside.high is None else (beside.low, beside.high)
+        interval = None if joint.low is None or joint.high is None else (joint.low, joint.high)
         yield NeighbourEffect(
             where=where,
             share=str(workload.share),
             batch=workload.batch,
             neighbour=_describe_neighbour(neighbour, count),
-            alone_ms=alone.value,
-            beside_ms=beside.value,
-            added_ms=beside.value - without.value,
+            alone_ms=isolated.value,
+            beside_ms=joint.value,
+            added_ms=joint.value - reduced.value,
             interval_ms=interval,
-            basis=TURNS if workload.turns and neighbour.turns == workload.turns else _describe_basis(alone, beside),
+            basis=TURNS if workload.turns and neighbour.turns == workload.turns else _describe_basis(isolated, joint),
         )
 
 
 def _describe_neighbour(neighbour: Workload, count: int) -> str:
-    many = f"{count} × " if count > 1 else ""
-    return f"{many}{neighbour.model} {neighbour.share.sm_pct:g}%, batch {neighbour.batch}"
+    prefix = f"{count} × " if count > 1 else ""
+    return f"{prefix}{neighbour.model} {neighbour.share.sm_pct:g}%, batch {neighbour.batch}"
 
 
-def _describe_basis(alone: Figure, beside: Figure) -> str:
+def _describe_basis(isolated: Figure, joint: Figure) -> str:
     """Return the basis of the slow-down, as shown by the difference between the two figures.
 
     An estimator that measured this co-location keeps the source of the time alone; an estimator without data keeps the
     time and widens its interval.
     """
-    if beside.source != alone.source:
-        return beside.source
-    if beside.value != alone.value:
-        return TOGETHER if beside.is_observed else beside.source
-    return UNKNOWN if beside.upper() > alone.upper() else beside.source
+    if joint.source != isolated.source:
+        return joint.source
+    if joint.value != isolated.value:
+        return TOGETHER if joint.is_observed else joint.source
+    return UNKNOWN if joint.upper() > isolated.upper() else joint.source

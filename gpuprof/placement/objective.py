@@ -37,20 +37,20 @@ def measure(
     ``devices``: by name; gives the prices, a device without a price costs 1.0; ``activity``: (device, replica) →
     fraction of its compute units active while busy; 1.0 if omitted.
     """
-    used = [gpu for node in deployment.nodes for gpu in node.gpus if any(p.replicas for p in gpu.partitions)]
+    used_gpus = [gpu for node in deployment.nodes for gpu in node.gpus if any(p.replicas for p in gpu.partitions)]
     units = busy = memory = 0.0
     for _, gpu, partition, replica in deployment.places():
         device = devices[gpu.device]
         # A replica taking turns has the share for its part of a cycle.
-        own = device.fraction(share_of(partition, replica)) * device.compute_units * replica.cycle_fraction
-        units += own
-        busy += own * _busy(replica) * (1.0 if activity is None else activity(gpu.device, replica))
+        replica_units = device.fraction(share_of(partition, replica)) * device.compute_units * replica.cycle_fraction
+        units += replica_units
+        busy += replica_units * _busy(replica) * (1.0 if activity is None else activity(gpu.device, replica))
         memory += replica.memory_limit_bytes or replica.predicted.memory_bytes or 0
-    all_units = sum(devices[gpu.device].compute_units for gpu in used)
-    all_memory = sum(devices[gpu.device].dram_bytes for gpu in used)
+    all_units = sum(devices[gpu.device].compute_units for gpu in used_gpus)
+    all_memory = sum(devices[gpu.device].dram_bytes for gpu in used_gpus)
     return Objective(
-        gpus=len(used),
-        cost_per_hour=sum(1.0 if (p := devices[g.device].price_per_hour) is None else p for g in used),
+        gpus=len(used_gpus),
+        cost_per_hour=sum(1.0 if (p := devices[g.device].price_per_hour) is None else p for g in used_gpus),
         goodput_rps=sum(replica.predicted.goodput_rps for *_, replica in deployment.places()),
         internal_slack=1.0 - busy / units if units else 0.0,
         external_fragmentation=max(0.0, 1.0 - units / all_units) if all_units else 0.0,

@@ -52,12 +52,12 @@ class PlacedPartition:
 
     def beside(self, replica: PlacedReplica) -> tuple[Workload, ...]:
         """Return the other workloads in the partition; instances do not disturb each other."""
-        return tuple(other.workload for other in self.replicas if other is not replica)
+        return tuple(neighbour.workload for neighbour in self.replicas if neighbour is not replica)
 
     @property
     def taken_pct(self) -> float:
         """Percent of the partition that belongs to some share; a share with turns is counted once."""
-        return math.fsum(held_shares((one.share.sm_pct, one.turns) for one in self.replicas))
+        return math.fsum(held_shares((replica.share.sm_pct, replica.turns) for replica in self.replicas))
 
 
 @dataclass(frozen=True, slots=True)

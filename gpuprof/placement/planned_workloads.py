@@ -57,8 +57,8 @@ class PlannedWorkloads:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
-        known = problem.answers.of(problem.estimator)
-        self._estimates, self._refusals, self._times_ms = known.estimates, known.refusals, known.times_ms
+        answers = problem.answers.of(problem.estimator)
+        self._estimates, self._refusals, self._times_ms = answers.estimates, answers.refusals, answers.times_ms
         self._servers: dict[tuple[str, Workload], BatchServer] = {}
         self._first_alike = {model: first for model, first in find_alike(problem).items() if model != first}
         self._as_first: dict[Workload, Workload] = {}
@@ -83,7 +83,7 @@ class PlannedWorkloads:
         """Return the estimator's answer, cached by query; equivalent demands use the first demand's answer."""
         if self._first_alike:
             self.problem.limits.check_time()  # many equivalent demands make a million cached queries
-            workload, beside = self._first_workload(workload), [self._first_workload(one) for one in beside]
+            workload, beside = self._first_workload(workload), [self._first_workload(neighbour) for neighbour in beside]
         # Sorted: the order of neighbours does not matter.
         key = (device.name, workload, tuple(sorted(beside)) if beside else ())
         if key in self._refusals:
@@ -119,8 +119,8 @@ class PlannedWorkloads:
         """Return the queueing view of a replica with the maximum host disturbance of serving all demands."""
         key = (device.name, workload)
         if beside or key not in self._servers:
-            calm = self.undisturbed_server(device, workload, beside)
-            server = disturb_at_worst(self.problem.options.host, calm, self._all_rps)
+            undisturbed = self.undisturbed_server(device, workload, beside)
+            server = disturb_at_worst(self.problem.options.host, undisturbed, self._all_rps)
             if beside:
                 return server
             self._servers[key] = server
@@ -149,18 +149,18 @@ class PlannedWorkloads:
     def _latencies_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> tuple[float, ...]:
         """Return the times of 1, 2, … ``batch`` requests without padding, cached for larger batches."""
         workload, confidence = self._first_workload(workload), self.problem.options.confidence
-        others = tuple(sorted(map(self._first_workload, beside)))
-        series = device.name, workload.model, workload.share, workload.processes, workload.turns, others, confidence
-        kept = self._times_ms.setdefault(series, [])
-        missing = range(len(kept) + 1, workload.batch + 1)
+        neighbours = tuple(sorted(map(self._first_workload, beside)))
+        series = device.name, workload.model, workload.share, workload.processes, workload.turns, neighbours, confidence
+        times_ms = self._times_ms.setdefault(series, [])
+        missing = range(len(times_ms) + 1, workload.batch + 1)
         if missing or self._first_alike:
             self.problem.limits.check_time()
-        if missing and others:
-            kept += [self.latency_ms(device, replace(workload, batch=one), others) for one in missing]
+        if missing and neighbours:
+            times_ms += [self.latency_ms(device, replace(workload, batch=batch), neighbours) for batch in missing]
         elif missing:
-            named = workload.model, device, missing, workload.share, workload.processes
-            kept += [planned_ms(one, confidence) for one in batch_times(self.problem.estimator, *named)]
-        return tuple(kept[: workload.batch])
+            arguments = workload.model, device, missing, workload.share, workload.processes
+            times_ms += [planned_ms(time, confidence) for time in batch_times(self.problem.estimator, *arguments)]
+        return tuple(times_ms[: workload.batch])
 
     def is_claimed(self, device: Device, workload: Workload) -> bool:
         """Return whether an estimator claims, by a measured requirement, that an unmeasured share slows no batch down.
@@ -172,8 +172,8 @@ class PlannedWorkloads:
         held = self.estimate(device, workload)
         if classify_source(held.latency_ms.source) == MEASURED or not any(f.is_observed for _, f in held.creq_pct):
             return False
-        whole = self.estimate(device, replace(workload, share=Share(mig=workload.share.mig)))
-        return is_rounded_to(held.latency_ms.value, whole.latency_ms.value)
+        full = self.estimate(device, replace(workload, share=Share(mig=workload.share.mig)))
+        return is_rounded_to(held.latency_ms.value, full.latency_ms.value)
 
     def memory_bytes(self, estimate: Estimate) -> int | None:
         """Return the planned memory of all processes of a workload, by the rule of `planned_ms`."""
@@ -247,9 +247,9 @@ class PlannedWorkloads:
     def _holds_all(self, device: Device, partition: PlacedPartition) -> bool:
         for replica in partition.replicas:
             beside = partition.beside(replica)
-            alone = self.estimate(device, replica.workload)
+            isolated = self.estimate(device, replica.workload)
             # The segment keeps its SLO at this rate already where neighbours change nothing.
-            if self.estimate(device, replica.workload, beside).latency_ms != alone.latency_ms:
+            if self.estimate(device, replica.workload, beside).latency_ms != isolated.latency_ms:
                 demand = self.problem.demand(replica.model)
                 if not self.meets(demand, device, replica.workload, replica.rate_rps, beside):
                     return False

@@ -79,7 +79,7 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     """Return the policy called ``name``, made with ``options``.
 
     ``name``: a built-in or installed name, or ``"package.module:Class"``; ``options``: the policy's own options as
-    text, parsed by the types of its fields; or ``pooled``, for `PooledPolicy`.
+    text, parsed by the types of its fields; or ``is_pooled``, for `PooledPolicy`.
 
     Raises
     ------
@@ -93,22 +93,22 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     >>> [str(replica.share) for gpu in placement.gpus for replica in gpu.replicas()], placement.unplaced
     (['25%'], ())
     """
-    made = load_plugin("policy", name, BUILTIN)
-    own = dict(options or {})
-    pooled = bool(_value(POOLED, own.pop(POOLED, "false"), bool))
-    given = _read_options(name, made, own)
+    factory = load_plugin("policy", name, BUILTIN)
+    own_options = dict(options or {})
+    is_pooled = bool(_value(POOLED, own_options.pop(POOLED, "false"), bool))
+    arguments = _read_options(name, factory, own_options)
     try:
-        policy: Policy = made(**given)
+        policy: Policy = factory(**arguments)
     except TypeError as error:
         raise InputError(f"the policy {name!r} cannot be made: {error}", "its fields need defaults") from None
     except GpuprofError:
         raise
     except Exception as error:  # plug-ins may raise anything
-        raise describe_failure("policy", name, made, error) from error
+        raise describe_failure("policy", name, factory, error) from error
     require_methods("policy", name, policy, "place")
     if name not in BUILTIN:
         policy = ForeignPolicy(name, policy)
-    if not pooled:
+    if not is_pooled:
         return policy
     if name == DEFAULT:
         raise InputError(f"{name} plans for pooled queues anyway", f"leave out -O {POOLED}")
@@ -117,33 +117,33 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     return PooledPolicy(policy)
 
 
-def _read_options(policy: str, made: Any, options: Mapping[str, str]) -> dict[str, object]:
-    types = typing.get_type_hints(made) if dataclasses.is_dataclass(made) else {}
-    known = {field.name: types[field.name] for field in dataclasses.fields(made)} if types else {}
+def _read_options(policy: str, factory: Any, options: Mapping[str, str]) -> dict[str, object]:
+    types = typing.get_type_hints(factory) if dataclasses.is_dataclass(factory) else {}
+    types_by_name = {field.name: types[field.name] for field in dataclasses.fields(factory)} if types else {}
     values = {}
     for key, text in options.items():
         name = key.replace("-", "_")
-        if name not in known:
-            raise unknown_name(f"option of the policy {policy}", key, sorted(known))
-        values[name] = _value(key, text, known[name])
+        if name not in types_by_name:
+            raise unknown_name(f"option of the policy {policy}", key, sorted(types_by_name))
+        values[name] = _value(key, text, types_by_name[name])
     return values
 
 
-def _value(key: str, text: str, wanted: Any) -> object:
-    if type(None) in typing.get_args(wanted):  # None means that the option is omitted
-        (wanted,) = (one for one in typing.get_args(wanted) if one is not type(None))
-    choices = typing.get_args(wanted) if typing.get_origin(wanted) is typing.Literal else None
+def _value(key: str, text: str, kind: Any) -> object:
+    if type(None) in typing.get_args(kind):  # None means that the option is omitted
+        (kind,) = (member for member in typing.get_args(kind) if member is not type(None))
+    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else None
     if choices is not None:
         if text not in choices:
             raise InputError(f"{key} must be one of {', '.join(choices)} but got {text!r}")
         return text
-    if wanted is bool:
+    if kind is bool:
         if text.lower() not in {"", "true", "false", "yes", "no", "1", "0"}:
             raise InputError(f"{key} must be true or false but got {text!r}")
         return text.lower() in {"", "true", "yes", "1"}
-    if wanted in (int, float):
+    if kind in (int, float):
         try:
-            return wanted(text)
+            return kind(text)
         except ValueError:
             raise InputError(f"{key} must be a number but got {text!r}") from None
     return text

@@ -37,14 +37,14 @@ class Pools:
         """Return whether these replicas together serve a rate within the demand's SLO."""
         if rate_rps <= 0.0:
             return True
-        if rate_rps >= math.fsum(one.capacity_rps * count for one, count in servers.items()):
+        if rate_rps >= math.fsum(server.capacity_rps * count for server, count in servers.items()):
             return False
         key = (demand.model, frozenset(servers.items()), rate_rps)
         if key not in self._late:
             self.problem.limits.check_time()
             arrivals = Arrivals(rate_rps)
-            whole = queue_of(self.problem.queueing, demand.model).pool(arrivals, list(servers.elements())).whole
-            self._late[key] = not whole.percentile(demand.slo.percentile) <= demand.slo.latency_ms
+            sojourn = queue_of(self.problem.queueing, demand.model).pool(arrivals, list(servers.elements())).whole
+            self._late[key] = not sojourn.percentile(demand.slo.percentile) <= demand.slo.latency_ms
         return not self._late[key]
 
     def most_rps(self, demand: Demand, servers: Counter[BatchServer], upto_rps: float) -> float:
@@ -55,7 +55,7 @@ class Pools:
             return upto_rps
         key = (demand.model, frozenset(servers.items()))
         if key not in self._kept:
-            low, high = 0.0, min(upto_rps, math.fsum(one.capacity_rps * count for one, count in servers.items()))
+            low, high = 0.0, min(upto_rps, math.fsum(server.capacity_rps * count for server, count in servers.items()))
             least = _NO_RATE * high  # a closer search is useless where this rate is not kept
             while high - low > _PRECISION * high and high > least:
                 middle = (low + high) / 2.0
@@ -68,22 +68,22 @@ class Pools:
         """Return the replicas of each model as servers, slowed by their neighbours."""
         servers: defaultdict[str, Counter[BatchServer]] = defaultdict(Counter)
         for gpu in gpus:
-            for one, server in self._of_gpu(gpu):
-                servers[one.model][server] += 1
+            for replica, server in self._of_gpu(gpu):
+                servers[replica.model][server] += 1
         return dict(servers)
 
     def _of_gpu(self, gpu: PlacedGpu) -> Iterator[tuple[PlacedReplica, BatchServer]]:
         device = self.problem.device(gpu.device)
         for partition in gpu.partitions:
-            for one in partition.replicas:
-                server = self.segments.server(device, one.workload, partition.beside(one))
-                yield one, replace(server, max_wait_ms=one.max_wait_ms)
+            for replica in partition.replicas:
+                server = self.segments.server(device, replica.workload, partition.beside(replica))
+                yield replica, replace(server, max_wait_ms=replica.max_wait_ms)
 
     def served_rps(self, gpus: Sequence[PlacedGpu]) -> dict[str, float]:
         """Return the rate at which each model's replicas keep its SLO, up to the demanded rate."""
         pools = self.servers(gpus)
         demands = (demand for demand in self.problem.demands if demand.model in pools)
-        return {one.model: self.most_rps(one, pools[one.model], one.rate_rps) for one in demands}
+        return {demand.model: self.most_rps(demand, pools[demand.model], demand.rate_rps) for demand in demands}
 
     def rerate(self, gpus: Sequence[PlacedGpu], rates: Mapping[str, float]) -> Gpus:
         """Return the devices with these rates of the models, divided by the capacities of their replicas."""
@@ -98,9 +98,9 @@ class Pools:
         device, parts = self.problem.device(gpu.device), []
         for partition in gpu.partitions:
             replicas = []
-            for one in partition.replicas:
-                own = self.segments.server(device, one.workload, partition.beside(one)).capacity_rps
-                replicas.append(replace(one, rate_rps=rates[one.model] * own / capacity[one.model]))
+            for replica in partition.replicas:
+                own_rps = self.segments.server(device, replica.workload, partition.beside(replica)).capacity_rps
+                replicas.append(replace(replica, rate_rps=rates[replica.model] * own_rps / capacity[replica.model]))
             parts.append(replace(partition, replicas=tuple(replicas)))
         return PlacedGpu(gpu.device, tuple(parts))
 
@@ -108,30 +108,30 @@ class Pools:
         """Return the devices without superfluous devices; the most expensive and emptiest are dropped first."""
         rates: defaultdict[str, float] = defaultdict(float)
         for gpu in gpus:
-            for one in gpu.replicas():
-                rates[one.model] += one.rate_rps
+            for replica in gpu.replicas():
+                rates[replica.model] += replica.rate_rps
         groups: defaultdict[object, list[PlacedGpu]] = defaultdict(list)
         for gpu in gpus:
             groups[_content(gpu)].append(gpu)
-        kept = {key: len(group) for key, group in groups.items()}
+        counts = {key: len(group) for key, group in groups.items()}
         pools = self.servers(gpus)
         for key in sorted(groups, key=lambda key: self._spare_order(groups[key][0])):
             if limit.is_over:
                 break
             of_one_gpu = self.servers(groups[key][:1])
-            dropped = self._count_removable(pools, of_one_gpu, kept[key], rates)
-            kept[key] -= dropped
+            removed_count = self._count_removable(pools, of_one_gpu, counts[key], rates)
+            counts[key] -= removed_count
             for model, servers in of_one_gpu.items():
-                pools[model] = pools[model] - _times(servers, dropped)
-        left = [gpu for key, group in groups.items() for gpu in group[: kept[key]]]
+                pools[model] = pools[model] - _times(servers, removed_count)
+        left = [gpu for key, group in groups.items() for gpu in group[: counts[key]]]
         return self.rerate(left, rates) if len(left) < len(gpus) else gpus
 
     def _count_removable(self, pools: _Pools, of_one_gpu: _Pools, count: int, rates: Mapping[str, float]) -> int:
         """Return the number of dispensable devices among ``count`` equal devices, by bisection."""
 
-        def enough(dropped: int) -> bool:
+        def enough(number: int) -> bool:
             return all(
-                self.keeps(self.problem.demand(model), pools[model] - _times(servers, dropped), rates[model])
+                self.keeps(self.problem.demand(model), pools[model] - _times(servers, number), rates[model])
                 for model, servers in of_one_gpu.items()
             )
 
@@ -143,21 +143,21 @@ class Pools:
 
     def _spare_order(self, gpu: PlacedGpu) -> tuple[float, float]:
         device = self.problem.device(gpu.device)
-        filled = math.fsum(device.fraction(one.share) for one in gpu.replicas())
-        return -self.problem.entry(gpu.device).price_per_hour, filled
+        used_fraction = math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
+        return -self.problem.entry(gpu.device).price_per_hour, used_fraction
 
 
 def drop_idle_replicas(gpus: Gpus) -> Gpus:
     """Return the devices without idle replicas, and without devices left empty."""
-    kept = []
+    used_gpus = []
     for gpu in gpus:
         parts = tuple(
-            replace(part, replicas=tuple(one for one in part.replicas if one.rate_rps > 0.0)) for part in gpu.partitions
+            replace(part, replicas=tuple(r for r in part.replicas if r.rate_rps > 0.0)) for part in gpu.partitions
         )
         parts = tuple(part for part in parts if part.replicas)
         if parts:
-            kept.append(replace(gpu, partitions=parts))
-    return tuple(kept)
+            used_gpus.append(replace(gpu, partitions=parts))
+    return tuple(used_gpus)
 
 
 def _times(servers: Counter[BatchServer], count: int) -> Counter[BatchServer]:
@@ -167,7 +167,7 @@ def _times(servers: Counter[BatchServer], count: int) -> Counter[BatchServer]:
 def _content(gpu: PlacedGpu) -> object:
     """Return the common properties of equal devices: all but the rates and the instances' starts."""
     parts = (
-        (part.mig or "", tuple(sorted(str(replace(one, rate_rps=0.0)) for one in part.replicas)))
+        (part.mig or "", tuple(sorted(str(replace(replica, rate_rps=0.0)) for replica in part.replicas)))
         for part in gpu.partitions
     )
     return gpu.device, tuple(sorted(parts))

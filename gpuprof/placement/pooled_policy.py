@@ -60,16 +60,16 @@ class PooledPolicy:
             if limit.is_over or lower == planned:
                 break
             planned = lower
-            demands = tuple(replace(one, rate_rps=planned[one.model]) for one in problem.demands)
+            demands = tuple(replace(demand, rate_rps=planned[demand.model]) for demand in problem.demands)
             gpus = self.policy.place(replace(problem, demands=demands)).gpus
-            tried = _serve_pooled(problem, pools, gpus, limit)
-            if _rank(problem, tried) > _rank(problem, best):
-                best = tried
+            candidate = _serve_pooled(problem, pools, gpus, limit)
+            if _rank(problem, candidate) > _rank(problem, best):
+                best = candidate
         if _rank(problem, best) <= _rank(problem, (split.gpus, split.rates_rps())):
             return split
         found_by = f"pooled queues: {len(best[0])} devices where {split.policy} has {len(split.gpus)} for split streams"
-        made = Placement(split.policy, best[0], found_by=found_by, stopped=split.stopped or limit.is_over)
-        return with_unplaced(problem, segments, made)
+        placement = Placement(split.policy, best[0], found_by=found_by, stopped=split.stopped or limit.is_over)
+        return with_unplaced(problem, segments, placement)
 
 
 _Served = tuple[Gpus, Mapping[str, float]]
@@ -77,9 +77,9 @@ _Served = tuple[Gpus, Mapping[str, float]]
 
 def _serve_pooled(problem: Problem, pools: Pools, gpus: Gpus, limit: Limit) -> _Served:
     """Return the devices with the rates that their pools serve, without dispensable devices."""
-    served = pools.served_rps(gpus)
-    left = pools.drop_spare(pools.rerate(gpus, served), limit)
-    return drop_idle_replicas(left), served
+    rates = pools.served_rps(gpus)
+    left = pools.drop_spare(pools.rerate(gpus, rates), limit)
+    return drop_idle_replicas(left), rates
 
 
 def _lower_rates(
@@ -102,8 +102,8 @@ def _lower_rates(
     return rates
 
 
-def _rank(problem: Problem, made: _Served) -> tuple[float, float]:
+def _rank(problem: Problem, candidate: _Served) -> tuple[float, float]:
     """Return the ranking of maps: most requests served, then least cost."""
-    gpus, served = made
+    gpus, rates = candidate
     cost = sum(problem.entry(gpu.device).price_per_hour for gpu in gpus)
-    return round(sum(served.values()), 6), -cost
+    return round(sum(rates.values()), 6), -cost

@@ -56,11 +56,11 @@ class _GroupLimits:
         if load >= 1.0:
             return False  # for example, full batches that answer less than smaller ones
         queueing = queue_of(self.problem.queueing, demand.model)
-        known = self._loads.get((id(queueing), server, demand.slo, count))
-        if known is not None:
-            return load <= known
+        limit = self._loads.get((id(queueing), server, demand.slo, count))
+        if limit is not None:
+            return load <= limit
         loads = (grid_to_load(math.floor(load_to_grid(load))), load)
-        return all(self._tail_ms(queueing, server, demand.slo, count, one) <= demand.slo.latency_ms for one in loads)
+        return all(self._tail_ms(queueing, server, demand.slo, count, part) <= demand.slo.latency_ms for part in loads)
 
     def _search(self, queueing: QueueModel, server: BatchServer, slo: Slo, count: int, guess: float) -> float:
         return find_load(partial(self._tail_ms, queueing, server, slo, count), slo.latency_ms, guess)
@@ -100,21 +100,21 @@ class PooledSegments(Segments):
         parts = parts_in_time(server, demand.slo.latency_ms)
         if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - SLACK:
             return 0.0  # equal replicas cannot compensate for each other's lateness
-        each = min(least_rps or _LIKELY * ceiling, rate * LESS)
-        if least_rps and not self._groups.can_bear(server, demand, _count(rate, each), each / capacity):
+        replica_rps = min(least_rps or _LIKELY * ceiling, rate * LESS)
+        if least_rps and not self._groups.can_bear(server, demand, _count(rate, replica_rps), replica_rps / capacity):
             return 0.0  # less is not used (see `make`), and more need not be searched
         count, best = 0, 0.0
         for _ in range(_ROUNDS):
-            needed = _count(rate, each)
-            if needed == count:
+            needed_count = _count(rate, replica_rps)
+            if needed_count == count:
                 break
-            count = needed
-            guess = min(each, _LIKELY * ceiling) / capacity
+            count = needed_count
+            guess = min(replica_rps, _LIKELY * ceiling) / capacity
             load = self._groups.load(server, demand, count, guess)
-            each = min(load * capacity, rate * LESS)
-            if each <= NEARLY_IDLE * ceiling:
+            replica_rps = min(load * capacity, rate * LESS)
+            if replica_rps <= NEARLY_IDLE * ceiling:
                 return 0.0
-            best = each
+            best = replica_rps
         return best
 
     def _is_in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:

@@ -70,14 +70,14 @@ class Predictor:
                     estimate = self._segments.estimate(device, replica.workload, beside)
                     by_model.setdefault(replica.model, []).append((replica, server, estimate))
         for model, replicas in by_model.items():
-            rate = math.fsum(one.rate_rps for one, _, _ in replicas)
+            rate = math.fsum(r.rate_rps for r, _, _ in replicas)
             self._pools[model] = self._solve(model, rate, [(server, estimate) for _, server, estimate in replicas])
 
     def _solve(self, model: str, rate_rps: float, replicas: Sequence[tuple[BatchServer, Estimate]]) -> _Pool:
         queueing, arrivals = queue_of(self._problem.queueing, model), Arrivals(rate_rps)
         servers = [server for server, _ in replicas]
-        scaled = [_make_end_servers(server, estimate.latency_ms) for server, estimate in replicas]
-        ends = zip(*scaled, strict=True) if all(scaled) else ()
+        end_servers = [_make_end_servers(server, estimate.latency_ms) for server, estimate in replicas]
+        ends = zip(*end_servers, strict=True) if all(end_servers) else ()
         return _Pool(
             queueing.pool(arrivals, servers),
             tuple(queueing.pool(arrivals, end) for end in ends),
@@ -93,13 +93,13 @@ class Predictor:
         if not work.can_disturb or len(gpus) != 1:
             return {}
         device = self._problem.device(gpus[0].device)
-        placed = [(one, part.beside(one)) for part in gpus[0].partitions for one in part.replicas]
-        running = [
-            LoadedReplica(self._undisturbed_server(device, one, beside), one.rate_rps, one.share.sm_pct, one.turns)
-            for one, beside in placed
+        placed = [(replica, part.beside(replica)) for part in gpus[0].partitions for replica in part.replicas]
+        loaded = [
+            LoadedReplica(self._undisturbed_server(device, r, beside), r.rate_rps, r.share.sm_pct, r.turns)
+            for r, beside in placed
         ]
-        found = disturb_servers(work, running, self._problem.queueing)
-        return {one: server for (one, _), server in zip(placed, found, strict=True)}
+        servers = disturb_servers(work, loaded, self._problem.queueing)
+        return {r: server for (r, _), server in zip(placed, servers, strict=True)}
 
     def _undisturbed_server(self, device: Device, placed: PlacedReplica, beside: Sequence[Workload]) -> BatchServer:
         server = self._segments.undisturbed_server(device, placed.workload, beside)
@@ -124,11 +124,11 @@ class Predictor:
         )
         latencies, rate_rps = None, placed.rate_rps
         if self._problem.options.latency_budget is None:
-            calm = self._undisturbed_server(device, placed, beside)
-            server = disturbances.get(placed, calm)
+            undisturbed = self._undisturbed_server(device, placed, beside)
+            server = disturbances.get(placed, undisturbed)
             if placed.model not in self._pools:
                 self._pools[placed.model] = self._solve(placed.model, placed.rate_rps, [(server, estimate)])
-            latencies = calm.latency_ms
+            latencies = undisturbed.latency_ms
             part, ends = self._pools[placed.model].part(server, estimate.latency_ms)
             prediction, rate_rps = self._with_queueing(prediction, placed.model, part, ends), part.rate_rps
         self._goodput[placed.model] = self._goodput.get(placed.model, 0.0) + prediction.goodput_rps
@@ -180,9 +180,9 @@ class Predictor:
 
 def batch_figures(estimate: Estimate) -> dict[str, Any]:
     """Return an estimate's figures of a replica's batches, by the fields of `ReplicaPrediction`."""
-    copied = ("latency_cv", "pause_factor", "pause_cv", "overlapped_ms")
+    names = ("latency_cv", "pause_factor", "pause_cv", "overlapped_ms")
     return {
-        **{name: getattr(estimate, name) for name in copied},
+        **{name: getattr(estimate, name) for name in names},
         "latency_ms": estimate.latency_ms.value,
         "latency_ms_interval": estimate.latency_ms.interval,
         "throughput_rps": estimate.throughput_rps.value,
@@ -204,14 +204,14 @@ def _make_end_servers(server: BatchServer, latency: Figure) -> list[BatchServer]
     return [replace(server, latency_ms=tuple(scale * ms for ms in server.latency_ms)) for scale in scales]
 
 
-def _make_interval(ends: Sequence[Sojourn], middle: Sojourn, of: Callable[[Sojourn], float]) -> Interval | None:
+def _make_interval(ends: Sequence[Sojourn], middle: Sojourn, figure_of: Callable[[Sojourn], float]) -> Interval | None:
     """Return the figure between both ends; None where an end is unknown or the queue grows without bound there.
 
     Queues are simulated, so where the ends are close, the middle figure may lie slightly beyond them.
     """
     if not ends:
         return None
-    figures = [of(one) for one in (*ends, middle)]
+    figures = [figure_of(sojourn) for sojourn in (*ends, middle)]
     return None if any(map(math.isinf, figures)) else (min(figures), max(figures))
 
 
@@ -226,8 +226,8 @@ def _required_memory(placed: PlacedReplica, estimate: Estimate) -> RequiredMemor
     """Return the memory requirement a policy planned with."""
     if placed.creq is None or estimate.memory_bytes is None:
         return None
-    needed = estimate.memory_bytes.scale_by(placed.processes)
-    return RequiredMemory(bytes=needed.value, interval_bytes=needed.interval, source=needed.source)
+    memory = estimate.memory_bytes.scale_by(placed.processes)
+    return RequiredMemory(bytes=memory.value, interval_bytes=memory.interval, source=memory.source)
 
 
 def _drop_infinity(value: float) -> float | None:

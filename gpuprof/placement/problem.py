@@ -98,8 +98,8 @@ class Problem:
             raise InputError("there are no devices to place on", "name at least one")
         object.__setattr__(self, "_by_model", {demand.model: demand for demand in self.demands})
         if len(self._by_model) < len(self.demands):
-            twice = Counter(demand.model for demand in self.demands).most_common(1)[0][0]
-            raise InputError(f"{twice!r} is asked for twice", "add the rates up, or name the models apart")
+            duplicate = Counter(demand.model for demand in self.demands).most_common(1)[0][0]
+            raise InputError(f"{duplicate!r} is asked for twice", "add the rates up, or name the models apart")
 
     def device(self, name: str) -> Device:
         """Return the device of the fleet called ``name``."""

@@ -117,8 +117,8 @@ class Program:
             highs=np.array([high for _, high in self._limits], dtype=float),
             integer=np.array(self._integer, dtype=bool),
             starts=np.cumsum([0, *map(len, entries)]),
-            rows=np.array([row for own in entries for row in own], dtype=np.int32),
-            values=np.array([value for own in entries for value in own.values()], dtype=float),
+            rows=np.array([row for row_entries in entries for row in row_entries], dtype=np.int32),
+            values=np.array([value for row_entries in entries for value in row_entries.values()], dtype=float),
             row_lows=np.array([low for low, _ in self._rows]),
             row_highs=np.array([high for _, high in self._rows]),
         )
@@ -139,7 +139,7 @@ def _scaled_model(columns: Columns, scales: Scales, *, relaxed: bool) -> highspy
     lp.a_matrix_.value_ = columns.values * scales.rows[columns.rows] * scales.columns[columns.owners]
     if not relaxed:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [kinds[int(whole)] for whole in columns.integer]
+        lp.integrality_ = [kinds[int(flag)] for flag in columns.integer]
     return lp
 
 

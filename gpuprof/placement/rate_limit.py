@@ -65,10 +65,10 @@ class RateLimits:
 
     def in_time(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> bool:
         """Return whether a replica answers ``rate_rps`` within the SLO."""
-        known = self._of(queueing, server, slo)
-        if rate_rps <= known.passes_rps or rate_rps >= known.fails_rps:
-            return rate_rps <= known.passes_rps
-        return self._ask(queueing, server, slo, rate_rps, known)
+        limits = self._of(queueing, server, slo)
+        if rate_rps <= limits.passes_rps or rate_rps >= limits.fails_rps:
+            return rate_rps <= limits.passes_rps
+        return self._ask(queueing, server, slo, rate_rps, limits)
 
     def largest_rps(
         self, queueing: QueueModel, server: BatchServer, slo: Slo, idle_rps: float, wanted_rps: float
@@ -81,43 +81,43 @@ class RateLimits:
             return wanted_rps
         if idle_rps >= wanted_rps or not self.in_time(queueing, server, slo, idle_rps):
             return 0.0
-        known, asked = self._of(queueing, server, slo), 0
+        limits, count = self._of(queueing, server, slo), 0
         while True:
-            halve = asked % HALVED == HALVED - 1
-            guess = None if halve else _guess(known, server.capacity_rps, slo.latency_ms)
-            below, above = _cell(idle_rps, wanted_rps, known, guess)
-            if below > known.passes_rps:
-                self._ask(queueing, server, slo, below, known)
-            elif above < known.fails_rps:
-                self._ask(queueing, server, slo, above, known)
+            halve = count % HALVED == HALVED - 1
+            guess = None if halve else _guess(limits, server.capacity_rps, slo.latency_ms)
+            below, above = _cell(idle_rps, wanted_rps, limits, guess)
+            if below > limits.passes_rps:
+                self._ask(queueing, server, slo, below, limits)
+            elif above < limits.fails_rps:
+                self._ask(queueing, server, slo, above, limits)
             else:
                 return below
-            asked += 1
+            count += 1
 
     def bound_rps(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
         """Return a rate above which a replica is late by its times alone, infinite where only the queue decides."""
         return self._of(queueing, server, slo).most_rps
 
-    def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _KnownRates) -> bool:
+    def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, limits: _KnownRates) -> bool:
         """Evaluate a rate between the known rates, store the result, and return whether it is in time."""
-        tail = math.inf if rate_rps > known.most_rps else _tail_ms(queueing, server, slo, rate_rps)
+        tail = math.inf if rate_rps > limits.most_rps else _tail_ms(queueing, server, slo, rate_rps)
         passes = tail <= slo.latency_ms
         if passes:
-            known.passes_rps, known.passes_ms = rate_rps, tail
+            limits.passes_rps, limits.passes_ms = rate_rps, tail
         else:
-            known.fails_rps, known.fails_ms = rate_rps, tail
+            limits.fails_rps, limits.fails_ms = rate_rps, tail
         return passes
 
     def _of(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> _KnownRates:
         self.check_time()
         key = (self._number(queueing), server, slo)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = _KnownRates()
+        limits = self._known.get(key)
+        if limits is None:
+            limits = self._known[key] = _KnownRates()
             # Other models may be rules of thumb, which allow more than batches can do.
             if getattr(queueing, "is_analytic", False):
-                known.most_rps = (1.0 + RATE_PRECISION) * most_within_rps(server, slo.latency_ms, slo.percentile)
-        return known
+                limits.most_rps = (1.0 + RATE_PRECISION) * most_within_rps(server, slo.latency_ms, slo.percentile)
+        return limits
 
     def _number(self, queueing: QueueModel) -> int:
         self._models.setdefault(id(queueing), queueing)  # kept, so that its id stays unique
@@ -148,30 +148,30 @@ def _finite_tail_ms(sojourn: Sojourn, slo: Slo) -> float:
     return sojourn.percentile(slo.percentile) if sojourn.utilization < 1.0 else math.inf
 
 
-def _guess(known: _KnownRates, capacity_rps: float, limit_ms: float) -> float:
+def _guess(limits: _KnownRates, capacity_rps: float, limit_ms: float) -> float:
     """Return about the rate where the tail reaches the limit: linear in 1 / (1 - load) between the two known rates."""
 
     def stretch(rate_rps: float) -> float:
         return 1.0 / max(1e-9, 1.0 - rate_rps / capacity_rps)
 
-    first = stretch(known.passes_rps)
-    if math.isinf(known.fails_ms):
+    first = stretch(limits.passes_rps)
+    if math.isinf(limits.fails_ms):
         # The queue grows without bound there; until a finite tail is known, the tail is assumed to double as the load
         # halves its distance from one.
-        wanted = first * max(1.0, limit_ms / known.passes_ms)
+        target = first * max(1.0, limit_ms / limits.passes_ms)
     else:
-        slope = (stretch(known.fails_rps) - first) / (known.fails_ms - known.passes_ms)
-        wanted = first + slope * (limit_ms - known.passes_ms)
-    return capacity_rps * (1.0 - 1.0 / wanted)
+        slope = (stretch(limits.fails_rps) - first) / (limits.fails_ms - limits.passes_ms)
+        target = first + slope * (limit_ms - limits.passes_ms)
+    return capacity_rps * (1.0 - 1.0 / target)
 
 
-def _cell(low: float, high: float, known: _KnownRates, guess: float | None) -> tuple[float, float]:
+def _cell(low: float, high: float, limits: _KnownRates, guess: float | None) -> tuple[float, float]:
     """Return the last cell of a bisection for a limit at ``guess``; without a guess, its next undecided half."""
     while high - low > RATE_PRECISION * low:
         middle = (low + high) / 2.0
-        if known.passes_rps < middle < known.fails_rps and guess is None:
+        if limits.passes_rps < middle < limits.fails_rps and guess is None:
             return middle, high
-        if middle <= known.passes_rps or (guess is not None and middle < known.fails_rps and middle <= guess):
+        if middle <= limits.passes_rps or (guess is not None and middle < limits.fails_rps and middle <= guess):
             low = middle
         else:
             high = middle

@@ -35,7 +35,7 @@ def retime_map(deployment: DeploymentMap, evidence: Evidence, name: str) -> Depl
 def _retime_gpu(gpu: Gpu, evidence: Evidence, estimator: Estimator) -> Gpu:
     partitions = []
     for partition in gpu.partitions:
-        replicas = tuple(_retime_replica(gpu, partition, one, evidence, estimator) for one in partition.replicas)
+        replicas = tuple(_retime_replica(gpu, partition, r, evidence, estimator) for r in partition.replicas)
         partitions.append(partition.model_copy(update={"replicas": replicas}))
     return gpu.model_copy(update={"partitions": tuple(partitions)})
 
@@ -61,11 +61,11 @@ def _retime_replica(
         }
     )
     handover_ms = evidence.host.handover_ms
-    times = None if replica.batch_latency_ms is None else tuple(one.latency_ms.value + handover_ms for one in estimates)
-    changed: dict[str, object] = {"predicted": predicted, "batch_latency_ms": times}
+    times = None if replica.batch_latency_ms is None else tuple(e.latency_ms.value + handover_ms for e in estimates)
+    changes: dict[str, object] = {"predicted": predicted, "batch_latency_ms": times}
     if replica.turns:
         workload = replica_workload(partition, replica, replica.batch)
-        changed["turn_ms"] = ask_estimator(
+        changes["turn_ms"] = ask_estimator(
             estimator, device, workload, without_turn_mates(workload, beside)
         ).latency_ms.value
-    return replica.model_copy(update=changed)
+    return replica.model_copy(update=changes)

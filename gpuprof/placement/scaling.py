@@ -56,8 +56,8 @@ def fit_scales(program: Columns) -> Scales:
     largest = np.zeros(len(program.row_lows))
     np.maximum.at(largest, program.rows, np.abs(program.values) * columns[program.owners])
     rows = 1.0 / _power_of_two(np.where(largest > 0.0, largest, 1.0))
-    dearest = float(np.max(np.abs(program.costs) * columns, initial=0.0))
-    return Scales(rows, columns, 1.0 / float(_power_of_two(np.array(dearest or 1.0))))
+    largest_cost = float(np.max(np.abs(program.costs) * columns, initial=0.0))
+    return Scales(rows, columns, 1.0 / float(_power_of_two(np.array(largest_cost or 1.0))))
 
 
 def find_violated_row(program: Columns, values: Vector) -> int | None:
@@ -94,12 +94,12 @@ def dual_bound(program: Columns, duals: Vector, objective: float) -> float:
     prices = np.where(np.isneginf(program.row_lows), np.minimum(duals, 0.0), duals)
     prices = np.where(np.isposinf(program.row_highs), np.maximum(prices, 0.0), prices)
     ends = np.where(prices > 0.0, program.row_lows, np.where(prices < 0.0, program.row_highs, 0.0))
-    paid = np.bincount(program.owners, program.values * prices[program.rows], len(program.costs))
-    reduced_costs = np.minimum(program.costs - paid, 0.0)
-    taken = reduced_costs < 0.0
+    row_value = np.bincount(program.owners, program.values * prices[program.rows], len(program.costs))
+    reduced_costs = np.minimum(program.costs - row_value, 0.0)
+    is_negative = reduced_costs < 0.0
     bound = float(prices @ ends)
-    if taken.any():
-        bound += float(reduced_costs[taken] @ _implied_limits(program, objective)[taken])
+    if is_negative.any():
+        bound += float(reduced_costs[is_negative] @ _implied_limits(program, objective)[is_negative])
     return min(objective, bound)
 
 
@@ -107,9 +107,9 @@ def _implied_limits(program: Columns, objective: float) -> Vector:
     """Return the maximum of each column over all solutions that cost at most ``objective``."""
     limits = program.highs.copy()
     if (program.costs >= 0.0).all():
-        dear = program.costs > 0.0
+        costly = program.costs > 0.0
         # Rounded outwards here and below: a limit that is slightly too large only weakens the bound.
-        limits[dear] = np.minimum(limits[dear], max(0.0, objective) / program.costs[dear] * (1.0 + 1e-9) + 1e-9)
+        limits[costly] = np.minimum(limits[costly], max(0.0, objective) / program.costs[costly] * (1.0 + 1e-9) + 1e-9)
     for _ in range(_PASSES):
         before = limits.copy()
         for sign, ends in ((1.0, program.row_highs), (-1.0, -program.row_lows)):
@@ -125,9 +125,9 @@ def _tighten(program: Columns, limits: Vector, values: Vector, ends: Vector) -> 
     least = np.zeros(len(values))
     least[negative] = values[negative] * limits[program.owners[negative]]
     slack = ends - np.bincount(program.rows, least, len(ends))
-    adds = (values > 0.0) & np.isfinite(slack[program.rows])
-    most = np.maximum(0.0, slack[program.rows][adds]) / values[adds]
-    np.minimum.at(limits, program.owners[adds], most * (1.0 + 1e-9) + 1e-9)
+    is_positive = (values > 0.0) & np.isfinite(slack[program.rows])
+    most = np.maximum(0.0, slack[program.rows][is_positive]) / values[is_positive]
+    np.minimum.at(limits, program.owners[is_positive], most * (1.0 + 1e-9) + 1e-9)
 
 
 def _largest_entry(program: Columns) -> Vector:

@@ -45,21 +45,21 @@ class SearchSpace:
         """Return the allowed batches listed for the share or the whole device, rising."""
         key = (model, device.name, share)
         if key not in self._listed:
-            whole = () if share.mig is not None else self._batches_asked_for(model, device, Share())
-            self._listed[key] = tuple(sorted({*self._batches_asked_for(model, device, share), *whole}))
+            full_share_batches = () if share.mig is not None else self._batches_asked_for(model, device, Share())
+            self._listed[key] = tuple(sorted({*self._batches_asked_for(model, device, share), *full_share_batches}))
         return self._listed[key]
 
     def sizes(self, model: str, device: Device, share: Share) -> Sequence[int]:
         """Return all batches that may run under ``share``, rising."""
-        listed = self.listed_batches(model, device, share)
-        return range(1, listed[-1] + 1) if self.is_dense(model, device, share) else listed
+        batches = self.listed_batches(model, device, share)
+        return range(1, batches[-1] + 1) if self.is_dense(model, device, share) else batches
 
     def is_dense(self, model: str, device: Device, share: Share) -> bool:
         """Return whether batches between the listed batches may run too."""
         if self.problem.options.latency_budget is None:
             return False
-        listed = self.listed_batches(model, device, share)
-        gap = next((batch for batch in range(1, max(listed, default=1)) if batch not in listed), None)
+        batches = self.listed_batches(model, device, share)
+        gap = next((batch for batch in range(1, max(batches, default=1)) if batch not in batches), None)
         key = (model, device.name)
         if gap is not None and key not in self._answers:
             self._answers[key] = self._is_known(model, device, gap, share)
@@ -83,8 +83,8 @@ class SearchSpace:
 
     def _batches_asked_for(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         most = self.problem.options.max_batch
-        found = sorted({one for one in self.problem.estimator.batches(model, device, share) if one <= most})
-        return tuple(found if self.problem.options.latency_budget is not None else _space_apart(found))
+        batches = sorted({batch for batch in self.problem.estimator.batches(model, device, share) if batch <= most})
+        return tuple(batches if self.problem.options.latency_budget is not None else _space_apart(batches))
 
     def _is_known(self, model: str, device: Device, batch: int, share: Share) -> bool:
         try:
@@ -95,13 +95,13 @@ class SearchSpace:
 
     def _between(self, model: str, device: Device) -> list[float]:
         """Return the percentages of the whole: USHER's requirements, and steps where the estimator answers for them."""
-        known = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
-        if not known:
+        percents = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
+        if not percents:
             return []
         steps = self._required_shares(model, device)
         if self._answers_between(model, device):
             steps |= {SHARE_STEP * n for n in range(1, round(100.0 / SHARE_STEP))}
-        return sorted(steps - known)
+        return sorted(steps - percents)
 
     def _answers_between(self, model: str, device: Device) -> bool:
         """Return whether the estimator answers for unlisted shares.
@@ -130,9 +130,9 @@ class SearchSpace:
 
 
 def _space_apart(batches: Iterable[int]) -> Iterable[int]:
-    kept: list[int] = []
+    spaced: list[int] = []
     last = 0
     for last in batches:
-        if not kept or last >= _APART * kept[-1]:
-            kept.append(last)
-    return {*kept, last} - {0}
+        if not spaced or last >= _APART * spaced[-1]:
+            spaced.append(last)
+    return {*spaced, last} - {0}

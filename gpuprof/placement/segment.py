@@ -96,12 +96,12 @@ class Segments(PlannedWorkloads):
         key = (demand.model, device.name)
         if key not in self._segments:
             shares = self.problem.estimator.shares(demand.model, device)
-            made = (
+            segments = (
                 self.make(demand, device, workload)
                 for share in shares
                 for workload in self.workloads(demand.model, device, share)
             )
-            self._segments[key] = tuple(segment for segment in made if segment is not None)
+            self._segments[key] = tuple(segment for segment in segments if segment is not None)
         return self._segments[key]
 
     def largest(self, demand: Demand, device: Device, workloads: Iterable[Workload]) -> Segment | None:
@@ -111,9 +111,9 @@ class Segments(PlannedWorkloads):
         """
         best: tuple[float, int, Segment] | None = None
         last = self._last_largest.get((demand.model, device.name))
-        ceilings = [(self._most_rps(demand, device, one), -position, one) for position, one in enumerate(workloads)]
-        ordered = sorted(ceilings, key=lambda item: item[:2], reverse=True)
-        for ceiling, position, workload in sorted(ordered, key=lambda one: (one[2].batch, one[2].processes) != last):
+        ceilings = [(self._most_rps(demand, device, item), -position, item) for position, item in enumerate(workloads)]
+        ranking = sorted(ceilings, key=lambda item: item[:2], reverse=True)
+        for ceiling, position, workload in sorted(ranking, key=lambda item: (item[2].batch, item[2].processes) != last):
             if best is not None and ceiling < best[0]:
                 break  # its times allow no more
             segment = self.make(demand, device, workload, least_rps=0.0 if best is None else best[0])
@@ -177,17 +177,17 @@ class Segments(PlannedWorkloads):
         unlisted batches may run too, the best of all is returned, assuming larger batches take
         longer.
         """
-        known = self._best_of.setdefault((demand.model, device.name), {})
+        best_by_share = self._best_of.setdefault((demand.model, device.name), {})
         first = self._first_demand(demand)
-        if share not in known and first is not demand:
-            of_first = self.best_of(first, device, share)
-            known[share] = None if of_first is None else replace(of_first, model=demand.model)
-        if share not in known:
+        if share not in best_by_share and first is not demand:
+            segment = self.best_of(first, device, share)
+            best_by_share[share] = None if segment is None else replace(segment, model=demand.model)
+        if share not in best_by_share:
             best = self._best_listed(demand, device, share)
             if self.search_space.is_dense(demand.model, device, share):
                 best = self._best_between(demand, device, share, best)
-            known[share] = best
-        return known[share]
+            best_by_share[share] = best
+        return best_by_share[share]
 
     def leaner(self, demand: Demand, device: Device, best: Segment) -> Iterator[Segment]:
         """Yield segments under the share of ``best`` in listed batches with less memory, least memory first.
@@ -211,14 +211,14 @@ class Segments(PlannedWorkloads):
 
     def _best_between(self, demand: Demand, device: Device, share: Share, best: Segment | None) -> Segment | None:
         """Return the best segment of any batch, given the best of the listed batches."""
-        listed = self.search_space.listed_batches(demand.model, device, share)
+        batches = self.search_space.listed_batches(demand.model, device, share)
         for processes in self.search_space.processes(share):
-            gaps = list(zip((0, *listed), listed, strict=False))
+            gaps = list(zip((0, *batches), batches, strict=False))
             while gaps:
                 low, high = gaps.pop()
-                reach = self.most_between_rps(demand, device, Workload(demand.model, low, share, processes), high)
-                wanted = min(reach, demand.rate_rps) if self._capped else reach
-                if high - low < 2 or (best is not None and wanted <= best.capacity_rps):
+                reach_rps = self.most_between_rps(demand, device, Workload(demand.model, low, share, processes), high)
+                target_rps = min(reach_rps, demand.rate_rps) if self._capped else reach_rps
+                if high - low < 2 or (best is not None and target_rps <= best.capacity_rps):
                     continue
                 middle = (low + high) // 2
                 segment = self.make(demand, device, Workload(demand.model, middle, share, processes))
@@ -243,8 +243,8 @@ class Segments(PlannedWorkloads):
         return self._throughput_rps(estimate) * (high - 1) / workload.batch
 
     def _best_listed(self, demand: Demand, device: Device, share: Share) -> Segment | None:
-        whole = self.serving_all(demand, device, share) if self._capped else None
-        return whole or self.largest(demand, device, self.workloads(demand.model, device, share))
+        segment = self.serving_all(demand, device, share) if self._capped else None
+        return segment or self.largest(demand, device, self.workloads(demand.model, device, share))
 
     def serving_all(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         """Return the best segment under ``share`` serving the whole demand, None where no batch does.
@@ -273,15 +273,15 @@ class Segments(PlannedWorkloads):
     ) -> float:
         """Return the largest rate within the SLO, at most the demand's; 0 when even a lone request is too slow."""
         ceiling = self._ceiling_rps(device, workload, beside)
-        wanted = min(ceiling, demand.rate_rps) if self._capped else ceiling
+        target_rps = min(ceiling, demand.rate_rps) if self._capped else ceiling
         if self.problem.options.latency_budget is not None:
-            return wanted if self.meets(demand, device, workload, 0.0, beside) else 0.0
+            return target_rps if self.meets(demand, device, workload, 0.0, beside) else 0.0
         server = self.server(device, workload, beside)
         idle = ceiling * NEARLY_IDLE
-        if not self._is_in_time(demand, server, min(least_rps, wanted)):
+        if not self._is_in_time(demand, server, min(least_rps, target_rps)):
             return 0.0  # less than ``least_rps`` is not used (see `make`)
         queueing = queue_of(self.problem.queueing, demand.model)
-        return self.problem.limits.largest_rps(queueing, server, demand.slo, idle, wanted)
+        return self.problem.limits.largest_rps(queueing, server, demand.slo, idle, target_rps)
 
     def _most_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
         """Return an upper bound of a replica's rate within the demand's SLO, by its times alone."""

@@ -47,6 +47,6 @@ def _most_rps(problem: Problem, search_space: SearchSpace, demand: Demand, devic
         copies = 100.0 / share.sm_pct * (1 if share.mig is None else _MOST_INSTANCES)
         for batch in search_space.listed_batches(demand.model, device, share):
             with suppress(InputError):
-                found = problem.estimator.estimate(demand.model, device, batch, share)
-                most = max(most, copies * 1000.0 * batch / planned_ms(found.latency_ms, problem.options.confidence))
+                estimate = problem.estimator.estimate(demand.model, device, batch, share)
+                most = max(most, copies * 1000.0 * batch / planned_ms(estimate.latency_ms, problem.options.confidence))
     return most

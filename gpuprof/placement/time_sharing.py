@@ -65,11 +65,11 @@ class _TimeSharing:
 
     def add(self, gpus: Sequence[PlacedGpu], model: str, rate_rps: float) -> list[PlacedGpu]:
         """Return the devices with an unplaced demand: on a device that can share time, else on a new device."""
-        used = Counter(gpu.device for gpu in gpus)
+        used_counts = Counter(gpu.device for gpu in gpus)
         spare = (
             PlacedGpu(entry.device.name, ())
             for entry in self.problem.fleet.entries
-            if entry.device.name in self.devices and used[entry.device.name] < (entry.count or math.inf)
+            if entry.device.name in self.devices and used_counts[entry.device.name] < (entry.count or math.inf)
         )
         replicas = Counter(replica.model for gpu in gpus for replica in gpu.replicas())
         most = self.problem.demand(model).max_replicas or math.inf
@@ -79,29 +79,29 @@ class _TimeSharing:
             partition = self._share(gpu, [PlacedReplica(model, 1, 1, Share(), rate_rps)])
             if partition is not None:
                 self.changed = True
-                joined = PlacedGpu(gpu.device, (partition,))
-                return [*gpus[:position], joined, *gpus[position + 1 :]]
+                shared_gpu = PlacedGpu(gpu.device, (partition,))
+                return [*gpus[:position], shared_gpu, *gpus[position + 1 :]]
         return list(gpus)
 
     def join(self, gpus: Sequence[PlacedGpu]) -> list[PlacedGpu]:
         """Return the models of the devices on fewer devices, the least loaded emptied first."""
-        kept = sorted(gpus, key=self._load)
+        remaining = sorted(gpus, key=self._load)
         position = 0
-        while position < len(kept):
-            source = kept[position]
-            for other in range(len(kept) - 1, -1, -1):
-                target = kept[other]
-                if other == position or target.device not in self.devices or source.device not in self.devices:
+        while position < len(remaining):
+            source = remaining[position]
+            for index in range(len(remaining) - 1, -1, -1):
+                target = remaining[index]
+                if index == position or target.device not in self.devices or source.device not in self.devices:
                     continue
                 partition = self._share(target, list(source.replicas()))
                 if partition is not None:
                     self.changed = True
-                    kept[other] = PlacedGpu(target.device, (partition,))
-                    del kept[position]
+                    remaining[index] = PlacedGpu(target.device, (partition,))
+                    del remaining[position]
                     position -= 1
                     break
             position += 1
-        return kept
+        return remaining
 
     def _load(self, gpu: PlacedGpu) -> float:
         return math.fsum(self._busy(self.problem.device(gpu.device), replica) for replica in gpu.replicas())
@@ -114,7 +114,7 @@ class _TimeSharing:
             return device.fraction(replica.share)
         return device.fraction(replica.share) * replica.rate_rps / throughput_rps
 
-    def _share(self, gpu: PlacedGpu, added: Sequence[PlacedReplica]) -> PlacedPartition | None:
+    def _share(self, gpu: PlacedGpu, new_replicas: Sequence[PlacedReplica]) -> PlacedPartition | None:
         """Return a device's partition with further models, None where no time sharing keeps all SLOs.
 
         The busiest replicas keep their shares as long as the others can take turns in the rest of the device.
@@ -123,43 +123,41 @@ class _TimeSharing:
         if device is None or any(partition.mig for partition in gpu.partitions):
             return None
         rates: dict[str, float] = {}
-        for replica in (*gpu.replicas(), *added):
+        for replica in (*gpu.replicas(), *new_replicas):
             rates[replica.model] = rates.get(replica.model, 0.0) + replica.rate_rps
-        names = {replica.model for replica in added}
-        alone = sorted(
+        names = {replica.model for replica in new_replicas}
+        by_size = sorted(
             (replica for replica in gpu.replicas() if not replica.turns and replica.model not in names),
             key=lambda replica: -self._busy(device, replica),
         )
-        for kept in range(len(alone), -1, -1):
-            apart = alone[:kept]
+        for size in range(len(by_size), -1, -1):
+            fixed = by_size[:size]
             left = dict(rates)
-            for replica in apart:
+            for replica in fixed:
                 left[replica.model] -= replica.rate_rps
-            turning = {model: rate for model, rate in left.items() if rate > TOLERANCE * rates[model]}
-            if len(turning) < 2 or turning.keys() & {replica.model for replica in apart}:
+            rotating = {model: rate for model, rate in left.items() if rate > TOLERANCE * rates[model]}
+            if len(rotating) < 2 or rotating.keys() & {replica.model for replica in fixed}:
                 continue
-            for share in self._shares(device, turning, 100.0 - math.fsum(replica.share.sm_pct for replica in apart)):
-                partition = self._take_turns(device, apart, turning, share)
+            for share in self._shares(device, rotating, 100.0 - math.fsum(replica.share.sm_pct for replica in fixed)):
+                partition = self._take_turns(device, fixed, rotating, share)
                 if partition is not None:
                     return partition
         return None
 
     def _shares(self, device: Device, rates: Mapping[str, float], free_pct: float) -> Iterator[Share]:
         """Yield the largest share within ``free_pct`` that is listed for every model."""
-        known = [set(self.problem.estimator.shares(model, device)) for model in rates]
-        fitting = [
-            share for share in set.intersection(*known) if not share.mig and share.sm_pct <= free_pct + TOLERANCE
-        ]
+        sets = [set(self.problem.estimator.shares(model, device)) for model in rates]
+        fitting = [share for share in set.intersection(*sets) if not share.mig and share.sm_pct <= free_pct + TOLERANCE]
         yield from sorted(fitting, key=lambda share: -share.sm_pct)[:1]
 
     def _take_turns(
-        self, device: Device, apart: Sequence[PlacedReplica], rates: Mapping[str, float], share: Share
+        self, device: Device, fixed: Sequence[PlacedReplica], rates: Mapping[str, float], share: Share
     ) -> PlacedPartition | None:
         for cycles in count(1):  # a batch that holds the arrivals of more cycles waits less, until none is large enough
             batches = self._choose_batches(device, rates, share, cycles)
             if batches is None:
                 return None
-            replicas = list(apart)
+            replicas = list(fixed)
             for model, rate_rps in rates.items():
                 workload = Workload(model, batches[model], share, turns=1)
                 memory = self.segments.memory_bytes(self.segments.estimate(device, replace(workload, turns=0)))
@@ -176,27 +174,27 @@ class _TimeSharing:
 
         A larger batch lengthens the cycle, so batches grow from the least until all are large enough.
         """
-        listed = {model: self.segments.search_space.listed_batches(model, device, share) for model in rates}
-        if not all(listed.values()):
+        sizes = {model: self.segments.search_space.listed_batches(model, device, share) for model in rates}
+        if not all(sizes.values()):
             return None
-        chosen = {model: batches[0] for model, batches in listed.items()}
+        smallest = {model: batches[0] for model, batches in sizes.items()}
         while True:
             try:
                 cycle_s = 1e-3 * math.fsum(
-                    self.segments.latency_ms(device, Workload(model, batch, share)) for model, batch in chosen.items()
+                    self.segments.latency_ms(device, Workload(model, batch, share)) for model, batch in smallest.items()
                 )
             except InputError:
                 return None
-            needed = {
-                model: next((batch for batch in listed[model] if batch > cycles * rate_rps * cycle_s), None)
+            least = {
+                model: next((batch for batch in sizes[model] if batch > cycles * rate_rps * cycle_s), None)
                 for model, rate_rps in rates.items()
             }
-            larger = {model: max(batch, chosen[model]) for model, batch in needed.items() if batch is not None}
-            if len(larger) < len(chosen):
+            larger = {model: max(batch, smallest[model]) for model, batch in least.items() if batch is not None}
+            if len(larger) < len(smallest):
                 return None
-            if larger == chosen:
-                return chosen
-            chosen = larger
+            if larger == smallest:
+                return smallest
+            smallest = larger
 
     def _keeps_slos(self, device: Device, partition: PlacedPartition) -> bool:
         if sum(replica.memory_bytes or 0 for replica in partition.replicas) > device.dram_bytes:

@@ -48,9 +48,9 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
         if idle is not None:
             return idle
         fleet = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries)
-        beside = None if placement is None else _neighbour_reason(segments, demand, placement)
-        if beside is not None:
-            return f"{beside}; more devices would separate them"
+        neighbour_reason = None if placement is None else _neighbour_reason(segments, demand, placement)
+        if neighbour_reason is not None:
+            return f"{neighbour_reason}; more devices would separate them"
         return (
             f"no place was found for it on {fleet}; more devices, or a lower rate of the other models, would make some"
         )
@@ -81,28 +81,28 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
     unplaced = []
     rates = placement.rates_rps()
     for demand in problem.by_priority():
-        served = rates.get(demand.model, 0.0)
-        if served < demand.rate_rps * (1.0 - 1e-9):
+        served_rps = rates.get(demand.model, 0.0)
+        if served_rps < demand.rate_rps * (1.0 - 1e-9):
             reason = (
-                explain_shortfall(problem, demand, served)
-                if served
+                explain_shortfall(problem, demand, served_rps)
+                if served_rps
                 else explain_unplaced(problem, segments, demand, placement)
             )
-            unplaced.append(Unplaced(model=demand.model, rate_rps=demand.rate_rps - served, reason=reason))
+            unplaced.append(Unplaced(model=demand.model, rate_rps=demand.rate_rps - served_rps, reason=reason))
     return replace(placement, unplaced=tuple(unplaced))
 
 
 def with_reasons(problem: Problem, placement: Placement, limit: Limit) -> Placement:
     """Return the placement with the reasons that were skipped before, as far as time allows."""
-    if all(one.reason != _UNEXPLAINED for one in placement.unplaced):
+    if all(shortfall.reason != _UNEXPLAINED for shortfall in placement.unplaced):
         return placement
     segments, unplaced = Segments(problem), list(placement.unplaced)
-    for place, one in enumerate(unplaced):
-        if one.reason == _UNEXPLAINED:
+    for place, entry in enumerate(unplaced):
+        if entry.reason == _UNEXPLAINED:
             reason = NO_TIME
             with problem.limits.until(limit), suppress(TimeUpError):
-                reason = explain_unplaced(problem, segments, problem.demand(one.model), placement)
-            unplaced[place] = one.model_copy(update={"reason": reason})
+                reason = explain_unplaced(problem, segments, problem.demand(entry.model), placement)
+            unplaced[place] = entry.model_copy(update={"reason": reason})
     return replace(placement, unplaced=tuple(unplaced))
 
 
@@ -130,16 +130,16 @@ def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | 
     least = find_least_slo_ms(segments, demand, device)
     if math.isinf(least):
         return _memory_reason(segments, demand, device)
-    works = f"the least SLO that works is {_round_up(least)} ms"
+    least_slo = f"the least SLO that works is {_round_up(least)} ms"
     budget = segments.problem.options.latency_budget
     if budget is not None:
         return (
             f"on {device.name} the shortest batch takes {least * budget:.3g} ms, and {budget * 100:.3g}% of the SLO "
-            f"are {demand.slo.latency_ms * budget:.3g} ms; {works}"
+            f"are {demand.slo.latency_ms * budget:.3g} ms; {least_slo}"
         )
     return (
         f"on {device.name} a nearly idle replica already takes {least:.3g} ms at percentile {demand.slo.percentile:g}, "
-        f"above the SLO of {demand.slo.latency_ms:g} ms; {works}"
+        f"above the SLO of {demand.slo.latency_ms:g} ms; {least_slo}"
     )
 
 
@@ -148,19 +148,19 @@ def _idle_reason(problem: Problem, demand: Demand, placement: Placement, reasons
 
     ``reasons``: causes against it, by kind of device.
     """
-    used = Counter(gpu.device for gpu in placement.gpus)
+    used_counts = Counter(gpu.device for gpu in placement.gpus)
     left = [
-        (entry.count - used[entry.device.name], entry.device.name)
+        (entry.count - used_counts[entry.device.name], entry.device.name)
         for entry, reason in zip(problem.fleet.entries, reasons, strict=True)
         if reason is None and entry.count is not None
     ]
     idle = [f"{count} {name}" for count, name in left if count > 0]
     if not idle:
         return None
-    said = f"{placement.policy} leaves {' and '.join(idle)} idle, where some of it could be served"
+    text = f"{placement.policy} leaves {' and '.join(idle)} idle, where some of it could be served"
     if demand.min_goodput_rps:
-        return f"{said}, if not its min_goodput_rps of {demand.min_goodput_rps:g} requests/s"
-    return f"{said}; another policy may place it"
+        return f"{text}, if not its min_goodput_rps of {demand.min_goodput_rps:g} requests/s"
+    return f"{text}; another policy may place it"
 
 
 def _neighbour_reason(segments: Segments, demand: Demand, placement: Placement) -> str | None:
@@ -170,14 +170,14 @@ def _neighbour_reason(segments: Segments, demand: Demand, placement: Placement) 
     """
     for gpu in sorted(placement.gpus, key=_free_pct, reverse=True):
         device = segments.problem.device(gpu.device)
-        fitting = (one for one in segments.best(demand, device) if one.share.sm_pct <= _free_pct(gpu) + 1e-9)
-        alone = next(fitting, None)
-        if gpu.partitions[0].mig is not None or alone is None or alone.share.mig is not None:
+        fitting = (s for s in segments.best(demand, device) if s.share.sm_pct <= _free_pct(gpu) + 1e-9)
+        fitted = next(fitting, None)
+        if gpu.partitions[0].mig is not None or fitted is None or fitted.share.mig is not None:
             continue
         neighbours = tuple(replica.workload for replica in gpu.replicas())
-        names = " and ".join(dict.fromkeys(one.model for one in neighbours))
+        names = " and ".join(dict.fromkeys(neighbour.model for neighbour in neighbours))
         free = f"{_free_pct(gpu):.3g}% of a {device.name} is free, where it would do alone"
-        if segments.make(demand, device, alone.workload, neighbours) is None:
+        if segments.make(demand, device, fitted.workload, neighbours) is None:
             return f"{free}, but beside {names} it would not keep its SLO"
         return f"{free}, but no place was found for it beside {names}"
     return None
@@ -188,7 +188,7 @@ def _free_pct(gpu: PlacedGpu) -> float:
 
 
 def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
-    needs, refusals, unfilled = [], [], []
+    needs, refusals, unfilled_reasons = [], [], []
     for workload in _list_workloads(segments, demand, device):
         try:
             needs.append(segments.memory_bytes(segments.estimate(device, workload)) or 0)
@@ -199,10 +199,10 @@ def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
             try:
                 segments.server(device, workload)
             except InputError as error:
-                unfilled.append(error.message)
-    if unfilled:
+                unfilled_reasons.append(error.message)
+    if unfilled_reasons:
         return (
-            f"batches of {demand.model} that are not full are not known on {device.name}: {unfilled[0]} "
+            f"batches of {demand.model} that are not full are not known on {device.name}: {unfilled_reasons[0]} "
             "(a queue needs their times; --latency-budget plans without them)"
         )
     if not needs or (refusals and min(needs) <= device.dram_bytes):

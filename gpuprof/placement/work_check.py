@@ -20,11 +20,11 @@ def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
     if evidence.estimator is None:
         return
     for node in deployment.nodes:
-        for gpu in (one for one in node.gpus if one.device in evidence.devices):
+        for gpu in (g for g in node.gpus if g.device in evidence.devices):
             work, slack = _add_work(gpu, evidence)
             if work > 1.0 + slack:
-                told = f"its replicas are given {work:.3g} seconds of the whole device's work a second"
-                yield Violation("rate", f"{node.name} gpu {gpu.index}", told)
+                detail = f"its replicas are given {work:.3g} seconds of the whole device's work a second"
+                yield Violation("rate", f"{node.name} gpu {gpu.index}", detail)
 
 
 def _add_work(gpu: Gpu, evidence: Evidence) -> tuple[float, float]:

@@ -68,17 +68,17 @@ class BoundTable:
         bounds = {model: drop_dominated(tuple(places.values())) for model, places in self._bounds.items()}
         return name_alike(self.problem, self._segments, bounds)
 
-    def settle(self, used: Mapping[str, Sequence[Segment]]) -> bool:
+    def settle(self, segments_by_model: Mapping[str, Sequence[Segment]]) -> bool:
         """Solve the queues of the used segments that may serve their whole demand; return whether there were any."""
-        settled = False
-        for model, segments in used.items():
+        has_removed = False
+        for model, segments in segments_by_model.items():
             first = self._segments.first_alike(model)
             for segment in segments:
                 place = first, segment.device, segment.share
                 if place in self._unsettled:
-                    settled = True
+                    has_removed = True
                     self._settle_place(self.problem.demand(first), place)
-        return settled
+        return has_removed
 
     def _settle_place(self, demand: Demand, place: _Place) -> None:
         servers = self._unsettled.pop(place)
@@ -92,8 +92,8 @@ class BoundTable:
         if demand.rate_rps >= server.capacity_rps:
             return False
         self.problem.limits.check_time()
-        alone = queue_of(self.problem.queueing, demand.model).pool(Arrivals(demand.rate_rps), (server,)).whole
-        return alone.percentile(demand.slo.percentile) <= demand.slo.latency_ms
+        sojourn = queue_of(self.problem.queueing, demand.model).pool(Arrivals(demand.rate_rps), (server,)).whole
+        return sojourn.percentile(demand.slo.percentile) <= demand.slo.latency_ms
 
     def _add_bounds(self, demand: Demand, device: Device) -> None:
         with suppress(InputError):
@@ -103,9 +103,9 @@ class BoundTable:
 
     def _add_share(self, demand: Demand, device: Device, share: Share) -> None:
         for server, memory in self._list_servers(demand, device, share):
-            whole = Share(mig=share.mig)
-            self._add(demand, device, whole, server, memory)  # alone in its partition
-            if share != whole:
+            full = Share(mig=share.mig)
+            self._add(demand, device, full, server, memory)  # alone in its partition
+            if share != full:
                 self._add(demand, device, share, self._slow_down(demand, device, share, server), memory)
 
     def _add(self, demand: Demand, device: Device, share: Share, server: BatchServer, memory: int | None) -> None:
@@ -162,16 +162,16 @@ class BoundTable:
         if not isinstance(estimator, SlowingEstimator):
             return server
         sizes = range(1, server.batch + 1)
-        alone = batch_times(estimator, demand.model, device, sizes, share, server.processes)
+        times = batch_times(estimator, demand.model, device, sizes, share, server.processes)
         options = self.problem.options
-        slowed = (planned_ms(estimator.slow_beside_any(device, time), options.confidence) for time in alone)
-        return replace(server, latency_ms=tuple(ms + options.host.handover_ms for ms in slowed))
+        slow_times = (planned_ms(estimator.slow_beside_any(device, time), options.confidence) for time in times)
+        return replace(server, latency_ms=tuple(ms + options.host.handover_ms for ms in slow_times))
 
 
 def find_least_rps(problem: Problem, demand: Demand) -> float:
     """Return the minimum capacity of all replicas of a demand; 0.0 where arrivals are not Poisson."""
     with suppress(InputError):
         if isinstance(queue_of(problem.queueing, demand.model), QuickQueueModel):
-            late = 1.0 - demand.slo.percentile / 100.0 + SLACK
-            return 1000.0 * least_rate_within(demand.rate_rps / 1000.0, demand.slo.latency_ms * PATIENT, late)
+            late_part = 1.0 - demand.slo.percentile / 100.0 + SLACK
+            return 1000.0 * least_rate_within(demand.rate_rps / 1000.0, demand.slo.latency_ms * PATIENT, late_part)
     return 0.0

@@ -45,24 +45,24 @@ class CandidateSegments:
     def list_choices(self) -> Choices:
         """Return the segments, by model."""
         if not self._listed:
-            demands = [one for one in self.problem.demands if self.segments.first_alike(one.model) == one.model]
-            offered = {demand.model: list(self._list_segments(demand)) for demand in demands}
-            self._offer_leaner(offered)
-            self._listed = {model: drop_dominated(found) for model, found in offered.items()}
+            demands = [d for d in self.problem.demands if self.segments.first_alike(d.model) == d.model]
+            segments = {demand.model: list(self._list_segments(demand)) for demand in demands}
+            self._offer_leaner(segments)
+            self._listed = {model: drop_dominated(options) for model, options in segments.items()}
         return name_alike(self.problem, self.segments, self._listed)
 
     def list_undivided(self) -> Choices:
         """Return the segments of whole devices and whole instances, which have no neighbours, by model."""
-        found = {}
+        choices = {}
         for demand in self.problem.demands:
             if self.segments.first_alike(demand.model) == demand.model:
-                wholes = (
+                options = (
                     self.segments.best_of(demand, entry.device, Share(mig=mig))
                     for entry in self.problem.fleet.entries
                     for mig in list_percents(self.segments, demand.model, entry.device)
                 )
-                found[demand.model] = tuple(whole for whole in wholes if whole is not None)
-        return name_alike(self.problem, self.segments, found)
+                choices[demand.model] = tuple(segment for segment in options if segment is not None)
+        return name_alike(self.problem, self.segments, choices)
 
     def _list_segments(self, demand: Demand) -> Iterator[Segment]:
         for entry in self.problem.fleet.entries:
@@ -72,24 +72,24 @@ class CandidateSegments:
     def _list_in_partition(
         self, demand: Demand, device: Device, mig: str | None, listed: Sequence[float], steps: Sequence[float]
     ) -> Iterator[Segment]:
-        met: dict[float, Segment | None] = {}
+        by_pct: dict[float, Segment | None] = {}
 
         def capacity_rps(percent: float) -> float:
-            if percent not in met:
-                met[percent] = self._find_best(demand, device, Share(percent, mig))
-            segment = met[percent]
+            if percent not in by_pct:
+                by_pct[percent] = self._find_best(demand, device, Share(percent, mig))
+            segment = by_pct[percent]
             return 0.0 if segment is None else segment.capacity_rps
 
         by_budget = self.problem.options.latency_budget is not None
         for percent in steps if by_budget else listed:
             if capacity_rps(percent) >= demand.rate_rps and not by_budget:
                 break
-        if met and not by_budget and (mig is None or max(map(capacity_rps, met)) >= demand.rate_rps):
-            best = max(met, key=lambda percent: capacity_rps(percent) / percent)
-            if each := capacity_rps(best):
-                rest = demand.rate_rps - each * math.floor(demand.rate_rps / each * (1.0 - 1e-9))
-                bisect_left(steps, True, key=lambda percent: capacity_rps(percent) >= rest)
-        yield from (segment for percent in sorted(met) if (segment := met[percent]) is not None)
+        if by_pct and not by_budget and (mig is None or max(map(capacity_rps, by_pct)) >= demand.rate_rps):
+            best = max(by_pct, key=lambda percent: capacity_rps(percent) / percent)
+            if replica_rps := capacity_rps(best):
+                rest_rps = demand.rate_rps - replica_rps * math.floor(demand.rate_rps / replica_rps * (1.0 - 1e-9))
+                bisect_left(steps, True, key=lambda percent: capacity_rps(percent) >= rest_rps)
+        yield from (segment for percent in sorted(by_pct) if (segment := by_pct[percent]) is not None)
 
     def _find_best(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         best = self.segments.best_of(demand, device, share)
@@ -109,10 +109,10 @@ class CandidateSegments:
         part = min(1.0, (segment.share.sm_pct + SHARE_STEP) / needed_pct)
         return replace(segment, capacity_rps=segment.capacity_rps * part)
 
-    def _offer_leaner(self, offered: Mapping[str, list[Segment]]) -> None:
+    def _offer_leaner(self, choices: Mapping[str, list[Segment]]) -> None:
         """Add segments with less memory in partitions whose memory may not suffice."""
-        binding = find_binding(self.problem, offered)
-        for model, segments in offered.items():
+        binding = find_binding(self.problem, choices)
+        for model, segments in choices.items():
             for best in tuple(segments):
                 if (best.device, best.share.mig) in binding:
                     device = self.problem.device(best.device)
@@ -132,19 +132,19 @@ def list_percents(
     }
 
 
-def find_binding(problem: Problem, offered: Mapping[str, Sequence[Segment]]) -> frozenset[PartitionKind]:
+def find_binding(problem: Problem, choices: Mapping[str, Sequence[Segment]]) -> frozenset[PartitionKind]:
     """Return the partitions whose memory may not suffice for segments whose shares fit together."""
-    held: defaultdict[PartitionKind, dict[Share, int]] = defaultdict(dict)
-    for segments in offered.values():
-        for one in segments:
-            of_kind = held[one.device, one.share.mig]
-            of_kind[one.share] = max(of_kind.get(one.share, 0), one.memory_bytes or 0)
+    memory_by_kind: defaultdict[PartitionKind, dict[Share, int]] = defaultdict(dict)
+    for segments in choices.values():
+        for segment in segments:
+            memory_by_share = memory_by_kind[segment.device, segment.share.mig]
+            memory_by_share[segment.share] = max(memory_by_share.get(segment.share, 0), segment.memory_bytes or 0)
     return frozenset(
         kind
-        for kind, of_kind in held.items()
+        for kind, memory_by_share in memory_by_kind.items()
         if is_binding(
-            [share_units(share) for share in of_kind],
-            list(of_kind.values()),
+            [share_units(share) for share in memory_by_share],
+            list(memory_by_share.values()),
             SPACE,
             problem.device(kind[0]).memory_bytes(Share(100.0, kind[1])),
         )
@@ -170,31 +170,31 @@ def with_least_memory(problem: Problem, segments: Segments, choices: Choices) ->
             return replace(segment, memory_bytes=min(least or 0, segment.memory_bytes or 0))
         return segment
 
-    return {model: tuple(map(lighten, own)) for model, own in choices.items()}
+    return {model: tuple(map(lighten, group)) for model, group in choices.items()}
 
 
 def name_alike(problem: Problem, segments: Segments, choices: Choices) -> Choices:
     """Return the segments of each class's first demand, for all demands of the class."""
-    named = {}
+    result = {}
     for demand in problem.demands:
         first = segments.first_alike(demand.model)
         if first == demand.model:
-            named[demand.model] = choices[first]
+            result[demand.model] = choices[first]
         else:
-            named[demand.model] = tuple(replace(segment, model=demand.model) for segment in choices[first])
-    return named
+            result[demand.model] = tuple(replace(segment, model=demand.model) for segment in choices[first])
+    return result
 
 
 def drop_dominated(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """Drop segments that another segment of no larger share dominates in capacity and memory; keep the order."""
-    kept: list[Segment] = []
-    order = sorted(segments, key=lambda one: (one.share.sm_pct, one.memory_bytes or 0, -one.capacity_rps))
+    best: list[Segment] = []
+    order = sorted(segments, key=lambda item: (item.share.sm_pct, item.memory_bytes or 0, -item.capacity_rps))
     for segment in order:
-        rivals = (other for other in kept if (other.device, other.share.mig) == (segment.device, segment.share.mig))
+        peers = (peer for peer in best if (peer.device, peer.share.mig) == (segment.device, segment.share.mig))
         if not any(
-            other.capacity_rps >= segment.capacity_rps and (other.memory_bytes or 0) <= (segment.memory_bytes or 0)
-            for other in rivals
+            peer.capacity_rps >= segment.capacity_rps and (peer.memory_bytes or 0) <= (segment.memory_bytes or 0)
+            for peer in peers
         ):
-            kept.append(segment)
-    chosen = {id(one) for one in kept}
-    return tuple(one for one in segments if id(one) in chosen)
+            best.append(segment)
+    ids = {id(item) for item in best}
+    return tuple(item for item in segments if id(item) in ids)

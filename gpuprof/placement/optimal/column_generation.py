@@ -92,10 +92,10 @@ def _pattern_value(master: RestrictedMaster, kind: PartitionKind, solution: Solu
 
 def _add_columns(master: RestrictedMaster, solution: Solution, values: dict[PartitionKind, float]) -> bool:
     """Add the patterns that are worth more than their partition costs; return whether there were any."""
-    added = False
+    has_new = False
     for kind in sorted(master.generated, key=str):
         cost = solution.duals[master.kind_rows[kind]]
         if values[kind] > cost + EXACT * max(1.0, math.fabs(cost)):
             pattern, _ = master.packers[kind].best_pattern(master.slot_values(kind, solution.duals))
-            added = master.add_pattern(pattern) or added
-    return added
+            has_new = master.add_pattern(pattern) or has_new
+    return has_new

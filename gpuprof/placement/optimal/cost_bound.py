@@ -42,10 +42,10 @@ def bound_by_classes(
         return min(bound, most_cost), master.find_used_segments(solution)
     if master.generated:
         master = RestrictedMaster(entries, classes, summed=True, relaxed=True)
-    whole = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
-    if whole is None:
+    integral = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
+    if integral is None:
         return bound, {}
-    return min(round_up_to_step(max(bound, whole.bound), prices), most_cost), master.find_used_segments(whole)
+    return min(round_up_to_step(max(bound, integral.bound), prices), most_cost), master.find_used_segments(integral)
 
 
 def bound_by_table(problem: Problem, table: BoundTable, most_cost: float, limit: Limit) -> float:
@@ -59,9 +59,9 @@ def bound_by_table(problem: Problem, table: BoundTable, most_cost: float, limit:
         if not all(choices.values()):
             return bound  # nothing is known about some demand
         classes = group_demands(problem.demands, choices)
-        least, used = bound_by_classes(problem, table.entries, classes, most_cost, limit)
+        least, subsets = bound_by_classes(problem, table.entries, classes, most_cost, limit)
         bound = max(bound, least)
-        segments = {model: [choices[model][index] for index in sorted(indices)] for model, indices in used.items()}
+        segments = {model: [choices[model][index] for index in sorted(indices)] for model, indices in subsets.items()}
         if bound >= most_cost * (1.0 - EXACT) or limit.is_over or not table.settle(segments):
             return bound
 

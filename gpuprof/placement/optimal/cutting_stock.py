@@ -78,18 +78,18 @@ class CuttingStock:
             least = {part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part))) for part in parts}
             shares = {part: percent / 100.0 for part, percent in least.items() if math.isfinite(percent)}
             self._fill_devices(device.name, 0.0, shares, until)
-        known = 0
-        while len(self._patterns) > known and not until.is_over:
-            known = len(self._patterns)
+        count = 0
+        while len(self._patterns) > count and not until.is_over:
+            count = len(self._patterns)
             master = self._make_master(parts)
             solution = master.program.solve(relaxed=True, time_limit_s=until.left_s, seed=self.problem.options.seed)
             if solution is None:
                 return None
-            worths = {part: solution.duals[row] for part, row in master.parts.items()}
+            values = {part: solution.duals[row] for part, row in master.parts.items()}
             for entry in self.problem.fleet.entries:
                 price = 0.0 if self.partial else entry.price_per_hour
                 scarcity = solution.duals[master.kinds[entry.device.name]] if entry.count is not None else 0.0
-                self._fill_devices(entry.device.name, price - scarcity, worths, until)
+                self._fill_devices(entry.device.name, price - scarcity, values, until)
         return self._choose(parts)
 
     def _list_parts(self, model: str) -> Iterator[DemandPart]:
@@ -119,34 +119,34 @@ class CuttingStock:
         return partition is not None
 
     def _plan(
-        self, kind: str, parts: Sequence[DemandPart], standing: PlacedPartition | None = None
+        self, kind: str, parts: Sequence[DemandPart], partition: PlacedPartition | None = None
     ) -> PlacedPartition | None:
         tasks = [(part.model, self._rate_rps(part)) for part in parts]
-        return self.planner.plan(self.problem.device(kind), None, tasks, standing)
+        return self.planner.plan(self.problem.device(kind), None, tasks, partition)
 
     def _rate_rps(self, part: DemandPart) -> float:
         return self.problem.demand(part.model).rate_rps / part.divisor
 
-    def _fill_devices(self, kind: str, price: float, worths: Mapping[DemandPart, float], limit: Limit) -> None:
+    def _fill_devices(self, kind: str, price: float, values: Mapping[DemandPart, float], limit: Limit) -> None:
         """Add the patterns worth more than their device: each begins with a part, and is filled by worth per share."""
         device = self.problem.device(kind)
         least = {
             part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part)))
-            for part, worth in worths.items()
-            if worth > 0.0
+            for part, value in values.items()
+            if value > 0.0
         }
-        order = sorted((part for part in least if least[part] <= 100.0), key=lambda part: -worths[part] / least[part])
+        order = sorted((part for part in least if least[part] <= 100.0), key=lambda part: -values[part] / least[part])
         for first in order:
-            content, standing = [first], self._plan(kind, (first,))
+            content, partition = [first], self._plan(kind, (first,))
             for part in order:
                 # Beside more neighbours, no replica does with a smaller share than before.
-                while standing is not None and standing.taken_pct + least[part] <= 100.0 and not limit.is_over:
-                    together = self._plan(kind, (*content, part), standing)
-                    if together is None:
+                while partition is not None and partition.taken_pct + least[part] <= 100.0 and not limit.is_over:
+                    extended = self._plan(kind, (*content, part), partition)
+                    if extended is None:
                         break
                     content.append(part)
-                    standing = together
-            if math.fsum(worths[part] for part in content) > price * (1.0 + EXACT):
+                    partition = extended
+            if math.fsum(values[part] for part in content) > price * (1.0 + EXACT):
                 self._add(kind, tuple(content))
 
     def _choose(self, parts: Sequence[DemandPart]) -> tuple[PlacedGpu, ...] | None:
@@ -165,11 +165,11 @@ class CuttingStock:
         for entry in self.problem.fleet.entries:
             if entry.count is not None:
                 master.kinds[entry.device.name] = master.program.row(high=float(entry.count))
-        least = {model: 0.0 if self.partial else float(len(own)) for model, own in self._classes.items()}
-        classes = {model: master.program.row(least[model], len(own)) for model, own in self._classes.items()}
+        least = {model: 0.0 if self.partial else float(len(group)) for model, group in self._classes.items()}
+        classes = {model: master.program.row(least[model], len(group)) for model, group in self._classes.items()}
         for part in parts:
-            taken = 1.0 if self.partial else float(part.divisor)
-            entries = {classes[part.model]: taken / part.divisor, master.parts[part]: -taken}
+            replicas = 1.0 if self.partial else float(part.divisor)
+            entries = {classes[part.model]: replicas / part.divisor, master.parts[part]: -replicas}
             master.splits[part] = master.program.column(-self._weigh(part) if self.partial else 0.0, entries)
         for key, pattern in self._patterns.items():
             entries = {master.parts[part]: float(count) for part, count in Counter(pattern.parts).items()}
@@ -188,19 +188,20 @@ class CuttingStock:
         """Yield the devices with the names of the demands that their replicas serve, without surplus replicas."""
         # Parts of several sizes may serve a demand in part: its pieces are named apart, and may exceed it by one.
         spare = len(master.splits) if self.partial else 0
-        unserved = {
-            model: [own[0].model] * spare + [demand.model for demand in own] for model, own in self._classes.items()
+        spares = {
+            model: [group[0].model] * spare + [demand.model for demand in group]
+            for model, group in self._classes.items()
         }
         names: dict[tuple[str, float], list[str]] = {}
         for part, column in master.splits.items():
             count = round(solution.values[column]) * (1 if self.partial else part.divisor)
-            served = [unserved[part.model].pop() for _ in range(math.ceil(count / part.divisor))]
-            names[part.model, self._rate_rps(part)] = [name for name in served for _ in range(part.divisor)][:count]
+            queue = [spares[part.model].pop() for _ in range(math.ceil(count / part.divisor))]
+            names[part.model, self._rate_rps(part)] = [name for name in queue for _ in range(part.divisor)][:count]
         for key, column in master.patterns.items():
             pattern = self._patterns[key]
             for _ in range(round(solution.values[column])):
-                waiting = ((one, names[one.model, one.rate_rps]) for one in pattern.partition.replicas)
-                replicas = tuple(replace(one, model=left.pop()) for one, left in waiting if left)
+                waiting = ((replica, names[replica.model, replica.rate_rps]) for replica in pattern.partition.replicas)
+                replicas = tuple(replace(replica, model=left.pop()) for replica, left in waiting if left)
                 if replicas:
                     yield PlacedGpu(pattern.kind, (PlacedPartition(replicas),))
 

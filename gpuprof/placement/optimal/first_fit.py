@@ -28,14 +28,14 @@ def place_first_fit(problem: Problem, segments: Segments, demands: Sequence[Dema
     only a demand that none of them serves whole takes the capacity of every share.
     """
     cost, bins = make_cost(problem), FleetBins(problem, segments)
-    known: dict[str, list[Segment]] = {}
+    table: dict[str, list[Segment]] = {}
     parts = []
     for demand in demands:
         first = problem.demand(segments.first_alike(demand.model))
-        if first.model not in known:
+        if first.model not in table:
             devices = (entry.device for entry in problem.fleet.entries)
-            known[first.model] = [one for device in devices for one in _list_quick(segments, first, device)]
-        cover = cheapest_cover(demand, [replace(one, model=demand.model) for one in known[first.model]], cost)
+            table[first.model] = [segment for device in devices for segment in _list_quick(segments, first, device)]
+        cover = cheapest_cover(demand, [replace(segment, model=demand.model) for segment in table[first.model]], cost)
         parts += [(-demand.priority, -replica.share.sm_pct, device, replica) for device, replica in cover.replicas()]
     for _, _, device, replica in sorted(parts, key=lambda part: part[:2]):
         bins.first_fit(device, replica)
@@ -64,12 +64,12 @@ def rank_kinds(problem: Problem, segments: Segments) -> list[tuple[float, FleetE
 
     The cost is of whole devices at full load, in batches within the SLOs.
     """
-    ranked = []
+    ranking = []
     for entry in problem.fleet.entries:
         devices = math.fsum(_count_devices(segments, demand, entry.device) for demand in problem.demands)
         if math.isfinite(devices):
-            ranked.append((entry.price_per_hour * max(1, math.ceil(devices)), entry))
-    return sorted(ranked, key=lambda pair: pair[0])
+            ranking.append((entry.price_per_hour * max(1, math.ceil(devices)), entry))
+    return sorted(ranking, key=lambda pair: pair[0])
 
 
 def _count_devices(segments: Segments, demand: Demand, device: Device) -> float:
@@ -92,9 +92,9 @@ def list_single_kinds(problem: Problem, segments: Segments) -> Iterator[tuple[fl
     On all kinds where devices are counted, or no kind alone is known to run all demands.
     """
     kinds = problem.fleet.entries
-    ranked = rank_kinds(problem, segments) if len(kinds) > 1 else []
-    alone = [(cost, entry) for cost, entry in ranked if entry.count is None]
-    for cost, entry in alone:
+    ranking = rank_kinds(problem, segments) if len(kinds) > 1 else []
+    unlimited = [(cost, entry) for cost, entry in ranking if entry.count is None]
+    for cost, entry in unlimited:
         yield cost, replace(problem, fleet=Fleet((entry,)), alike={})
-    if not alone or any(entry.count is not None for entry in kinds):
+    if not unlimited or any(entry.count is not None for entry in kinds):
         yield 0.0, problem

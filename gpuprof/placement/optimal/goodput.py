@@ -34,22 +34,22 @@ def _solve_by_priority(problem: Problem, master: RestrictedMaster, limit: Limit,
 
     Patterns are generated for the objective of each priority, once the higher priorities are held at their optimum.
     """
-    served = master.served_columns()
+    columns = master.served_columns()
     if fair:
-        _maximise_minima(problem, master, served, limit)
+        _maximise_minima(problem, master, columns, limit)
     solution = None
-    for level in sorted({demand.priority for demand, _ in served}, reverse=True):
-        of_level = [(demand, column) for demand, column in served if demand.priority == level]
+    for level in sorted({demand.priority for demand, _ in columns}, reverse=True):
+        level_columns = [(demand, column) for demand, column in columns if demand.priority == level]
         row = master.program.row(low=0.0)
-        for _, column in of_level:
+        for _, column in level_columns:
             master.program.add(column, row, 1.0)
-        master.program.recost({column: -1.0 for _, column in of_level})
+        master.program.recost({column: -1.0 for _, column in level_columns})
         generate_patterns(master, limit, problem.options.seed)
         next_solution = _solve_program(problem, master, limit)
         if next_solution is None:
             break
         solution = next_solution
-        total = sum(demand.rate_rps for demand, _ in of_level)
+        total = sum(demand.rate_rps for demand, _ in level_columns)
         master.program.bound_row(row, low=max(0.0, -next_solution.objective - _GIVE * total))
     if solution is None:
         return None
@@ -79,28 +79,28 @@ def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence
     first = master.program.solve(relaxed=True, seed=problem.options.seed)
     if first is None or not first.is_proven:
         return total
-    found = _solve_program(problem, master, limit)
-    least = first.objective if found is None else max(first.objective, found.bound)
+    solution = _solve_program(problem, master, limit)
+    least = first.objective if solution is None else max(first.objective, solution.bound)
     return min(total, -least * (1.0 + 1e-9))
 
 
-def _maximise_minima(problem: Problem, master: RestrictedMaster, served: _Served, limit: Limit) -> None:
+def _maximise_minima(problem: Problem, master: RestrictedMaster, columns: _Served, limit: Limit) -> None:
     """Maximise the smallest served fraction, then the next, and keep each from then on (leximin)."""
-    rising: _Served = list(served)
-    while rising:
-        least = _serve_the_least(problem, master, rising, limit)
+    open_columns: _Served = list(columns)
+    while open_columns:
+        least = _serve_the_least(problem, master, open_columns, limit)
         if least is None or least >= 1.0 - _BETTER:
             return
-        rising = _raise_served(problem, master, rising, least, limit)
+        open_columns = _raise_served(problem, master, open_columns, least, limit)
         if limit.is_over:
             return
 
 
-def _serve_the_least(problem: Problem, master: RestrictedMaster, served: _Served, limit: Limit) -> float | None:
+def _serve_the_least(problem: Problem, master: RestrictedMaster, columns: _Served, limit: Limit) -> float | None:
     """Maximise the fraction t with served >= t · rate for these demands, keep it, and return it."""
     program = master.program
     least = program.column(0.0, {}, 1.0, integer=False)
-    for demand, column in served:
+    for demand, column in columns:
         row = program.row(low=0.0)
         program.add(column, row, 1.0)
         program.add(least, row, -demand.rate_rps)
@@ -109,30 +109,30 @@ def _serve_the_least(problem: Problem, master: RestrictedMaster, served: _Served
     solution = _solve_program(problem, master, limit)
     if solution is None:
         return None
-    kept = program.row(low=max(0.0, -solution.objective - _GIVE))
-    program.add(least, kept, 1.0)
+    least_row = program.row(low=max(0.0, -solution.objective - _GIVE))
+    program.add(least, least_row, 1.0)
     return -solution.objective
 
 
-def _raise_served(problem: Problem, master: RestrictedMaster, served: _Served, least: float, limit: Limit) -> _Served:
+def _raise_served(problem: Problem, master: RestrictedMaster, columns: _Served, least: float, limit: Limit) -> _Served:
     """Return the largest set of these demands that can all be served better than the worst, and keep them so."""
     program = master.program
     flags = []
-    for demand, column in served:
+    for demand, column in columns:
         row = program.row(low=0.0)
         program.add(column, row, 1.0)
-        more = min(1.0, least + _BETTER) * demand.rate_rps
-        flags.append(program.column(0.0, {row: -more}, 1.0))
+        raised_rps = min(1.0, least + _BETTER) * demand.rate_rps
+        flags.append(program.column(0.0, {row: -raised_rps}, 1.0))
     program.recost(dict.fromkeys(flags, -1.0))
     solution = _solve_program(problem, master, limit)
     if solution is None:
         return []
-    better = [one for one, flag in zip(served, flags, strict=True) if solution.values[flag] > 0.5]
-    for (demand, column), flag in zip(served, flags, strict=True):
+    improvable = [pair for pair, flag in zip(columns, flags, strict=True) if solution.values[flag] > 0.5]
+    for (demand, column), flag in zip(columns, flags, strict=True):
         if solution.values[flag] > 0.5:
             row = program.row(low=(least + _BETTER / 2.0) * demand.rate_rps * (1.0 - _GIVE))
             program.add(column, row, 1.0)
-    return better
+    return improvable
 
 
 def _solve_program(problem: Problem, master: RestrictedMaster, limit: Limit) -> Solution | None:

@@ -24,16 +24,16 @@ def objective_value(problem: Problem, placement: Placement) -> tuple[tuple[float
 
 def unfairness(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
     """Return the missing parts of the demands, in falling order, and the cost: less is fairer."""
-    missing = {one.model: one.rate_rps / problem.demand(one.model).rate_rps for one in placement.unplaced}
-    falling = sorted((round(missing.get(one.model, 0.0), 3) for one in problem.demands), reverse=True)
-    return tuple(falling), round(sum_prices(problem, placement.gpus), 9)
+    missing = {s.model: s.rate_rps / problem.demand(s.model).rate_rps for s in placement.unplaced}
+    missing_parts = sorted((round(missing.get(demand.model, 0.0), 3) for demand in problem.demands), reverse=True)
+    return tuple(missing_parts), round(sum_prices(problem, placement.gpus), 9)
 
 
 def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
     """Return whether no placement is better than this one, up to a negligible gap in large fleets."""
     if placement.unplaced:
-        served, most = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
-        return most is not None and served >= most * (1.0 - _NEARLY)
+        served_rps, bound_rps = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
+        return bound_rps is not None and served_rps >= bound_rps * (1.0 - _NEARLY)
     bound = placement.lower_bound_cost_per_hour
     return bound is not None and sum_prices(problem, placement.gpus) <= bound * (1.0 + _NEARLY) + 1e-9
 
@@ -47,8 +47,8 @@ def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placem
     if gpus is None:
         return replace(placement, lower_bound_cost_per_hour=bound)
     if len(prices) > 1:
-        fewest = max(gpus, math.ceil(bound / max(prices) - 1e-6))
-        return replace(placement, lower_bound_cost_per_hour=bound, lower_bound_gpus=fewest)
+        least_gpus = max(gpus, math.ceil(bound / max(prices) - 1e-6))
+        return replace(placement, lower_bound_cost_per_hour=bound, lower_bound_gpus=least_gpus)
     # A bound of 3.2 devices means four; the subtraction allows for the solver's rounding.
     count = math.ceil(bound / min(prices) - 1e-6)
     return replace(placement, lower_bound_cost_per_hour=count * min(prices), lower_bound_gpus=count)
@@ -92,8 +92,8 @@ def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float
     missing = dict.fromkeys(levels, 0.0)
     for unplaced in placement.unplaced:
         demand = problem.demand(unplaced.model)
-        useless = demand.rate_rps - unplaced.rate_rps < (demand.min_goodput_rps or 0.0) * (1.0 - 1e-9)
-        missing[demand.priority] += demand.rate_rps if useless else unplaced.rate_rps
+        is_below_minimum = demand.rate_rps - unplaced.rate_rps < (demand.min_goodput_rps or 0.0) * (1.0 - 1e-9)
+        missing[demand.priority] += demand.rate_rps if is_below_minimum else unplaced.rate_rps
     total = sum(demand.rate_rps for demand in problem.demands)
     return tuple(round(missing[level] / total, 6) for level in levels)
 

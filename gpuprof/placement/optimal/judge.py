@@ -33,8 +33,8 @@ class Judge:
     def settle(self, gpus: Gpus, method: str) -> Placement:
         """Return the map with the rates that its replicas serve, up to the demanded ones, without idle devices."""
         if self.is_pooled:
-            rated = drop_idle_replicas(self._pools.rerate(gpus, self._pools.served_rps(gpus)))
-            gpus = self._pools.drop_spare(rated, self.limit)
+            rerated = drop_idle_replicas(self._pools.rerate(gpus, self._pools.served_rps(gpus)))
+            gpus = self._pools.drop_spare(rerated, self.limit)
         return with_unplaced(self.problem, self.segments, Placement("optimal", gpus, found_by=method))
 
     def drop_replicas(self, placement: Placement) -> Placement:
@@ -52,33 +52,33 @@ class Judge:
             if self.limit.is_over:
                 break
             # An idle replica keeps its place until the end, so that the places of the others stay.
-            without = _idle_replica(gpus, g, p, r)
+            candidate = _idle_replica(gpus, g, p, r)
             model = gpus[g].partitions[p].replicas[r].model
-            servers = self._pools.servers(drop_idle_replicas(without))
+            servers = self._pools.servers(drop_idle_replicas(candidate))
             if model in servers and self._pools.keeps(self.problem.demand(model), servers[model], rates[model]):
-                gpus = without
-        kept = drop_idle_replicas(gpus)
-        return placement if len(kept) < len(gpus) else replace(placement, gpus=self._pools.rerate(kept, rates))
+                gpus = candidate
+        used = drop_idle_replicas(gpus)
+        return placement if len(used) < len(gpus) else replace(placement, gpus=self._pools.rerate(used, rates))
 
     def raise_rates(self, placement: Placement) -> Placement:
         """Return the map with the replicas of unmet demands at their full capacity."""
         if self.is_pooled or not placement.unplaced:
             return placement
-        missing = {one.model: one.rate_rps for one in placement.unplaced}
+        missing = {shortfall.model: shortfall.rate_rps for shortfall in placement.unplaced}
         gpus = []
         for gpu in placement.gpus:
             device, partitions = self.problem.device(gpu.device), []
             for partition in gpu.partitions:
                 replicas = []
-                for one in partition.replicas:
-                    more = 0.0
-                    if missing.get(one.model, 0.0) > 0.0:
-                        demand = self.problem.demand(one.model)
-                        able = self.segments.make(demand, device, one.workload, partition.beside(one))
-                        spare = 0.0 if able is None else able.capacity_rps - one.rate_rps
-                        more = max(0.0, min(missing[one.model], spare))
-                        missing[one.model] -= more
-                    replicas.append(replace(one, rate_rps=one.rate_rps + more))
+                for replica in partition.replicas:
+                    added_rps = 0.0
+                    if missing.get(replica.model, 0.0) > 0.0:
+                        demand = self.problem.demand(replica.model)
+                        able = self.segments.make(demand, device, replica.workload, partition.beside(replica))
+                        spare = 0.0 if able is None else able.capacity_rps - replica.rate_rps
+                        added_rps = max(0.0, min(missing[replica.model], spare))
+                        missing[replica.model] -= added_rps
+                    replicas.append(replace(replica, rate_rps=replica.rate_rps + added_rps))
                 partitions.append(replace(partition, replicas=tuple(replicas)))
             gpus.append(PlacedGpu(gpu.device, tuple(partitions)))
         return with_unplaced(self.problem, self.segments, replace(placement, gpus=tuple(gpus), unplaced=()))
@@ -115,8 +115,8 @@ class Judge:
             if self.is_pooled:
                 capacities.append(self.segments.server(device, replica.workload, beside).capacity_rps)
             else:
-                made = self.segments.make(self.problem.demand(replica.model), device, replica.workload, beside)
-                capacities.append(0.0 if made is None else made.capacity_rps)
+                segment = self.segments.make(self.problem.demand(replica.model), device, replica.workload, beside)
+                capacities.append(0.0 if segment is None else segment.capacity_rps)
         return capacities
 
     def accept(self, gpus: Gpus) -> Gpus | None:
@@ -125,12 +125,12 @@ class Judge:
             return gpus
         planned = Placement("", gpus).rates_rps()
         try:
-            served = self._pools.served_rps(gpus)
+            served_rps = self._pools.served_rps(gpus)
         except InputError:
             return None
-        if any(served.get(model, 0.0) < rate * (1.0 - TOLERANCE) for model, rate in planned.items()):
+        if any(served_rps.get(model, 0.0) < rate * (1.0 - TOLERANCE) for model, rate in planned.items()):
             return None
-        return self._pools.drop_spare(self._pools.rerate(gpus, served), self.limit)
+        return self._pools.drop_spare(self._pools.rerate(gpus, served_rps), self.limit)
 
     def is_sound(self, placement: Placement) -> bool:
         """Return whether every replica with a stream of its own keeps its SLO; the rates of pools are sound."""
@@ -150,6 +150,6 @@ class Judge:
 def _idle_replica(gpus: Gpus, g: int, p: int, r: int) -> Gpus:
     """Return the devices with a replica that serves nothing."""
     gpu, partition = gpus[g], gpus[g].partitions[p]
-    replicas = tuple(replace(one, rate_rps=0.0) if i == r else one for i, one in enumerate(partition.replicas))
+    replicas = tuple(replace(old, rate_rps=0.0) if i == r else old for i, old in enumerate(partition.replicas))
     partitions = tuple(replace(part, replicas=replicas) if i == p else part for i, part in enumerate(gpu.partitions))
     return (*gpus[:g], replace(gpu, partitions=partitions), *gpus[g + 1 :])

@@ -46,59 +46,59 @@ class KeptMap:
         The remainder may need a further device it does not fill, while others have capacity that does not fit it.
         The number of replanned devices is doubled until it suffices, and then bisected.
         """
-        standing = self._list_standing()
+        old_gpus = self._list_standing()
         too_few, enough, freed = -1, None, 0
-        while standing and freed != too_few and not self.judge.limit.is_over:
+        while old_gpus and freed != too_few and not self.judge.limit.is_over:
             try:
-                kept = self._place(standing[freed:], plan)
+                placement = self._place(old_gpus[freed:], plan)
             except InputError:
                 return
-            if kept is None:
+            if placement is None:
                 return
-            kept = replace(
-                kept,
+            placement = replace(
+                placement,
                 lower_bound_gpus=planned.lower_bound_gpus,
                 lower_bound_cost_per_hour=planned.lower_bound_cost_per_hour,
                 upper_bound_goodput_rps=planned.upper_bound_goodput_rps,
             )
-            yield kept
-            if freed >= len(standing) or self.judge.rank(kept) <= self.judge.rank(planned):
+            yield placement
+            if freed >= len(old_gpus) or self.judge.rank(placement) <= self.judge.rank(planned):
                 enough = freed
             else:
                 too_few = freed
             freed = (2 * freed or 1) if enough is None else (too_few + enough) // 2
 
-    def _place(self, standing: Sequence[PlacedGpu], plan: Planner) -> Placement | None:
+    def _place(self, old_gpus: Sequence[PlacedGpu], plan: Planner) -> Placement | None:
         """Return the standing devices with the rest of the demands placed; None where an SLO would break."""
-        settled = self.judge.settle(self.judge.share_out(standing), "what runs already")
-        if not self.judge.is_sound(settled):
+        kept_map = self.judge.settle(self.judge.share_out(old_gpus), "what runs already")
+        if not self.judge.is_sound(kept_map):
             return None
-        rest = self._find_rest(settled)
-        if rest is None:
-            return settled
-        added = plan(rest).gpus
-        return self.judge.settle((*settled.gpus, *added), "what runs already") if added else settled
+        remainder = self._find_rest(kept_map)
+        if remainder is None:
+            return kept_map
+        new_gpus = plan(remainder).gpus
+        return self.judge.settle((*kept_map.gpus, *new_gpus), "what runs already") if new_gpus else kept_map
 
     def _list_standing(self) -> list[PlacedGpu]:
         """Return the legal devices of the previous map within the fleet, the least filled first."""
         free = {
             entry.device.name: math.inf if entry.count is None else entry.count for entry in self.problem.fleet.entries
         }
-        allowed = {demand.model: demand.max_replicas or math.inf for demand in self.problem.demands}
-        standing = []
-        for gpu in self._list_previous(allowed):
+        quotas = {demand.model: demand.max_replicas or math.inf for demand in self.problem.demands}
+        old_gpus = []
+        for gpu in self._list_previous(quotas):
             counts = Counter(replica.model for replica in gpu.replicas())
-            if free[gpu.device] > 0 and all(allowed[model] >= count for model, count in counts.items()):
-                standing.append(gpu)
+            if free[gpu.device] > 0 and all(quotas[model] >= count for model, count in counts.items()):
+                old_gpus.append(gpu)
                 free[gpu.device] -= 1
                 for model, count in counts.items():
-                    allowed[model] -= count
-        return sorted(standing, key=self._fill_price)
+                    quotas[model] -= count
+        return sorted(old_gpus, key=self._fill_price)
 
     def _fill_price(self, gpu: PlacedGpu) -> float:
         device = self.problem.device(gpu.device)
-        filled = math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
-        return filled * self.problem.entry(gpu.device).price_per_hour
+        used_fraction = math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
+        return used_fraction * self.problem.entry(gpu.device).price_per_hour
 
     def _list_previous(self, models: dict[str, float]) -> Iterator[PlacedGpu]:
         kinds = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
@@ -110,15 +110,15 @@ class KeptMap:
                     parts = tuple(self._read_partition(kinds[gpu.device], part, models) for part in gpu.partitions)
                 except InputError:
                     continue
-                standing = PlacedGpu(gpu.device, tuple(part for part in parts if part.replicas))
-                if standing.partitions and self._is_legal(kinds[gpu.device], standing):
-                    yield standing
+                old_gpu = PlacedGpu(gpu.device, tuple(part for part in parts if part.replicas))
+                if old_gpu.partitions and self._is_legal(kinds[gpu.device], old_gpu):
+                    yield old_gpu
 
     def _read_partition(self, device: Device, partition: Partition, models: dict[str, float]) -> PlacedPartition:
         replicas = []
-        for one in partition.replicas:
-            if one.model in models and not one.max_wait_ms:  # replicas waiting for full batches are no longer planned
-                replica = PlacedReplica(one.model, one.batch, one.processes, share_of(partition, one), 0.0)
+        for p in partition.replicas:
+            if p.model in models and not p.max_wait_ms:  # replicas waiting for full batches are no longer planned
+                replica = PlacedReplica(p.model, p.batch, p.processes, share_of(partition, p), 0.0)
                 memory = self.judge.segments.memory_bytes(self.judge.segments.estimate(device, replica.workload))
                 replicas.append(replace(replica, memory_bytes=memory))
         mig = partition.mig
@@ -131,24 +131,22 @@ class KeptMap:
         options, search_space = self.problem.options, self.judge.segments.search_space
         instances = [part for part in gpu.partitions if part.mig is not None]
         planned = all(
-            one.batch <= options.max_batch and one.processes <= search_space.processes(one.share)[-1]
-            for one in gpu.replicas()
+            replica.batch <= options.max_batch and replica.processes <= search_space.processes(replica.share)[-1]
+            for replica in gpu.replicas()
         )
-        whole = len(instances) == len(gpu.partitions) or len(gpu.partitions) == 1
+        is_complete = len(instances) == len(gpu.partitions) or len(gpu.partitions) == 1
         legal = is_legal(device, [make_placement(device, str(part.mig), part.start or 0) for part in instances])
-        return planned and whole and legal and all(_fits(device, part) for part in gpu.partitions)
+        return planned and is_complete and legal and all(_fits(device, part) for part in gpu.partitions)
 
     def _find_rest(self, placement: Placement) -> Problem | None:
         """Return the problem of the remaining demands, None when nothing remains."""
-        served = placement.rates_rps()
-        replicas = Counter(one.model for gpu in placement.gpus for one in gpu.replicas())
-        remaining = [
-            _find_remainder(one, served.get(one.model, 0.0), replicas[one.model]) for one in self.problem.demands
-        ]
-        demands = tuple(one for one in remaining if one is not None)
-        used = Counter(gpu.device for gpu in placement.gpus)
+        rates = placement.rates_rps()
+        replicas = Counter(replica.model for gpu in placement.gpus for replica in gpu.replicas())
+        remainders = [_find_remainder(d, rates.get(d.model, 0.0), replicas[d.model]) for d in self.problem.demands]
+        demands = tuple(demand for demand in remainders if demand is not None)
+        used_counts = Counter(gpu.device for gpu in placement.gpus)
         entries = tuple(
-            replace(entry, count=None if entry.count is None else entry.count - used[entry.device.name])
+            replace(entry, count=None if entry.count is None else entry.count - used_counts[entry.device.name])
             for entry in self.problem.fleet.entries
         )
         fleet = Fleet(tuple(entry for entry in entries if entry.count != 0))
@@ -160,9 +158,9 @@ class KeptMap:
 def _fits(device: Device, partition: PlacedPartition) -> bool:
     capacity = device.memory_bytes(partition.replicas[0].share)
     return (
-        math.fsum(one.share.sm_pct for one in partition.replicas) <= 100.0 + TOLERANCE
-        and sum(one.processes for one in partition.replicas) <= MPS_CLIENTS
-        and sum(one.memory_bytes or 0 for one in partition.replicas) <= capacity
+        math.fsum(replica.share.sm_pct for replica in partition.replicas) <= 100.0 + TOLERANCE
+        and sum(replica.processes for replica in partition.replicas) <= MPS_CLIENTS
+        and sum(replica.memory_bytes or 0 for replica in partition.replicas) <= capacity
     )
 
 
@@ -170,13 +168,13 @@ def _find_remainder(demand: Demand, served_rps: float, replicas: int) -> Demand 
     """Return the remainder of a demand, None when nothing remains or no more replicas are allowed."""
     if served_rps >= demand.rate_rps * (1.0 - TOLERANCE):
         return None
-    allowed = None if demand.max_replicas is None else demand.max_replicas - replicas
-    if allowed == 0:
+    max_replicas = None if demand.max_replicas is None else demand.max_replicas - replicas
+    if max_replicas == 0:
         return None
     floor = demand.min_goodput_rps
     return replace(
         demand,
         rate_rps=demand.rate_rps - served_rps,
-        max_replicas=allowed,
+        max_replicas=max_replicas,
         min_goodput_rps=None if floor is None else max(0.0, floor - served_rps),
     )

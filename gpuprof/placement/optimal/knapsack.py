@@ -34,24 +34,24 @@ def best_packing(
     space = capacity // unit
     best = np.zeros((space + 1, most_weight + 1))
     steps: list[tuple[int, int, np.ndarray[tuple[int, int], np.dtype[np.bool_]]]] = []
-    held = [0] * len(sizes) if weights is None else weights
+    item_weights = [0] * len(sizes) if weights is None else weights
     for index, (size, value) in enumerate(zip(sizes, values, strict=True)):
-        width, height, times = size // unit, held[index], 1
+        width, height, times = size // unit, item_weights[index], 1
         while value > 0.0 and times * width <= space and times * height <= most_weight:
             space_offset, weight_offset = times * width, times * height
-            taken = np.zeros(best.shape, dtype=bool)
-            with_it = best[: space + 1 - space_offset, : most_weight + 1 - weight_offset] + times * value
-            taken[space_offset:, weight_offset:] = with_it > best[space_offset:, weight_offset:]
-            best[space_offset:, weight_offset:] = np.maximum(best[space_offset:, weight_offset:], with_it)
-            steps.append((index, times, taken))
+            improved = np.zeros(best.shape, dtype=bool)
+            candidate = best[: space + 1 - space_offset, : most_weight + 1 - weight_offset] + times * value
+            improved[space_offset:, weight_offset:] = candidate > best[space_offset:, weight_offset:]
+            best[space_offset:, weight_offset:] = np.maximum(best[space_offset:, weight_offset:], candidate)
+            steps.append((index, times, improved))
             times *= 2
     counts, free, light = [0] * len(sizes), space, most_weight
     # Backwards: whether a step was taken depends on the space left by the steps before it.
-    for index, times, taken in reversed(steps):
-        if taken[free, light]:
+    for index, times, improved in reversed(steps):
+        if improved[free, light]:
             counts[index] += times
             free -= times * (sizes[index] // unit)
-            light -= times * held[index]
+            light -= times * item_weights[index]
     return tuple(counts), float(best[space, most_weight])
 
 
@@ -59,11 +59,11 @@ def multisets(sizes: Sequence[int], capacity: int) -> float:
     """Return the number of multisets of sizes within the capacity, the empty multiset included."""
     unit = math.gcd(capacity, *sizes)
     space = capacity // unit
-    ways = np.zeros(space + 1)
-    ways[0] = 1.0
+    counts = np.zeros(space + 1)
+    counts[0] = 1.0
     for size in sizes:
         width = size // unit
         for start in range(width, space + 1, width):
-            part = ways[start : start + width]
-            part += ways[start - width : start - width + len(part)]
-    return float(ways.sum())
+            part = counts[start : start + width]
+            part += counts[start - width : start - width + len(part)]
+    return float(counts.sum())

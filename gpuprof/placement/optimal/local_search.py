@@ -50,48 +50,48 @@ class LocalSearch:
 
     def improve(self, gpus: _Gpus) -> Iterator[_Gpus]:
         """Yield better and better maps, each serving at least as much as the one before and costing no more."""
-        more = self.judge(self._serve_more(gpus))
-        if more is not None:
-            gpus = more
+        candidate = self.judge(self._serve_more(gpus))
+        if candidate is not None:
+            gpus = candidate
             yield gpus
         # First improvement: the devices are ranked again after each, since full devices may have been emptied.
-        better = True
-        while better and not self.is_over:
-            better = False
+        has_improved = True
+        while has_improved and not self.is_over:
+            has_improved = False
             for cheaper in self._cheaper_maps(gpus):
-                judged = None if cheaper is None else self.judge(cheaper)
-                if judged is not None:
-                    gpus, better = judged, True
+                accepted = None if cheaper is None else self.judge(cheaper)
+                if accepted is not None:
+                    gpus, has_improved = accepted, True
                     yield gpus
                     break
 
     def _cheaper_maps(self, gpus: _Gpus) -> Iterator[_Gpus | None]:
         """Yield the maps without a device, the least filled first, or with a device exchanged for a cheaper kind."""
         order = sorted(range(len(gpus)), key=lambda i: (self._used_fraction(gpus[i]) * self._price(gpus[i]), i))
-        seen = set()
+        tried = set()
         for index in order:
-            if gpus[index] in seen or self.is_over:
+            if gpus[index] in tried or self.is_over:
                 continue
-            seen.add(gpus[index])
-            others = (*gpus[:index], *gpus[index + 1 :])
-            yield self._move_replicas(others, gpus[index])
+            tried.add(gpus[index])
+            other_gpus = (*gpus[:index], *gpus[index + 1 :])
+            yield self._move_replicas(other_gpus, gpus[index])
             yield self._exchange(gpus, index)
 
     def _used_fraction(self, gpu: PlacedGpu) -> float:
         device = self.problem.device(gpu.device)
-        return math.fsum(device.fraction(one.share) for one in gpu.replicas())
+        return math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
 
     def _price(self, gpu: PlacedGpu) -> float:
         return self.problem.entry(gpu.device).price_per_hour
 
-    def _move_replicas(self, gpus: _Gpus, leaving: PlacedGpu) -> _Gpus | None:
-        """Return the devices with all tasks of ``leaving``, None where they cannot take all."""
-        device = self.problem.device(leaving.device)
-        for one in sorted(leaving.replicas(), key=lambda one: -device.fraction(one.share)):
-            with_task, missing_rps = self._take_task(gpus, (one.model, one.rate_rps))
+    def _move_replicas(self, gpus: _Gpus, source: PlacedGpu) -> _Gpus | None:
+        """Return the devices with all tasks of ``source``, None where they cannot take all."""
+        device = self.problem.device(source.device)
+        for replica in sorted(source.replicas(), key=lambda replica: -device.fraction(replica.share)):
+            candidate, missing_rps = self._take_task(gpus, (replica.model, replica.rate_rps))
             if missing_rps:
                 return None
-            gpus = with_task
+            gpus = candidate
         return gpus
 
     def _take_task(self, gpus: _Gpus, task: Task) -> tuple[_Gpus, float]:
@@ -101,28 +101,28 @@ class LocalSearch:
             size = task[1] / 2**halvings
             while missing_rps > task[1] * 1e-9 and not self.is_over:
                 rate = min(size, missing_rps)
-                with_task = self._add_task(gpus, (model, rate))
-                if with_task is None:
+                candidate = self._add_task(gpus, (model, rate))
+                if candidate is None:
                     break
-                gpus, missing_rps = with_task, missing_rps - rate
+                gpus, missing_rps = candidate, missing_rps - rate
         return gpus, missing_rps if missing_rps > task[1] * 1e-9 else 0.0
 
     def _add_task(self, gpus: _Gpus, task: Task) -> _Gpus | None:
         """Return the devices with a task added where shares have to grow least."""
         best: tuple[float, int, PlacedGpu] | None = None
-        tried: set[PlacedGpu] = set()
+        visited: set[PlacedGpu] = set()
         for index, gpu in enumerate(gpus):
-            if gpu in tried or self.is_over:
+            if gpu in visited or self.is_over:
                 continue
-            tried.add(gpu)
+            visited.add(gpu)
             for candidate in self._host_task(gpu, task):
-                grown = self._used_fraction(candidate) - self._used_fraction(gpu)
-                if best is None or grown < best[0] - 1e-12:
-                    best = (grown, index, candidate)
+                growth = self._used_fraction(candidate) - self._used_fraction(gpu)
+                if best is None or growth < best[0] - 1e-12:
+                    best = (growth, index, candidate)
         if best is None:
             return None
-        found = (*gpus[: best[1]], best[2], *gpus[best[1] + 1 :])
-        return found if self._is_allowed(found, task[0]) else None
+        candidate_map = (*gpus[: best[1]], best[2], *gpus[best[1] + 1 :])
+        return candidate_map if self._is_allowed(candidate_map, task[0]) else None
 
     def _host_task(self, gpu: PlacedGpu, task: Task) -> Iterator[PlacedGpu]:
         """Yield the device with the task in each of its partitions that can take it, and in a new instance."""
@@ -131,8 +131,8 @@ class LocalSearch:
             for tasks in _join_task(partition, task):
                 planned = self.planner.plan(device, partition.mig, tasks)
                 if planned is not None:
-                    made = replace(planned, start=partition.start)
-                    yield PlacedGpu(gpu.device, (*gpu.partitions[:position], made, *gpu.partitions[position + 1 :]))
+                    placed = replace(planned, start=partition.start)
+                    yield PlacedGpu(gpu.device, (*gpu.partitions[:position], placed, *gpu.partitions[position + 1 :]))
                     break
         fresh = self._in_new_instance(device, gpu, task)
         if fresh is not None:
@@ -142,9 +142,9 @@ class LocalSearch:
         """Return the device with the smallest new instance doing the task alone."""
         if any(partition.mig is None for partition in gpu.partitions):
             return None
-        taken = [make_placement(device, str(part.mig), part.start or 0) for part in gpu.partitions]
-        for profile in sorted(device.mig_profiles, key=lambda one: one.sms):
-            starts = legal_starts(device, profile, taken)
+        placements = [make_placement(device, str(part.mig), part.start or 0) for part in gpu.partitions]
+        for profile in sorted(device.mig_profiles, key=lambda p: p.sms):
+            starts = legal_starts(device, profile, placements)
             planned = self.planner.plan(device, profile.name, [task]) if starts else None
             if planned is not None:
                 parts = (*gpu.partitions, replace(planned, start=starts[-1]))
@@ -154,80 +154,80 @@ class LocalSearch:
     def _exchange(self, gpus: _Gpus, index: int) -> _Gpus | None:
         """Return the devices with a device exchanged for a cheaper kind, None where no kind can do its work."""
         gpu = gpus[index]
-        used = Counter(one.device for one in gpus)
+        used_counts = Counter(g.device for g in gpus)
         for entry in sorted(self.problem.fleet.entries, key=lambda entry: entry.price_per_hour):
             if entry.price_per_hour >= self._price(gpu):
                 return None
-            if entry.count is not None and used[entry.device.name] >= entry.count:
+            if entry.count is not None and used_counts[entry.device.name] >= entry.count:
                 continue
-            found = self._move_to_device(entry.device, gpu)
-            if found is not None:
-                return (*gpus[:index], found, *gpus[index + 1 :])
+            moved = self._move_to_device(entry.device, gpu)
+            if moved is not None:
+                return (*gpus[:index], moved, *gpus[index + 1 :])
         return None
 
     def _move_to_device(self, device: Device, gpu: PlacedGpu) -> PlacedGpu | None:
         """Return a device of another kind that does the same, whole or in MIG instances."""
-        tasks = [(one.model, one.rate_rps) for one in gpu.replicas()]
-        whole = self.planner.plan(device, None, tasks)
-        if whole is not None:
-            return PlacedGpu(device.name, (whole,))
-        made = PlacedGpu(device.name, ())
+        tasks = [(replica.model, replica.rate_rps) for replica in gpu.replicas()]
+        partition = self.planner.plan(device, None, tasks)
+        if partition is not None:
+            return PlacedGpu(device.name, (partition,))
+        target = PlacedGpu(device.name, ())
         for task in sorted(tasks, key=lambda task: -task[1]) if device.mig_profiles else ():
-            with_task = next(self._host_task(made, task), None)
-            if with_task is None:
+            extended = next(self._host_task(target, task), None)
+            if extended is None:
                 return None
-            made = with_task
-        return made if made.partitions else None
+            target = extended
+        return target if target.partitions else None
 
     def _serve_more(self, gpus: _Gpus) -> _Gpus:
         """Return the devices with as much unserved demand as they can take, the highest priorities first."""
         for demand in self.problem.by_priority():
-            served = math.fsum(o.rate_rps for gpu in gpus for o in gpu.replicas() if o.model == demand.model)
-            found, more = self._take_more(gpus, demand, demand.rate_rps - served)
-            if served + more >= (demand.min_goodput_rps or 0.0):
-                gpus = found
+            served_rps = math.fsum(o.rate_rps for gpu in gpus for o in gpu.replicas() if o.model == demand.model)
+            extended, added_rps = self._take_more(gpus, demand, demand.rate_rps - served_rps)
+            if served_rps + added_rps >= (demand.min_goodput_rps or 0.0):
+                gpus = extended
         return gpus
 
     def _take_more(self, gpus: _Gpus, demand: Demand, missing_rps: float) -> tuple[_Gpus, float]:
         """Return the devices with as much of a rate as fits in halved steps, and the added rate."""
-        size, more = missing_rps, 0.0
+        size, added_rps = missing_rps, 0.0
         least = demand.rate_rps / 2**_MOST_HALVINGS
-        while missing_rps - more > demand.rate_rps * 1e-9 and size >= least and not self.is_over:
-            size = min(size, missing_rps - more)
-            with_task = self._add_task(gpus, (demand.model, size)) or self._on_new(gpus, (demand.model, size))
-            if with_task is None:
+        while missing_rps - added_rps > demand.rate_rps * 1e-9 and size >= least and not self.is_over:
+            size = min(size, missing_rps - added_rps)
+            candidate = self._add_task(gpus, (demand.model, size)) or self._on_new(gpus, (demand.model, size))
+            if candidate is None:
                 size /= 2.0
             else:
-                gpus, more = with_task, more + size
-        return gpus, more
+                gpus, added_rps = candidate, added_rps + size
+        return gpus, added_rps
 
     def _on_new(self, gpus: _Gpus, task: Task) -> _Gpus | None:
         """Return the devices and another device of the fleet doing the task."""
-        used = Counter(one.device for one in gpus)
+        used_counts = Counter(gpu.device for gpu in gpus)
         for entry in sorted(self.problem.fleet.entries, key=lambda entry: entry.price_per_hour):
-            if entry.count is not None and used[entry.device.name] >= entry.count:
+            if entry.count is not None and used_counts[entry.device.name] >= entry.count:
                 continue
             empty = PlacedGpu(entry.device.name, ())
-            whole = self.planner.plan(entry.device, None, [task])
-            made = (
+            partition = self.planner.plan(entry.device, None, [task])
+            new_gpu = (
                 self._in_new_instance(entry.device, empty, task)
-                if whole is None
-                else replace(empty, partitions=(whole,))
+                if partition is None
+                else replace(empty, partitions=(partition,))
             )
-            if made is not None and self._is_allowed((*gpus, made), task[0]):
-                return (*gpus, made)
+            if new_gpu is not None and self._is_allowed((*gpus, new_gpu), task[0]):
+                return (*gpus, new_gpu)
         return None
 
     def _is_allowed(self, gpus: _Gpus, model: str) -> bool:
         """Return whether the model has at most its maximum number of replicas."""
         most = self.problem.demand(model).max_replicas
-        return most is None or sum(one.model == model for gpu in gpus for one in gpu.replicas()) <= most
+        return most is None or sum(replica.model == model for gpu in gpus for replica in gpu.replicas()) <= most
 
 
 def _join_task(partition: PlacedPartition, task: Task) -> Iterator[list[Task]]:
     """Yield the tasks of a partition with a task added: to a replica of its model there, or as a replica of its own."""
-    tasks = [(one.model, one.rate_rps) for one in partition.replicas]
-    same = next((i for i, one in enumerate(tasks) if one[0] == task[0]), None)
-    if same is not None:
-        yield [*tasks[:same], (task[0], tasks[same][1] + task[1]), *tasks[same + 1 :]]
+    tasks = [(replica.model, replica.rate_rps) for replica in partition.replicas]
+    index = next((i for i, t in enumerate(tasks) if t[0] == task[0]), None)
+    if index is not None:
+        yield [*tasks[:index], (task[0], tasks[index][1] + task[1]), *tasks[index + 1 :]]
     yield [*tasks, task]

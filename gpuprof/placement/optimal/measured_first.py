@@ -53,10 +53,10 @@ def restrict_to_measured(problem: Problem) -> Problem | None:
     for demand in problem.demands:
         if segments.first_alike(demand.model) != demand.model:
             continue
-        listed = list(_list_observed(problem, segments, demand.model, between=False))
-        if not any(listed):
+        observations = list(_list_observed(problem, segments, demand.model, between=False))
+        if not any(observations):
             return None
-        is_partial = is_partial or not all(listed) or not all(_list_observed(problem, segments, demand.model))
+        is_partial = is_partial or not all(observations) or not all(_list_observed(problem, segments, demand.model))
     if not is_partial:
         return None
     return replace(problem, estimator=MeasuredOnly(problem.estimator), previous=None, alike={})

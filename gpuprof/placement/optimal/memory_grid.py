@@ -45,7 +45,7 @@ def is_binding(units: Sequence[int], memory_bytes: Sequence[int], space: int, ca
     space, capacity_bytes : int
         Of the partition.
     """
-    _, most = best_packing(units, [float(one) for one in memory_bytes], space)
+    _, most = best_packing(units, [float(size) for size in memory_bytes], space)
     return most > capacity_bytes
 
 

@@ -18,48 +18,48 @@ def merge_replicas(
     problem: Problem, segments: Segments, choices: Choices, gpus: Sequence[PlacedGpu]
 ) -> tuple[PlacedGpu, ...]:
     """Return the devices with as few replicas in each partition as their shares allow; no share grows."""
-    done: dict[PlacedGpu, PlacedGpu] = {}
+    merged: dict[PlacedGpu, PlacedGpu] = {}
     for gpu in gpus:
-        if gpu not in done:
+        if gpu not in merged:
             device = problem.device(gpu.device)
             parts = tuple(_merge_in_partition(device, segments, choices, part) for part in gpu.partitions)
-            done[gpu] = PlacedGpu(gpu.device, parts)
-    return tuple(done[gpu] for gpu in gpus)
+            merged[gpu] = PlacedGpu(gpu.device, parts)
+    return tuple(merged[gpu] for gpu in gpus)
 
 
 def _merge_in_partition(
     device: Device, segments: Segments, choices: Choices, partition: PlacedPartition
 ) -> PlacedPartition:
-    for model, count in Counter(one.model for one in partition.replicas).items():
+    for model, count in Counter(replica.model for replica in partition.replicas).items():
         if count < 2:
             continue
-        alike = [one for one in partition.replicas if one.model == model]
-        single = _find_single(device, choices, partition, alike, segments.problem.demand(model).rate_rps)
+        replicas = [replica for replica in partition.replicas if replica.model == model]
+        single = _find_single(device, choices, partition, replicas, segments.problem.demand(model).rate_rps)
         if single is None:
             continue
-        others = tuple(one for one in partition.replicas if one.model != model)
-        candidate = replace(partition, replicas=(single, *others))
+        other_replicas = tuple(replica for replica in partition.replicas if replica.model != model)
+        candidate = replace(partition, replicas=(single, *other_replicas))
         if segments.holds(device, candidate):
             partition = candidate
     return partition
 
 
 def _find_single(
-    device: Device, choices: Choices, partition: PlacedPartition, alike: Sequence[PlacedReplica], asked_rps: float
+    device: Device, choices: Choices, partition: PlacedPartition, replicas: Sequence[PlacedReplica], asked_rps: float
 ) -> PlacedReplica | None:
     """Return a replica that does the work of these, None where no known replica takes as little."""
-    rate = math.fsum(one.rate_rps for one in alike)
+    rate = math.fsum(replica.rate_rps for replica in replicas)
     if math.isclose(rate, asked_rps, rel_tol=1e-9):
         rate = asked_rps  # the whole demand: parts must not add up to a rounded sum
-    most_pct = sum(one.share.sm_pct for one in alike) * (1.0 + 1e-12)
-    memory = sum(one.memory_bytes or 0 for one in alike)
+    most_pct = sum(replica.share.sm_pct for replica in replicas) * (1.0 + 1e-12)
+    memory = sum(replica.memory_bytes or 0 for replica in replicas)
     able = [
         segment
-        for segment in choices[alike[0].model]
+        for segment in choices[replicas[0].model]
         if (segment.device, segment.share.mig) == (device.name, partition.mig)
         and segment.share.sm_pct <= min(most_pct, 100.0)
         and segment.capacity_rps >= rate * (1.0 - 1e-12)
         and (segment.memory_bytes or 0) <= memory
     ]
-    best = min(able, key=lambda one: (one.share.sm_pct, one.processes), default=None)
+    best = min(able, key=lambda segment: (segment.share.sm_pct, segment.processes), default=None)
     return None if best is None else best.replica(rate)

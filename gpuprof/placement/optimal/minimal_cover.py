@@ -30,51 +30,51 @@ def minimal_covers(
     list of tuple of int, length n
         The counts in the order of ``capacities``.
     """
-    falling = np.argsort(-np.array(capacities, dtype=np.float64), kind="stable")
-    sorted_capacities = np.array(capacities, dtype=np.float64)[falling]
+    order = np.argsort(-np.array(capacities, dtype=np.float64), kind="stable")
+    sorted_capacities = np.array(capacities, dtype=np.float64)[order]
     listed_counts = np.zeros((limit, len(capacities)), dtype=np.int64)
     parts = math.inf if most_parts is None else float(most_parts)
     # Slightly less than the rate: three segments of a third each must cover it.
-    listed = fill_covers(rate * (1.0 - 1e-9), sorted_capacities, parts, listed_counts)
-    if listed < 0:
+    count = fill_covers(rate * (1.0 - 1e-9), sorted_capacities, parts, listed_counts)
+    if count < 0:
         return None
-    covers = np.empty_like(listed_counts[:listed])
-    covers[:, falling] = listed_counts[:listed]
+    covers = np.empty_like(listed_counts[:count])
+    covers[:, order] = listed_counts[:count]
     return [tuple(counts) for counts in covers.tolist()]
 
 
-def _fill_covers(rate: float, falling: npt.NDArray[np.float64], parts: float, covers: npt.NDArray[np.int64]) -> int:
+def _fill_covers(rate: float, rates: npt.NDArray[np.float64], parts: float, covers: npt.NDArray[np.int64]) -> int:
     """Write the covers into the rows of ``covers`` and return their number, -1 where there are too few rows.
 
     Since capacities fall, a cover is minimal when its last segment is needed.
     """
-    sizes = len(falling)
+    sizes = len(rates)
     counts = np.zeros(sizes, dtype=np.int64)
     rests, free_parts = np.empty(sizes + 1), np.empty(sizes + 1)
     rests[0], free_parts[0] = rate, parts
-    depth, listed = 0, 0
+    depth, cover_count = 0, 0
     while True:
-        rest = rests[depth]
-        if rest > 0.0 and depth < sizes and free_parts[depth] >= 1.0 and rest <= falling[depth] * free_parts[depth]:
-            needed = math.ceil(rest / falling[depth])
-            counts[depth] = needed if needed <= free_parts[depth] else int(free_parts[depth])
-            if depth < sizes - 1 or counts[depth] == needed:
-                rests[depth + 1] = rest - counts[depth] * falling[depth] if depth < sizes - 1 else 0.0
+        need = rests[depth]
+        if need > 0.0 and depth < sizes and free_parts[depth] >= 1.0 and need <= rates[depth] * free_parts[depth]:
+            times = math.ceil(need / rates[depth])
+            counts[depth] = times if times <= free_parts[depth] else int(free_parts[depth])
+            if depth < sizes - 1 or counts[depth] == times:
+                rests[depth + 1] = need - counts[depth] * rates[depth] if depth < sizes - 1 else 0.0
                 free_parts[depth + 1] = free_parts[depth] - counts[depth]
                 depth += 1
                 continue
-        elif rest <= 0.0:
-            if listed == len(covers):
+        elif need <= 0.0:
+            if cover_count == len(covers):
                 return -1
-            covers[listed, :depth] = counts[:depth]
-            listed += 1
+            covers[cover_count, :depth] = counts[:depth]
+            cover_count += 1
         depth = min(depth, sizes - 1) - 1  # fewer of the last size never suffice
         while depth >= 0 and counts[depth] == 0:
             depth -= 1
         if depth < 0:
-            return listed
+            return cover_count
         counts[depth] -= 1
-        rests[depth + 1] = rests[depth] - counts[depth] * falling[depth]
+        rests[depth + 1] = rests[depth] - counts[depth] * rates[depth]
         free_parts[depth + 1] = free_parts[depth] - counts[depth]
         depth += 1
 

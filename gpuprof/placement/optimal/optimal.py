@@ -39,22 +39,22 @@ class Optimal:
 
         Maps of measured figures alone come first: extrapolated shares are only used where they make a cheaper map.
         """
-        limit, found = Limit(problem.options.time_limit_s), None
+        limit, incumbent = Limit(problem.options.time_limit_s), None
         limit = limit.with_least((limit.seconds or 0.0) / 2.0)  # where other programs occupy the processors
-        quiet = replace(problem, options=replace(problem.options, explains=False))
-        measured = None if problem.previous is not None else restrict_to_measured(quiet)
+        plain_problem = replace(problem, options=replace(problem.options, explains=False))
+        measured = None if problem.previous is not None else restrict_to_measured(plain_problem)
         if measured is not None:
-            found = self._search(measured, limit.keeping((limit.seconds or 0.0) / 2.0))
-            if found.unplaced or not is_proven_optimal(measured, found):
-                found = None
-        if found is None:
-            found = self._search(quiet, limit)
+            incumbent = self._search(measured, limit.keeping((limit.seconds or 0.0) / 2.0))
+            if incumbent.unplaced or not is_proven_optimal(measured, incumbent):
+                incumbent = None
+        if incumbent is None:
+            incumbent = self._search(plain_problem, limit)
         else:
-            other = self._search(quiet, limit)
-            if objective_value(problem, other) < objective_value(problem, found):
-                found = other
-        found = raise_by_work(problem, share_time(problem, found, limit))
-        return with_reasons(problem, found, limit)
+            candidate = self._search(plain_problem, limit)
+            if objective_value(problem, candidate) < objective_value(problem, incumbent):
+                incumbent = candidate
+        incumbent = raise_by_work(problem, share_time(problem, incumbent, limit))
+        return with_reasons(problem, incumbent, limit)
 
     def _search(self, problem: Problem, limit: Limit) -> Placement:
         is_pooled = self.pooled and problem.options.latency_budget is None

@@ -74,7 +74,7 @@ def _fill(
     for slot, count in patterns[kind].pop(0).slots:
         queue = queues.get((kind[0], slot), [])
         for _ in range(count):
-            index = next((i for i, one in enumerate(queue) if _try_add(fresh, start, position, one, segments)), None)
+            index = next((i for i, task in enumerate(queue) if _try_add(fresh, start, position, task, segments)), None)
             if index is None:
                 break
             queue.pop(index)

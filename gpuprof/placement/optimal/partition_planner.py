@@ -41,15 +41,15 @@ class PartitionPlanner:
     _steps: dict[tuple[str, str | None, str], tuple[float, ...]] = field(default_factory=dict)
 
     def plan(
-        self, device: Device, mig: str | None, tasks: Sequence[Task], standing: PlacedPartition | None = None
+        self, device: Device, mig: str | None, tasks: Sequence[Task], partition: PlacedPartition | None = None
     ) -> PlacedPartition | None:
         """Return the partition with a replica for each task, None where no shares keep all SLOs.
 
-        Replicas of tasks in ``standing``, a plan for some of the tasks, keep at least their shares.
+        Replicas of tasks in ``partition``, a plan for some of the tasks, keep at least their shares.
         """
         key = (device.name, mig, tuple(sorted(tasks)))
         if key not in self._planned:
-            self._planned[key] = self._find_plan(device, mig, key[2], standing)
+            self._planned[key] = self._find_plan(device, mig, key[2], partition)
         return self._planned[key]
 
     def least_pct(self, device: Device, mig: str | None, task: Task) -> float:
@@ -61,71 +61,71 @@ class PartitionPlanner:
         """Return the shares in percent of the partition a replica may have, smallest first."""
         key = (device.name, mig, model)
         if key not in self._steps:
-            listed = {one.sm_pct for one in self.problem.estimator.shares(model, device) if one.mig == mig}
-            between = self.segments.search_space.steps(model, device, mig) if listed else ()
-            self._steps[key] = tuple(sorted(listed | set(between)))
+            shares = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig == mig}
+            between = self.segments.search_space.steps(model, device, mig) if shares else ()
+            self._steps[key] = tuple(sorted(shares | set(between)))
         return self._steps[key]
 
     def _find_plan(
-        self, device: Device, mig: str | None, tasks: tuple[Task, ...], standing: PlacedPartition | None
+        self, device: Device, mig: str | None, tasks: tuple[Task, ...], partition: PlacedPartition | None
     ) -> PlacedPartition | None:
         steps = [self.steps(device, mig, model) for model, _ in tasks]
-        there = [] if standing is None else list(standing.replicas)
-        known: list[int] = []
-        running: list[Workload] = []
+        old_replicas = [] if partition is None else list(partition.replicas)
+        indices: list[int] = []
+        workloads: list[Workload] = []
         for shares, task in zip(steps, tasks, strict=True):
             # A standing replica begins with its share: with more neighbours it needs at least as much.
-            same = next((one for one in there if (one.model, one.rate_rps) == task), None)
-            if same is not None:
-                there.remove(same)
-                known.append(shares.index(same.share.sm_pct))
-                running.append(same.workload)
+            old_replica = next((r for r in old_replicas if (r.model, r.rate_rps) == task), None)
+            if old_replica is not None:
+                old_replicas.remove(old_replica)
+                indices.append(shares.index(old_replica.share.sm_pct))
+                workloads.append(old_replica.workload)
                 continue
             index = self._find_least_step(device, mig, task)
-            alone = None if index is None else self._find_workload(device, Share(shares[index], mig), task)
-            if index is None or alone is None:
+            isolated = None if index is None else self._find_workload(device, Share(shares[index], mig), task)
+            if index is None or isolated is None:
                 return None
-            known.append(index)
-            running.append(alone)
+            indices.append(index)
+            workloads.append(isolated)
         rounds = 0
-        while math.fsum(one.share.sm_pct for one in running) <= 100.0 + TOLERANCE:
-            broken = [i for i, task in enumerate(tasks) if not self._find_feasible_batch(device, task, running, i)]
+        while math.fsum(workload.share.sm_pct for workload in workloads) <= 100.0 + TOLERANCE:
+            broken = [i for i, task in enumerate(tasks) if not self._find_feasible_batch(device, task, workloads, i)]
             if not broken:
-                return self._partition(device, mig, tasks, running)
+                return self._partition(device, mig, tasks, workloads)
             for i in broken:
-                if known[i] + 1 >= len(steps[i]):
+                if indices[i] + 1 >= len(steps[i]):
                     return None
-                known[i] = min(known[i] + 2 ** (rounds // _PATIENCE), len(steps[i]) - 1)
-                again = self._find_workload(device, Share(steps[i][known[i]], mig), tasks[i])
-                if again is None:
+                indices[i] = min(indices[i] + 2 ** (rounds // _PATIENCE), len(steps[i]) - 1)
+                enlarged = self._find_workload(device, Share(steps[i][indices[i]], mig), tasks[i])
+                if enlarged is None:
                     return None
-                running[i] = again
+                workloads[i] = enlarged
             rounds += 1
         return None
 
-    def _find_feasible_batch(self, device: Device, task: Task, running: list[Workload], index: int) -> bool:
+    def _find_feasible_batch(self, device: Device, task: Task, workloads: list[Workload], index: int) -> bool:
         """Return whether a task is done beside its neighbours, if necessary with another batch, which is stored in
-        ``running``.
+        ``workloads``.
         """
-        beside = (*running[:index], *running[index + 1 :])
-        workload = self._workload(device, running[index].share, task, beside, running[index])
+        beside = (*workloads[:index], *workloads[index + 1 :])
+        workload = self._workload(device, workloads[index].share, task, beside, workloads[index])
         if workload is not None:
-            running[index] = workload
+            workloads[index] = workload
         return workload is not None
 
     def _partition(
-        self, device: Device, mig: str | None, tasks: Sequence[Task], running: Sequence[Workload]
+        self, device: Device, mig: str | None, tasks: Sequence[Task], workloads: Sequence[Workload]
     ) -> PlacedPartition | None:
         """Return the partition if memory and MPS clients suffice and all replicas keep their SLOs as they now are."""
         replicas = []
-        for (model, rate), workload in zip(tasks, running, strict=True):
+        for (model, rate), workload in zip(tasks, workloads, strict=True):
             memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
             replicas.append(
                 PlacedReplica(model, workload.batch, workload.processes, workload.share, rate, memory_bytes=memory)
             )
-        held = sum(one.memory_bytes or 0 for one in replicas)
-        clients = sum(one.processes for one in replicas)
-        if held > device.memory_bytes(Share(100.0, mig)) or (clients > MPS_CLIENTS and len(replicas) > 1):
+        total_bytes = sum(replica.memory_bytes or 0 for replica in replicas)
+        clients = sum(replica.processes for replica in replicas)
+        if total_bytes > device.memory_bytes(Share(100.0, mig)) or (clients > MPS_CLIENTS and len(replicas) > 1):
             return None
         partition = PlacedPartition(tuple(replicas), mig)
         # A changed batch changes the neighbours of the others.
@@ -163,8 +163,8 @@ class PartitionPlanner:
         def does(workload: Workload) -> bool:
             self.asked += 1
             try:
-                held = self.segments.memory_bytes(self.segments.estimate(device, workload)) or 0
-                fits = held <= device.memory_bytes(share) and not self.segments.is_claimed(device, workload)
+                memory_bytes = self.segments.memory_bytes(self.segments.estimate(device, workload)) or 0
+                fits = memory_bytes <= device.memory_bytes(share) and not self.segments.is_claimed(device, workload)
                 return fits and self.segments.meets(demand, device, workload, task[1], beside)
             except InputError:
                 return False  # no estimate of this batch or number of processes
@@ -178,9 +178,9 @@ class PartitionPlanner:
             able = self._list_sufficient(
                 device, [Workload(task[0], size, share, processes) for size in sizes], task[1], beside
             )
-            found = next((one for one in able if does(one)), None)
-            if found is not None:
-                return found
+            fitting = next((candidate for candidate in able if does(candidate)), None)
+            if fitting is not None:
+                return fitting
         return None
 
     def _is_late(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
@@ -206,8 +206,8 @@ class PartitionPlanner:
             return self._throughput_rps(device, workload, beside) >= rate_rps * (1.0 - TOLERANCE)
 
         first = bisect_left(workloads, True, key=enough)
-        chosen = {first} if self.problem.options.latency_budget is not None else {first, first + 1, first + 3}
-        return [workloads[index] for index in sorted(chosen) if index < len(workloads)]
+        indices = {first} if self.problem.options.latency_budget is not None else {first, first + 1, first + 3}
+        return [workloads[index] for index in sorted(indices) if index < len(workloads)]
 
     def _throughput_rps(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> float:
         try:

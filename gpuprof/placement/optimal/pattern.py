@@ -62,10 +62,10 @@ def list_configurations(device: Device, shares: Collection[Share]) -> tuple[Devi
     """Return the configurations of ``device`` for these shares: whole, and each different maximal layout."""
     names = {share.mig for share in shares if share.mig is not None}
     profiles = tuple(profile for profile in device.mig_profiles if profile.name in names)
-    whole = [DeviceConfiguration(device.name)] if any(share.mig is None for share in shares) else []
+    undivided = [DeviceConfiguration(device.name)] if any(share.mig is None for share in shares) else []
     # Maximal layouts suffice: an empty instance costs nothing.
     layouts = distinct_layouts(device, profiles) if profiles else ()
-    return (*whole, *(DeviceConfiguration(device.name, layout) for layout in layouts))
+    return (*undivided, *(DeviceConfiguration(device.name, layout) for layout in layouts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +84,17 @@ class PatternPacker:
             return ()
         if not self.memory and multisets([units for units, _ in sizes], SPACE) > _MOST_LOOKED_AT:
             return None
-        units, held = (np.array(column, dtype=np.int64) for column in zip(*sizes, strict=True))
+        units, memories = (np.array(column, dtype=np.int64) for column in zip(*sizes, strict=True))
         packings = np.empty((MOST_PACKINGS, len(sizes)), dtype=np.int64)
         from gpuprof.placement.optimal.pattern_kernel import fill_maximal  # numba takes long to import
 
-        listed = fill_maximal(units, held, SPACE, self.memory, _MOST_LOOKED_AT, packings)
-        if listed < 0:
+        count = fill_maximal(units, memories, SPACE, self.memory, _MOST_LOOKED_AT, packings)
+        if count < 0:
             return None
         slots = [by_size[size] for size in sizes]
         return tuple(
             SharePattern(self.kind, tuple((slot, n) for slot, n in zip(slots, counts, strict=True) if n))
-            for counts in packings[:listed].tolist()
+            for counts in packings[:count].tolist()
         )
 
     def initial_patterns(self) -> tuple[SharePattern, ...]:
@@ -110,15 +110,15 @@ class PatternPacker:
     def best_pattern(self, values: Mapping[PartitionSlot, float]) -> tuple[SharePattern, float]:
         """Return the pattern of the highest total worth, and its worth."""
         order = sorted(self.slots, key=lambda slot: (share_units(slot.share), slot.memory))
-        worth = [values.get(slot, 0.0) for slot in order]
-        sizes, held = [share_units(slot.share) for slot in order], [slot.memory for slot in order]
-        counts, value = best_packing(sizes, worth, SPACE, held, self.memory)
+        slot_values = [values.get(slot, 0.0) for slot in order]
+        sizes, memories = [share_units(slot.share) for slot in order], [slot.memory for slot in order]
+        counts, value = best_packing(sizes, slot_values, SPACE, memories, self.memory)
         return SharePattern(self.kind, tuple((slot, n) for slot, n in zip(order, counts, strict=True) if n)), value
 
-    def _fill_with(self, main: PartitionSlot, times: int, falling: Sequence[PartitionSlot]) -> SharePattern:
+    def _fill_with(self, main: PartitionSlot, times: int, slots: Sequence[PartitionSlot]) -> SharePattern:
         counts = Counter({main: times})
         space, memory = SPACE - times * share_units(main.share), self.memory - times * main.memory
-        for slot in falling:
+        for slot in slots:
             count = 0 if slot == main else _most_times(slot, space, memory)
             if count:
                 counts[slot] += count

@@ -10,7 +10,7 @@ from gpuprof.machine.machine_code import compile_function
 Integers = npt.NDArray[np.int64]
 
 
-def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most: int, patterns: Integers) -> int:
+def _fill_maximal(units: Integers, weights: Integers, space: int, memory: int, most: int, patterns: Integers) -> int:
     """Write the maximal packings into the rows of ``patterns`` and return their number.
 
     Parameters
@@ -33,40 +33,40 @@ def _fill_maximal(units: Integers, held: Integers, space: int, memory: int, most
     counts = np.zeros(sizes, dtype=np.int64)
     spaces, memories = np.empty(sizes + 1, dtype=np.int64), np.empty(sizes + 1, dtype=np.int64)
     spaces[0], memories[0] = space, memory
-    depth, listed, looked_at = 0, 0, 0
-    counts[0] = _most_that_fit(units[0], held[0], space, memory)
+    depth, count, visited = 0, 0, 0
+    counts[0] = _most_that_fit(units[0], weights[0], space, memory)
     while True:
         spaces[depth + 1] = spaces[depth] - counts[depth] * units[depth]
-        memories[depth + 1] = memories[depth] - counts[depth] * held[depth]
+        memories[depth + 1] = memories[depth] - counts[depth] * weights[depth]
         depth += 1
         if depth < sizes:
-            counts[depth] = _most_that_fit(units[depth], held[depth], spaces[depth], memories[depth])
+            counts[depth] = _most_that_fit(units[depth], weights[depth], spaces[depth], memories[depth])
             continue
-        looked_at += 1
-        if not _has_room(units, held, spaces[depth], memories[depth]):
-            if listed == len(patterns):
+        visited += 1
+        if not _has_room(units, weights, spaces[depth], memories[depth]):
+            if count == len(patterns):
                 return -1
-            patterns[listed] = counts
-            listed += 1
-        if looked_at > most:
+            patterns[count] = counts
+            count += 1
+        if visited > most:
             return -1
         depth = sizes - 2  # all that fit of the last size are taken: fewer are never maximal
         while depth >= 0 and counts[depth] == 0:
             depth -= 1
         if depth < 0:
-            return listed
+            return count
         counts[depth] -= 1
 
 
-def _most_that_fit(units: int, held: int, space: int, memory: int) -> int:
+def _most_that_fit(units: int, weight: int, space: int, memory: int) -> int:
     most = space // units
-    return min(most, memory // held) if held > 0 else most
+    return min(most, memory // weight) if weight > 0 else most
 
 
-def _has_room(units: Integers, held: Integers, space: int, memory: int) -> bool:
+def _has_room(units: Integers, weights: Integers, space: int, memory: int) -> bool:
     has_room = False
     for size in range(len(units)):
-        has_room |= units[size] <= space and held[size] <= memory
+        has_room |= units[size] <= space and weights[size] <= memory
     return has_room
 
 

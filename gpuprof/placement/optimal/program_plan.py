@@ -67,8 +67,8 @@ def minimise_cost(problem: Problem, classes: Sequence[DemandClass], limit: Limit
     """Return the cheapest choice of the segments of ``classes``, None without one, and a lower bound on its cost."""
     entries, seed = problem.fleet.entries, problem.options.seed
     master, prices = RestrictedMaster(entries, classes), list_prices(entries)
-    relaxed, bound = solve_relaxation(master, prices, limit, seed)
-    if relaxed is None:
+    relaxation, bound = solve_relaxation(master, prices, limit, seed)
+    if relaxation is None:
         return None, 0.0
     solution = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
     if solution is None:
@@ -83,15 +83,15 @@ def minimise_cost(problem: Problem, classes: Sequence[DemandClass], limit: Limit
 def _lower_to_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
     """Return the demand lowered to the maximum rate of its allowed number of replicas."""
     most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
-    reach = most * max(segment.capacity_rps for segment in segments)
-    return demand if demand.rate_rps <= reach else replace(demand, rate_rps=reach)
+    limit_rps = most * max(segment.capacity_rps for segment in segments)
+    return demand if demand.rate_rps <= limit_rps else replace(demand, rate_rps=limit_rps)
 
 
 def _make_covers(demands: Sequence[Demand], choices: Choices, choice: Choice) -> Mapping[str, Cover]:
     covers: dict[str, Cover] = {}
     for demand in demands:
         counts = choice.covers[demand.model]
-        chosen = [s for s, count in zip(choices[demand.model], counts, strict=True) for _ in range(count)]
-        if chosen:
-            covers[demand.model] = share_out_rate(demand.rate_rps, chosen)
+        segments = [s for s, count in zip(choices[demand.model], counts, strict=True) for _ in range(count)]
+        if segments:
+            covers[demand.model] = share_out_rate(demand.rate_rps, segments)
     return covers

@@ -77,8 +77,8 @@ def group_demands(demands: Sequence[Demand], segments: Mapping[str, Sequence[Seg
     """Group equal demands, in the order of the first demand of each group."""
     groups: dict[object, list[Demand]] = {}
     for demand in demands:
-        same = tuple((one.device, one.share, one.capacity_rps, one.memory_bytes) for one in segments[demand.model])
-        key = (demand.rate_rps, demand.max_replicas, demand.priority, demand.min_goodput_rps, same)
+        figures = tuple((s.device, s.share, s.capacity_rps, s.memory_bytes) for s in segments[demand.model])
+        key = (demand.rate_rps, demand.max_replicas, demand.priority, demand.min_goodput_rps, figures)
         groups.setdefault(key, []).append(demand)
     return tuple(DemandClass(tuple(group), tuple(segments[group[0].model])) for group in groups.values())
 
@@ -128,10 +128,10 @@ class RestrictedMaster:
     _served: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        used = list(dict.fromkeys(_ResourceUse.of(one) for group in self.classes for one in group.segments))
+        uses = list(dict.fromkeys(_ResourceUse.of(segment) for group in self.classes for segment in group.segments))
         for entry in self.entries:
-            own = (use for use in used if use.device == entry.device.name)
-            self._add_device(entry, sorted(own, key=lambda use: (use.share.mig or "", use.share.sm_pct, use.memory)))
+            part = (use for use in uses if use.device == entry.device.name)
+            self._add_device(entry, sorted(part, key=lambda use: (use.share.mig or "", use.share.sm_pct, use.memory)))
         left = _MOST_COVERS
         for group in self.classes:
             left -= self._add_class(group, left)
@@ -141,51 +141,51 @@ class RestrictedMaster:
         """Return whether all memory is counted in bytes."""
         return all(grid.is_exact for grid in self.grids.values())
 
-    def _add_device(self, entry: FleetEntry, used: Sequence[_ResourceUse]) -> None:
-        for mig in dict.fromkeys(use.share.mig for use in used):
-            self._add_kind(entry, (entry.device.name, mig), [use for use in used if use.share.mig == mig])
+    def _add_device(self, entry: FleetEntry, uses: Sequence[_ResourceUse]) -> None:
+        for mig in dict.fromkeys(use.share.mig for use in uses):
+            self._add_kind(entry, (entry.device.name, mig), [use for use in uses if use.share.mig == mig])
         count = {}
-        if used and entry.count is not None:
+        if uses and entry.count is not None:
             row = self.program.row(high=entry.count)
             self._fleet_rows[entry.device.name] = row
             count = {row: 1.0}
-        for configuration in list_configurations(entry.device, [use.share for use in used]):
+        for configuration in list_configurations(entry.device, [use.share for use in uses]):
             kind_rows = {self.kind_rows[kind]: float(n) for kind, n in configuration.partitions().items()}
             cost = 0.0 if self.partial else entry.price_per_hour
             self._configurations.append((configuration, self.program.column(cost, {**kind_rows, **count})))
 
-    def _add_kind(self, entry: FleetEntry, kind: PartitionKind, used: Sequence[_ResourceUse]) -> None:
+    def _add_kind(self, entry: FleetEntry, kind: PartitionKind, uses: Sequence[_ResourceUse]) -> None:
         self.kind_rows[kind] = self.program.row(low=0.0)
         capacity = entry.device.memory_bytes(Share(100.0, kind[1]))
-        packer, listed = self._count_memory(kind, used, capacity)
-        if listed is None and self.summed:
+        packer, patterns = self._count_memory(kind, uses, capacity)
+        if patterns is None and self.summed:
             self._add_sum(kind, capacity)
             return
         self.packers[kind] = packer
         for slot in packer.slots:
             self._slots[kind[0], slot] = self.program.row(low=0.0)
-        if listed is None:
+        if patterns is None:
             self.generated.add(kind)
-        for pattern in packer.initial_patterns() if listed is None else listed:
+        for pattern in packer.initial_patterns() if patterns is None else patterns:
             self.add_pattern(pattern)
 
     def _count_memory(
-        self, kind: PartitionKind, used: Sequence[_ResourceUse], capacity: int
+        self, kind: PartitionKind, uses: Sequence[_ResourceUse], capacity: int
     ) -> tuple[PatternPacker, tuple[SharePattern, ...] | None]:
         """Choose the units of memory: none, bytes where the patterns can then be listed, else steps."""
-        units = [share_units(use.share) for use in used]
-        binding = is_binding(units, [use.memory for use in used], SPACE, capacity)
+        units = [share_units(use.share) for use in uses]
+        binding = is_binding(units, [use.memory for use in uses], SPACE, capacity)
         grids = [MemoryGrid(1, capacity)] if binding else [MemoryGrid()]
         if binding and not self.summed:
             grids.append(make_grid(capacity, SPACE // math.gcd(SPACE, *units), relaxed=self.relaxed))
         for grid in grids:
-            slots = tuple(dict.fromkeys(PartitionSlot(use.share, grid.count(use.memory)) for use in used))
+            slots = tuple(dict.fromkeys(PartitionSlot(use.share, grid.count(use.memory)) for use in uses))
             self.grids[kind] = grid
             packer = PatternPacker(kind, slots, grid.capacity)
-            listed = None if self.relaxed else packer.list_maximal()
-            if listed is not None:
+            patterns = None if self.relaxed else packer.list_maximal()
+            if patterns is not None:
                 break
-        return packer, listed
+        return packer, patterns
 
     def _add_sum(self, kind: PartitionKind, capacity: int) -> None:
         """Bound a partition's contents only by the shares and memory of whole partitions on average."""
@@ -280,34 +280,34 @@ class RestrictedMaster:
 
     def find_used_segments(self, solution: Solution) -> dict[str, set[int]]:
         """Return the segments of its class that a solution takes for each model, however little."""
-        used: dict[str, set[int]] = {}
+        indices_by_model: dict[str, set[int]] = {}
         for group, covers, counts in zip(self.classes, self._covers, self._counts, strict=True):
-            of_all = {i for cover, c in covers if solution.values[c] > EXACT for i, n in enumerate(cover) if n}
+            from_covers = {i for cover, c in covers if solution.values[c] > EXACT for i, n in enumerate(cover) if n}
             for position, demand in enumerate(group.demands):
-                own = {i for i, column in enumerate(counts.get(position, ())) if solution.values[column] > EXACT}
-                used[demand.model] = of_all | own
-        return used
+                single = {i for i, column in enumerate(counts.get(position, ())) if solution.values[column] > EXACT}
+                indices_by_model[demand.model] = from_covers | single
+        return indices_by_model
 
     def read_solution(self, solution: Solution) -> Choice:
         """Translate a solution into segments, configurations and patterns."""
-        chosen: dict[str, tuple[int, ...]] = {}
+        counts_by_model: dict[str, tuple[int, ...]] = {}
         for group, covers, counts in zip(self.classes, self._covers, self._counts, strict=True):
-            taken = Counter({cover: int(solution.values[column]) for cover, column in covers})
-            flat = iter([cover for cover, times in taken.items() for _ in range(times)])
+            cover_counts = Counter({cover: int(solution.values[column]) for cover, column in covers})
+            cover_queue = iter([cover for cover, times in cover_counts.items() for _ in range(times)])
             for position, demand in enumerate(group.demands):
                 if position in counts:
-                    chosen[demand.model] = tuple(int(solution.values[column]) for column in counts[position])
+                    counts_by_model[demand.model] = tuple(int(solution.values[column]) for column in counts[position])
                 else:
-                    chosen[demand.model] = next(flat)
+                    counts_by_model[demand.model] = next(cover_queue)
         return Choice(
-            covers=chosen,
+            covers=counts_by_model,
             configurations=tuple(
                 (configuration, int(solution.values[c]))
                 for configuration, c in self._configurations
                 if solution.values[c] > 0.5
             ),
             patterns=tuple(
-                (one, int(solution.values[c])) for one, c in self._patterns.items() if solution.values[c] > 0.5
+                (pattern, int(solution.values[c])) for pattern, c in self._patterns.items() if solution.values[c] > 0.5
             ),
             grids=self.grids,
         )

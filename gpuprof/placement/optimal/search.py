@@ -51,14 +51,14 @@ class Search:
 
     def find_map(self) -> Placement:
         """Return the best map found in time, with its bounds."""
-        asked, segments = self.problem, self._make_segments(self.problem)
-        firsts = {segments.first_alike(one.model) for one in asked.demands}
-        served = {model for model in firsts if can_serve(asked, segments, asked.demand(model))}
-        able = [one for one in asked.demands if segments.first_alike(one.model) in served]
+        problem, segments = self.problem, self._make_segments(self.problem)
+        first_models = {segments.first_alike(demand.model) for demand in problem.demands}
+        servable = {model for model in first_models if can_serve(problem, segments, problem.demand(model))}
+        able = [demand for demand in problem.demands if segments.first_alike(demand.model) in servable]
         if not able:
-            return with_unplaced(asked, segments, Placement("optimal", (), (), 0, 0.0))
-        if len(able) < len(asked.demands):
-            self.problem = replace(asked, demands=tuple(able), alike={})
+            return with_unplaced(problem, segments, Placement("optimal", (), (), 0, 0.0))
+        if len(able) < len(problem.demands):
+            self.problem = replace(problem, demands=tuple(able), alike={})
         self._judge = Judge(self.problem, Segments(self.problem), self.is_pooled, self.fair, self.limit)
         self._best = self._place_first()
         self._tell()
@@ -66,13 +66,13 @@ class Search:
             self._search()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
             self._finish()
-        found = clip_bounds(self.problem, raise_by_work(self.problem, self._best))
-        stopped = self.limit.is_over and not is_proven_optimal(self.problem, found)
-        if found.unplaced:
-            found = replace(found, lower_bound_gpus=None, lower_bound_cost_per_hour=None)
+        placement = clip_bounds(self.problem, raise_by_work(self.problem, self._best))
+        stopped = self.limit.is_over and not is_proven_optimal(self.problem, placement)
+        if placement.unplaced:
+            placement = replace(placement, lower_bound_gpus=None, lower_bound_cost_per_hour=None)
         elif self._is_counted:
-            found = replace(found, upper_bound_goodput_rps=math.fsum(one.rate_rps for one in able))
-        return with_unplaced(asked, self._judge.segments, replace(found, stopped=stopped))
+            placement = replace(placement, upper_bound_goodput_rps=math.fsum(demand.rate_rps for demand in able))
+        return with_unplaced(problem, self._judge.segments, replace(placement, stopped=stopped))
 
     def _make_segments(self, problem: Problem) -> Segments:
         return PooledSegments(problem) if self.is_pooled else Segments(problem)
@@ -119,9 +119,9 @@ class Search:
             self._bound_queues(self.limit)
         local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
         kinds = {entry.device.name for entry in problem.fleet.entries}
-        possible = [start for start in starts if kinds.issuperset(gpu.device for gpu in start.gpus)]
-        ranked = sorted(possible, key=self._judge.rank)
-        for start in ranked[:2] if by_queues else ranked:
+        feasible = [start for start in starts if kinds.issuperset(gpu.device for gpu in start.gpus)]
+        ranking = sorted(feasible, key=self._judge.rank)
+        for start in ranking[:2] if by_queues else ranking:
             for gpus in local_search.improve(start.gpus):
                 self._keep(self._judge.settle(gpus, "local search"))
                 if self._is_done:
@@ -157,14 +157,14 @@ class Search:
         if self._best.unplaced:
             return self.problem
         cost = sum_prices(self.problem, self._best.gpus)
-        kept = self._list_cheaper()
-        if self.problem.options.latency_budget is None and len(kept) > 1:
-            ranked = rank_kinds(self.problem, self._judge.segments)
-            likely = {entry.device.name for guessed, entry in ranked if guessed < cost}
-            kept = [entry for entry in kept if entry.count is not None or entry.device.name in likely]
-        if len(kept) in (0, len(self._entries)):
+        entries = self._list_cheaper()
+        if self.problem.options.latency_budget is None and len(entries) > 1:
+            ranking = rank_kinds(self.problem, self._judge.segments)
+            likely = {entry.device.name for estimate, entry in ranking if estimate < cost}
+            entries = [entry for entry in entries if entry.count is not None or entry.device.name in likely]
+        if len(entries) in (0, len(self._entries)):
             return self.problem
-        return replace(self.problem, fleet=Fleet(tuple(kept)), alike={})
+        return replace(self.problem, fleet=Fleet(tuple(entries)), alike={})
 
     def _list_cheaper(self) -> list[FleetEntry]:
         """Return the kinds with a device cheaper than the whole incumbent."""

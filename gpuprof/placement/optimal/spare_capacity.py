@@ -37,12 +37,12 @@ class SpareCapacity:
 
         On a CPU nothing is distributed: the server itself runs on the spare cores.
         """
-        done: dict[PlacedGpu, PlacedGpu] = {}
+        enlarged: dict[PlacedGpu, PlacedGpu] = {}
         for gpu in gpus:
-            if gpu not in done and not self.limit.is_over:
+            if gpu not in enlarged and not self.limit.is_over:
                 device = self.problem.device(gpu.device)
-                done[gpu] = gpu if device.kind == "cpu" else self._distribute_on(device, gpu)
-        return tuple(done.get(gpu, gpu) for gpu in gpus)
+                enlarged[gpu] = gpu if device.kind == "cpu" else self._distribute_on(device, gpu)
+        return tuple(enlarged.get(gpu, gpu) for gpu in gpus)
 
     def find_risk(self, device: Device, partition: PlacedPartition, replica: PlacedReplica) -> float:
         """Return (time at the upper end − mean time) / (SLO − mean time); infinite where the mean is late."""
@@ -55,22 +55,22 @@ class SpareCapacity:
 
     def _distribute_on(self, device: Device, gpu: PlacedGpu) -> PlacedGpu:
         """Grow the replica at most risk until no replica grows any more."""
-        refused: set[tuple[int, int]] = set()
+        rejected_places: set[tuple[int, int]] = set()
         while not self.limit.is_over:
             risks = {
                 (p, r): self.find_risk(device, partition, replica)
                 for p, partition in enumerate(gpu.partitions)
                 for r, replica in enumerate(partition.replicas)
-                if (p, r) not in refused
+                if (p, r) not in rejected_places
             }
-            place = max(risks, key=lambda one: risks[one], default=None)
+            place = max(risks, key=lambda key: risks[key], default=None)
             if place is None or risks[place] < SURE:
                 return gpu
-            grown = self._grow(device, gpu, place, risks[place])
-            if grown is None:
-                refused.add(place)
+            candidate = self._grow(device, gpu, place, risks[place])
+            if candidate is None:
+                rejected_places.add(place)
             else:
-                gpu = grown
+                gpu = candidate
         return gpu
 
     def _grow(self, device: Device, gpu: PlacedGpu, place: tuple[int, int], risk: float) -> PlacedGpu | None:
@@ -86,26 +86,26 @@ class SpareCapacity:
         """Yield the partition with the replica's next listed share, or with all the free share."""
         replica = partition.replicas[r]
         most = min(100.0, replica.share.sm_pct + 100.0 - partition.taken_pct)
-        listed = self.problem.estimator.shares(replica.model, device)
-        sizes = {one.sm_pct for one in listed if one.mig == partition.mig and replica.share.sm_pct < one.sm_pct <= most}
+        shares = self.problem.estimator.shares(replica.model, device)
+        sizes = {s.sm_pct for s in shares if s.mig == partition.mig and replica.share.sm_pct < s.sm_pct <= most}
         for size in (*sorted(sizes)[:1], most) if most > replica.share.sm_pct else ():
-            grown = self._with_share(device, replica, Share(size, partition.mig))
-            if grown is not None:
-                yield replace(partition, replicas=(*partition.replicas[:r], grown, *partition.replicas[r + 1 :]))
+            larger = self._with_share(device, replica, Share(size, partition.mig))
+            if larger is not None:
+                yield replace(partition, replicas=(*partition.replicas[:r], larger, *partition.replicas[r + 1 :]))
 
     def _larger_instances(self, device: Device, gpu: PlacedGpu, p: int) -> Iterator[PlacedPartition]:
         """Yield the partition in larger instances that fit beside the other instances in place, smallest first."""
         partition = gpu.partitions[p]
         if partition.mig is None:
             return
-        others = [make_placement(device, str(o.mig), o.start or 0) for o in gpu.partitions if o is not partition]
+        placements = [make_placement(device, str(o.mig), o.start or 0) for o in gpu.partitions if o is not partition]
         current = device.mig_profile(partition.mig)
-        for profile in sorted(device.mig_profiles, key=lambda one: one.sms):
-            starts = legal_starts(device, profile, others)
-            moved = [self._with_share(device, one, Share(one.share.sm_pct, profile.name)) for one in partition.replicas]
-            whole = tuple(one for one in moved if one is not None)
-            if starts and profile.sms > current.sms and len(whole) == len(moved):
-                yield PlacedPartition(whole, profile.name, starts[0])
+        for profile in sorted(device.mig_profiles, key=lambda item: item.sms):
+            starts = legal_starts(device, profile, placements)
+            replicas = [self._with_share(device, r, Share(r.share.sm_pct, profile.name)) for r in partition.replicas]
+            sound = tuple(replica for replica in replicas if replica is not None)
+            if starts and profile.sms > current.sms and len(sound) == len(replicas):
+                yield PlacedPartition(sound, profile.name, starts[0])
 
     def _with_share(self, device: Device, replica: PlacedReplica, share: Share) -> PlacedReplica | None:
         """Return the replica under another share, None where it has no estimate there."""
@@ -118,11 +118,9 @@ class SpareCapacity:
 
     def _is_sound(self, device: Device, partition: PlacedPartition) -> bool:
         capacity = device.memory_bytes(partition.replicas[0].share)
-        if sum(one.memory_bytes or 0 for one in partition.replicas) > capacity:
+        if sum(replica.memory_bytes or 0 for replica in partition.replicas) > capacity:
             return False
         return all(
-            self.segments.meets(
-                self.problem.demand(one.model), device, one.workload, one.rate_rps, partition.beside(one)
-            )
-            for one in partition.replicas
+            self.segments.meets(self.problem.demand(r.model), device, r.workload, r.rate_rps, partition.beside(r))
+            for r in partition.replicas
         )

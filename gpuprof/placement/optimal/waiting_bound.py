@@ -52,8 +52,8 @@ def least_rate_within(rate: float, limit: float, late_part: float) -> float:
     return low
 
 
-def _is_enough(rate: float, served: float, limit: float, late_part: float) -> bool:
-    return served * limit - 1.0 > _MOST_WORK or refused_part(rate / served, served * limit) <= late_part
+def _is_enough(rate: float, speed: float, limit: float, late_part: float) -> bool:
+    return speed * limit - 1.0 > _MOST_WORK or refused_part(rate / speed, speed * limit) <= late_part
 
 
 def refused_part(load: float, work: float) -> float:
@@ -75,8 +75,8 @@ def refused_part(load: float, work: float) -> float:
     """
     if work < 1.0:
         return 1.0
-    upto = math.fsum(
+    ratio = math.fsum(
         (-load * (work - 1.0 - k)) ** k / math.factorial(k) * math.exp(load * (work - 1.0 - k))
         for k in range(int(work))
     )
-    return 1.0 - upto / (1.0 + load * upto)
+    return 1.0 - ratio / (1.0 + load * ratio)

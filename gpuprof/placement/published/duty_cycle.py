@@ -33,24 +33,24 @@ def list_duty_cycles(models: Sequence[TurnDemand]) -> tuple[DutyCycle, ...]:
     lⱼ(bⱼ) ≤ D, and a request that has just missed its model's turn is answered after the next turn: D + lᵢ(bᵢ) ≤ SLOᵢ.
     Among the cycles with the same batches, the longest within the SLOs has most spare time.
     """
-    found = {cycle.batches: cycle for cycle in _find_cycles(models)}
-    return tuple(sorted(found.values(), key=lambda one: (one.busy, one.cycle_ms)))
+    cycles = {cycle.batches: cycle for cycle in _find_cycles(models)}
+    return tuple(sorted(cycles.values(), key=lambda cycle: (cycle.busy, cycle.cycle_ms)))
 
 
 def _find_cycles(models: Sequence[TurnDemand]) -> Iterator[DutyCycle]:
     """Yield a cycle for each length at which a batch of some model is just full."""
-    for longest in {1000.0 * batch / one.rate_rps for one in models for batch in one.latency_ms}:
-        batches = [_smallest_batch(one, longest) for one in models]
-        taken = [batch for batch in batches if batch is not None]
-        if len(taken) < len(models):
+    for longest in {1000.0 * batch / demand.rate_rps for demand in models for batch in demand.latency_ms}:
+        batches = [_smallest_batch(demand, longest) for demand in models]
+        usable = [batch for batch in batches if batch is not None]
+        if len(usable) < len(models):
             continue
-        times = [one.latency_ms[batch] for one, batch in zip(models, taken, strict=True)]
-        cycle = min(longest, *(one.slo_ms - time for one, time in zip(models, times, strict=True)))
+        times = [demand.latency_ms[batch] for demand, batch in zip(models, usable, strict=True)]
+        cycle = min(longest, *(demand.slo_ms - time for demand, time in zip(models, times, strict=True)))
         if 0.0 < sum(times) <= cycle * (1.0 + TOLERANCE):
-            yield DutyCycle(cycle, tuple(taken), sum(times) / cycle)
+            yield DutyCycle(cycle, tuple(usable), sum(times) / cycle)
 
 
 def _smallest_batch(demand: TurnDemand, cycle_ms: float) -> int | None:
     """Return the smallest batch holding the arrivals of a cycle, None where the largest does not."""
-    needed = demand.rate_rps * cycle_ms / 1000.0 * (1.0 - TOLERANCE)
-    return min((batch for batch in demand.latency_ms if batch >= needed), default=None)
+    least_batch = demand.rate_rps * cycle_ms / 1000.0 * (1.0 - TOLERANCE)
+    return min((batch for batch in demand.latency_ms if batch >= least_batch), default=None)

@@ -42,7 +42,7 @@ class _Gpu:
     @property
     def replicas(self) -> tuple[PlacedReplica, ...]:
         """All replicas on the GPU so far."""
-        return tuple(one for let in self.lets for one in let)
+        return tuple(replica for gpulet in self.lets for replica in gpulet)
 
     @property
     def partition(self) -> PlacedPartition:
@@ -73,10 +73,10 @@ class Gpulet:
     def place(self, problem: Problem) -> Placement:
         """Return the placement."""
         segments = Segments(problem, capped=False)
-        filling = _OpenGpus(problem, segments, self.temporal, self.aware)
+        open_gpus = _OpenGpus(problem, segments, self.temporal, self.aware)
         for demand in sorted(problem.by_priority(), key=lambda demand: (-demand.priority, -demand.rate_rps)):
-            filling.serve(demand)
-        placed = (PlacedGpu(gpu.entry.device.name, (gpu.partition,)) for gpu in filling.gpus)
+            open_gpus.serve(demand)
+        placed = (PlacedGpu(gpu.entry.device.name, (gpu.partition,)) for gpu in open_gpus.gpus)
         return with_unplaced(problem, segments, Placement("gpulet", tuple(placed)))
 
 
@@ -98,10 +98,10 @@ class _OpenGpus:
         missing_rps, count = demand.rate_rps, 0
         most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
         while missing_rps > demand.rate_rps * 1e-9 and count < most:
-            served = self._place_one(sizes, missing_rps)
-            if not served:
+            served_rps = self._place_one(sizes, missing_rps)
+            if not served_rps:
                 return
-            missing_rps -= served
+            missing_rps -= served_rps
             count += 1
 
     def _place_one(self, sizes: Mapping[str, Sequence[Segment]], missing_rps: float) -> float:
@@ -111,14 +111,14 @@ class _OpenGpus:
             if not segments:
                 continue
             model = segments[0].model
-            served = (
+            served_rps = (
                 self._in_turn(entry, model, missing_rps, larger=False)
                 or self._beside(entry, segments, missing_rps)
                 or self._in_turn(entry, model, missing_rps, larger=True)
                 or self._fresh(entry, _ideal(segments, missing_rps), missing_rps)
             )
-            if served:
-                return served
+            if served_rps:
+                return served_rps
         return 0.0
 
     def _beside(self, entry: FleetEntry, sizes: Sequence[Segment], missing_rps: float) -> float:
@@ -126,48 +126,48 @@ class _OpenGpus:
         halves = self._halves.get(entry.device.name, [])
         least = _ideal(sizes, missing_rps).share.sm_pct
         rests: dict[float, tuple[Segment, PlacedReplica] | None] = {}
-        borne: dict[tuple[PlacedReplica, ...], bool] = {}  # many devices have equal contents
+        verdicts: dict[tuple[PlacedReplica, ...], bool] = {}  # many devices have equal contents
         for index in range(bisect_left(halves, least - 1e-9, key=_free), len(halves)):
             gpu = halves[index]
             if gpu.free_pct not in rests:
-                rest = next((one for one in sizes if abs(one.share.sm_pct - gpu.free_pct) < 1e-9), None)
+                fit = next((size for size in sizes if abs(size.share.sm_pct - gpu.free_pct) < 1e-9), None)
                 rests[gpu.free_pct] = (
-                    None if rest is None else (rest, _just_enough(self.segments, entry, rest, missing_rps))
+                    None if fit is None else (fit, _just_enough(self.segments, entry, fit, missing_rps))
                 )
-            chosen = rests[gpu.free_pct]
-            if chosen is None:
+            option = rests[gpu.free_pct]
+            if option is None:
                 continue
-            together = (*gpu.replicas, chosen[1])
-            if together not in borne:
-                borne[together] = self._can_bear(gpu, chosen[1])
-            if borne[together]:
-                gpu.lets.append((chosen[1],))
+            contents = (*gpu.replicas, option[1])
+            if contents not in verdicts:
+                verdicts[contents] = self._can_bear(gpu, option[1])
+            if verdicts[contents]:
+                gpu.lets.append((option[1],))
                 gpu.free_pct = 0.0
                 del halves[index]
-                return min(missing_rps, chosen[0].capacity_rps)
+                return min(missing_rps, option[0].capacity_rps)
         return 0.0
 
     def _in_turn(self, entry: FleetEntry, model: str, missing_rps: float, *, larger: bool) -> float:
         """Let the workload take turns in a gpu-let, grown if ``larger``; return its served rate, 0 where it cannot."""
         for gpu in self.gpus if self.temporal else ():
-            if gpu.entry is not entry or any(one.model == model for one in gpu.replicas):
+            if gpu.entry is not entry or any(replica.model == model for replica in gpu.replicas):
                 continue
-            for number, let in enumerate(gpu.lets):
-                size = let[0].share.sm_pct
-                sizes = [one for one in SIZES_PCT if size < one <= size + gpu.free_pct] if larger else [size]
-                rates = [*((one.model, one.rate_rps) for one in let), (model, missing_rps)]
+            for number, gpulet in enumerate(gpu.lets):
+                size = gpulet[0].share.sm_pct
+                sizes = [pct for pct in SIZES_PCT if size < pct <= size + gpu.free_pct] if larger else [size]
+                rates = [*((replica.model, replica.rate_rps) for replica in gpulet), (model, missing_rps)]
                 for share in map(Share, sizes):
-                    together = self._take_turns(gpu, number, share, rates)
-                    if together is not None:
-                        self._replace_let(gpu, number, together)
+                    replicas = self._take_turns(gpu, number, share, rates)
+                    if replicas is not None:
+                        self._replace_let(gpu, number, replicas)
                         return missing_rps
         return 0.0
 
-    def _replace_let(self, gpu: _Gpu, number: int, together: tuple[PlacedReplica, ...]) -> None:
-        name, grown_pct = gpu.entry.device.name, together[0].share.sm_pct - gpu.lets[number][0].share.sm_pct
-        gpu.lets[number] = together
+    def _replace_let(self, gpu: _Gpu, number: int, replicas: tuple[PlacedReplica, ...]) -> None:
+        name, grown_pct = gpu.entry.device.name, replicas[0].share.sm_pct - gpu.lets[number][0].share.sm_pct
+        gpu.lets[number] = replicas
         if grown_pct:
-            self._halves[name] = [one for one in self._halves.get(name, []) if one is not gpu]
+            self._halves[name] = [candidate for candidate in self._halves.get(name, []) if candidate is not gpu]
             gpu.free_pct -= grown_pct
             if gpu.free_pct > 0.0:
                 insort(self._halves[name], gpu, key=_free)
@@ -177,16 +177,16 @@ class _OpenGpus:
     ) -> tuple[PlacedReplica, ...] | None:
         """Return the models as replicas taking turns in a gpu-let, None where no cycle keeps all SLOs."""
         device = gpu.entry.device
-        asked = [self._turn_demand(device, share, model, rate_rps) for model, rate_rps in rates]
-        if not all(one.latency_ms for one in asked):
+        turn_demands = [self._turn_demand(device, share, model, rate_rps) for model, rate_rps in rates]
+        if not all(demand.latency_ms for demand in turn_demands):
             return None
-        others = [one for place, let in enumerate(gpu.lets) if place != number for one in let]
-        for cycle in list_duty_cycles(asked)[:_MOST_CYCLES]:
+        other_replicas = [replica for place, gpulet in enumerate(gpu.lets) if place != number for replica in gpulet]
+        for cycle in list_duty_cycles(turn_demands)[:_MOST_CYCLES]:
             replicas = tuple(
                 self._replica_in_turn(device, Workload(model, batch, share, turns=number + 1), rate_rps)
                 for (model, rate_rps), batch in zip(rates, cycle.batches, strict=True)
             )
-            if self._do_all_keep_slos(device, PlacedPartition((*others, *replicas))):
+            if self._do_all_keep_slos(device, PlacedPartition((*other_replicas, *replicas))):
                 return replicas
         return None
 
@@ -201,25 +201,25 @@ class _OpenGpus:
 
     def _replica_in_turn(self, device: Device, workload: Workload, rate_rps: float) -> PlacedReplica:
         memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
-        named = workload.model, workload.batch, 1, workload.share, rate_rps
-        return PlacedReplica(*named, memory_bytes=memory, turns=workload.turns)
+        arguments = workload.model, workload.batch, 1, workload.share, rate_rps
+        return PlacedReplica(*arguments, memory_bytes=memory, turns=workload.turns)
 
     def _do_all_keep_slos(self, device: Device, partition: PlacedPartition) -> bool:
         """Return whether memory suffices and each replica keeps its SLO with its waits, beside neighbours if aware."""
-        held = sum(one.memory_bytes or 0 for one in partition.replicas)
-        if held > device.dram_bytes or len(partition.replicas) > MPS_CLIENTS:
+        total_bytes = sum(replica.memory_bytes or 0 for replica in partition.replicas)
+        if total_bytes > device.dram_bytes or len(partition.replicas) > MPS_CLIENTS:
             return False
         return all(
-            self.segments.meets(self.problem.demand(one.model), device, one.workload, one.rate_rps, beside)
-            for one, beside in self._list_neighbours(partition)
+            self.segments.meets(self.problem.demand(r.model), device, r.workload, r.rate_rps, beside)
+            for r, beside in self._list_neighbours(partition)
         )
 
     def _list_neighbours(self, partition: PlacedPartition) -> Iterator[tuple[PlacedReplica, tuple[Workload, ...]]]:
-        for one in partition.replicas:
-            beside = partition.beside(one)
+        for replica in partition.replicas:
+            beside = partition.beside(replica)
             if not self.aware:
-                beside = tuple(other for other in beside if one.turns and other.turns == one.turns)
-            yield one, beside
+                beside = tuple(neighbour for neighbour in beside if replica.turns and neighbour.turns == replica.turns)
+            yield replica, beside
 
     def _fresh(self, entry: FleetEntry, segment: Segment, missing_rps: float) -> float:
         name, gpu = entry.device.name, _Gpu(entry)
@@ -238,22 +238,22 @@ class _OpenGpus:
 
     def _can_bear(self, gpu: _Gpu, replica: PlacedReplica) -> bool:
         """Return whether memory suffices and both workloads keep their SLOs beside each other."""
-        together = (*gpu.replicas, replica)
-        if any(one.turns for one in together):
-            return self._do_all_keep_slos(gpu.entry.device, PlacedPartition(together))
-        if sum(one.memory_bytes or 0 for one in together) > gpu.entry.device.dram_bytes:
+        replicas = (*gpu.replicas, replica)
+        if any(placed.turns for placed in replicas):
+            return self._do_all_keep_slos(gpu.entry.device, PlacedPartition(replicas))
+        if sum(placed.memory_bytes or 0 for placed in replicas) > gpu.entry.device.dram_bytes:
             return False
         if not self.aware:
             return True
-        pairs = ((one, other) for one in together for other in together if one is not other)
+        pairs = ((placed, neighbour) for placed in replicas for neighbour in replicas if placed is not neighbour)
         try:
-            return all(self._keeps(gpu.entry.device, one, other) for one, other in pairs)
+            return all(self._keeps(gpu.entry.device, first, second) for first, second in pairs)
         except InputError:  # no estimate of a replica beside the other, or a failed run
             return False
 
-    def _keeps(self, device: Device, replica: PlacedReplica, other: PlacedReplica) -> bool:
-        """Return whether ``replica`` keeps its SLO beside ``other``; effects of pairs are not cached."""
-        workload, beside = replica.workload, (other.workload,)
+    def _keeps(self, device: Device, replica: PlacedReplica, neighbour: PlacedReplica) -> bool:
+        """Return whether ``replica`` keeps its SLO beside ``neighbour``; effects of pairs are not cached."""
+        workload, beside = replica.workload, (neighbour.workload,)
         estimate = self.problem.estimator.estimate(
             replica.model, device, replica.batch, replica.share, beside, replica.processes
         )
@@ -277,7 +277,7 @@ def _sizes(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Segmen
             workloads = list(segments.workloads(demand.model, entry.device, Share(size)))
         except InputError:
             continue
-        single = sorted((one for one in workloads if one.processes == 1), key=lambda one: one.batch)
+        single = sorted((workload for workload in workloads if workload.processes == 1), key=lambda w: w.batch)
         best = segments.largest(demand, entry.device, single)
         if best is not None:
             choices.append(best)
@@ -286,9 +286,9 @@ def _sizes(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Segmen
 
 def _ideal(sizes: Sequence[Segment], missing_rps: float) -> Segment:
     """Return the smaller of the most efficient size and the least size serving the remaining rate."""
-    efficient = max(sizes, key=lambda one: (one.capacity_rps / one.share.sm_pct, -one.share.sm_pct))
-    enough = [one for one in sizes if one.capacity_rps >= missing_rps]
-    return min([efficient, *enough[:1]], key=lambda one: one.share.sm_pct)
+    efficient = max(sizes, key=lambda size: (size.capacity_rps / size.share.sm_pct, -size.share.sm_pct))
+    sufficient = [size for size in sizes if size.capacity_rps >= missing_rps]
+    return min([efficient, *sufficient[:1]], key=lambda size: size.share.sm_pct)
 
 
 def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, missing_rps: float) -> PlacedReplica:

@@ -54,13 +54,13 @@ class Gslice:
             raise InputError(f"adjustments must be at least 0 but got {self.adjustments}")
         segments = Segments(problem, capped=False)
         placed: list[PlacedGpu] = []
-        apart: list[tuple[str, PlacedReplica]] = []
+        evicted_replicas: list[tuple[str, PlacedReplica]] = []
         for gpu in Igniter(unit_pct=self.unit_pct).place(problem).gpus:
             tuning = _ShareTuner(segments, problem.device(gpu.device), self)
-            kept, evicted = tuning.settle(tuple(map(tuning.alone, gpu.replicas())))
-            placed.append(PlacedGpu(gpu.device, (PlacedPartition(kept),)))
-            apart += [(gpu.device, replica) for replica in evicted]
-        for name, replica in apart:
+            replicas, evicted = tuning.settle(tuple(map(tuning.alone, gpu.replicas())))
+            placed.append(PlacedGpu(gpu.device, (PlacedPartition(replicas),)))
+            evicted_replicas += [(gpu.device, replica) for replica in evicted]
+        for name, replica in evicted_replicas:
             count = problem.entry(name).count
             if count is None or sum(gpu.device == name for gpu in placed) < count:
                 placed.append(PlacedGpu(name, (PlacedPartition((replica,)),)))
@@ -85,18 +85,18 @@ class _ShareTuner:
         """Return the last state in which all SLOs hold, and the replicas evicted for it."""
         evicted: list[PlacedReplica] = []
         while True:
-            current, sound = state, None
+            current, feasible = state, None
             for _ in range(self.policy.adjustments + 1):
-                sound = current if self._holds(current) else sound
-                adjusted = self._adjust(current)
-                if adjusted == current:
+                feasible = current if self._holds(current) else feasible
+                successor = self._adjust(current)
+                if successor == current:
                     break
-                current = adjusted
-            if sound is not None:
-                return sound, evicted
-            worst = max(range(len(current)), key=lambda index: self._pressure(current, index))
-            evicted.append(self.alone(current[worst]))
-            state = (*state[:worst], *state[worst + 1 :])
+                current = successor
+            if feasible is not None:
+                return feasible, evicted
+            worst_index = max(range(len(current)), key=lambda index: self._pressure(current, index))
+            evicted.append(self.alone(current[worst_index]))
+            state = (*state[:worst_index], *state[worst_index + 1 :])
 
     def _suffices_alone(self, replica: PlacedReplica, units: int) -> bool:
         shared = self._with_units(replica, units)
@@ -110,13 +110,13 @@ class _ShareTuner:
             pressure = self._pressure(state, index)
             units = round(replica.share.sm_pct / self.policy.unit_pct)
             if pressure > 1.0:
-                free = 100.0 - sum(one.share.sm_pct for one in after) + replica.share.sm_pct
-                wanted = max(units + 1, math.ceil(units * min(pressure, _MOST_GROWTH) - 1e-9))
-                units = max(units, min(wanted, int(free / self.policy.unit_pct + 1e-9)))
+                free = 100.0 - sum(placed.share.sm_pct for placed in after) + replica.share.sm_pct
+                target_units = max(units + 1, math.ceil(units * min(pressure, _MOST_GROWTH) - 1e-9))
+                units = max(units, min(target_units, int(free / self.policy.unit_pct + 1e-9)))
             elif pressure < 1.0 - self.policy.threshold:
                 units = max(1, math.floor(units * pressure))
-            adjusted = self._with_largest_batch(self._with_units(replica, units), self._beside(state, index))
-            after[index] = adjusted if self._is_known(adjusted) else replica
+            candidate = self._with_largest_batch(self._with_units(replica, units), self._beside(state, index))
+            after[index] = candidate if self._is_known(candidate) else replica
         return tuple(after)
 
     def _is_known(self, replica: PlacedReplica) -> bool:
@@ -132,45 +132,45 @@ class _ShareTuner:
         """
         replica, beside = state[index], self._beside(state, index)
         demand = self.segments.problem.demand(replica.model)
-        allowed = demand.slo.latency_ms * (self.segments.problem.options.latency_budget or 1.0)
-        late = self.segments.tail_ms(demand, self.device, replica.workload, replica.rate_rps, beside) / allowed
-        return max(late, replica.rate_rps / self.segments.throughput_rps(self.device, replica.workload, beside))
+        allowed_ms = demand.slo.latency_ms * (self.segments.problem.options.latency_budget or 1.0)
+        ratio = self.segments.tail_ms(demand, self.device, replica.workload, replica.rate_rps, beside) / allowed_ms
+        return max(ratio, replica.rate_rps / self.segments.throughput_rps(self.device, replica.workload, beside))
 
     def _with_largest_batch(self, replica: PlacedReplica, beside: Sequence[Workload]) -> PlacedReplica:
         """Return the replica with the largest batch keeping its SLO beside the others; unchanged where none does."""
         for batch in reversed(self._sizes(replica)):
             larger = replace(replica, batch=batch)
             if self._meets(larger, beside):
-                held = self.segments.memory_bytes(self.segments.estimate(self.device, larger.workload))
-                return replace(larger, memory_bytes=held)
+                memory = self.segments.memory_bytes(self.segments.estimate(self.device, larger.workload))
+                return replace(larger, memory_bytes=memory)
         return replica
 
     def _sizes(self, replica: PlacedReplica) -> tuple[int, ...]:
         key = (replica.model, replica.share)
         if key not in self._batches:
-            listed = self.segments.search_space.listed_batches(replica.model, self.device, replica.share)
-            self._batches[key] = tuple(sorted({*listed, replica.batch}))
+            batches = self.segments.search_space.listed_batches(replica.model, self.device, replica.share)
+            self._batches[key] = tuple(sorted({*batches, replica.batch}))
         return self._batches[key]
 
     def _meets(self, replica: PlacedReplica, beside: Sequence[Workload]) -> bool:
         demand = self.segments.problem.demand(replica.model)
         try:
-            held = self.segments.memory_bytes(self.segments.estimate(self.device, replica.workload))
-            fits = (held or 0) <= self.device.dram_bytes
+            memory = self.segments.memory_bytes(self.segments.estimate(self.device, replica.workload))
+            fits = (memory or 0) <= self.device.dram_bytes
             return fits and self.segments.meets(demand, self.device, replica.workload, replica.rate_rps, beside)
         except InputError:
             return False  # no estimate of this batch under this share
 
     def _holds(self, state: _State) -> bool:
-        if sum(one.memory_bytes or 0 for one in state) > self.device.dram_bytes:
+        if sum(replica.memory_bytes or 0 for replica in state) > self.device.dram_bytes:
             return False
-        if sum(one.share.sm_pct for one in state) > 100.0 + 1e-9:
+        if sum(replica.share.sm_pct for replica in state) > 100.0 + 1e-9:
             return False
-        return all(self._meets(one, self._beside(state, index)) for index, one in enumerate(state))
+        return all(self._meets(member, self._beside(state, index)) for index, member in enumerate(state))
 
     def _with_units(self, replica: PlacedReplica, units: int) -> PlacedReplica:
         return replace(replica, share=Share(min(100.0, units * self.policy.unit_pct)))
 
     @staticmethod
     def _beside(state: _State, index: int) -> tuple[Workload, ...]:
-        return tuple(other.workload for position, other in enumerate(state) if position != index)
+        return tuple(neighbour.workload for position, neighbour in enumerate(state) if position != index)

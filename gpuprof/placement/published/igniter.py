@@ -66,8 +66,8 @@ class Igniter:
         if not 0.0 < self.unit_pct <= 100.0:
             raise InputError(f"unit_pct must be above 0 and at most 100 but got {self.unit_pct:g}")
         segments = Segments(problem, capped=False)
-        made = [self._on_kind(problem, segments, entry) for entry in problem.fleet.entries]
-        return min(made, key=lambda placement: _worth(problem, placement))
+        placements = [self._on_kind(problem, segments, entry) for entry in problem.fleet.entries]
+        return min(placements, key=lambda placement: _worth(problem, placement))
 
     def _on_kind(self, problem: Problem, segments: Segments, entry: FleetEntry) -> Placement:
         cluster = _Cluster(segments, entry.device, self.unit_pct, self.aware)
@@ -126,26 +126,26 @@ class _Cluster:
         key = (*self._equivalence_key(demand), rate_rps)
         if key not in self._made:
             self._made[key] = self._find_lower_bound(demand, rate_rps)
-        found = self._made[key]
-        return None if found is None else replace(found, demand=demand)
+        task = self._made[key]
+        return None if task is None else replace(task, demand=demand)
 
     def _find_lower_bound(self, demand: Demand, rate_rps: float) -> _Task | None:
         """Return the workload with its batch and lower bound (Theorem 1)."""
         best: _Task | None = None
-        in_vain = 0
+        failures = 0
         for batch in self._batches(demand, rate_rps):
             # more units than the best are useless
-            fewer = range(1, self.most_units + 1 if best is None else best.units)
-            units = first_of(fewer, partial(self._alone, demand, rate_rps, batch))
-            in_vain += best is not None and units is None
-            if in_vain > _MOST_IN_VAIN:
+            fewer_units = range(1, self.most_units + 1 if best is None else best.units)
+            units = first_of(fewer_units, partial(self._alone, demand, rate_rps, batch))
+            failures += best is not None and units is None
+            if failures > _MOST_IN_VAIN:
                 break
             if units is not None:
-                in_vain = 0
+                failures = 0
                 estimate = self.segments.estimate(self.device, self._workload(demand.model, batch, units))
-                held = self.segments.memory_bytes(estimate) or 0
-                if held <= self.device.dram_bytes:
-                    best = _Task(demand, rate_rps, batch, units, held)
+                memory = self.segments.memory_bytes(estimate) or 0
+                if memory <= self.device.dram_bytes:
+                    best = _Task(demand, rate_rps, batch, units, memory)
         return best
 
     def _batches(self, demand: Demand, rate_rps: float) -> Sequence[int]:
@@ -157,10 +157,10 @@ class _Cluster:
             if not sizes:
                 return []
             try:
-                hidden = self.segments.estimate(self.device, Workload(demand.model, sizes[0], Share())).overlapped_ms
+                overlap = self.segments.estimate(self.device, Workload(demand.model, sizes[0], Share())).overlapped_ms
             except InputError:  # no estimate on this kind of device, or a failed run
                 return []
-            batch = math.ceil(time * rate / (1.0 + rate * hidden / sizes[0]) * (1 - 1e-9))
+            batch = math.ceil(time * rate / (1.0 + rate * overlap / sizes[0]) * (1 - 1e-9))
             return [size for size in sizes if size >= batch][:1] or [sizes[-1]]
         return self.segments.search_space.sizes(demand.model, self.device, Share())
 
@@ -174,32 +174,32 @@ class _Cluster:
         """Algorithm 2: raise the shares until every SLO is kept; None when this takes more units than ``most``."""
         key = (state, number)
         if key not in self._allocated and most > self._refused.get(key, -1):
-            raised = self._raise_shares(state, number, most)
-            if raised is None:
+            shares = self._raise_shares(state, number, most)
+            if shares is None:
                 self._refused[key] = most
             else:
-                self._allocated[key] = raised
-        found = self._allocated.get(key)
-        return found if found is not None and sum(units for _, units in found) <= most else None
+                self._allocated[key] = shares
+        allocation = self._allocated.get(key)
+        return allocation if allocation is not None and sum(units for _, units in allocation) <= most else None
 
     def _raise_shares(self, state: _State, number: int, most: int) -> _State | None:
-        numbers = [one for one, _ in state] + [number]
-        tasks = [self.classes[one] for one in numbers]
-        units = [had for _, had in state] + [self.classes[number].units]
-        if sum(one.memory_bytes for one in tasks) > self.device.dram_bytes or len(tasks) > MPS_CLIENTS:
+        numbers = [n for n, _ in state] + [number]
+        tasks = [self.classes[n] for n in numbers]
+        units = [count for _, count in state] + [self.classes[number].units]
+        if sum(task.memory_bytes for task in tasks) > self.device.dram_bytes or len(tasks) > MPS_CLIENTS:
             return None
         while sum(units) <= most:
-            running = [self._workload(t.demand.model, t.batch, n) for t, n in zip(tasks, units, strict=True)]
-            broken = [i for i in range(len(tasks)) if self.aware and not self._keeps(tasks[i], running, i)]
+            workloads = [self._workload(t.demand.model, t.batch, n) for t, n in zip(tasks, units, strict=True)]
+            broken = [i for i in range(len(tasks)) if self.aware and not self._keeps(tasks[i], workloads, i)]
             if not broken:
                 return tuple(sorted(zip(numbers, units, strict=True)))
             for index in broken:
                 units[index] += 1
         return None
 
-    def _keeps(self, task: _Task, running: Sequence[Workload], index: int) -> bool:
-        beside = (*running[:index], *running[index + 1 :])
-        return self.segments.meets(task.demand, self.device, running[index], task.rate_rps, beside)
+    def _keeps(self, task: _Task, workloads: Sequence[Workload], index: int) -> bool:
+        beside = (*workloads[:index], *workloads[index + 1 :])
+        return self.segments.meets(task.demand, self.device, workloads[index], task.rate_rps, beside)
 
     def replica(self, task: _Task, units: int) -> PlacedReplica:
         """Return the task as a replica with a share of ``units``."""
@@ -224,17 +224,17 @@ class _Devices:
         number = self.cluster.number(task)
         best: tuple[int, int, _State] | None = None
         for state, indices in self._equal.items():
-            used = sum(units for _, units in state)
-            if used + task.units > self.cluster.most_units:
+            used_units = sum(units for _, units in state)
+            if used_units + task.units > self.cluster.most_units:
                 continue
             # A larger increase than on another device is useless.
-            most = self.cluster.most_units if best is None else min(self.cluster.most_units, used + best[0])
-            raised = self.cluster.allocate(state, number, most)
-            if raised is None:
+            most = self.cluster.most_units if best is None else min(self.cluster.most_units, used_units + best[0])
+            allocation = self.cluster.allocate(state, number, most)
+            if allocation is None:
                 continue
-            more = sum(units for _, units in raised) - used
-            if best is None or (more, indices[0]) < best[:2]:
-                best = (more, indices[0], raised)
+            growth = sum(units for _, units in allocation) - used_units
+            if best is None or (growth, indices[0]) < best[:2]:
+                best = (growth, indices[0], allocation)
         if best is not None:
             self._move(best[1], best[2])
         elif self.count is None or len(self._states) < self.count:
@@ -258,7 +258,7 @@ class _Devices:
         """Return the contents of each device."""
         gpus = []
         for state, tasks in zip(self._states, self._tasks, strict=True):
-            waiting = {number: list(own) for number, own in tasks.items()}
+            waiting = {number: list(members) for number, members in tasks.items()}
             replicas = tuple(self.cluster.replica(waiting[number].pop(0), units) for number, units in state)
             gpus.append(PlacedGpu(device, (PlacedPartition(replicas),)))
         return tuple(gpus)
@@ -281,5 +281,5 @@ def first_of(numbers: range, holds: Callable[[int], bool]) -> int | None:
 
 
 def _worth(problem: Problem, placement: Placement) -> tuple[float, float]:
-    missing = sum(one.rate_rps for one in placement.unplaced)
+    missing = sum(shortfall.rate_rps for shortfall in placement.unplaced)
     return round(missing, 6), sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)

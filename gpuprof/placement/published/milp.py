@@ -48,15 +48,15 @@ class Milp:
         if any(entry.count is None for entry in problem.fleet.entries):
             raise InputError("milp maximises the goodput of a fixed fleet", "say how many, as in --gpus v100:4")
         segments = Segments(problem, capped=False)
-        known: dict[str, dict[str, Mapping[int, Requirement]]] = {}
-        seen = False
+        requirements_by_model: dict[str, dict[str, Mapping[int, Requirement]]] = {}
+        has_metric = False
         for demand in problem.by_priority():
             for entry in problem.fleet.entries:
-                found, mean = requirements(segments, demand, entry.device, self.creq, self.unshared)
-                known.setdefault(demand.model, {})[entry.device.name] = found
-                seen = seen or mean is not None
-        require_metric(seen, self.creq)
-        program = _ThesisProgram(problem, known)
+                by_batch, mean = requirements(segments, demand, entry.device, self.creq, self.unshared)
+                requirements_by_model.setdefault(demand.model, {})[entry.device.name] = by_batch
+                has_metric = has_metric or mean is not None
+        require_metric(has_metric, self.creq)
+        program = _ThesisProgram(problem, requirements_by_model)
         bins = [Bin(problem.device(name), unshared=self.unshared) for name in program.gpus]
         return with_unplaced(problem, segments, _put_replicas(bins, segments, program.solve(), program))
 
@@ -85,23 +85,23 @@ class _ThesisProgram:
         goodput = program.row(low=0.0)  # w_m <= Σ goodput · x
         self._served.append(program.column(-1.0, {goodput: -1.0}, demand.rate_rps, integer=False))
         one_batch = program.row(high=1.0)
-        once = [program.row(high=1.0) for _ in self.gpus]
+        gpu_rows = [program.row(high=1.0) for _ in self.gpus]
         replicas = program.row(high=demand.max_replicas or len(self.gpus))
         by_device = self.known[demand.model]
-        for batch in sorted({batch for found in by_device.values() for batch in found}):
-            chosen = program.column(0.0, {one_batch: 1.0}, 1.0)
+        for batch in sorted({batch for by_batch in by_device.values() for batch in by_batch}):
+            column = program.column(0.0, {one_batch: 1.0}, 1.0)
             for gpu, device in enumerate(self.gpus):
                 requirement = by_device[device].get(batch)
                 if requirement is None:
                     continue
                 active = program.row(high=0.0)  # x <= y
-                program.add(chosen, active, -1.0)
+                program.add(column, active, -1.0)
                 entries = {
                     goodput: requirement.segment.capacity_rps,
                     active: 1.0,
                     compute[gpu]: requirement.creq_pct,
                     memory[gpu]: requirement.mreq_pct,
-                    once[gpu]: 1.0,
+                    gpu_rows[gpu]: 1.0,
                     replicas: 1.0,
                 }
                 self.placed.append((demand, requirement, gpu, program.column(0.0, entries, 1.0)))
@@ -113,9 +113,9 @@ class _ThesisProgram:
         if best is None:
             return None
         # Lexicographic: the goodput is held, up to the solver's tolerance, while the requirements are minimised.
-        kept = self.program.row(low=-best.objective * (1.0 - _GIVE))
+        row = self.program.row(low=-best.objective * (1.0 - _GIVE))
         for column in self._served:
-            self.program.add(column, kept, 1.0)
+            self.program.add(column, row, 1.0)
         self.program.recost({column: requirement.total_pct for _, requirement, _, column in self.placed})
         return self.program.solve(time_limit_s=options.time_limit_s, seed=options.seed) or best
 
@@ -123,32 +123,32 @@ class _ThesisProgram:
 def _put_replicas(
     bins: Sequence[Bin], segments: Segments, solution: Solution | None, program: _ThesisProgram
 ) -> Placement:
-    chosen = [] if solution is None else [one for one in program.placed if solution.values[one[3]] > 0.5]
+    placed = [] if solution is None else [item for item in program.placed if solution.values[item[3]] > 0.5]
     capacity: dict[str, float] = {}
-    for demand, requirement, _, _ in chosen:
+    for demand, requirement, _, _ in placed:
         capacity[demand.model] = capacity.get(demand.model, 0.0) + requirement.segment.capacity_rps
-    refused = []
-    for demand, requirement, gpu, _ in chosen:
+    rejections = []
+    for demand, requirement, gpu, _ in placed:
         rate_rps = requirement.segment.capacity_rps * min(1.0, demand.rate_rps / capacity[demand.model])
         if not bins[gpu].add(requirement.replica(rate_rps), segments):
-            refused.append((demand.model, requirement.segment.batch, rate_rps))
-    for model, batch, rate_rps in refused:
+            rejections.append((demand.model, requirement.segment.batch, rate_rps))
+    for model, batch, rate_rps in rejections:
         _put_elsewhere(bins, segments, program.known[model], model, batch, rate_rps)
-    return Placement("milp", tuple(one.to_gpu() for one in bins if not one.is_empty))
+    return Placement("milp", tuple(gpu_bin.to_gpu() for gpu_bin in bins if not gpu_bin.is_empty))
 
 
 def _put_elsewhere(
     bins: Sequence[Bin],
     segments: Segments,
-    known: Mapping[str, Mapping[int, Requirement]],
+    requirements_by_model: Mapping[str, Mapping[int, Requirement]],
     model: str,
     batch: int,
     rate_rps: float,
 ) -> None:
     """Put a replica on the first GPU without a replica of its model where all SLOs hold, if any."""
-    for one in bins:
-        requirement = known[one.device.name].get(batch)
-        if requirement is None or any(replica.model == model for replica in one.to_gpu().replicas()):
+    for gpu_bin in bins:
+        requirement = requirements_by_model[gpu_bin.device.name].get(batch)
+        if requirement is None or any(replica.model == model for replica in gpu_bin.to_gpu().replicas()):
             continue
-        if one.add(requirement.replica(min(rate_rps, requirement.segment.capacity_rps)), segments):
+        if gpu_bin.add(requirement.replica(min(rate_rps, requirement.segment.capacity_rps)), segments):
             return

@@ -106,23 +106,23 @@ class ParvaGpu:
 
         Raises `InputError` when no device of the fleet has MIG, or ``processes`` is below one or has no effect.
         """
-        said = 1 if self.single else problem.options.max_processes
-        if self.processes is not None and said is not None and self.processes != said:
-            other = "single" if self.single else f"--max-processes {said}"
-            raise InputError(f"processes={self.processes} has no effect beside {other}", "leave one of them out")
+        limit = 1 if self.single else problem.options.max_processes
+        if self.processes is not None and limit is not None and self.processes != limit:
+            option = "single" if self.single else f"--max-processes {limit}"
+            raise InputError(f"processes={self.processes} has no effect beside {option}", "leave one of them out")
         if self.processes is not None and self.processes < 1:
             raise InputError(f"processes must be at least 1 but got {self.processes}")
         entry = problem.mig_entry("parvagpu")
-        most = said or self.processes or MIG_PROCESSES
+        most = limit or self.processes or MIG_PROCESSES
         segments = Segments(replace(problem, options=replace(problem.options, max_processes=most)), capped=False)
         services = [_Service(demand, triplets(segments, demand, entry.device)) for demand in problem.by_priority()]
-        kept = standing(problem, segments, entry, services)
-        settled = {id(service) for gpu in kept for _, service, _ in gpu.placed}
-        changed = [service for service in services if id(service) not in settled]
-        queue = [(service, triplet) for service in changed for triplet in _match_rate(service)]
-        gpus = allocate(entry, queue, kept)
+        old_gpus = standing(problem, segments, entry, services)
+        kept_services = {id(service) for gpu in old_gpus for _, service, _ in gpu.placed}
+        new_services = [service for service in services if id(service) not in kept_services]
+        queue = [(service, triplet) for service in new_services for triplet in _match_rate(service)]
+        gpus = allocate(entry, queue, old_gpus)
         if not self.unoptimized:
-            gpus = optimize(entry, gpus, frozenset(service.demand.model for service in changed))
+            gpus = optimize(entry, gpus, frozenset(service.demand.model for service in new_services))
         name = f"parvagpu{'-single' if self.single else ''}{'-unoptimized' if self.unoptimized else ''}"
         return _placement(name, problem, segments, entry, gpus)
 
@@ -146,10 +146,10 @@ def _match_rate(service: _Service) -> list[_Triplet]:
     limit = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     best = service.optimal(service.triplets)
     count = math.floor(demand.rate_rps / best.segment.capacity_rps * (1 + 1e-12))
-    rest = demand.rate_rps - count * best.segment.capacity_rps
-    matched = [best] * min(count, limit + 1) + ([service.last(rest)] if rest > demand.rate_rps * 1e-9 else [])
-    if len(matched) <= limit:
-        return matched
+    rest_rps = demand.rate_rps - count * best.segment.capacity_rps
+    triplets = [best] * min(count, limit + 1) + ([service.last(rest_rps)] if rest_rps > demand.rate_rps * 1e-9 else [])
+    if len(triplets) <= limit:
+        return triplets
     widest = max(service.triplets, key=lambda triplet: triplet.segment.capacity_rps)
     return [widest] * min(limit, math.ceil(demand.rate_rps / widest.segment.capacity_rps * (1 - 1e-12)))
 
@@ -159,20 +159,20 @@ def allocate(entry: FleetEntry, queue: Sequence[tuple[_Service, _Triplet]], gpus
 
     Segments without room on a fixed fleet are left out.
     """
-    filled = [_Gpu(list(gpu.placed)) for gpu in gpus]
+    result = [_Gpu(list(gpu.placed)) for gpu in gpus]
     first: dict[int, int] = {}
     for service, triplet in sorted(queue, key=lambda item: -item[1].slices):
         start = first.get(triplet.slices, 0)
-        for index in range(start, len(filled)):
-            if filled[index].add(entry.device, service, triplet):
+        for index in range(start, len(result)):
+            if result[index].add(entry.device, service, triplet):
                 first[triplet.slices] = index
                 break
         else:
-            first[triplet.slices] = len(filled)
-            if entry.count is None or len(filled) < entry.count:
-                filled.append(_Gpu())
-                filled[-1].add(entry.device, service, triplet)
-    return filled
+            first[triplet.slices] = len(result)
+            if entry.count is None or len(result) < entry.count:
+                result.append(_Gpu())
+                result[-1].add(entry.device, service, triplet)
+    return result
 
 
 def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: Sequence[_Service]) -> list[_Gpu]:
@@ -190,17 +190,17 @@ def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: 
         for where, place, triplet in triplets[service.demand.model]:
             gpus.setdefault(where, _Gpu()).placed.append((place, service, triplet))
     order = [(node.name, gpu.index) for node in problem.previous.nodes for gpu in node.gpus]
-    kept = [gpus[where] for where in order if where in gpus]
-    legal = all(is_legal(entry.device, [place for place, _, _ in gpu.placed]) for gpu in kept)
-    return kept if legal and (entry.count is None or len(kept) <= entry.count) else []
+    old_gpus = [gpus[where] for where in order if where in gpus]
+    legal = all(is_legal(entry.device, [place for place, _, _ in gpu.placed]) for gpu in old_gpus)
+    return old_gpus if legal and (entry.count is None or len(old_gpus) <= entry.count) else []
 
 
 def _segments_then(
     previous: DeploymentMap, segments: Segments, entry: FleetEntry, service: _Service
 ) -> list[tuple[tuple[str, int], MigPlacement, _Triplet]]:
     """Return the locations of the service's old segments, none when it has to be reconfigured."""
-    demand, then = service.demand, previous.models.get(service.demand.model)
-    if then is None or (then.rate_rps, Slo(then.slo_ms, then.percentile)) != (demand.rate_rps, demand.slo):
+    demand, old = service.demand, previous.models.get(service.demand.model)
+    if old is None or (old.rate_rps, Slo(old.slo_ms, old.percentile)) != (demand.rate_rps, demand.slo):
         return []
     profiles = {profile.name: profile for profile in entry.device.mig_profiles}
     triplets = []
@@ -216,8 +216,8 @@ def _segments_then(
             return []
         place = MigPlacement(profile, partition.mig.start)
         triplets.append(((node.name, gpu.index), place, _Triplet(segment, profile.compute_slices)))
-    served = sum(triplet.segment.capacity_rps for _, _, triplet in triplets)
-    enough = served >= demand.rate_rps * (1.0 - 1e-9) and len(triplets) <= (demand.max_replicas or MOST_REPLICAS)
+    capacity_rps = sum(triplet.segment.capacity_rps for _, _, triplet in triplets)
+    enough = capacity_rps >= demand.rate_rps * (1.0 - 1e-9) and len(triplets) <= (demand.max_replicas or MOST_REPLICAS)
     return triplets if enough else []
 
 
@@ -228,36 +228,36 @@ def optimize(entry: FleetEntry, gpus: Sequence[_Gpu], movable: frozenset[str]) -
     the service's next segments. GPUs with a service that is not ``movable`` are kept.
     """
     current = list(gpus)
-    owed: dict[str, float] = {}  # by model; a negative value is a surplus (freed_rate of Algorithm 2)
+    debt: dict[str, float] = {}  # by model; a negative value is a surplus (freed_rate of Algorithm 2)
     for position in range(len(gpus) - 1, -1, -1):
         if position >= len(current) or not 0 < current[position].slices <= FRAGMENTED_SLICES:
             continue
         if any(service.demand.model not in movable for _, service, _ in current[position].placed):
             continue
-        broken_up = _broken_up(current[position], owed)
+        broken_up = _broken_up(current[position], debt)
         if broken_up is None:
             continue
         small, now_owed = broken_up
-        others = [*current[:position], *current[position + 1 :]]
-        tried = allocate(entry, small, others)
-        complete = sum(len(gpu.placed) for gpu in tried) == sum(len(gpu.placed) for gpu in others) + len(small)
+        other_gpus = [*current[:position], *current[position + 1 :]]
+        candidate = allocate(entry, small, other_gpus)
+        complete = sum(len(gpu.placed) for gpu in candidate) == sum(len(gpu.placed) for gpu in other_gpus) + len(small)
         # More segments than before may take more GPUs: then the GPU stays unchanged.
-        if complete and len(tried) <= len(current):
-            current, owed = tried, now_owed
+        if complete and len(candidate) <= len(current):
+            current, debt = candidate, now_owed
     return current
 
 
-def _broken_up(gpu: _Gpu, owed: Mapping[str, float]) -> tuple[list[tuple[_Service, _Triplet]], dict[str, float]] | None:
+def _broken_up(gpu: _Gpu, debt: Mapping[str, float]) -> tuple[list[tuple[_Service, _Triplet]], dict[str, float]] | None:
     """Return the small segments that replace those of ``gpu``, and the new owed rates; None without small segments."""
-    now_owed = dict(owed)
+    now_owed = dict(debt)
     small: list[tuple[_Service, _Triplet]] = []
     for _, service, triplet in gpu.placed:
         model = service.demand.model
-        replaced, rest = _small_segments(service, now_owed.get(model, 0.0) + triplet.segment.capacity_rps)
-        if replaced is None:
+        triplets, rest_rps = _small_segments(service, now_owed.get(model, 0.0) + triplet.segment.capacity_rps)
+        if triplets is None:
             return None
-        now_owed[model] = rest
-        small += [(service, one) for one in replaced]
+        now_owed[model] = rest_rps
+        small += [(service, t) for t in triplets]
     return small, now_owed
 
 
@@ -271,14 +271,14 @@ def _small_segments(service: _Service, owed_rps: float) -> tuple[list[_Triplet] 
     small = [triplet for triplet in service.triplets if triplet.slices <= _SMALL_SLICES]
     if not small or service.demand.max_replicas is not None:
         return None, owed_rps
-    chosen = []
+    triplets = []
     best = service.optimal(small)
     while owed_rps > service.demand.rate_rps * 1e-9:
         enough = [triplet for triplet in small if triplet.segment.capacity_rps >= owed_rps]
-        one = min(enough, key=lambda t: t.slices) if enough else best
-        chosen.append(one)
-        owed_rps -= one.segment.capacity_rps
-    return chosen, owed_rps
+        smallest = min(enough, key=lambda t: t.slices) if enough else best
+        triplets.append(smallest)
+        owed_rps -= smallest.segment.capacity_rps
+    return triplets, owed_rps
 
 
 def _placement(name: str, problem: Problem, segments: Segments, entry: FleetEntry, gpus: Sequence[_Gpu]) -> Placement:

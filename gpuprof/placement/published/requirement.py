@@ -54,11 +54,11 @@ def requirements(
     when ``metric`` is known at no batch.
     """
     by_batch: dict[int, Requirement] = {}
-    seen: list[tuple[float, float]] = []
-    whole = Share()
-    for batch in segments.search_space.listed_batches(demand.model, device, whole):
+    pairs: list[tuple[float, float]] = []
+    full = Share()
+    for batch in segments.search_space.listed_batches(demand.model, device, full):
         try:
-            estimate = segments.estimate(device, Workload(demand.model, batch, whole))
+            estimate = segments.estimate(device, Workload(demand.model, batch, full))
         except InputError:
             continue
         creq = estimate.creq(_METRICS[metric])
@@ -66,15 +66,15 @@ def requirements(
             continue
         required = _required_pct(creq)
         mreq = 100.0 * (segments.memory_bytes(estimate) or 0) / device.dram_bytes
-        if mreq > 100.0 and seen:
+        if mreq > 100.0 and pairs:
             break  # USHER stops at the batch that exceeds the memory (§3.3.1)
-        seen.append((required, mreq))
-        segment = segments.make(demand, device, Workload(demand.model, batch, whole if unshared else Share(required)))
+        pairs.append((required, mreq))
+        segment = segments.make(demand, device, Workload(demand.model, batch, full if unshared else Share(required)))
         if segment is not None:
             by_batch[batch] = Requirement(segment, required, mreq, creq, _METRICS[metric])
-    if not seen:
+    if not pairs:
         return {}, None
-    return by_batch, (sum(c for c, _ in seen) / len(seen), sum(m for _, m in seen) / len(seen))
+    return by_batch, (sum(c for c, _ in pairs) / len(pairs), sum(m for _, m in pairs) / len(pairs))
 
 
 def _required_pct(creq: Figure) -> float:
@@ -100,12 +100,12 @@ def require_gpus(policy: str, problem: Problem) -> None:
             )
 
 
-def require_metric(known: bool, metric: CreqMetric) -> None:
+def require_metric(is_known: bool, metric: CreqMetric) -> None:
     """Raise when no model has a known compute requirement.
 
     Raises `InputError` naming the required profiling.
     """
-    if not known:
+    if not is_known:
         raise InputError(
             f"no model of the demands has a compute requirement by {metric}",
             "profile them with a collector that measures it, give their ONNX files, or choose another policy",

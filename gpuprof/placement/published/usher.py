@@ -75,23 +75,23 @@ class Usher:
             require_gpus("usher", problem)
         if self.orders == 1:
             return self._place_in_order(problem)
-        made = [self._place_in_order(one) for one in _reorder(problem, self.orders)]
-        ranks = [_rank(problem, one) for one in made]
+        placements = [self._place_in_order(reordered) for reordered in _reorder(problem, self.orders)]
+        ranks = [_rank(problem, placement) for placement in placements]
         best, worst = max(ranks), min(ranks)
-        served = f"{worst[0]:.6g} to {best[0]:.6g} requests/s at {-worst[1]:.4g} to {-best[1]:.4g} an hour"
-        found = f"the best of {len(made)} orders of the demands, which serve {served}"
-        return replace(made[ranks.index(best)], found_by=found)
+        range_text = f"{worst[0]:.6g} to {best[0]:.6g} requests/s at {-worst[1]:.4g} to {-best[1]:.4g} an hour"
+        summary = f"the best of {len(placements)} orders of the demands, which serve {range_text}"
+        return replace(placements[ranks.index(best)], found_by=summary)
 
     def _place_in_order(self, problem: Problem) -> Placement:
         segments = Segments(problem, capped=False)
-        known, means = self._know_requirements(problem, segments)
+        requirements, means = self._know_requirements(problem, segments)
         require_metric(bool(means), self.creq)
-        demands = {demand.model: demand for demand in problem.by_priority() if known.get(demand.model)}
+        demands = {demand.model: demand for demand in problem.by_priority() if requirements.get(demand.model)}
         entries = sorted(problem.fleet.entries, key=lambda entry: entry.price_per_hour)
         spaces: list[FreeCapacity] = []
         hosts: list[tuple[Option, int]] = []
         for group in balanced_groups({model: means[model] for model in demands}, self.group_size):
-            options = [self._options(problem, demands[model], known[model]) for model in group]
+            options = [self._options(problem, demands[model], requirements[model]) for model in group]
             trial = self._best(OpenedDevices(entries, spaces), [choice for choice in options if choice])
             if trial is not None:
                 spaces = trial.spaces()
@@ -102,7 +102,7 @@ class Usher:
         self, problem: Problem, segments: Segments
     ) -> tuple[dict[str, dict[int, dict[str, Requirement]]], dict[str, tuple[float, float]]]:
         """Return for each model its requirements by batch and device, and its mean (Creq, Mreq)."""
-        known: dict[str, dict[int, dict[str, Requirement]]] = {}
+        result: dict[str, dict[int, dict[str, Requirement]]] = {}
         means = {}
         for demand in problem.by_priority():
             requirements_by_batch: dict[int, dict[str, Requirement]] = {}
@@ -112,50 +112,50 @@ class Usher:
                 averages += [] if mean is None else [mean]
                 for batch, requirement in by_batch.items():
                     requirements_by_batch.setdefault(batch, {})[entry.device.name] = requirement
-            known[demand.model] = requirements_by_batch
+            result[demand.model] = requirements_by_batch
             if averages:
                 count = len(averages)
                 means[demand.model] = (sum(c for c, _ in averages) / count, sum(m for _, m in averages) / count)
-        return known, means
+        return result, means
 
     def _options(
-        self, problem: Problem, demand: Demand, known: Mapping[int, Mapping[str, Requirement]]
+        self, problem: Problem, demand: Demand, requirements: Mapping[int, Mapping[str, Requirement]]
     ) -> list[Option]:
         """Return every {BS, RD} of a model (§3.3.2): RD in multiples of the largest batch's number of replicas."""
-        largest = known[max(known)]
+        largest = requirements[max(requirements)]
         highest = max(requirement.segment.capacity_rps for requirement in largest.values())
         least = math.ceil(demand.rate_rps / highest * (1 - TOLERANCE))
-        fixed = not problem.fleet.is_elastic
-        most = sum(entry.count or 0 for entry in problem.fleet.entries) if fixed else math.inf
+        is_fixed = not problem.fleet.is_elastic
+        most = sum(entry.count or 0 for entry in problem.fleet.entries) if is_fixed else math.inf
         most = min(most, demand.max_replicas or math.inf)
         options = []
-        for batch in sorted(known):
+        for batch in sorted(requirements):
             for multiple in range(1, 2 if self.without == "WD" else _MULTIPLES + 1):
-                option = Option(demand, batch, least * multiple, known[batch])
+                option = Option(demand, batch, least * multiple, requirements[batch])
                 serves = option.replicas * option.goodput_rps >= demand.rate_rps * (1 - TOLERANCE)
-                if option.replicas <= most and (fixed or serves):
+                if option.replicas <= most and (is_fixed or serves):
                     options.append(option)
         return options
 
-    def _best(self, ground: OpenedDevices, options: Sequence[Sequence[Option]]) -> Trial | None:
+    def _best(self, devices: OpenedDevices, options: Sequence[Sequence[Option]]) -> Trial | None:
         """Algorithm 1: keep the configuration of most goodput, among these the cheapest, then the first.
 
         Configurations that cannot beat the best so far, because too few devices can host their replicas, are skipped.
         """
         best: Trial | None = None
         choices = _manageable(options)
-        whole = round(sum(choice[0].demand.rate_rps for choice in choices if choice), 6)
-        most = {option: ground.most_goodput_rps(option) for choice in choices for option in choice}
-        least = {option: ground.least_cost(option) for choice in choices for option in choice}
+        total_rps = round(sum(choice[0].demand.rate_rps for choice in choices if choice), 6)
+        most = {option: devices.most_goodput_rps(option) for choice in choices for option in choice}
+        least = {option: devices.least_cost(option) for choice in choices for option in choice}
         for configuration in product(*choices):
             if best is not None:
                 goodput, negated = best.rank()
-                if goodput == whole and max(least[option] for option in configuration) >= -negated:
+                if goodput == total_rps and max(least[option] for option in configuration) >= -negated:
                     continue
                 reachable = sum(most[option] for option in configuration)
                 if not reachable or reachable < goodput - _ROUNDING:
                     continue
-            trial = Trial(ground)
+            trial = Trial(devices)
             for option in order_models(configuration, self.without):
                 trial.place(option)
             if best is None or trial.rank() > best.rank():
@@ -167,45 +167,45 @@ class Usher:
     ) -> Placement:
         """Put the replicas on real devices, which may refuse for interference, and name the unplaced demands."""
         bins = [Bin(problem.device(space.device), unshared=self.unshared) for space in spaces]
-        refused: list[tuple[Option, str, float]] = []
-        for model, own in _by_model(hosts).items():
+        rejections: list[tuple[Option, str, float]] = []
+        for model, hosted in _by_model(hosts).items():
             demand = problem.demand(model)
-            chosen = [(option, option.by_device[spaces[index].device], index) for option, index in own]
-            capacity = sum(requirement.segment.capacity_rps for _, requirement, _ in chosen)
+            hosts_of_model = [(option, option.by_device[spaces[index].device], index) for option, index in hosted]
+            capacity = sum(requirement.segment.capacity_rps for _, requirement, _ in hosts_of_model)
             load = min(1.0, demand.rate_rps / capacity)
-            for option, requirement, index in chosen:
+            for option, requirement, index in hosts_of_model:
                 rate_rps = requirement.segment.capacity_rps * load
                 if not bins[index].add(requirement.replica(rate_rps), segments):
-                    refused.append((option, bins[index].device.name, rate_rps))
-        bins += self._apart(problem, segments, bins, refused)
-        gpus = tuple(one.to_gpu() for one in bins if not one.is_empty)
+                    rejections.append((option, bins[index].device.name, rate_rps))
+        bins += self._apart(problem, segments, bins, rejections)
+        gpus = tuple(gpu_bin.to_gpu() for gpu_bin in bins if not gpu_bin.is_empty)
         name = f"usher{'/' + self.without if self.without else ''}"
         return with_unplaced(problem, segments, Placement(name, gpus))
 
     def _apart(
-        self, problem: Problem, segments: Segments, bins: Sequence[Bin], refused: Sequence[tuple[Option, str, float]]
+        self, problem: Problem, segments: Segments, bins: Sequence[Bin], rejections: Sequence[tuple[Option, str, float]]
     ) -> list[Bin]:
         """Return further devices for the replicas breaking an SLO with their neighbours, first fit.
 
         They are of the same kind, else of the kind serving most of the rate, the cheapest among equals.
         """
-        used = Counter(one.device.name for one in bins)
+        used_counts = Counter(gpu_bin.device.name for gpu_bin in bins)
         fresh: list[Bin] = []
-        for option, kind, rate_rps in refused:
+        for option, kind, rate_rps in rejections:
             replicas = {
                 device: requirement.replica(min(rate_rps, requirement.segment.capacity_rps))
                 for device, requirement in option.by_device.items()
             }
-            if any(one.device.name in replicas and one.add(replicas[one.device.name], segments) for one in fresh):
+            if any(g.device.name in replicas and g.add(replicas[g.device.name], segments) for g in fresh):
                 continue
             able = [entry for entry in problem.fleet.entries if entry.device.name in replicas]
-            left = [entry for entry in able if entry.count is None or used[entry.device.name] < entry.count]
+            left = [entry for entry in able if entry.count is None or used_counts[entry.device.name] < entry.count]
             if left:
                 ranks = [(e.device.name != kind, -replicas[e.device.name].rate_rps, e.price_per_hour) for e in left]
                 device = left[ranks.index(min(ranks))].device
                 fresh.append(Bin(device, unshared=self.unshared))
                 fresh[-1].add(replicas[device.name], segments)
-                used[device.name] += 1
+                used_counts[device.name] += 1
         return fresh
 
 
@@ -213,29 +213,29 @@ def _manageable(options: Sequence[Sequence[Option]]) -> list[list[Option]]:
     """Return the options, without dominated options where there are too many."""
     if math.prod(len(choice) for choice in options) <= _MOST_CONFIGURATIONS:
         return [list(choice) for choice in options]
-    kept = [[one for one in choice if not any(_dominates(other, one) for other in choice)] for choice in options]
-    if math.prod(len(choice) for choice in kept) <= _MOST_CONFIGURATIONS:
-        return kept
+    efficient = [[o for o in choice if not any(_dominates(option, o) for option in choice)] for choice in options]
+    if math.prod(len(choice) for choice in efficient) <= _MOST_CONFIGURATIONS:
+        return efficient
     most = max(2, int(_MOST_CONFIGURATIONS ** (1.0 / len(options)) / 2))
-    return [_fewer(sorted(choice, key=lambda one: one.replicas * one.total_pct), most) for choice in kept]
+    return [_fewer(sorted(choice, key=lambda option: option.replicas * option.total_pct), most) for choice in efficient]
 
 
 def _fewer(options: Sequence[Option], most: int) -> list[Option]:
     """Return at most ``most`` options: the first serving everything, and some serving less."""
-    whole = [one for one in options if one.served_rps >= one.demand.rate_rps * (1 - TOLERANCE)]
-    partial = [one for one in options if one not in whole]
-    few = max(most - len(whole), min(len(partial), most // 2))
-    return whole[: most - few] + partial[:: max(1, math.ceil(len(partial) / max(1, few)))][:few]
+    complete = [option for option in options if option.served_rps >= option.demand.rate_rps * (1 - TOLERANCE)]
+    partial = [option for option in options if option not in complete]
+    cut = max(most - len(complete), min(len(partial), most // 2))
+    return complete[: most - cut] + partial[:: max(1, math.ceil(len(partial) / max(1, cut)))][:cut]
 
 
 def _reorder(problem: Problem, count: int) -> Iterator[Problem]:
     """Yield the problem with its demands in different orders, the given order first."""
-    random, seen = Random(problem.options.seed), set[tuple[str, ...]]()
+    random, orders = Random(problem.options.seed), set[tuple[str, ...]]()
     demands = list(problem.demands)
     for _ in range(count):
         names = tuple(demand.model for demand in demands)
-        if names not in seen:
-            seen.add(names)
+        if names not in orders:
+            orders.add(names)
             yield replace(problem, demands=tuple(demands))
         random.shuffle(demands)
 
@@ -246,10 +246,10 @@ def _rank(problem: Problem, placement: Placement) -> tuple[float, float]:
     return round(sum(placement.rates_rps().values()), 6), -cost
 
 
-def _dominates(better: Option, worse: Option) -> bool:
-    ours = (better.replicas, better.creq_pct, better.mreq_pct, -better.served_rps)
-    theirs = (worse.replicas, worse.creq_pct, worse.mreq_pct, -worse.served_rps)
-    return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
+def _dominates(first: Option, second: Option) -> bool:
+    first_costs = (first.replicas, first.creq_pct, first.mreq_pct, -first.served_rps)
+    second_costs = (second.replicas, second.creq_pct, second.mreq_pct, -second.served_rps)
+    return first_costs != second_costs and all(a <= b for a, b in zip(first_costs, second_costs, strict=True))
 
 
 def _by_model(hosts: Sequence[tuple[Option, int]]) -> dict[str, list[tuple[Option, int]]]:

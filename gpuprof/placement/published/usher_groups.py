@@ -36,24 +36,24 @@ def balanced_groups(requirements: Mapping[str, tuple[float, float]], most: int) 
         groups = _pair_groups(groups, requirements)
         size *= 2
     position = {model: index for index, model in enumerate(requirements)}
-    ordered = [tuple(sorted(group, key=position.__getitem__)) for group in groups]
-    return tuple(sorted(ordered, key=lambda group: position[group[0]]))
+    sorted_groups = [tuple(sorted(group, key=position.__getitem__)) for group in groups]
+    return tuple(sorted(sorted_groups, key=lambda group: position[group[0]]))
 
 
 def _pair_groups(
     groups: Sequence[tuple[str, ...]], requirements: Mapping[str, tuple[float, float]]
 ) -> list[tuple[str, ...]]:
     surplus = [sum(requirements[model][0] - requirements[model][1] for model in group) for group in groups]
-    matched = _match(surplus) if len(groups) <= _MOST_MATCHED else _sorted_pairs(surplus)
-    alone = set(range(len(groups))) - {index for pair in matched for index in pair}
-    return [groups[one] + groups[two] for one, two in sorted(matched)] + [groups[index] for index in sorted(alone)]
+    pairs = _match(surplus) if len(groups) <= _MOST_MATCHED else _sorted_pairs(surplus)
+    singles = set(range(len(groups))) - {index for pair in pairs for index in pair}
+    return [groups[i] + groups[j] for i, j in sorted(pairs)] + [groups[index] for index in sorted(singles)]
 
 
 def _match(surplus: Sequence[float]) -> list[tuple[int, int]]:
     graph = networkx.Graph()
     graph.add_nodes_from(range(len(surplus)))
-    for one, two in combinations(range(len(surplus)), 2):
-        graph.add_edge(one, two, weight=abs(surplus[one] + surplus[two]) + _TIE * (two - one))
+    for i, j in combinations(range(len(surplus)), 2):
+        graph.add_edge(i, j, weight=abs(surplus[i] + surplus[j]) + _TIE * (j - i))
     return [(min(pair), max(pair)) for pair in networkx.min_weight_matching(graph)]
 
 
@@ -66,15 +66,15 @@ def _sorted_pairs(surplus: Sequence[float]) -> list[tuple[int, int]]:
     return [(min(pair), max(pair)) for pair in pairs]
 
 
-def _left_out(rising: Sequence[float]) -> int:
+def _left_out(surpluses: Sequence[float]) -> int:
     """Return the position without which the pairs of least and greatest weigh least.
 
     Without a position of the lower half, the pairs outside it stay and those inside it shift by one; likewise above.
     """
-    last, half = len(rising) - 1, len(rising) // 2
-    outside = [0.0, *accumulate(abs(rising[k] + rising[last - k]) for k in range(half))]
-    low = [0.0, *accumulate(abs(rising[k + 1] + rising[last - k]) for k in reversed(range(half)))]
-    high = [0.0, *accumulate(abs(rising[k] + rising[last - 1 - k]) for k in reversed(range(half)))]
-    below = [(outside[k] + low[half - k], k) for k in range(half + 1)]
-    above = [(outside[k] + high[half - k], last - k) for k in range(half)]
+    last, half = len(surpluses) - 1, len(surpluses) // 2
+    outer_sums = [0.0, *accumulate(abs(surpluses[k] + surpluses[last - k]) for k in range(half))]
+    low = [0.0, *accumulate(abs(surpluses[k + 1] + surpluses[last - k]) for k in reversed(range(half)))]
+    high = [0.0, *accumulate(abs(surpluses[k] + surpluses[last - 1 - k]) for k in reversed(range(half)))]
+    below = [(outer_sums[k] + low[half - k], k) for k in range(half + 1)]
+    above = [(outer_sums[k] + high[half - k], last - k) for k in range(half)]
     return min(below + above)[1]

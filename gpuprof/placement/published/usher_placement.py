@@ -33,10 +33,10 @@ class Option:
     goodput_rps: float = field(init=False)  #: Least goodput of a replica over the kinds of devices.
 
     def __post_init__(self) -> None:
-        known = list(self.by_device.values())
-        object.__setattr__(self, "creq_pct", sum(one.creq_pct for one in known) / len(known))
-        object.__setattr__(self, "mreq_pct", sum(one.mreq_pct for one in known) / len(known))
-        object.__setattr__(self, "goodput_rps", min(one.segment.capacity_rps for one in known))
+        requirements = list(self.by_device.values())
+        object.__setattr__(self, "creq_pct", sum(need.creq_pct for need in requirements) / len(requirements))
+        object.__setattr__(self, "mreq_pct", sum(need.mreq_pct for need in requirements) / len(requirements))
+        object.__setattr__(self, "goodput_rps", min(need.segment.capacity_rps for need in requirements))
 
     @property
     def total_pct(self) -> float:
@@ -97,7 +97,7 @@ class OpenedDevices:
         No device holds the model yet, because a model is in a single group.
         """
         if option not in self._fits:
-            needs = {name: (one.creq_pct, one.mreq_pct) for name, one in option.by_device.items()}
+            needs = {name: (need.creq_pct, need.mreq_pct) for name, need in option.by_device.items()}
             fits = []
             for index, space in enumerate(self.spaces):
                 if space.device in needs:
@@ -116,7 +116,7 @@ class OpenedDevices:
     def most_goodput_rps(self, option: Option) -> float:
         """Return an upper bound on the goodput of every placement of the option."""
         hosts = min(option.replicas, len(self.fits(option)) + self.count_unopened(option))
-        most = max(one.segment.capacity_rps for one in option.by_device.values())
+        most = max(requirement.segment.capacity_rps for requirement in option.by_device.values())
         return min(option.demand.rate_rps, hosts * most)
 
     def least_cost(self, option: Option) -> float:
@@ -140,8 +140,8 @@ class Trial:
 
     def spaces(self) -> list[FreeCapacity]:
         """Return all devices with their free capacity under this configuration."""
-        kept = [self._changed.get(index, space) for index, space in enumerate(self.ground.spaces)]
-        return [FreeCapacity(space.device, space.compute_pct, space.memory_pct) for space in (*kept, *self._opened)]
+        spaces = [self._changed.get(index, space) for index, space in enumerate(self.ground.spaces)]
+        return [FreeCapacity(space.device, space.compute_pct, space.memory_pct) for space in (*spaces, *self._opened)]
 
     def rank(self) -> tuple[float, float]:
         """Return the ranking of configurations: most goodput, then least cost."""
@@ -154,19 +154,19 @@ class Trial:
         missing = self._host(option, missing, self._outside(option, missing))  # line 12
         while missing > 0 and self._initialise(option):  # lines 13 to 15
             missing -= 1
-        served = sum(option.by_device[self._space(i).device].segment.capacity_rps for _, i in self.hosts[first:])
-        self.goodput_rps += min(served, option.demand.rate_rps)
+        capacity_rps = sum(option.by_device[self._space(i).device].segment.capacity_rps for _, i in self.hosts[first:])
+        self.goodput_rps += min(capacity_rps, option.demand.rate_rps)
 
     def _space(self, index: int) -> FreeCapacity:
-        there = len(self.ground.spaces)
-        if index >= there:
-            return self._opened[index - there]
+        first = len(self.ground.spaces)
+        if index >= first:
+            return self._opened[index - first]
         return self._changed.get(index, self.ground.spaces[index])
 
     def _own(self, option: Option) -> list[tuple[float, int]]:
         """Return the group's devices able to host a replica, fullest first."""
-        there = len(self.ground.spaces)
-        return sorted(self._taking(option, range(there, there + len(self._opened))))
+        first = len(self.ground.spaces)
+        return sorted(self._taking(option, range(first, first + len(self._opened))))
 
     def _outside(self, option: Option, most: int) -> list[tuple[float, int]]:
         """Return at most ``most`` of the other groups' devices able to host a replica, fullest first."""
@@ -199,9 +199,9 @@ class Trial:
         return missing - min(missing, len(fits))
 
     def _put_space(self, index: int, space: FreeCapacity) -> None:
-        there = len(self.ground.spaces)
-        if index >= there:
-            self._opened[index - there] = space
+        first = len(self.ground.spaces)
+        if index >= first:
+            self._opened[index - first] = space
         else:
             self._changed[index] = space
 
@@ -209,8 +209,8 @@ class Trial:
         """NEW_LOWEST_COST_GPU_INITIALIZATION: open the cheapest device able to host the model, if available."""
         for entry in self.ground.entries:
             name = entry.device.name
-            used = self.ground.used[name] + sum(space.device == name for space in self._opened)
-            if name in option.by_device and (entry.count is None or used < entry.count):
+            used_count = self.ground.used[name] + sum(space.device == name for space in self._opened)
+            if name in option.by_device and (entry.count is None or used_count < entry.count):
                 fresh = FreeCapacity(name).after(option.demand.model, option.by_device[name])
                 if fresh is not None:
                     self._opened.append(fresh)
@@ -220,18 +220,18 @@ class Trial:
         return False
 
 
-def order_models(configuration: Sequence[Option], without: Ablation = "") -> list[Option]:
+def order_models(configuration: Sequence[Option], ablation: Ablation = "") -> list[Option]:
     """Lines 7 to 9: alternate compute- and memory-heavy models, each class by falling Creq + Mreq, neutral models
     last.
     """
-    if without == "S":
+    if ablation == "S":
         return list(configuration)
-    falling = sorted(configuration, key=lambda option: -option.total_pct)
-    if without == "CM":
-        return falling
-    compute = [option for option in falling if option.leaning == "compute"]
-    memory = [option for option in falling if option.leaning == "memory"]
-    neutral = [option for option in falling if option.leaning == ""]
+    by_size = sorted(configuration, key=lambda option: -option.total_pct)
+    if ablation == "CM":
+        return by_size
+    compute = [option for option in by_size if option.leaning == "compute"]
+    memory = [option for option in by_size if option.leaning == "memory"]
+    balanced = [option for option in by_size if option.leaning == ""]
     paired = [option for pair in zip(compute, memory, strict=False) for option in pair]
     shorter = min(len(compute), len(memory))
-    return [*paired, *compute[shorter:], *memory[shorter:], *neutral]
+    return [*paired, *compute[shorter:], *memory[shorter:], *balanced]

@@ -294,7 +294,7 @@ def test_of_a_model_that_is_to_answer_soon_less_is_at_hand_lest_it_hold_up_what_
     async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         prefetch_ms = []
         for allowed_ms in (1000.0, 4.0):
-            replica.record_arrival(0.0, replica.load(0.0, 0, allowed_ms), allowed_ms, refused=False)
+            replica.record_arrival(0.0, replica.load(0.0, 0, allowed_ms), allowed_ms, is_refused=False)
             replica.submit(inference(0))
             replica.submit(inference(1))
             prefetch_ms.append(workers[0].prefetch_ms)
