@@ -120,14 +120,14 @@ class Front:
             await self._edge.drain()
         self._stop_listening()
         deadline = time.monotonic() + self._settings.drain_s
-        quiet = 0
-        while quiet < 2 and time.monotonic() < deadline:
+        idle_checks = 0
+        while idle_checks < 2 and time.monotonic() < deadline:
             active = 0 if self._edge is None else await self._edge.count_active()
             now = time.monotonic()
             idle = not active and not router.in_flight and all(c.can_close(now) for c in self._api.connections)
-            quiet = quiet + 1 if idle else 0
+            idle_checks = idle_checks + 1 if idle else 0
             await asyncio.sleep(_GRACE_S / 2)
-        if quiet < 2:
+        if idle_checks < 2:
             busy = sum(connection.busy for connection in self._api.connections)
             unfinished = {"requests": router.in_flight, "connections_waiting_for_an_answer": busy}
             LOGGER.warning("stopped before all was answered", extra={"unfinished": unfinished})
@@ -168,8 +168,8 @@ class Front:
         if listener is None:
             return
         waiting = []
-        for listening in listener.sockets:
-            with socket.socket(fileno=os.dup(listening.fileno())) as duplicate:
+        for listening_socket in listener.sockets:
+            with socket.socket(fileno=os.dup(listening_socket.fileno())) as duplicate:
                 duplicate.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     while True:
@@ -179,7 +179,7 @@ class Front:
         for connection in waiting:
             connection.setblocking(False)
             task = loop.create_task(loop.connect_accepted_socket(self._connect, connection))
-            task.add_done_callback(lambda done: done.exception())
+            task.add_done_callback(lambda ended: ended.exception())
 
 
 def _format_host(host: str) -> str:

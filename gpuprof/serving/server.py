@@ -137,10 +137,10 @@ class Server:
     async def _start_workers(self) -> None:
         """Start the plan's workers; return when all are ready, or at an earlier stop signal."""
         started = asyncio.ensure_future(self._move(self._source))
-        stopped = asyncio.ensure_future(self._stop.wait())
-        either: set[asyncio.Future[Any]] = {started, stopped}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        stop = asyncio.ensure_future(self._stop.wait())
+        futures: set[asyncio.Future[Any]] = {started, stop}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
         if not started.done():
             started.cancel()
         with suppress(asyncio.CancelledError):

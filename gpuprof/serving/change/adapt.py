@@ -102,9 +102,9 @@ class Adapter:
         self._meter.take()
         while True:
             await asyncio.sleep(self._settings.period_s)
-            seen = self._meter.take()
+            loads = self._meter.take()
             try:
-                await self.decide(seen)
+                await self.decide(loads)
             except GpuprofError as error:
                 LOGGER.warning("cannot adapt the map", extra={"error": str(error)})
                 self._back_off()
@@ -114,115 +114,117 @@ class Adapter:
         self._deployment = deployment
         self._streaks.clear()
 
-    async def decide(self, seen: Mapping[str, ObservedLoad]) -> None:
+    async def decide(self, loads: Mapping[str, ObservedLoad]) -> None:
         """Compare a period with the plan, and apply another map if needed.
 
         Raises `GpuprofError` when planning or moving fails; the old map stays.
         """
-        out = self._find_departures(seen)
-        if not out:
+        reasons = self._find_departures(loads)
+        if not reasons:
             return
-        load = self._make_load(seen, out)
-        if time.monotonic() < self._not_before and self._is_same_as_last(load, out):
+        load = self._make_load(loads, reasons)
+        if time.monotonic() < self._not_before and self._is_same_as_last(load, reasons):
             return
         self._asked = load
         LOGGER.warning(
-            "the load leaves the plan's bounds, the placer is asked", extra=self._describe_leaving(seen, out)
+            "the load leaves the plan's bounds, the placer is asked", extra=self._describe_leaving(loads, reasons)
         )
         # In a child process: planning takes seconds, in which the event loop must answer requests.
         try:
-            wanted = await self._planning.run(self._settings.replan, self._deployment, load)
+            target = await self._planning.run(self._settings.replan, self._deployment, load)
         finally:
             self._planning.close()
-        if wanted is None:
-            LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(out)})
+        if target is None:
+            LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(reasons)})
             self._back_off()
             return
-        await self._move(wanted, load)
+        await self._move(target, load)
 
-    def _find_departures(self, seen: Mapping[str, ObservedLoad]) -> dict[str, Departure]:
+    def _find_departures(self, loads: Mapping[str, ObservedLoad]) -> dict[str, Departure]:
         """Return the models out of bounds for long enough, and their departures."""
         departures = {}
-        for model, observed in seen.items():
+        for model, observed in loads.items():
             if model not in self._deployment.models:
                 continue
-            how = find_departure(read_planned(self._deployment, model), observed, self._settings.bounds)
+            reason = find_departure(read_planned(self._deployment, model), observed, self._settings.bounds)
             for short in (True, False):
-                same = how is not None and how.is_short is short
-                self._streaks[model, short] = self._streaks[model, short] + 1 if same else 0
-            if how is not None and self._streaks[model, how.is_short] >= self._settings.patience[how.is_short]:
-                departures[model] = how
+                is_repeated = reason is not None and reason.is_short is short
+                self._streaks[model, short] = self._streaks[model, short] + 1 if is_repeated else 0
+            if reason is not None and self._streaks[model, reason.is_short] >= self._settings.patience[reason.is_short]:
+                departures[model] = reason
         return departures
 
-    def _make_load(self, seen: Mapping[str, ObservedLoad], out: Mapping[str, Departure]) -> Load:
+    def _make_load(self, loads: Mapping[str, ObservedLoad], reasons: Mapping[str, Departure]) -> Load:
         """Return planned figures, replaced by measured figures for models out of bounds."""
-        rates = {name: asked.rate_rps for name, asked in self._deployment.models.items()}
+        rates = {name: entry.rate_rps for name, entry in self._deployment.models.items()}
         slowdowns, beside = dict(self._slowdowns), dict(self._beside)
-        for model, how in out.items():
-            observed = seen[model]
+        for model, reason in reasons.items():
+            observed = loads[model]
             measured = self._settings.headroom * observed.window.rate_rps
             # A model without requests keeps the smallest replica for later requests.
             rates[model] = max(measured, 0.01 * rates[model])
-            if observed.slowdown is None or how not in (Departure.LATENCY, Departure.QUICK, Departure.SLO):
+            if observed.slowdown is None or reason not in (Departure.LATENCY, Departure.QUICK, Departure.SLO):
                 continue
-            own_slowdown = self._own_slowdown(model, observed, how)
+            own_slowdown = self._own_slowdown(model, observed, reason)
             if own_slowdown is not None:
                 slowdowns[model] = slowdowns.get(model, 1.0) * own_slowdown
             if own_slowdown != observed.slowdown and observed.neighbours is not None:
-                for other, factor in observed.neighbours.beside.items():
-                    beside[model, other] = max(1.0, factor) * beside.get((model, other), 1.0)
+                for neighbour, factor in observed.neighbours.beside.items():
+                    beside[model, neighbour] = max(1.0, factor) * beside.get((model, neighbour), 1.0)
         return Load(rates, slowdowns, beside)
 
-    def _own_slowdown(self, model: str, observed: ObservedLoad, how: Departure) -> float | None:
+    def _own_slowdown(self, model: str, observed: ObservedLoad, reason: Departure) -> float | None:
         """Return a model's own slow-down relative to the estimate; None: its neighbours are the cause.
 
         Neighbours are the cause where the model's times were measured alone, or where replicas without neighbours
         allow a comparison. Batches quicker than predicted say nothing about neighbours: their load may be below the
         map's.
         """
-        seen = observed.neighbours
-        if seen is None or not seen.beside or how is Departure.QUICK:
+        cost = observed.neighbours
+        if cost is None or not cost.beside or reason is Departure.QUICK:
             return observed.slowdown
-        if seen.alone is not None:
-            return seen.alone
+        if cost.alone is not None:
+            return cost.alone
         sources = [replica.predicted.source for *_, replica in self._deployment.places() if replica.model == model]
         is_measured = bool(sources) and all(source.startswith((MEASURED, INTERPOLATED)) for source in sources)
         return None if is_measured else observed.slowdown
 
-    def _is_same_as_last(self, load: Load, out: Mapping[str, Departure]) -> bool:
+    def _is_same_as_last(self, load: Load, reasons: Mapping[str, Departure]) -> bool:
         last = self._asked
         return last is not None and all(
             _is_equivalent(load.rates_rps[model], last.rates_rps.get(model, 0.0))
             and _is_equivalent(load.slowdowns.get(model, 1.0), last.slowdowns.get(model, 1.0))
             and all(_is_equivalent(factor, last.beside.get(pair, 1.0)) for pair, factor in load.beside.items())
-            for model in out
+            for model in reasons
         )
 
-    def _describe_leaving(self, seen: Mapping[str, ObservedLoad], out: Mapping[str, Departure]) -> dict[str, object]:
+    def _describe_leaving(
+        self, loads: Mapping[str, ObservedLoad], reasons: Mapping[str, Departure]
+    ) -> dict[str, object]:
         models = {
             model: {
-                "why": str(how),
-                "rate_rps": round(seen[model].window.rate_rps, 2),
+                "why": str(reason),
+                "rate_rps": round(loads[model].window.rate_rps, 2),
                 "planned_rps": round(self._deployment.models[model].rate_rps, 2),
-                "slowdown": None if (ratio := seen[model].slowdown) is None else round(ratio, 3),
-                "slowdown_beside": _round_factors(seen[model].neighbours),
-                "p99_ms": None if (p99 := seen[model].window.percentile_ms(99.0)) is None else round(p99, 1),
+                "slowdown": None if (ratio := loads[model].slowdown) is None else round(ratio, 3),
+                "slowdown_beside": _round_factors(loads[model].neighbours),
+                "p99_ms": None if (p99 := loads[model].window.percentile_ms(99.0)) is None else round(p99, 1),
                 "slo_ms": self._deployment.models[model].slo_ms,
             }
-            for model, how in out.items()
+            for model, reason in reasons.items()
         }
         return {"models": models}
 
-    async def _move(self, wanted: DeploymentMap, load: Load) -> None:
-        await asyncio.to_thread(write_map, wanted, self._settings.output)
+    async def _move(self, target: DeploymentMap, load: Load) -> None:
+        await asyncio.to_thread(write_map, target, self._settings.output)
         move = await self._apply(self._settings.output)
-        self.follow(wanted)
+        self.follow(target)
         self._slowdowns, self._beside = dict(load.slowdowns), dict(load.beside)
-        rates = {name: round(model.rate_rps, 2) for name, model in wanted.models.items()}
+        rates = {name: round(model.rate_rps, 2) for name, model in target.models.items()}
         log_fields = {
             "planned_rps": rates,
-            "corrected_beside": {f"{model} beside {other}": round(by, 3) for (model, other), by in load.beside.items()},
-            "beyond_what_was_seen": _list_beyond(wanted),
+            "corrected_beside": {f"{model} beside {peer}": round(by, 3) for (model, peer), by in load.beside.items()},
+            "beyond_what_was_seen": _list_beyond(target),
             "map": str(self._settings.output),
             **move,
         }
@@ -267,8 +269,8 @@ class LoadMeter:
         replicas = [replica for model in models for replica in model.replicas]
         self._batches = {replica.plan.name: count_batches(replica) for replica in replicas}
         return {
-            name: ObservedLoad(before[name].until(counted, seconds), slowdowns[name], neighbours.get(name))
-            for name, counted in self._counted.items()
+            name: ObservedLoad(before[name].until(counts, seconds), slowdowns[name], neighbours.get(name))
+            for name, counts in self._counted.items()
             if name in before
         }
 
@@ -280,9 +282,9 @@ class LoadMeter:
 
 
 def _round_factors(cost: NeighbourCost | None) -> dict[str, float]:
-    return {} if cost is None else {other: round(factor, 3) for other, factor in cost.beside.items()}
+    return {} if cost is None else {neighbour: round(factor, 3) for neighbour, factor in cost.beside.items()}
 
 
 def _list_beyond(deployment: DeploymentMap) -> list[str]:
     """Return the models of a map whose estimates report co-locations beyond those measured."""
-    return sorted({one.model for *_, one in deployment.places() if BEYOND_SEEN in one.predicted.source})
+    return sorted({replica.model for *_, replica in deployment.places() if BEYOND_SEEN in replica.predicted.source})

@@ -59,29 +59,29 @@ class ObservedLoad:
 
 def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:
     """Return the planned load of a model of a map."""
-    asked = deployment.models[model]
+    entry = deployment.models[model]
     slowest = 1.0
     for _, _, _, replica in deployment.places():
         if replica.model == model:
-            said = replica.predicted
-            upper = 1.0 if said.latency_ms_interval is None else said.latency_ms_interval[1] / (said.latency_ms or 1.0)
-            slowest = max(slowest, upper, said.pause_factor)
-    return PlannedLoad(asked.rate_rps, asked.percentile, slowest)
+            plan = replica.predicted
+            upper = 1.0 if plan.latency_ms_interval is None else plan.latency_ms_interval[1] / (plan.latency_ms or 1.0)
+            slowest = max(slowest, upper, plan.pause_factor)
+    return PlannedLoad(entry.rate_rps, entry.percentile, slowest)
 
 
-def find_departure(plan: PlannedLoad, seen: ObservedLoad, bounds: Bounds) -> Departure | None:
+def find_departure(plan: PlannedLoad, load: ObservedLoad, bounds: Bounds) -> Departure | None:
     """Return the significant departure of a model from the bounds of its plan; None without one."""
-    window = seen.window
+    window = load.window
     chance_rps = SURE * math.sqrt(max(1, window.arrived)) / window.seconds
     slower = max(bounds.slower, plan.slowest)
     if window.rate_rps - chance_rps > bounds.more * plan.rate_rps:
         return Departure.RATE
-    if seen.slowdown is not None and seen.slowdown > slower:
+    if load.slowdown is not None and load.slowdown > slower:
         return Departure.LATENCY
     if window.breaks_slo(plan.percentile):
         return Departure.SLO
     if window.rate_rps + chance_rps < bounds.less * plan.rate_rps:
         return Departure.IDLE
-    if seen.slowdown is not None and seen.slowdown < 1.0 / slower:
+    if load.slowdown is not None and load.slowdown < 1.0 / slower:
         return Departure.QUICK
     return None

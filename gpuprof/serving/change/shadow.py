@@ -51,41 +51,41 @@ class StandbyController:
         """Check the models for a period, suspects for longer, and activate standbys."""
         start = self._take_snapshot()
         await asyncio.sleep(PERIOD_S)
-        suspects = [model for model in self._router.list_models() if self._is_breaking_slo(model, start)]
-        if not suspects:
+        models = [model for model in self._router.list_models() if self._is_breaking_slo(model, start)]
+        if not models:
             return
         middle = self._take_snapshot()
         await asyncio.sleep(CONFIRM_S)
-        for model in suspects:
+        for model in models:
             if model in self._router.list_models() and self._is_breaking_slo(model, middle):
                 await self._take_over(model, start)
             else:
                 LOGGER.info("p99 passed the SLO, and no longer does", extra={"model": model.name})
 
     def _is_breaking_slo(self, model: ServedModel, before: _Snapshot) -> bool:
-        seen = _window_since(before.models, model.name, model.list_statistics(), before.at)
-        return seen is not None and seen.breaks_slo(model.percentile)
+        counts = _window_since(before.models, model.name, model.list_statistics(), before.at)
+        return counts is not None and counts.breaks_slo(model.percentile)
 
     async def _take_over(self, model: ServedModel, start: _Snapshot) -> None:
-        seen = _window_since(start.models, model.name, model.list_statistics(), start.at)
-        assert seen is not None
-        p99_ms = seen.percentile_ms(model.percentile)
+        counts = _window_since(start.models, model.name, model.list_statistics(), start.at)
+        assert counts is not None
+        p99_ms = counts.percentile_ms(model.percentile)
         p99_ms = None if p99_ms is None else round(p99_ms, 1)
-        log_fields = {"model": model.name, "p99_ms": p99_ms, "slo_ms": model.slo_ms, "answered": seen.answered,
-                      "late": seen.late, "refused": seen.refused}  # fmt: skip
-        worst = self._find_latest_replica(model, start)
-        if worst is None:
+        log_fields = {"model": model.name, "p99_ms": p99_ms, "slo_ms": model.slo_ms, "answered": counts.answered,
+                      "late": counts.late, "refused": counts.refused}  # fmt: skip
+        replica = self._find_latest_replica(model, start)
+        if replica is None:
             if model.name not in self._without:
                 LOGGER.warning("p99 passes the SLO, and no standby is left", extra=log_fields)
             self._without.add(model.name)
             return
         self._without.discard(model.name)
-        took = await self._worker_fleet.take_over(worst.plan.name)
-        if took is not None:
-            shares = {"share_pct": round(worst.plan.share_pct, 3), "new_share_pct": round(took.share_pct, 3)}
+        plan = await self._worker_fleet.take_over(replica.plan.name)
+        if plan is not None:
+            shares = {"share_pct": round(replica.plan.share_pct, 3), "new_share_pct": round(plan.share_pct, 3)}
             LOGGER.warning(
                 "p99 passes the SLO, standby takes over",
-                extra={**log_fields, "replica": worst.plan.name, "standby": took.name, **shares},
+                extra={**log_fields, "replica": replica.plan.name, "standby": plan.name, **shares},
             )
 
     def _find_latest_replica(self, model: ServedModel, start: _Snapshot) -> ServedReplica | None:
@@ -93,9 +93,9 @@ class StandbyController:
         able = [replica for replica in model.replicas if self._worker_fleet.standby(replica.plan.name) is not None]
 
         def rate_lateness(replica: ServedReplica) -> tuple[float, int]:
-            seen = _window_since(start.replicas, replica.plan.name, [replica.statistics], start.at)
-            late = 0.0 if seen is None or not seen.answered else seen.late / seen.answered
-            return late, replica.in_flight
+            counts = _window_since(start.replicas, replica.plan.name, [replica.statistics], start.at)
+            late_part = 0.0 if counts is None or not counts.answered else counts.late / counts.answered
+            return late_part, replica.in_flight
 
         return max(able, key=rate_lateness, default=None)
 
@@ -112,5 +112,5 @@ def _window_since(
     before: Mapping[str, ServiceCounts], name: str, after: Iterable[ModelStatistics], at: float
 ) -> ServiceWindow | None:
     """Return the window since a snapshot; None for a model or replica missing from the snapshot."""
-    then = before.get(name)
-    return None if then is None else then.until(ServiceCounts.of(after), time.monotonic() - at)
+    earlier = before.get(name)
+    return None if earlier is None else earlier.until(ServiceCounts.of(after), time.monotonic() - at)

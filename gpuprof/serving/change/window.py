@@ -42,8 +42,8 @@ class ServiceWindow:
         small counts is subtracted.
         """
         total = self.answered + self.refused
-        allowed = total * (1.0 - percentile / 100.0)
-        return self.late + self.refused > allowed + SURE * math.sqrt(allowed)
+        allowance = total * (1.0 - percentile / 100.0)
+        return self.late + self.refused > allowance + SURE * math.sqrt(allowance)
 
     def percentile_ms(self, percentile: float) -> float | None:
         """Return the latency at ``percentile`` of the answers, to within a bucket; None without an answer."""
@@ -63,13 +63,13 @@ class ServiceCounts:
     @classmethod
     def of(cls, parts: Iterable[ModelStatistics]) -> ServiceCounts:
         """Return the sum of several counts."""
-        each = list(parts)
+        windows = list(parts)
         return cls(
-            arrived=sum(part.arrived for part in each),
-            answered=sum(part.answered for part in each),
-            in_slo=sum(part.in_slo for part in each),
-            refused=sum(part.refused for part in each),
-            buckets=tuple(map(sum, zip(*(part.buckets for part in each), strict=True))),
+            arrived=sum(part.arrived for part in windows),
+            answered=sum(part.answered for part in windows),
+            in_slo=sum(part.in_slo for part in windows),
+            refused=sum(part.refused for part in windows),
+            buckets=tuple(map(sum, zip(*(part.buckets for part in windows), strict=True))),
         )
 
     def until(self, after: ServiceCounts, seconds: float) -> ServiceWindow:
@@ -86,12 +86,12 @@ class ServiceCounts:
 
 def percentile_of(buckets: Sequence[int], percentile: float) -> float | None:
     """Return a percentile of counts by `BUCKETS_MS`, spread evenly within a bucket; None without counts."""
-    wanted = sum(buckets) * percentile / 100.0
-    if wanted <= 0.0:
+    rank = sum(buckets) * percentile / 100.0
+    if rank <= 0.0:
         return None
     below, lower = 0, 0.0
     for count, upper in zip(buckets, (*BUCKETS_MS, math.inf), strict=True):
-        if count and below + count >= wanted:
-            return lower if upper == math.inf else lower + (upper - lower) * (wanted - below) / count
+        if count and below + count >= rank:
+            return lower if upper == math.inf else lower + (upper - lower) * (rank - below) / count
         below, lower = below + count, upper
     return lower

@@ -88,27 +88,27 @@ class WorkerFleet:
         unchanged.
         """
         async with self._moving:
-            kept, fresh, obsolete = self._compare(plan)
+            unchanged, fresh, leaving = self._compare(plan)
             models = {name: self._model(deployment, name) for name in dict.fromkeys(planned.model for planned in plan)}
-            fresh = self._make_names_unique(fresh, kept)
+            fresh = self._make_names_unique(fresh, unchanged)
             started = [await self._start_workers(models[planned.model], planned) for planned in fresh]
             # All workers, before the running map is touched: a failure up to here changes nothing.
             await self._wait_until_ready(started)
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
                 model.percentile = deployment.models[name].percentile
-            for running in started:
-                _join(running)
-            self._running = kept + started
+            for replica in started:
+                _join(replica)
+            self._running = unchanged + started
             self._claimed.clear()  # standbys that took over are part of the plan now, or end
             await self._end_standbys()
             for model in models.values():
-                model.spec = _find_largest_spec(running.replica for running in self._running if running.model is model)
+                model.spec = _find_largest_spec(replica.replica for replica in self._running if replica.model is model)
             # This precedes the end of old replicas: no request may find its model without a replica.
             self._router.publish(list(models.values()), {planned.model: planned.members for planned in plan})
-            await asyncio.gather(*(self._retire(running) for running in obsolete))
+            await asyncio.gather(*(self._retire(replica) for replica in leaving))
             await self._start_standbys()
-            return PlanChange(*(tuple(s.planned.plan.name for s in group) for group in (kept, started, obsolete)))
+            return PlanChange(*(tuple(s.planned.plan.name for s in group) for group in (unchanged, started, leaving)))
 
     def standby(self, replica: str) -> ReplicaPlan | None:
         """Return the plan of a replica's standby, None without a standby."""
@@ -121,7 +121,7 @@ class WorkerFleet:
             ready = self._standbys.get(replica)
             if ready is None or not ready.replica.is_alive:
                 return None
-            old = next(running for running in self._running if running.planned.plan.name == replica)
+            old = next(r for r in self._running if r.planned.plan.name == replica)
             del self._standbys[replica]
             _join(ready)
             self._running[self._running.index(old)] = ready
@@ -139,49 +139,49 @@ class WorkerFleet:
         self, plan: Sequence[PlannedReplica]
     ) -> tuple[list[_RunningReplica], list[PlannedReplica], list[_RunningReplica]]:
         """Return the replicas to keep, to start and to retire."""
-        unmatched = list(self._running)
-        kept, fresh = [], []
+        leaving = list(self._running)
+        unchanged, fresh = [], []
         for planned in plan:
-            same = next((running for running in unmatched if _identity(running.planned) == _identity(planned)), None)
-            if same is None:
+            match = next((replica for replica in leaving if _identity(replica.planned) == _identity(planned)), None)
+            if match is None:
                 fresh.append(planned)
             else:
-                unmatched.remove(same)
-                kept.append(replace(same, planned=replace(same.planned, standby=planned.standby)))
-        return kept, fresh, unmatched
+                leaving.remove(match)
+                unchanged.append(replace(match, planned=replace(match.planned, standby=planned.standby)))
+        return unchanged, fresh, leaving
 
     def _make_names_unique(
-        self, fresh: Sequence[PlannedReplica], kept: Sequence[_RunningReplica]
+        self, fresh: Sequence[PlannedReplica], unchanged: Sequence[_RunningReplica]
     ) -> list[PlannedReplica]:
         """Give new replicas and their groups names that are unique in this server."""
-        taken = {running.planned.plan.name for running in self._running}
-        renamed = []
+        names = {replica.planned.plan.name for replica in self._running}
+        replicas = []
         for planned in fresh:
             name = planned.plan.name
             number = 0
-            while name in taken:
+            while name in names:
                 name, number = f"{planned.model}/{number}", number + 1
-            taken.add(name)
+            names.add(name)
             orders = planned.orders
             if not orders[0].turns:  # workers with turns share a group
                 group = orders[0].group.removesuffix(planned.plan.name) + name
                 orders = tuple(replace(order, group=group) for order in orders)
-            renamed.append(replace(planned, plan=replace(planned.plan, name=name), orders=orders))
-        return renamed
+            replicas.append(replace(planned, plan=replace(planned.plan, name=name), orders=orders))
+        return replicas
 
     async def _start_standbys(self) -> None:
         """Start the missing standbys of replicas."""
-        lacking = [running for running in self._running if running.planned.plan.name not in self._standbys]
+        replicas = [replica for replica in self._running if replica.planned.plan.name not in self._standbys]
         await asyncio.gather(
-            *(self._start_standby(s, s.planned.standby) for s in lacking if s.planned.standby is not None)
+            *(self._start_standby(s, s.planned.standby) for s in replicas if s.planned.standby is not None)
         )
 
-    async def _start_standby(self, running: _RunningReplica, wanted: Standby) -> None:
+    async def _start_standby(self, running: _RunningReplica, standby_plan: Standby) -> None:
         """Start the standby of a replica; a standby that cannot start is left out."""
         planned, name = running.planned, running.planned.plan.name
         group = f"{planned.orders[0].group}-shadow"
-        plan = replace(wanted.plan, name=f"{name}-shadow")
-        orders = tuple(replace(order, group=group) for order in wanted.orders)
+        plan = replace(standby_plan.plan, name=f"{name}-shadow")
+        orders = tuple(replace(order, group=group) for order in standby_plan.orders)
         standby = await self._start_workers(running.model, replace(planned, plan=plan, orders=orders, standby=None))
         try:
             await self._wait_until_ready([standby])
@@ -192,9 +192,9 @@ class WorkerFleet:
 
     async def _end_standbys(self) -> None:
         """End standbys that no replica wants any more, or for which no capacity is left."""
-        wanted = {running.planned.plan.name: running.planned.standby for running in self._running}
+        standby_plans = {replica.planned.plan.name: replica.planned.standby for replica in self._running}
         for name, standby in list(self._standbys.items()):
-            plan = wanted.get(name)
+            plan = standby_plans.get(name)
             if plan is not None and _orders(plan.orders) == _orders(standby.planned.orders) and self._fits(plan):
                 continue
             del self._standbys[name]
@@ -203,17 +203,17 @@ class WorkerFleet:
 
     def _fits(self, standby: Standby) -> bool:
         """Return whether the resources of a standby are still free of standbys that took over."""
-        taken = [(self._claimed.get(claim.resource, 0.0) + claim.amount, claim.spare) for claim in standby.claims]
-        return all(amount <= spare or math.isclose(amount, spare) for amount, spare in taken)
+        amounts = [(self._claimed.get(claim.resource, 0.0) + claim.amount, claim.spare) for claim in standby.claims]
+        return all(amount <= spare or math.isclose(amount, spare) for amount, spare in amounts)
 
     def _model(self, deployment: DeploymentMap, name: str) -> ServedModel:
-        asked = deployment.models[name]
-        public = PublicName.of(name, asked.path)
-        known = self._router.find_by_map_name(name)
-        if known is not None and known.public == public:
-            return known
+        entry = deployment.models[name]
+        public = PublicName.of(name, entry.path)
+        model = self._router.find_by_map_name(name)
+        if model is not None and model.public == public:
+            return model
         rule = routing_rule(self._routing)
-        return ServedModel(name, asked.slo_ms, rule, self._router.arena, asked.percentile, public)
+        return ServedModel(name, entry.slo_ms, rule, self._router.arena, entry.percentile, public)
 
     async def _start_workers(self, model: ServedModel, planned: PlannedReplica) -> _RunningReplica:
         workers = [

@@ -49,13 +49,13 @@ def find_envoy(path: Path | None = None) -> Path:
             f"{install_hint('edge')}, or --envoy PATH; without them HTTP alone is served",
         )
     try:
-        done = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
+        process = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:
         raise UnavailableError(f"{binary} does not run: {error}") from None
-    match = _VERSION.search(done.stdout)
+    match = _VERSION.search(process.stdout)
     if match is None or [*map(int, match.groups())] < [*map(int, LEAST_VERSION.split("."))]:
         raise UnavailableError(
-            f"{binary} is not Envoy {LEAST_VERSION} or later: {done.stdout.strip() or done.stderr.strip()}"
+            f"{binary} is not Envoy {LEAST_VERSION} or later: {process.stdout.strip() or process.stderr.strip()}"
         )
     return binary
 
@@ -63,9 +63,9 @@ def find_envoy(path: Path | None = None) -> Path:
 def _find_packaged() -> Path | None:
     spec = importlib.util.find_spec("envoy")
     if spec is not None and spec.origin is not None:
-        packaged = Path(spec.origin).parent / "_bin" / "envoy"
-        if packaged.exists():
-            return packaged
+        path = Path(spec.origin).parent / "_bin" / "envoy"
+        if path.exists():
+            return path
     on_path = shutil.which("envoy")
     return None if on_path is None else Path(on_path)
 

@@ -160,14 +160,14 @@ class RayEngine:
 
     async def _start_keeper(self) -> str:
         """Start the keeper process, which talks to Ray; return this machine's address in the cluster."""
-        joined = self._joined = asyncio.get_running_loop().create_future()
+        future = self._joined = asyncio.get_running_loop().create_future()
         command = module_command("gpuprof.serving.engines.ray_keeper", self._address)
         pipe = asyncio.subprocess.PIPE
         self._keeper = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, preexec_fn=_ignore_interrupt
         )
         self._listening = asyncio.ensure_future(self._listen(self._keeper))
-        return await asyncio.shield(joined)  # the keeper says where no cluster answers
+        return await asyncio.shield(future)  # the keeper says where no cluster answers
 
     async def _rejoin(self) -> None:
         """Join again after the keeper process has ended, and place its machines again."""
@@ -197,11 +197,11 @@ class RayEngine:
                 self._receive(json.loads(line))
             except ValueError:  # a library's own words
                 continue
-        ended = UnavailableError("the process that speaks with Ray has ended", "see ray status")
-        everybody: list[asyncio.Future[Any]] = [self._joined, *self._answers.values()]
-        for waiting in everybody:
+        error = UnavailableError("the process that speaks with Ray has ended", "see ray status")
+        futures: list[asyncio.Future[Any]] = [self._joined, *self._answers.values()]
+        for waiting in futures:
             if not waiting.done():
-                waiting.set_exception(ended)
+                waiting.set_exception(error)
         if not self._closing and self._key is not None and (self._rejoining is None or self._rejoining.done()):
             LOGGER.error("lost touch with Ray, joins again")
             self._rejoining = asyncio.ensure_future(self._rejoin())

@@ -41,11 +41,11 @@ class RayKeeper:
         """Place the machine of a map's node through Ray, and place it again whenever it dies."""
         options = placement(node, self._ray.nodes())
         if options is None:
-            known = sorted({name for one in self._ray.nodes() if one["Alive"] for name in one["Resources"]})
-            ours = [name for name in known if name.startswith(RESOURCE)] or ["none"]
-            said = f"the Ray cluster has no node for {node!r} of the map (it has {', '.join(ours)})"
+            resources = sorted({name for item in self._ray.nodes() if item["Alive"] for name in item["Resources"]})
+            nodes = [name for name in resources if name.startswith(RESOURCE)] or ["none"]
+            message = f"the Ray cluster has no node for {node!r} of the map (it has {', '.join(nodes)})"
             fix = f"""ray start --resources '{{"{RESOURCE}:{node}": 1}}' on it, or --labels {LABEL}={node}"""
-            say({"node": node, "error": said, "fix": fix})
+            say({"node": node, "error": message, "fix": fix})
             return
         actor_class = self._ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, **options)(RayMachine)
         actor = actor_class.remote()
@@ -54,24 +54,24 @@ class RayKeeper:
 
     def replace_lost_machines(self) -> None:
         """Place machines again after Ray has given them up."""
-        for node, kept in list(self._kept.items()):
-            done, _ = self._ray.wait([kept.serving], timeout=0)
-            if done:
-                say({"node": node, "log": f"machine ended, is placed again: {self._describe_failure(kept)}"})
-                self._ray.kill(kept.actor)
+        for node, item in list(self._kept.items()):
+            ended, _ = self._ray.wait([item.serving], timeout=0)
+            if ended:
+                say({"node": node, "log": f"machine ended, is placed again: {self._describe_failure(item)}"})
+                self._ray.kill(item.actor)
                 del self._kept[node]
-                self.keep(node, kept.order)
+                self.keep(node, item.order)
 
     def end(self) -> None:
         """Wait until the machines have restored their GPUs, then end them."""
         if self._kept:
-            self._ray.wait([kept.serving for kept in self._kept.values()], num_returns=len(self._kept), timeout=_END_S)
-        for kept in self._kept.values():
-            self._ray.kill(kept.actor)
+            self._ray.wait([item.serving for item in self._kept.values()], num_returns=len(self._kept), timeout=_END_S)
+        for item in self._kept.values():
+            self._ray.kill(item.actor)
 
-    def _describe_failure(self, kept: _PlacedMachine) -> str:
+    def _describe_failure(self, item: _PlacedMachine) -> str:
         try:
-            self._ray.get(kept.serving)
+            self._ray.get(item.serving)
         except Exception as error:  # any cause of the actor's death is only reported
             return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
         return "the router was not there"
@@ -96,8 +96,8 @@ def main(arguments: list[str]) -> int:
                 break
             *lines, pending = (pending + piece).split(b"\n")
             for line in lines:
-                said = json.loads(line)
-                keeper.keep(said["node"], said["order"])
+                order = json.loads(line)
+                keeper.keep(order["node"], order["order"])
         keeper.replace_lost_machines()
     keeper.end()
     ray.shutdown()

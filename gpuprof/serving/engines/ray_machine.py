@@ -24,9 +24,9 @@ class RayMachine:
         """
         # Ray hides the GPUs from actors that request none; workers get theirs by UUID.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        told = MachineOrder.from_json(order)
-        asyncio.run(MachineProcess(told).run())
-        return told.node
+        machine_order = MachineOrder.from_json(order)
+        asyncio.run(MachineProcess(machine_order).run())
+        return machine_order.node
 
 
 def placement(node: str, nodes: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -36,13 +36,13 @@ def placement(node: str, nodes: list[dict[str, Any]]) -> dict[str, Any] | None:
     without such a node, any node with the resource ``gpuprof``, as a substitute. ``node``: name in the map;
     ``nodes``: as ``ray.nodes()`` describes them.
     """
-    living = [one for one in nodes if one["Alive"]]
+    live_nodes = [entry for entry in nodes if entry["Alive"]]
     resource = f"{RESOURCE}:{node}"
-    if any(resource in one["Resources"] for one in living):
+    if any(resource in entry["Resources"] for entry in live_nodes):
         return {"resources": {resource: 1}}
-    if any(one.get("Labels", {}).get(LABEL) == node for one in living):
+    if any(entry.get("Labels", {}).get(LABEL) == node for entry in live_nodes):
         return {"label_selector": {LABEL: node}}
-    if any(RESOURCE in one["Resources"] for one in living):
+    if any(RESOURCE in entry["Resources"] for entry in live_nodes):
         return {"resources": {RESOURCE: 1}}
     return None
 

@@ -59,8 +59,8 @@ class GpuHolder:
         Raises `UnavailableError` when the driver refuses. ``layouts``: by the number of the GPU.
         """
         for gpu, instances in layouts.items():
-            wanted = MigLayout.of([(profile, start) for profile, start in instances])
-            before = await asyncio.to_thread(apply_layout, int(gpu), wanted)
+            layout = MigLayout.of([(profile, start) for profile, start in instances])
+            before = await asyncio.to_thread(apply_layout, int(gpu), layout)
             if before is not None and int(gpu) not in self._before:
                 self._before[int(gpu)] = before
                 self._changed()

@@ -54,9 +54,9 @@ class WorkerOrder:
     def from_message(cls, message: Mapping[str, Any]) -> WorkerOrder:
         """Return the order described by `to_machine`."""
         gpu = message["gpu"]
-        known: dict[str, Any] = {**message, "gpu": None if gpu is None else GpuShare(**gpu)}
-        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-        return cls(**known)
+        fields: dict[str, Any] = {**message, "gpu": None if gpu is None else GpuShare(**gpu)}
+        fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,9 @@ class MachineOrder:
     @classmethod
     def from_json(cls, text: str) -> MachineOrder:
         """Return the order that `to_json` described."""
-        said = json.loads(text)
-        memory = None if said["memory"] is None else SharedMemory(**said["memory"])
-        return cls(said["node"], RendezvousKey(**said["key"]), memory)
+        fields = json.loads(text)
+        memory = None if fields["memory"] is None else SharedMemory(**fields["memory"])
+        return cls(fields["node"], RendezvousKey(**fields["key"]), memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class MachineProcess:
         """Keep workers until the router has gone, then end them. Raises `OSError` when the router does not answer."""
         key = self._order.key
         await connect(key, self._connection)
-        said = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
-        self._send(FrameKind.HELLO, key.make_hello(f"machine:{self._order.node}", said))
+        identity = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
+        self._send(FrameKind.HELLO, key.make_hello(f"machine:{self._order.node}", identity))
         await self._router_has_gone.wait()
         await asyncio.gather(*(self._stop_worker(number) for number in list(self._workers)))
         await self._gpus.close()
@@ -118,22 +118,22 @@ class MachineProcess:
         else:
             self._send(FrameKind.PARTS, MachineParts.here().to_message())
 
-    def _accept_worker(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
-        ordered = WorkerOrder.from_message(order)
+    def _accept_worker(self, number: str, order: dict[str, Any], identity: list[int] | None) -> None:
+        worker_order = WorkerOrder.from_message(order)
         process = SupervisedProcess(
-            partial(self._start, number, ordered),
+            partial(self._start, number, worker_order),
             lambda pid: self._send(FrameKind.ENDED, [number, pid]),
             partial(self._report_refusal, number),
         )
-        self._workers[number] = _Worker(ordered, process)
+        self._workers[number] = _Worker(worker_order, process)
         self._avoid_worker_cores()
-        process.begin(None if living is None else LivingProcess.adopt(*living))
+        process.begin(None if identity is None else LivingProcess.adopt(*identity))
 
     def _avoid_worker_cores(self) -> None:
         """Leave the workers' cores, unless a worker without own cores would inherit this process's affinity."""
         orders = [worker.order for worker in self._workers.values()]
-        confined = all(order.cores for order in orders)
-        self._cores.take({core for order in orders for core in order.cores} if confined else ())
+        are_confined = all(order.cores for order in orders)
+        self._cores.take({core for order in orders for core in order.cores} if are_confined else ())
 
     async def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
         order = await self._gpus.with_gpu_environment(order)
@@ -146,7 +146,7 @@ class MachineProcess:
             self._avoid_worker_cores()
             group = worker.order.group
             if worker.order.quota_cores is not None and all(
-                other.order.group != group for other in self._workers.values()
+                peer.order.group != group for peer in self._workers.values()
             ):
                 remove_group(group)
         self._send(FrameKind.WORKER_REMOVED, number)
@@ -161,11 +161,11 @@ class MachineProcess:
         self._connection.send(kind, head)
 
     def _start_task(self, task: Coroutine[Any, Any, None]) -> None:
-        running = asyncio.ensure_future(task)
+        future = asyncio.ensure_future(task)
         # The loop holds only weak references: an unreferenced task may be collected while it waits (asyncio,
         # create_task).
-        self._tasks.add(running)
-        running.add_done_callback(self._tasks.discard)
+        self._tasks.add(future)
+        future.add_done_callback(self._tasks.discard)
 
 
 def host_id() -> str:

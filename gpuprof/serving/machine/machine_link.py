@@ -100,15 +100,15 @@ class MachineLink:
 
     def remove_worker(self, number: str) -> asyncio.Future[None]:
         """Stop a worker through the machine; the future is done when the worker has gone."""
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        known = self._entries.pop(number, None)
+        removal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = self._entries.pop(number, None)
         self._rendezvous.forget(number)
-        if known is None or self._connection is None:
-            gone.set_result(None)
+        if entry is None or self._connection is None:
+            removal.set_result(None)
         else:
-            self._removals[number] = gone
+            self._removals[number] = removal
             self._connection.send(FrameKind.REMOVE_WORKER, number)
-        return gone
+        return removal
 
     def kill(self, number: str, pid: int) -> None:
         """Have a worker's process killed; the machine starts another."""
@@ -141,22 +141,22 @@ class MachineLink:
         if self._connection is not None:
             self._connection.drop()  # the later process was started because the earlier was given up
         # Another host cannot take over: the workers and the partitioned GPUs of the old host are out of reach.
-        same = hello["host"] == self._host
-        if not same:
+        is_same_host = hello["host"] == self._host
+        if not is_same_host:
             self._takeover_state = None
             for entry in list(self._entries.values()):
                 entry.observer.on_machine_loss()
-        moved = bool(self._host) and not same
+        has_moved = bool(self._host) and not is_same_host
         self._connection, self._host, self._pinged = connection, hello["host"], None
         self.pid = hello["pid"]
         self.parts = MachineParts.from_message(hello["parts"])
         connection.send(FrameKind.WELCOME, self._takeover_state)
         for number, entry in self._entries.items():
-            living = entry.observer.identity if same else None
-            connection.send(FrameKind.ADD_WORKER, [number, entry.order.to_machine(), living])
+            identity = entry.observer.identity if is_same_host else None
+            connection.send(FrameKind.ADD_WORKER, [number, entry.order.to_machine(), identity])
         LOGGER.info("machine is there", extra={"machine": self.node, "pid": self.pid})
         self._came.set()
-        if moved and self.on_moved is not None:
+        if has_moved and self.on_moved is not None:
             self.on_moved()
 
     def receive(self, frame: Frame) -> None:
@@ -189,6 +189,6 @@ class MachineLink:
             self._layout_change.set_result(answer)
 
     def _on_worker_removed(self, number: str) -> None:
-        leaving = self._removals.pop(number, None)
-        if leaving is not None and not leaving.done():
-            leaving.set_result(None)
+        removal = self._removals.pop(number, None)
+        if removal is not None and not removal.done():
+            removal.set_result(None)

@@ -75,13 +75,13 @@ def plan_workers(
     allow_changed : bool
         If True, model files may differ from the planned files.
     """
-    everywhere = node is None and (simulated or parts is not None)
-    nodes = deployment.nodes if everywhere else (chosen_node(deployment, node),)
-    here = MachineParts.here() if parts is None else MachineParts(())
+    uses_all_nodes = node is None and (simulated or parts is not None)
+    nodes = deployment.nodes if uses_all_nodes else (chosen_node(deployment, node),)
+    local_parts = MachineParts.here() if parts is None else MachineParts(())
     planning = _OrderBuilder(deployment, base, group, shadow_pct, allow_changed)
     planned: list[PlannedReplica] = []
     for planned_node in nodes:
-        machine = here if parts is None else parts.get(planned_node.name, here)
+        machine = local_parts if parts is None else parts.get(planned_node.name, local_parts)
         placed = list(_assign_parts(planned_node, machine, simulated))
         planned += planning.replicas(placed, machine, "" if parts is None else planned_node.name)
     if not planned:
@@ -93,8 +93,8 @@ def _public_names(deployment: DeploymentMap) -> dict[str, PublicName]:
     """Return the public name and version of each model that clients can ask for; no two may be equal."""
     names: dict[str, PublicName] = {}
     owners: dict[PublicName, str] = {}
-    for model, asked in deployment.requested.items():
-        names[model] = public = PublicName.of(model, asked.path)
+    for model, entry in deployment.requested.items():
+        names[model] = public = PublicName.of(model, entry.path)
         if owners.setdefault(public, model) != model:
             raise InputError(
                 f"{model!r} and {owners[public]!r} are both version {public.version} of {public.name!r}",
@@ -191,8 +191,8 @@ def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
 
 
 def _planned_sha256(deployment: DeploymentMap, model: str) -> str:
-    known = deployment.models.get(model)
-    return (known.sha256 if known is not None else None) or ""
+    entry = deployment.models.get(model)
+    return (entry.sha256 if entry is not None else None) or ""
 
 
 def mig_layouts(node: Node) -> dict[str, list[tuple[str, int]]]:
@@ -256,9 +256,9 @@ def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partit
     local = find_gpu(gpu, machine.gpus)
     for partition in gpu.partitions:
         uuid = local.find_uuid(partition.mig)
-        each = [replica.sm_share_pct / replica.processes for replica in partition.replicas]
-        with_mps = needs_mps([pct for pct, r in zip(each, partition.replicas, strict=True) for _ in range(r.processes)])
-        for replica, pct in zip(partition.replicas, each, strict=True):
+        pcts = [replica.sm_share_pct / replica.processes for replica in partition.replicas]
+        with_mps = needs_mps([pct for pct, r in zip(pcts, partition.replicas, strict=True) for _ in range(r.processes)])
+        for replica, pct in zip(partition.replicas, pcts, strict=True):
             held_pct = None if partition.unshared else pct
             yield partition, replica, _GpuPart(GpuShare(uuid, held_pct, replica.memory_limit_bytes), with_mps)
 
@@ -306,8 +306,8 @@ def _latency_ms(replica: Replica, *, without_turn_mates: bool = False) -> tuple[
         return (*times[: replica.batch], *[times[-1]] * (replica.batch - len(times)))
     full_ms, waits_ms = replica.predicted.latency_ms, replica.wait_for_turn_ms
     # Half of the time is assumed to be independent of the rows, until the router has measured batches.
-    own = [(full_ms - waits_ms) * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1)]
-    return tuple(own if without_turn_mates else (ms + waits_ms for ms in own))
+    times_ms = [(full_ms - waits_ms) * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1)]
+    return tuple(times_ms if without_turn_mates else (ms + waits_ms for ms in times_ms))
 
 
 def _plan_members(model: DeployedModel | None, file: Path) -> tuple[PlannedMember, ...]:
@@ -317,10 +317,10 @@ def _plan_members(model: DeployedModel | None, file: Path) -> tuple[PlannedMembe
     """
     if model is None or not model.members:
         return ()
-    described = read_merged(file)
-    if described is None:
+    merged = read_merged(file)
+    if merged is None:
         raise InputError(f"cannot read {file}: it is not a merged model", "place with --merge again")
     return tuple(
-        PlannedMember(PublicName.of(name, asked.path), asked.slo_ms, described.member(name))
-        for name, asked in model.members.items()
+        PlannedMember(PublicName.of(name, entry.path), entry.slo_ms, merged.member(name))
+        for name, entry in model.members.items()
     )

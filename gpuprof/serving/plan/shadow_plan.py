@@ -50,7 +50,7 @@ class SpareResources:
         shares: dict[tuple[str, str], list[tuple[float, int]]] = {}
         for place, mig, share, turns in placed:
             shares.setdefault((place, mig), []).append((share, turns))
-        self._shares = {where: held_shares(of_all) for where, of_all in shares.items()}
+        self._shares = {where: held_shares(turn_shares) for where, turn_shares in shares.items()}
 
     def standby(self, plan: ReplicaPlan, order: WorkerOrder, processes: int, extra_pct: float) -> Standby | None:
         """Return a standby with ``extra_pct`` more of the device, or with all that is left; None if too little is."""
@@ -82,10 +82,10 @@ class SpareResources:
         claims: list[Claim] = []
         part = CpuSlice(order.cores, order.quota_cores)
         for core in sorted(spare, key=lambda core: (core not in order.cores, -spare[core])):
-            taken = min(extra - sum(claim.amount for claim in claims), spare[core])
-            if taken > _EPSILON:
-                claims.append(Claim(f"{order.node} core {core}".lstrip(), taken, spare[core]))
-                part = CpuSlice(tuple(sorted({*part.cores, core})), part.amount_cores + taken)
+            amount = min(extra - sum(claim.amount for claim in claims), spare[core])
+            if amount > _EPSILON:
+                claims.append(Claim(f"{order.node} core {core}".lstrip(), amount, spare[core]))
+                part = CpuSlice(tuple(sorted({*part.cores, core})), part.amount_cores + amount)
         if len(part.cores) - part.amount_cores < _EPSILON:
             part = CpuSlice(part.cores)
         quota = None if part.quota_cores is None else round(part.quota_cores, 6)

@@ -42,7 +42,7 @@ def _find_gpus() -> tuple[Any, tuple[LocalGpu, ...]] | None:
 
 def _figures(nvml: Any, gpus: tuple[LocalGpu, ...]) -> Iterator[GpuFigures]:
     for gpu in gpus:
-        places = [("", gpu.uuid)] + [(f"{one.profile}@{one.start}", one.uuid) for one in gpu.instances]
+        places = [("", gpu.uuid)] + [(f"{i.profile}@{i.start}", i.uuid) for i in gpu.instances]
         for mig, uuid in places:
             try:
                 handle = nvml.nvmlDeviceGetHandleByUUID(uuid)

@@ -99,20 +99,20 @@ class GrpcCalls:
         traceparent = head.headers.get(b"traceparent", b"").decode("latin-1")
 
         def submit(model: ServedModel, request: InferRequest, slots: list[Slot]) -> None:
-            done = partial(_answer_infer, model, connection)
-            self._service.submit(model, connection, request, slots, received.arrived, done, traceparent, limit_ms)
+            on_answer = partial(_answer_infer, model, connection)
+            self._service.submit(model, connection, request, slots, received.arrived, on_answer, traceparent, limit_ms)
 
-        read = partial(read_call, self._service)
+        reader = partial(read_call, self._service)
         # Clients leave small messages uncompressed, whatever the header says.
         encoding = head.headers.get(b"grpc-encoding", b"identity")
         if encoding != b"identity" and is_compressed(received.body.data):
-            self._service.read_elsewhere(connection, received, True, read, submit)
+            self._service.read_elsewhere(connection, received, True, reader, submit)
             return
         slots = [] if received.slot is None else [received.slot]
         try:
             call = InferCall.decode(received.body.data, received.body.offset)
             if call.text_bytes > ON_LOOP_BYTES:
-                self._service.read_elsewhere(connection, received, False, read, submit)
+                self._service.read_elsewhere(connection, received, False, reader, submit)
                 return
             model = self._router.find(call.message.model_name, call.message.model_version)
             request = read_infer(model.spec, call)
@@ -200,7 +200,7 @@ def status_headers(refusal: RefusedError) -> bytes:
 def make_descriptions(router: Router) -> dict[str, Callable[[Any], dict[str, Any]]]:
     """Return the functions for all methods but inference, by name: from a message to a response's fields."""
 
-    described = Descriptions(router)
+    descriptions = Descriptions(router)
 
     def model_ready(request: Any) -> dict[str, Any]:
         ready = False
@@ -209,16 +209,16 @@ def make_descriptions(router: Router) -> dict[str, Callable[[Any], dict[str, Any
         return {"ready": ready}
 
     def repository_index(request: Any) -> dict[str, Any]:
-        entries = described.list_repository()
+        entries = descriptions.list_repository()
         return {"models": [entry for entry in entries if not request.ready or entry["state"] == "READY"]}
 
     return {
         "ServerLive": lambda request: {"live": True},
         "ServerReady": lambda request: {"ready": router.is_ready},
-        "ServerMetadata": lambda request: described.describe_server(),
+        "ServerMetadata": lambda request: descriptions.describe_server(),
         "ModelReady": model_ready,
-        "ModelMetadata": lambda request: described.describe_model(request.name, request.version),
-        "ModelConfig": lambda request: {"config": described.describe_config(request.name, request.version)},
-        "ModelStatistics": lambda request: described.describe_statistics(request.name, request.version),
+        "ModelMetadata": lambda request: descriptions.describe_model(request.name, request.version),
+        "ModelConfig": lambda request: {"config": descriptions.describe_config(request.name, request.version)},
+        "ModelStatistics": lambda request: descriptions.describe_statistics(request.name, request.version),
         "RepositoryIndex": repository_index,
     }

@@ -131,17 +131,17 @@ def read_large_call(spec: ModelSpec, message: bytes) -> InferRequest:
     return copy_tensors(read_infer(spec, InferCall.decode(message)))
 
 
-def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor]) -> list[Buffer]:
+def write_infer(spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]) -> list[Buffer]:
     """Return the parts of a ModelInferResponse with raw contents, as they are sent."""
-    if asked.outputs is not None:
+    if request.outputs is not None:
         by_position = {output.position: output for output in outputs}
-        outputs = [by_position[position] for position in asked.outputs]
+        outputs = [by_position[position] for position in request.outputs]
     tensors = spec.outputs
-    described = tuple(
-        [(tensors[out.position].name, tensors[out.position].datatype, tuple(out.shape)) for out in outputs]
+    tensor_heads = tuple(
+        [(tensors[output.position].name, tensors[output.position].datatype, tuple(output.shape)) for output in outputs]
     )
-    write = _write_known_outputs if asked.id is None else _write_outputs
-    head = write(spec.name, spec.version, asked.id or "", described)
+    write = _write_known_outputs if request.id is None else _write_outputs
+    head = write(spec.name, spec.version, request.id or "", tensor_heads)
     return append_field(
         head, field_number("ModelInferResponse", "raw_output_contents"), [output.data for output in outputs]
     )
@@ -184,9 +184,9 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor
     for number, entry in enumerate(request.inputs):
         position = spec.input_index.get(entry.name)
         if position is None or position in by_position:
-            known = ", ".join(spec.input_index)
+            names = ", ".join(spec.input_index)
             raise bad_request(
-                f"model {spec.name!r} has {'no' if position is None else 'one'} input {entry.name!r} ({known})"
+                f"model {spec.name!r} has {'no' if position is None else 'one'} input {entry.name!r} ({names})"
             )
         _refuse_unsupported(entry)
         tensor = spec.inputs[position]
@@ -214,8 +214,8 @@ def _outputs(spec: ModelSpec, request: Any) -> list[int] | None:
     for entry in request.outputs:
         position = spec.output_index.get(entry.name)
         if position is None or position in positions:
-            known = ", ".join(spec.output_index)
-            raise bad_request(f"model {spec.name!r} has no output {entry.name!r} or it is asked for twice ({known})")
+            names = ", ".join(spec.output_index)
+            raise bad_request(f"model {spec.name!r} has no output {entry.name!r} or it is asked for twice ({names})")
         _refuse_unsupported(entry)
         positions.append(position)
     return positions or None
@@ -227,8 +227,8 @@ def _refuse_unsupported(entry: Any) -> None:
 
 
 def _value(parameter: Any) -> Any:
-    chosen = parameter.WhichOneof("parameter_choice")
-    return None if chosen is None else getattr(parameter, chosen)
+    field = parameter.WhichOneof("parameter_choice")
+    return None if field is None else getattr(parameter, field)
 
 
 def _whole(parameters: dict[str, Any], name: str) -> int:

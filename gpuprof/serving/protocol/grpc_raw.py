@@ -34,20 +34,20 @@ def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
         When ``data`` is no message.
     """
     view = memoryview(data)
-    rest: list[Buffer] = []
+    parts: list[Buffer] = []
     values = []
-    position = kept = 0
-    wanted = _key(field)
+    position = start = 0
+    field_key = _key(field)
     while position < len(data):
         begin = position
         key, position = _varint(data, position)
         position, end = _span(data, key & 7, position)
-        if key == wanted:
-            rest.append(view[kept:begin])
+        if key == field_key:
+            parts.append(view[start:begin])
             values.append(slice(position, end))
-            kept = end
+            start = end
         position = end
-    return b"".join([*rest, view[kept:]]), values
+    return b"".join([*parts, view[start:]]), values
 
 
 def append_field(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:

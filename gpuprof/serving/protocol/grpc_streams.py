@@ -47,8 +47,8 @@ class StreamServer:
         self._is_ready: bool | None = None
         self._is_draining = asyncio.Event()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        for described in (health_pb2, reflection_pb2):
-            protocol_pool().AddSerializedFile(described.DESCRIPTOR.serialized_pb)
+        for module in (health_pb2, reflection_pb2):
+            protocol_pool().AddSerializedFile(module.DESCRIPTOR.serialized_pb)
         services = SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME
         reflection.enable_server_reflection(services, self._server, protocol_pool())
 
@@ -107,14 +107,14 @@ class StreamServer:
 
     async def _answer(self, message: bytes, peer: str) -> bytes:
         """Return the ModelStreamInferResponse of a request. When cancelled, it cancels the request."""
-        arrived, request_id = time.monotonic(), ""
+        arrival, request_id = time.monotonic(), ""
         client = _StreamClient(peer)
         try:
             request_id = InferCall.decode(message).message.id
             model, request = await read_call(self._service, RequestBody(message, 0))
             request, slots = place_inputs(request, self._service.arena)
-            done = partial(self._respond, model, client)
-            self._service.submit(model, client, request, slots, arrived, done)
+            on_answer = partial(self._respond, model, client)
+            self._service.submit(model, client, request, slots, arrival, on_answer)
             return await client.answer
         except RefusedError as refusal:
             self._api.count_refusal(refusal, "grpc")

@@ -138,12 +138,12 @@ class HttpApi(ConnectionOwner):
         traceparent = head.headers.get(b"traceparent", b"").decode("latin-1")
 
         def submit(model: ServedModel, request: InferRequest, slots: list[Slot]) -> None:
-            done = partial(self._answer_request, model, connection)
-            self.service.submit(model, connection, request, slots, received.arrived, done, traceparent)
+            on_answer = partial(self._answer_request, model, connection)
+            self.service.submit(model, connection, request, slots, received.arrived, on_answer, traceparent)
 
         if head.coding is not None or received.body.json_bytes > ON_LOOP_BYTES:
-            read = partial(self._read_large, model, head)
-            self.service.read_elsewhere(connection, received, head.coding is not None, read, submit)
+            reader = partial(self._read_large, model, head)
+            self.service.read_elsewhere(connection, received, head.coding is not None, reader, submit)
             return
         slots = [] if received.slot is None else [received.slot]
         try:
@@ -211,10 +211,10 @@ class HttpApi(ConnectionOwner):
         slot: Slot | None,
     ) -> None:
         """Answer with large tensors as JSON, written by another process."""
-        copied = [OutputTensor(output.position, output.shape, bytes(output.data)) for output in outputs]
-        asked = replace(request, inputs=[])
+        copies = [OutputTensor(output.position, output.shape, bytes(output.data)) for output in outputs]
+        head = replace(request, inputs=[])
         try:
-            text, tensors = await self.service.run_beside(write_large_response, model.spec, asked, copied)
+            text, tensors = await self.service.run_beside(write_large_response, model.spec, head, copies)
         except RefusedError as refusal:
             connection.refuse(refusal)
         else:

@@ -165,17 +165,17 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if self.is_idle:
             self._since, self._is_new = time.monotonic(), False
-        received = memoryview(self._owner.scratch)[:count]
+        data = memoryview(self._owner.scratch)[:count]
         if self._pending or not self._can_read:
-            self._pending += received
+            self._pending += data
             if self._can_read:
                 self._read_pending()
             elif len(self._pending) > SCRATCH_BYTES:
                 self._pause_reading()
             return
-        used = self._read(self._owner.scratch, count)
-        if used < count:
-            self._pending += received[used:]
+        count_read = self._read(self._owner.scratch, count)
+        if count_read < count:
+            self._pending += data[count_read:]
 
     def eof_received(self) -> bool:
         """Keep the connection open for writing while an answer is due: a client may half-close after its request."""
@@ -296,8 +296,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._transport is None or not self._can_read:
             return
         pending, self._pending = self._pending, bytearray()
-        used = self._read(pending, len(pending))
-        self._pending[:0] = memoryview(pending)[used:]
+        count = self._read(pending, len(pending))
+        self._pending[:0] = memoryview(pending)[count:]
         if self._client_ended and not self.busy and not self._unsent_bytes:
             self._transport.close()  # the rest of an incomplete request will not come
         elif self._is_paused and self._can_read and not self._transport.is_closing():
@@ -321,20 +321,20 @@ class HttpConnection(asyncio.BufferedProtocol):
                 if end - position >= SCRATCH_BYTES:
                     self._reject(RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long"))
                 break
-            text, arrived = _split_arrival(bytes(memoryview(buffer)[position:stop]))
+            text, arrival = _split_arrival(bytes(memoryview(buffer)[position:stop]))
             cached = self._owner.cached_heads.get(text)
             if cached is None or stop + cached.head.length > end:
                 position = stop
-                self._begin_request(text, arrived)
+                self._begin_request(text, arrival)
                 continue
             position = stop + cached.head.length
             body = RequestBody(bytes(memoryview(buffer)[stop:position]), cached.json_bytes)
             self._head, self._keep_alive, self.busy = cached.head, cached.head.keep_alive, True
             self.peer = cached.peer or self._address
-            cached.route.handle(self, cached.head, ReceivedBody(body, None, arrived))
+            cached.route.handle(self, cached.head, ReceivedBody(body, None, arrival))
         return position
 
-    def _begin_request(self, text: bytes, arrived: float) -> None:
+    def _begin_request(self, text: bytes, arrival: float) -> None:
         """Parse a head and prepare to receive the body."""
         self._head = None
         try:
@@ -346,7 +346,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._keep_alive = head.keep_alive and not head.chunked
         edge_peer = head.headers.get(CLIENT_HEADER, b"").decode("latin-1")
         self.peer = edge_peer or self._address
-        incoming = self._incoming = _Incoming(head, arrived)
+        incoming = self._incoming = _Incoming(head, arrival)
         try:
             self._set_route(incoming, self._owner.find_route(head))
         except RefusedError as refusal:
@@ -431,16 +431,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._view = None
             self._handle(incoming)
 
-    def _take_memory(self, incoming: _Incoming, beginning: memoryview) -> None:
+    def _take_memory(self, incoming: _Incoming, head: memoryview) -> None:
         """Take memory for a large body with this beginning, unless its request would be refused anyway."""
         route = incoming.route
         assert route is not None
-        if route.refuse_early is not None and incoming.json_bytes <= len(beginning):
-            route.refuse_early(beginning[: incoming.json_bytes], self.peer)
+        if route.refuse_early is not None and incoming.json_bytes <= len(head):
+            route.refuse_early(head[: incoming.json_bytes], self.peer)
         self._reserve(incoming)
         assert self._view is not None
-        self._view[: len(beginning)] = beginning
-        self._view = self._view[len(beginning) :]
+        self._view[: len(head)] = head
+        self._view = self._view[len(head) :]
 
     def _reserve(self, incoming: _Incoming) -> None:
         """Take memory for a body, with its first tensor aligned."""

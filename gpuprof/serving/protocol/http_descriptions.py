@@ -40,20 +40,20 @@ class HttpDescriptions:
         RefusedError
             404 for an unknown model, 405 for a method that the address does not have.
         """
-        described = self._described
+        descriptions = self._described
         match words:
             case ["v2", "repository", "index"]:
-                return allow_only("POST", method, _simple(_document(described.list_repository)))
+                return allow_only("POST", method, _simple(_document(descriptions.list_repository)))
             case ["metrics"]:
                 answer: Answer | None = self._metrics
             case ["v2"]:
-                answer = _document(described.describe_server)
+                answer = _document(descriptions.describe_server)
             case ["v2", "health", "live"]:
                 answer = partial(_status, lambda: True)
             case ["v2", "health", "ready"]:
                 answer = self._ready
             case ["v2", "models", "stats"]:
-                answer = _document(described.describe_statistics)
+                answer = _document(descriptions.describe_statistics)
             case ["v2", "models", name, "versions", version, *rest]:
                 answer = self._find_of_model(name, version, rest)
             case ["v2", "models", name, *rest]:
@@ -81,14 +81,14 @@ class HttpDescriptions:
         This needs no authentication, so no model is named: of the estimates, only the minimum and the maximum are
         reported, relative to the plan.
         """
-        figures, refused = self._find_figures(), Counter[str]()
+        figures, refusals = self._find_figures(), Counter[str]()
         for (_, _, reason), count in sorted(figures.refusals.items()):
-            refused[reason] += count
+            refusals[reason] += count
         now = time.monotonic()
         slowdowns = [slowdown for model in self._router.list_models() for slowdown in model.list_slowdowns(now)]
         state = {
             "ready": self._router.is_ready,
-            "refused": refused,
+            "refused": refusals,
             "stalls": {
                 "count": figures.stalls.count,
                 "longest_s": round(figures.stalls.longest_s, 3),
@@ -124,8 +124,8 @@ def _simple(answer: Answer) -> Route:
     return Route(handle)
 
 
-def _status(good: Callable[[], bool], connection: HttpClient) -> None:
-    if good():
+def _status(check: Callable[[], bool], connection: HttpClient) -> None:
+    if check():
         connection.respond(200, CONTENT_JSON, b"")
     else:
         respond_json(connection, 503, {"error": "not ready"})

@@ -68,11 +68,11 @@ def respond_json(client: HttpClient, status: int, document: object, extra: bytes
     client.respond(status, CONTENT_JSON, orjson.dumps(document), extra=extra)
 
 
-def allow_only(allowed: str, method: str, route: Route) -> Route:
+def allow_only(expected: str, method: str, route: Route) -> Route:
     """Return ``route`` if the method is allowed. Raises `RefusedError`: 405."""
-    if method != allowed:
-        message = f"the method must be {allowed} but got {method[:20]}"
+    if method != expected:
+        message = f"the method must be {expected} but got {method[:20]}"
         # RFC 9110, 15.5.6: an answer 405 lists the methods in Allow.
-        methods = "GET, HEAD" if allowed == "GET" else allowed
+        methods = "GET, HEAD" if expected == "GET" else expected
         raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=methods)
     return route

@@ -14,7 +14,7 @@ from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.transport.wire import Buffer
 
 
-def write_response(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor]) -> tuple[bytes, list[Buffer]]:
+def write_response(spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]) -> tuple[bytes, list[Buffer]]:
     """Return the JSON of the answer and the binary tensors that follow it.
 
     Raises
@@ -22,15 +22,15 @@ def write_response(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTen
     RefusedError
         400, when the request wants JSON for an output that JSON cannot carry.
     """
-    if asked.outputs is not None:
+    if request.outputs is not None:
         by_position = {output.position: output for output in outputs}
-        outputs = [by_position[position] for position in asked.outputs]
-    described = []
+        outputs = [by_position[position] for position in request.outputs]
+    entries = []
     binary: list[Buffer] = []
     for output in outputs:
         tensor = spec.outputs[output.position]
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": output.shape}
-        if asked.binary is None or output.position in asked.binary:
+        if request.binary is None or output.position in request.binary:
             entry["parameters"] = {"binary_data_size": len(output.data)}
             binary.append(output.data)
         else:
@@ -38,9 +38,9 @@ def write_response(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTen
                 entry["data"] = to_json(output.data, tensor.datatype, prod(output.shape))
             except ValueError as error:
                 raise bad_request(f"output {tensor.name!r} {error}") from None
-        described.append(entry)
+        entries.append(entry)
     head: dict[str, Any] = {"model_name": spec.name, "model_version": spec.version}
-    if asked.id is not None:
-        head["id"] = asked.id
-    head["outputs"] = described
+    if request.id is not None:
+        head["id"] = request.id
+    head["outputs"] = entries
     return orjson.dumps(head), binary

@@ -81,9 +81,9 @@ class InferenceService:
         self, connection: HttpClient, received: ReceivedBody, compressed: bool, read: Read, submit: Submit
     ) -> None:
         """Read and submit a request that would keep the event loop for long: a compressed or a large text."""
-        gone: list[bool] = []
-        connection.on_disconnect = partial(gone.append, True)
-        self.start_task(self._read_and_submit(connection, gone, received, compressed, read, submit))
+        disconnects: list[bool] = []
+        connection.on_disconnect = partial(disconnects.append, True)
+        self.start_task(self._read_and_submit(connection, disconnects, received, compressed, read, submit))
 
     async def run_beside(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Return the result of a function that another process runs. Raises `RefusedError`: also if it cannot."""
@@ -102,7 +102,7 @@ class InferenceService:
     async def _read_and_submit(
         self,
         connection: HttpClient,
-        gone: list[bool],
+        disconnects: list[bool],
         received: ReceivedBody,
         compressed: bool,
         read: Read,
@@ -124,7 +124,7 @@ class InferenceService:
         finally:
             if received.slot is not None:
                 self.arena.give_back(received.slot)
-        if gone:
+        if disconnects:
             self._release(slots)
         else:
             submit(model, request, slots)

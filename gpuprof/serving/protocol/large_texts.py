@@ -75,8 +75,8 @@ def place_inputs(request: InferRequest, arena: Arena) -> tuple[InferRequest, lis
         elif len(data) <= INLINE_BYTES:  # a view would keep all of the message
             inputs.append(InputTensor(tensor.shape, bytes(data)))
         elif (slot := arena.take(len(data))) is None:
-            for taken in slots:
-                arena.give_back(taken)
+            for reserved in slots:
+                arena.give_back(reserved)
             raise out_of_memory()
         else:
             slots.append(slot)

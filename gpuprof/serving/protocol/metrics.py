@@ -48,12 +48,12 @@ class RouterCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield every family."""
         models = self._router.list_models()
-        counted = {model.name: model.statistics for model in models}
+        statistics = {model.name: model.statistics for model in models}
         replicas = [(model.name, replica) for model in models for replica in model.replicas]
-        yield _requests(counted)
-        yield _seconds(counted)
-        yield _latencies(counted)
-        yield _stage_latencies(counted)
+        yield _requests(statistics)
+        yield _seconds(statistics)
+        yield _latencies(statistics)
+        yield _stage_latencies(statistics)
         yield from _replicas(replicas)
         yield _estimates(replicas, time.monotonic())
         yield from _places(replicas)
@@ -73,26 +73,26 @@ def render_metrics(router: Router, protocol: ProtocolFigures | None = None) -> b
 
 def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     """Yield refusals with their reasons, and stalls of the router."""
-    refused = CounterMetricFamily(
+    refusals = CounterMetricFamily(
         # prometheus_client appends _total to the names of counters.
         "gpuprof_refused_requests",
         "Refused requests by HTTP status and reason",
         labels=["protocol", "status", "reason"],
     )
     for (protocol, status, reason), count in sorted(figures.refusals.items()):
-        refused.add_metric([protocol, str(status), reason], float(count))
-    turned = CounterMetricFamily(
+        refusals.add_metric([protocol, str(status), reason], float(count))
+    rejections = CounterMetricFamily(
         "gpuprof_refused_connections",
         "Connections refused beyond --max-connections",
     )
-    turned.add_metric([], float(figures.turned_away))
+    rejections.add_metric([], float(figures.turned_away))
     stalls = CounterMetricFamily("gpuprof_router_stalls", "Stalls of the router's event loop of 50 ms or more")
     stalls.add_metric([], float(figures.stalls.count))
     seconds = CounterMetricFamily("gpuprof_router_stall_seconds", "Total duration of these stalls")
     seconds.add_metric([], figures.stalls.total_s)
     longest = GaugeMetricFamily("gpuprof_router_longest_stall_seconds", "Duration of the longest stall")
     longest.add_metric([], figures.stalls.longest_s)
-    yield from (refused, turned, stalls, seconds, longest)
+    yield from (refusals, rejections, stalls, seconds, longest)
     if figures.edge_restarts is not None:
         restarts = CounterMetricFamily("gpuprof_edge_restarts", "Restarts of the edge (Envoy)")
         restarts.add_metric([], float(figures.edge_restarts))
@@ -101,8 +101,8 @@ def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
 
 def _requests(models: _StatisticsByModel) -> Metric:
     family = CounterMetricFamily("gpuprof_requests", "Requests by outcome", labels=["model", "outcome"])
-    for model, own in models.items():
-        for outcome, value in _count_outcomes(own).items():
+    for model, statistics in models.items():
+        for outcome, value in _count_outcomes(statistics).items():
             family.add_metric([model, outcome], value)
     return family
 
@@ -120,9 +120,9 @@ def _seconds(models: _StatisticsByModel) -> Metric:
     family = CounterMetricFamily(
         "gpuprof_stage_seconds", "Total time of answered requests by stage", labels=["model", "stage"]
     )
-    for model, own in models.items():
+    for model, statistics in models.items():
         for stage in STAGES:
-            family.add_metric([model, stage], getattr(own.stages, stage) / 1e9)
+            family.add_metric([model, stage], getattr(statistics.stages, stage) / 1e9)
     return family
 
 
@@ -130,8 +130,8 @@ def _latencies(models: _StatisticsByModel) -> Metric:
     family = HistogramMetricFamily(
         "gpuprof_latency_seconds", "Time from a request's arrival to its answer", labels=["model"]
     )
-    for model, own in models.items():
-        family.add_metric([model], _cumulate_counts(own.buckets), own.total_ns / 1e9)
+    for model, statistics in models.items():
+        family.add_metric([model], _cumulate_counts(statistics.buckets), statistics.total_ns / 1e9)
     return family
 
 
@@ -154,7 +154,7 @@ def _cumulate_counts(counts: Sequence[int]) -> list[tuple[str, float]]:
 
 def _replicas(replicas: _Replicas) -> Iterator[Metric]:
     labels = ["model", "replica", "place", "mig"]
-    answered = CounterMetricFamily(
+    answers = CounterMetricFamily(
         "gpuprof_replica_requests", "Requests answered by a replica", labels=[*labels, "outcome"]
     )
     seconds = CounterMetricFamily(
@@ -177,27 +177,27 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
         "Workers that refused to start: changed model file, or missing share",
         labels=labels,
     )
-    retried = CounterMetricFamily(
+    retries = CounterMetricFamily(
         "gpuprof_requests_retried", "Requests retried after the death of their worker", labels=labels
     )
     batches = CounterMetricFamily("gpuprof_batches", "Batches by size", labels=[*labels, "size"])
     for model, replica in replicas:
-        label_values, counted = [model, replica.plan.name, replica.plan.place, replica.plan.mig], replica.statistics
-        answered.add_metric([*label_values, "in_slo"], counted.in_slo)
-        answered.add_metric([*label_values, "late"], counted.answered - counted.in_slo)
+        label_values, statistics = [model, replica.plan.name, replica.plan.place, replica.plan.mig], replica.statistics
+        answers.add_metric([*label_values, "in_slo"], statistics.in_slo)
+        answers.add_metric([*label_values, "late"], statistics.answered - statistics.in_slo)
         for stage in STAGES:
-            seconds.add_metric([*label_values, stage], getattr(counted.stages, stage) / 1e9)
-        latencies.add_metric(label_values, _cumulate_counts(counted.buckets), counted.total_ns / 1e9)
+            seconds.add_metric([*label_values, stage], getattr(statistics.stages, stage) / 1e9)
+        latencies.add_metric(label_values, _cumulate_counts(statistics.buckets), statistics.total_ns / 1e9)
         share.add_metric(label_values, replica.plan.share_pct / 100.0)
         planned.add_metric(label_values, replica.plan.rate_rps)
         waiting.add_metric(label_values, float(replica.waiting_rows))
         workers.add_metric(label_values, float(sum(worker.is_ready for worker in replica.workers)))
         restarts.add_metric(label_values, float(sum(worker.restarts for worker in replica.workers)))
         refusing.add_metric(label_values, float(sum(worker.refusals for worker in replica.workers)))
-        retried.add_metric(label_values, float(counted.retried))
-        for size, batch in sorted(counted.batches.items()):
+        retries.add_metric(label_values, float(statistics.retried))
+        for size, batch in sorted(statistics.batches.items()):
             batches.add_metric([*label_values, str(size)], float(batch.count))
-    yield from (answered, seconds, latencies, share, planned, waiting, workers, restarts, refusing, retried, batches)
+    yield from (answers, seconds, latencies, share, planned, waiting, workers, restarts, refusing, retries, batches)
 
 
 def _estimates(replicas: _Replicas, now: float) -> Metric:
@@ -229,8 +229,8 @@ def _places(replicas: _Replicas) -> Iterator[Metric]:
     shares: dict[tuple[str, str], float] = {}
     for replica in {replica.plan.name: replica for _, replica in replicas}.values():
         plan = replica.plan
-        worked_ns = sum(batch.gather + batch.infer + batch.scatter for batch in list(replica.batches.values()))
-        busy.add_metric([plan.name, plan.place, plan.mig], worked_ns / 1e9)
+        work_ns = sum(batch.gather + batch.infer + batch.scatter for batch in list(replica.batches.values()))
+        busy.add_metric([plan.name, plan.place, plan.mig], work_ns / 1e9)
         place = plan.place, plan.mig
         shares[place] = shares.get(place, 0.0) + plan.share_pct / 100.0
     for where, part in shares.items():
@@ -246,8 +246,8 @@ def _neighbours(models: Sequence[ServedModel]) -> Metric:
         labels=["model", "beside"],
     )
     for model, cost in sorted(attribute_times(list_replica_times(models)).items()):
-        for other, factor in cost.beside.items():
-            family.add_metric([model, other], factor)
+        for neighbour, factor in cost.beside.items():
+            family.add_metric([model, neighbour], factor)
     return family
 
 

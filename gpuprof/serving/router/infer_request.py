@@ -146,18 +146,18 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
     if isinstance(shape, list) and len(shape) != len(tensor.shape):
         raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {len(shape)} sizes")
     sizes = list(map(parse_whole, shape)) if isinstance(shape, list) else [None]
-    known = [size for size in sizes if size is not None and 0 <= size < MAX_DIMENSION]
-    if len(known) != len(sizes):
+    dims = [size for size in sizes if size is not None and 0 <= size < MAX_DIMENSION]
+    if len(dims) != len(sizes):
         raise bad_request(
             f"the shape of input {tensor.name!r} must be a list of whole numbers from 0 to {MAX_DIMENSION - 1}"
         )
-    if tensor.mismatch(known):
-        raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {known}")
-    if 0 in known and prod(filter(None, known)) > _MAX_BESIDE_NONE:
-        raise bad_request(f"input {tensor.name!r} is empty and may not have shape {known}")
-    if tensor.datatype == "BYTES" and prod(known) > MAX_STRINGS:
-        raise bad_request(f"input {tensor.name!r} may have {MAX_STRINGS} strings but got {prod(known)}")
-    return known
+    if tensor.mismatch(dims):
+        raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {dims}")
+    if 0 in dims and prod(filter(None, dims)) > _MAX_BESIDE_NONE:
+        raise bad_request(f"input {tensor.name!r} is empty and may not have shape {dims}")
+    if tensor.datatype == "BYTES" and prod(dims) > MAX_STRINGS:
+        raise bad_request(f"input {tensor.name!r} may have {MAX_STRINGS} strings but got {prod(dims)}")
+    return dims
 
 
 class _Inputs:
@@ -178,14 +178,14 @@ class _Inputs:
             name = entry.get("name")
             position = index.get(name) if isinstance(name, str) else None
             if position is None:
-                known = ", ".join(index)
-                raise bad_request(f"model {self._spec.name!r} has no input {_shorten(name)} (it has {known})")
+                names = ", ".join(index)
+                raise bad_request(f"model {self._spec.name!r} has no input {_shorten(name)} (it has {names})")
             if by_position[position] is not None:
                 raise bad_request(f"input {name!r} is given twice")
             by_position[position] = self._read_tensor(self._spec.inputs[position], entry)
         if self._position != len(self._body.data):
             raise bad_request(f"{len(self._body.data) - self._position} bytes follow the last binary tensor")
-        missing = [tensor.name for tensor, got in zip(self._spec.inputs, by_position, strict=True) if got is None]
+        missing = [tensor.name for tensor, value in zip(self._spec.inputs, by_position, strict=True) if value is None]
         if missing:
             raise bad_request(f"model {self._spec.name!r} needs input {', '.join(map(repr, missing))}")
         return [tensor for tensor in by_position if tensor is not None]
@@ -215,10 +215,10 @@ class _Inputs:
         values = entry.get("data")
         if not isinstance(values, list):
             raise bad_request(f"input {tensor.name!r} has neither data nor binary data")
-        flat = _flatten_values(values, tensor.name)
-        if len(flat) != prod(shape):
-            raise bad_request(f"input {tensor.name!r} of shape {shape} needs {prod(shape)} values but got {len(flat)}")
-        return to_tensor_bytes(tensor, flat)
+        items = _flatten_values(values, tensor.name)
+        if len(items) != prod(shape):
+            raise bad_request(f"input {tensor.name!r} of shape {shape} needs {prod(shape)} values but got {len(items)}")
+        return to_tensor_bytes(tensor, items)
 
 
 def to_tensor_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
@@ -248,9 +248,9 @@ def check_size(tensor: TensorSpec, shape: list[int], data: Buffer) -> None:
 def _read_outputs(
     spec: ModelSpec, entries: object, parameters: dict[str, Any]
 ) -> tuple[list[int] | None, frozenset[int] | None]:
-    every = parameters.get("binary_data_output", False) is True
+    is_binary = parameters.get("binary_data_output", False) is True
     if entries is None or entries == []:
-        return None, None if every else frozenset()
+        return None, None if is_binary else frozenset()
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise bad_request('"outputs" must be a list of objects')
     positions = []
@@ -259,12 +259,12 @@ def _read_outputs(
         name = entry.get("name")
         position = spec.output_index.get(name) if isinstance(name, str) else None
         if position is None or position in positions:
-            known = ", ".join(spec.output_index)
-            wrong = "no" if position is None else "only one"
-            raise bad_request(f"model {spec.name!r} has {wrong} output {_shorten(name)} (it has {known})")
-        own = _read_object(entry, "parameters")
-        refuse_unsupported(own)
-        if own.get("binary_data", every) is True:
+            names = ", ".join(spec.output_index)
+            problem = "no" if position is None else "only one"
+            raise bad_request(f"model {spec.name!r} has {problem} output {_shorten(name)} (it has {names})")
+        entry_parameters = _read_object(entry, "parameters")
+        refuse_unsupported(entry_parameters)
+        if entry_parameters.get("binary_data", is_binary) is True:
             binary.add(position)
         positions.append(position)
     return positions, frozenset(binary)

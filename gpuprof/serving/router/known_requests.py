@@ -27,20 +27,20 @@ class RequestReader:
         if self._has_strings or body.json_bytes == len(body.data):
             return read_request(self._spec, body)
         key = bytes(memoryview(body.data)[: body.json_bytes]), len(body.data)
-        known = self._known.get(key)
-        if known is None:
-            known = read_request(self._spec, RequestBody(body.data, body.json_bytes, 0))  # offsets within the body
+        request = self._known.get(key)
+        if request is None:
+            request = read_request(self._spec, RequestBody(body.data, body.json_bytes, 0))  # offsets within the body
             if len(self._known) == _MOST:
                 self._known.clear()
-            self._known[key] = known
-        return _attach_tensors(known, body)
+            self._known[key] = request
+        return _attach_tensors(request, body)
 
 
-def _attach_tensors(known: InferRequest, body: RequestBody) -> InferRequest:
+def _attach_tensors(base: InferRequest, body: RequestBody) -> InferRequest:
     """Return a copy of the cached request with the tensors of this body."""
     data = memoryview(body.data)
     inputs = []
-    for tensor in known.inputs:
+    for tensor in base.inputs:
         if not isinstance(tensor.data, tuple):  # its values are part of the text
             inputs.append(tensor)
             continue
@@ -49,4 +49,4 @@ def _attach_tensors(known: InferRequest, body: RequestBody) -> InferRequest:
             inputs.append(InputTensor(tensor.shape, data[start : start + size]))
         else:
             inputs.append(InputTensor(tensor.shape, (body.offset + start, size)))
-    return InferRequest(known.id, known.rows, inputs, known.outputs, known.binary, known.timeout_ms, known.priority)
+    return InferRequest(base.id, base.rows, inputs, base.outputs, base.binary, base.timeout_ms, base.priority)

@@ -67,7 +67,7 @@ class LatencyTable:
 
     def _refresh(self, now: float) -> None:
         factor = self._common.at(now)
-        self._times = [time * factor * own.at(now) for time, own in zip(self._base, self._by_rows, strict=True)]
+        self._times = [time * factor * ratio.at(now) for time, ratio in zip(self._base, self._by_rows, strict=True)]
         self._fresh_until = now + _REFRESH_S
 
 

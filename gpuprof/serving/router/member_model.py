@@ -28,37 +28,37 @@ class PlannedMember:
     slo_ms: float
     tensors: MergedMember
 
-    def spec(self, whole: ModelSpec) -> ModelSpec:
+    def spec(self, merged: ModelSpec) -> ModelSpec:
         """Return the inputs and outputs of the model, selected from the merged model's."""
-        inputs = [replace(whole.inputs[whole.input_index[v.merged]], name=v.name) for v in self.tensors.inputs]
-        outputs = [replace(whole.outputs[whole.output_index[v.merged]], name=v.name) for v in self.tensors.outputs]
+        inputs = [replace(merged.inputs[merged.input_index[v.merged]], name=v.name) for v in self.tensors.inputs]
+        outputs = [replace(merged.outputs[merged.output_index[v.merged]], name=v.name) for v in self.tensors.outputs]
         return ModelSpec(
-            self.public.name, self.public.version, whole.platform, tuple(inputs), tuple(outputs), whole.max_batch
+            self.public.name, self.public.version, merged.platform, tuple(inputs), tuple(outputs), merged.max_batch
         )
 
 
 class MemberModel(ServedModel):
     """Translates the requests of a member of the merged model ``whole``; its counts are those of ``whole``."""
 
-    def __init__(self, whole: ServedModel, member: PlannedMember) -> None:
+    def __init__(self, merged: ServedModel, member: PlannedMember) -> None:
         super().__init__(
-            whole.name, member.slo_ms, routing_rule("fastest"), whole.arena, whole.percentile, member.public
+            merged.name, member.slo_ms, routing_rule("fastest"), merged.arena, merged.percentile, member.public
         )
-        self._whole = whole
-        self.replicas = whole.replicas
-        self.spec = member.spec(whole.spec)
+        self._whole = merged
+        self.replicas = merged.replicas
+        self.spec = member.spec(merged.spec)
         self._inputs = {value.merged: position for position, value in enumerate(member.tensors.inputs)}
-        self._outputs = [whole.spec.output_index[value.merged] for value in member.tensors.outputs]
+        self._outputs = [merged.spec.output_index[value.merged] for value in member.tensors.outputs]
 
     def submit(self, inference: Inference) -> None:
         """Queue a request with the merged model. Raises `RefusedError`: 503, when it could not be answered in time."""
-        given, inputs = inference.inputs, self._whole.spec.inputs
+        member_inputs, inputs = inference.inputs, self._whole.spec.inputs
         inference.inputs = [
-            InputTensor([0, *tensor.shape[1:]], b"") if position is None else given[position]
+            InputTensor([0, *tensor.shape[1:]], b"") if position is None else member_inputs[position]
             for tensor, position in ((tensor, self._inputs.get(tensor.name)) for tensor in inputs)
         ]
         # All of its outputs, whichever are wanted: in a batch they show whose rows an output has.
-        wanted = range(len(self._outputs)) if inference.wanted is None else inference.wanted
+        positions = range(len(self._outputs)) if inference.wanted is None else inference.wanted
         inference.wanted = self._outputs
         # Apart from the batch, merged models have fixed shapes: all requests may share a batch.
         inference.batch_key = None
@@ -66,7 +66,7 @@ class MemberModel(ServedModel):
 
         def on_done(inference: Inference, outputs: list[OutputTensor], slot: Slot | None) -> None:
             by_position = {tensor.position: tensor for tensor in outputs}
-            answer(inference, [replace(by_position[self._outputs[place]], position=place) for place in wanted], slot)
+            answer(inference, [replace(by_position[self._outputs[place]], position=place) for place in positions], slot)
 
         inference.on_done = on_done
         self._whole.submit(inference)

@@ -40,7 +40,7 @@ class NeighbourCost:
 
 def count_batches(replica: ServedReplica) -> BatchTimes:
     """Return, by rows, the number of batches and their nanoseconds in the worker."""
-    return {rows: (one.count, one.gather + one.infer + one.scatter) for rows, one in list(replica.batches.items())}
+    return {rows: (b.count, b.gather + b.infer + b.scatter) for rows, b in list(replica.batches.items())}
 
 
 def list_replica_times(
@@ -48,19 +48,19 @@ def list_replica_times(
 ) -> list[ReplicaTime]:
     """Return the times of each replica with batches; ``earlier``: by replica, the batches to exclude."""
     owned = {replica.plan.name: (model.name, replica) for model in models for replica in model.replicas}
-    ran = []
+    runs = []
     for name, (model, replica) in owned.items():
         took_ns, predicted_ns = sum_times(replica, earlier.get(name, _NO_BATCHES))
         if predicted_ns > 0.0:
-            ran.append((name, model, (replica.plan.place, replica.plan.mig), took_ns, predicted_ns))
+            runs.append((name, model, (replica.plan.place, replica.plan.mig), took_ns, predicted_ns))
     return [
         ReplicaTime(
             model,
-            tuple(sorted(other for its, other, where, *_ in ran if where == place and place[0] and its != name)),
+            tuple(sorted(peer for key, peer, where, *_ in runs if where == place and place[0] and key != name)),
             took_ns,
             predicted_ns,
         )
-        for name, model, place, took_ns, predicted_ns in ran
+        for name, model, place, took_ns, predicted_ns in runs
     ]
 
 
@@ -82,18 +82,18 @@ def attribute_times(times: Sequence[ReplicaTime]) -> dict[str, NeighbourCost]:
     Slow-downs by several neighbours multiply. Where there are fewer distinct sets of neighbours than neighbours, their
     shares cannot be told apart: the logarithms are divided evenly (minimum-norm least squares).
     """
-    return {model: _attribute_model([one for one in times if one.model == model]) for model in {t.model for t in times}}
+    return {model: _attribute_model([s for s in times if s.model == model]) for model in {t.model for t in times}}
 
 
 def _attribute_model(times: Sequence[ReplicaTime]) -> NeighbourCost:
-    by_itself = [one for one in times if not one.beside]
-    alone = sum(one.took_ns for one in by_itself) / sum(one.predicted_ns for one in by_itself) if by_itself else None
-    others = [one for one in times if one.beside and one.took_ns > 0.0]
-    names = sorted({name for one in others for name in one.beside})
+    by_itself = [sample for sample in times if not sample.beside]
+    base = sum(s.took_ns for s in by_itself) / sum(s.predicted_ns for s in by_itself) if by_itself else None
+    joint = [sample for sample in times if sample.beside and sample.took_ns > 0.0]
+    names = sorted({name for sample in joint for name in sample.beside})
     if not names:
-        return NeighbourCost(alone, {})
-    weights = np.sqrt([one.predicted_ns for one in others])
-    counts = np.array([[float(one.beside.count(name)) for name in names] for one in others])
-    logs = np.array([math.log(one.took_ns / one.predicted_ns / (alone or 1.0)) for one in others])
-    found = np.linalg.lstsq(counts * weights[:, None], logs * weights, rcond=None)[0]
-    return NeighbourCost(alone, {name: math.exp(log) for name, log in zip(names, found.tolist(), strict=True)})
+        return NeighbourCost(base, {})
+    weights = np.sqrt([sample.predicted_ns for sample in joint])
+    counts = np.array([[float(sample.beside.count(name)) for name in names] for sample in joint])
+    logs = np.array([math.log(sample.took_ns / sample.predicted_ns / (base or 1.0)) for sample in joint])
+    factors = np.linalg.lstsq(counts * weights[:, None], logs * weights, rcond=None)[0]
+    return NeighbourCost(base, {name: math.exp(log) for name, log in zip(names, factors.tolist(), strict=True)})

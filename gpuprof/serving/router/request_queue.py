@@ -53,7 +53,7 @@ class RequestQueue:
         start_tag = self._compute_start_tag(flow)
         if not _is_before(priority, start_tag, self._waiting[-1]):
             return self.rows
-        return sum(one.rows for one in self._waiting if not _is_before(priority, start_tag, one))
+        return sum(queued.rows for queued in self._waiting if not _is_before(priority, start_tag, queued))
 
     def add(self, inference: Inference, flow: Flow, cost: int = 0) -> None:
         """Insert a request at its position; the requests behind it may now miss their deadlines.
@@ -66,7 +66,7 @@ class RequestQueue:
         if not self._waiting or not _is_before(inference.priority, start_tag, self._waiting[-1]):
             self._waiting.append(inference)
             return
-        position = next(i for i, one in enumerate(self._waiting) if _is_before(inference.priority, start_tag, one))
+        position = next(i for i, entry in enumerate(self._waiting) if _is_before(inference.priority, start_tag, entry))
         self._waiting.insert(position, inference)
         self._has_overtaken = True
         for later in range(position + 1, len(self._waiting)):
@@ -81,30 +81,30 @@ class RequestQueue:
     def take(self, rows: int) -> list[Inference]:
         """Remove and return the first requests that can share a batch, up to ``rows`` rows."""
         first = self._waiting.popleft()
-        taken = [first]
+        batch = [first]
         free_rows = rows - first.rows
         if free_rows > 0 and not first.alone and self._waiting:
-            kept: list[Inference] = []
-            while self._waiting and free_rows > 0 and len(kept) < _LOOK_AHEAD:
-                other = self._waiting.popleft()
-                if other.batch_key == first.batch_key and other.rows <= free_rows and not other.alone:
-                    taken.append(other)
-                    free_rows -= other.rows
+            passed_over: list[Inference] = []
+            while self._waiting and free_rows > 0 and len(passed_over) < _LOOK_AHEAD:
+                candidate = self._waiting.popleft()
+                if candidate.batch_key == first.batch_key and candidate.rows <= free_rows and not candidate.alone:
+                    batch.append(candidate)
+                    free_rows -= candidate.rows
                 else:
-                    kept.append(other)
-            self._waiting.extendleft(reversed(kept))
-        self.rows -= sum([inference.rows for inference in taken])
-        self._virtual_time = max(self._virtual_time, *[inference.start_tag for inference in taken])
+                    passed_over.append(candidate)
+            self._waiting.extendleft(reversed(passed_over))
+        self.rows -= sum([inference.rows for inference in batch])
+        self._virtual_time = max(self._virtual_time, *[inference.start_tag for inference in batch])
         self._forget_flows()
-        return taken
+        return batch
 
-    def remove(self, which: Callable[[Inference], bool]) -> list[Inference]:
-        """Remove and return the requests for which ``which`` is true."""
-        gone = [inference for inference in self._waiting if which(inference)]
-        if gone:
-            self._waiting = deque(inference for inference in self._waiting if not which(inference))
-            self.rows -= sum(inference.rows for inference in gone)
-        return gone
+    def remove(self, condition: Callable[[Inference], bool]) -> list[Inference]:
+        """Remove and return the requests for which ``condition`` is true."""
+        removed = [inference for inference in self._waiting if condition(inference)]
+        if removed:
+            self._waiting = deque(inference for inference in self._waiting if not condition(inference))
+            self.rows -= sum(inference.rows for inference in removed)
+        return removed
 
     def remove_late(self, now: float, finish_ms: float) -> list[Inference]:
         """Remove and return the overtaken requests that would be late if answered in ``finish_ms``.
@@ -118,9 +118,9 @@ class RequestQueue:
             is_new = inference.overtaken and not inference.attempts
             return is_new and 1000.0 * (now - inference.arrived) + finish_ms > inference.deadline_ms
 
-        gone = self.remove(is_late)
-        self._has_overtaken = any(one.overtaken for one in self._waiting)
-        return gone
+        late = self.remove(is_late)
+        self._has_overtaken = any(queued.overtaken for queued in self._waiting)
+        return late
 
     def _compute_start_tag(self, flow: Flow) -> float:
         return max(self._virtual_time, self._finish_tags.get(flow, 0.0))
@@ -134,6 +134,6 @@ class RequestQueue:
             self._finish_tags = {flow: end for flow, end in self._finish_tags.items() if end > self._virtual_time}
 
 
-def _is_before(priority: int, start_tag: float, other: Inference) -> bool:
+def _is_before(priority: int, start_tag: float, queued: Inference) -> bool:
     """Return whether a new request of this priority and start tag is served before a waiting request."""
-    return priority < other.priority or (priority == other.priority and start_tag < other.start_tag)
+    return priority < queued.priority or (priority == queued.priority and start_tag < queued.start_tag)

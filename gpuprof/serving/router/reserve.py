@@ -20,10 +20,10 @@ class Reserve:
         """Return the part of a deadline to keep in hand; ``now`` is in seconds."""
         return relax_reserve(self._part, 1000.0 * (now - self._changed))
 
-    def observe(self, expected_ms: float, took_ms: float, deadline_ms: float, now: float, together: int = 1) -> None:
-        """Record the expected and the actual time of a request whose batch held ``together`` requests."""
+    def observe(self, expected_ms: float, latency_ms: float, deadline_ms: float, now: float, requests: int = 1) -> None:
+        """Record the expected and the actual time of a request whose batch held ``requests`` requests."""
         before = self.at(now)
         late_part = 1.0 - self.percentile / 100.0
-        after = adapt_reserve(before, expected_ms, took_ms, deadline_ms, late_part, together)
+        after = adapt_reserve(before, expected_ms, latency_ms, deadline_ms, late_part, requests)
         if after != before:
             self._part, self._changed = after, now

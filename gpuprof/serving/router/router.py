@@ -48,7 +48,7 @@ class Router:
 
     def find_by_map_name(self, model: str) -> ServedModel | None:
         """Return the served model with this name in the map, or None."""
-        return next((served for served in self.list_models() if served.name == model), None)
+        return next((served_model for served_model in self.list_models() if served_model.name == model), None)
 
     def find(self, name: str, version: str = "") -> ServedModel:
         """Return a model by its public name; without a version the newest. Raises `RefusedError`: 404."""
@@ -57,15 +57,15 @@ class Router:
             import difflib
 
             # Comparison takes quadratic time in the length of the name, which the client chooses.
-            near = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(self.models), n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
+            matches = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(self.models), n=1, cutoff=0.4)
+            hint = f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(sorted(self.models))}"
             raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
         if not version:
             return versions[max(versions, key=version_order) if len(versions) > 1 else next(iter(versions))]
         if version not in versions:
-            known = ", ".join(sorted(versions, key=version_order))
+            version_names = ", ".join(sorted(versions, key=version_order))
             raise RefusedError(
-                HTTPStatus.NOT_FOUND, f"model {name!r} has no version {version[:100]!r} (it has {known})"
+                HTTPStatus.NOT_FOUND, f"model {name!r} has no version {version[:100]!r} (it has {version_names})"
             )
         return versions[version]
 

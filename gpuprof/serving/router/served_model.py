@@ -172,15 +172,15 @@ class ServedModel:
         alive = [replica for replica in self.replicas if replica.is_alive]
         if self.tracer is not None or not alive or not all(replica.is_occupied for replica in alive):
             return
-        now, asked = time.monotonic(), urgency()
-        deadline_ms = self.limit_deadline_ms(asked.timeout_ms)
+        now, hint = time.monotonic(), urgency()
+        deadline_ms = self.limit_deadline_ms(hint.timeout_ms)
         flow = find_flow(client, deadline_ms, self.slo_ms)
-        loads = [replica.load(now, asked.priority, deadline_ms, flow) for replica in alive]
+        loads = [replica.load(now, hint.priority, deadline_ms, flow) for replica in alive]
         times_ms = [expected_finish_ms(load) for load in loads]
         soonest_ms = min(times_ms)
         if all(self._would_refuse(load, soonest_ms, 0.0, deadline_ms, now) for load in loads):
-            soonest = times_ms.index(soonest_ms)
-            self._record_arrival(alive[soonest], loads[soonest], now, refused=deadline_ms >= self.slo_ms)
+            index = times_ms.index(soonest_ms)
+            self._record_arrival(alive[index], loads[index], now, is_refused=deadline_ms >= self.slo_ms)
             self._counts.arrived += 1
             self._counts.refused += 1
             raise overload_refusal(self.name, soonest_ms, deadline_ms)
@@ -192,15 +192,15 @@ class ServedModel:
             raise self._no_worker_refusal()
         loads = self._describe_loads(alive, inference, now)
         waited_ms, deadline_ms = 1000.0 * (now - inference.arrived), inference.deadline_ms
-        chosen = self._choose(loads, waited_ms, deadline_ms, now) if len(loads) > 1 else 0
-        load, replica = loads[chosen], alive[chosen]
+        index = self._choose(loads, waited_ms, deadline_ms, now) if len(loads) > 1 else 0
+        load, replica = loads[index], alive[index]
         rows = expect_rows(load.waiting, load.joining, len(load.latency_ms))
         wait_ms = load.max_wait_ms
         expected_ms = finish_ms(load.waiting, load.oldest_wait_ms, load.busy_ms, rows, load.latency_ms, wait_ms)
-        refused = self._would_refuse(load, expected_ms, waited_ms, deadline_ms, now)
-        self._record_arrival(replica, load, now, refused and deadline_ms >= self.slo_ms)
+        is_refused = self._would_refuse(load, expected_ms, waited_ms, deadline_ms, now)
+        self._record_arrival(replica, load, now, is_refused and deadline_ms >= self.slo_ms)
         inference.expected_ms, inference.expected_rows = waited_ms + expected_ms, rows
-        if refused:
+        if is_refused:
             raise overload_refusal(self.name, inference.expected_ms, deadline_ms)
         replica.submit(inference, self.slo_ms)
 
@@ -208,26 +208,26 @@ class ServedModel:
         message = f"model {self.name!r} has no worker at the moment"
         return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, reason="no worker")
 
-    def _record_arrival(self, replica: ServedReplica, load: ReplicaLoad, now: float, refused: bool) -> None:
+    def _record_arrival(self, replica: ServedReplica, load: ReplicaLoad, now: float, is_refused: bool) -> None:
         """Count a request sent to a replica, for its batch formation.
 
-        A refused request with a deadline shorter than the SLO is no sign of overload (``refused`` is False):
+        A refused request with a deadline shorter than the SLO is no sign of overload (``is_refused`` is False):
         otherwise a client with impossible deadlines could make all other batches wait to be filled.
         """
-        replica.record_arrival(now, load, self._allowed_ms(self.slo_ms, now), refused)
+        replica.record_arrival(now, load, self._allowed_ms(self.slo_ms, now), is_refused)
 
     def _choose(self, loads: Sequence[ReplicaLoad], waited_ms: float, deadline_ms: float, now: float) -> int:
         """Return the rule's replica or, where the oldest waiting request would become late, the fastest other."""
-        chosen = self._rule.choose(loads)
-        if not self._delays_oldest(loads[chosen], now):
-            return chosen
+        index = self._rule.choose(loads)
+        if not self._delays_oldest(loads[index], now):
+            return index
         times_ms = [expected_finish_ms(load) for load in loads]
         able = [
             position
             for position, load in enumerate(loads)
             if not self._would_refuse(load, times_ms[position], waited_ms, deadline_ms, now)
         ]
-        return min(able, key=times_ms.__getitem__, default=chosen)
+        return min(able, key=times_ms.__getitem__, default=index)
 
     def _describe_loads(self, replicas: Sequence[ServedReplica], inference: Inference, now: float) -> list[ReplicaLoad]:
         flow = find_flow(inference.client, inference.deadline_ms, self.slo_ms)
@@ -259,16 +259,16 @@ class ServedModel:
         They go to the heads of the queues in their own order: first admitted, first served.
         """
         now = time.monotonic()
-        taken: dict[ServedReplica, int] = {}
+        counts: dict[ServedReplica, int] = {}
         for inference in inferences:
             alive = self._list_capable(inference.rows)
             if alive:
-                chosen = alive[self._rule.choose(self._describe_loads(alive, inference, now))]
-                chosen.add_reassigned(inference, taken.get(chosen, 0))
-                taken[chosen] = taken.get(chosen, 0) + 1
+                target = alive[self._rule.choose(self._describe_loads(alive, inference, now))]
+                target.add_reassigned(inference, counts.get(target, 0))
+                counts[target] = counts.get(target, 0) + 1
             else:
                 self._unassigned.append(inference)
-        for replica in taken:
+        for replica in counts:
             replica.send_batches()
 
     def _list_capable(self, rows: int) -> list[ServedReplica]:
@@ -294,8 +294,8 @@ class ServedModel:
         # overtaking measure the error of the forecast. Requests with a deadline below the SLO are excluded: they are
         # often slightly late, and would cause other requests to be refused.
         if inference.attempts == 1 and not inference.overtaken and inference.deadline_ms >= self.slo_ms:
-            took_ms = 1000.0 * (now - inference.arrived)
-            self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)
+            latency_ms = 1000.0 * (now - inference.arrived)
+            self._reserve.observe(inference.expected_ms, latency_ms, inference.deadline_ms, now, answer.requests)
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         """Count an accepted request that cannot be answered, and notify its client."""
@@ -308,11 +308,11 @@ class ServedModel:
 
     def forget_cancelled(self) -> None:
         """Drop waiting requests whose client has disconnected, including requests that wait for a worker."""
-        gone = [inference for inference in self._unassigned if inference.cancelled]
+        cancelled = [inference for inference in self._unassigned if inference.cancelled]
         self._unassigned = [inference for inference in self._unassigned if not inference.cancelled]
         for replica in (*self.replicas, *self._retired):
-            gone += replica.drop_cancelled()
-        for inference in gone:
+            cancelled += replica.drop_cancelled()
+        for inference in cancelled:
             self.discard(inference)
 
     def discard(self, inference: Inference) -> None:

@@ -137,9 +137,9 @@ class ServedReplica:
     def load(self, now: float, priority: int, deadline_ms: float, flow: Flow = ("", False)) -> ReplicaLoad:
         """Return the work ahead of a new request of this priority, deadline and flow, for the routing rule."""
         queue = self._queue
-        ahead, oldest, oldest_deadline = 0, 0.0, math.inf
+        rows_ahead, oldest, oldest_deadline = 0, 0.0, math.inf
         if queue.rows:
-            ahead = queue.rows_before(priority, flow)
+            rows_ahead = queue.rows_before(priority, flow)
             oldest, oldest_deadline = 1000.0 * (now - queue.oldest.arrived), queue.oldest.deadline_ms
         busy, idle = [], 0
         for worker in self.workers:
@@ -151,15 +151,15 @@ class ServedReplica:
         times_ms = self.latency.times_ms(now)
         wait_ms = wait_limit_ms(self._wait_ms, deadline_ms, times_ms)
         joining = 0 if idle else self._joining
-        return ReplicaLoad(ahead, oldest, tuple(busy), times_ms, wait_ms, idle, joining, oldest_deadline)
+        return ReplicaLoad(rows_ahead, oldest, tuple(busy), times_ms, wait_ms, idle, joining, oldest_deadline)
 
-    def record_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, refused: bool) -> None:
+    def record_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float, is_refused: bool) -> None:
         """Count a request sent here by the routing rule, admitted if its answer takes at most ``allowed_ms``."""
         full_ms, elapsed_ms = load.latency_ms[-1], 1000.0 * (now - self._counted_at)
         self._allowed_ms = allowed_ms
         left = decay_count(1.0, elapsed_ms, full_ms)
         self._arrival_count = 1.0 + self._arrival_count * left
-        self._refused_count = self._refused_count * left + refused
+        self._refused_count = self._refused_count * left + is_refused
         counts = self._refused_count, self._arrival_count
         self._wait_ms = extend_wait_ms(self.plan.max_wait_ms, *counts, allowed_ms, load.latency_ms)
         if load.idle == 0 and load.busy_ms:
@@ -289,9 +289,9 @@ class ServedReplica:
         times = inference.times
         times.queue = int(1e9 * (inference.sent - inference.arrived))
         times.gather, times.infer, times.scatter = answer.gather_ns, answer.infer_ns, answer.scatter_ns
-        took_ms = 1000.0 * (time.monotonic() - inference.arrived)
-        in_slo = took_ms <= inference.deadline_ms
-        self.statistics.add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
+        latency_ms = 1000.0 * (time.monotonic() - inference.arrived)
+        in_slo = latency_ms <= inference.deadline_ms
+        self.statistics.add_answer(inference.rows, int(latency_ms * 1e6), times.queue, in_slo, now_ms)
 
     def _on_batch_failed(self, batch: SentBatch, message: str) -> None:
         """Refuse the request that failed; from a batch of several, retry by client, then each request alone."""
@@ -304,9 +304,9 @@ class ServedReplica:
         if len(clients) == 1:
             self._queue_alone(inferences)
             return
-        again = object()
+        attempt = object()
         for inference in inferences:
-            _keep_apart(inference, (again, inference.client))
+            _keep_apart(inference, (attempt, inference.client))
         self.requeue(inferences)
 
     def _queue_alone(self, inferences: list[Inference]) -> None:
@@ -318,24 +318,24 @@ class ServedReplica:
 
     def _on_batches_lost(self, batches: list[SentBatch]) -> None:
         """Retry the requests of a worker that died, at another replica if this replica has no worker left."""
-        lost = [inference for batch in batches for inference in batch.inferences]
+        inferences = [inference for batch in batches for inference in batch.inferences]
         # Only the running batch can have killed the worker, or the next batch if its inputs were being copied.
         for batch in batches[: 2 if self._stages_ahead else 1]:
             for inference in batch.inferences:
                 inference.deaths += 1
-        again = []
-        for inference in lost:
+        retries = []
+        for inference in inferences:
             if is_retry_limit_reached(inference.deaths):
                 message = f"{inference.deaths} workers ended while they ran this request"
                 self._owner.refuse(inference, RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, message))
             else:
                 inference.alone = inference.alone or must_be_alone(inference.deaths)
-                again.append(inference)
-        self.statistics.retried += len(again)
+                retries.append(inference)
+        self.statistics.retried += len(retries)
         if self.is_alive:
-            self.requeue(again)
+            self.requeue(retries)
         else:
-            self._owner.reassign([*again, *self.empty()])
+            self._owner.reassign([*retries, *self.empty()])
 
 
 def _keep_apart(inference: Inference, group: object) -> None:

@@ -81,8 +81,8 @@ class SimulatedLink:
         for timer in self._timers.values():
             timer.cancel()
         self.is_ready = False
-        lost, self.sent = list(self.sent.values()), {}
-        self._loop.call_soon(self._events.on_loss, lost)
+        batches, self.sent = list(self.sent.values()), {}
+        self._loop.call_soon(self._events.on_loss, batches)
 
     def _draw_time_ms(self, rows: int) -> float:
         mean = self._order.latency_ms[min(rows, len(self._order.latency_ms)) - 1]
@@ -107,15 +107,15 @@ def read_simulated_spec(order: WorkerOrder) -> ModelSpec:
     from gpuprof.graph.load import load_runnable
 
     graph, file = load_runnable(Path(path)), read_onnx(Path(path)).model.graph
-    declared = {info.name: declared_dims(info) for info in (*file.input, *file.output)}
-    given = graph.outputs or tuple(map(_describe_output, file.output))
+    dims_by_name = {info.name: declared_dims(info) for info in (*file.input, *file.output)}
+    output_tensors = graph.outputs or tuple(map(_describe_output, file.output))
 
     def describe(tensor: Tensor) -> TensorSpec:
-        dims = declared.get(tensor.name) or tensor.shape
+        dims = dims_by_name.get(tensor.name) or tensor.shape
         free = [-1 if isinstance(dim, str | None) else size for dim, size in zip(dims, tensor.shape, strict=True)]
         return TensorSpec(tensor.name, _DATATYPES.get(tensor.dtype, "FP32"), (-1, *free[1:]))
 
-    inputs, outputs = (tuple(map(describe, tensors)) for tensors in (graph.inputs, given))
+    inputs, outputs = (tuple(map(describe, tensors)) for tensors in (graph.inputs, output_tensors))
     batched = is_batched(inputs, outputs)
     return ModelSpec(order.model, order.version, "gpuprof_simulated", inputs, outputs, order.batch if batched else 0)
 
@@ -132,9 +132,9 @@ def _describe_output(info: ValueInfoProto) -> Tensor:
 
 
 def _outputs(spec: ModelSpec, inference: Inference) -> list[OutputTensor]:
-    wanted = range(len(spec.outputs)) if inference.wanted is None else inference.wanted
+    positions = range(len(spec.outputs)) if inference.wanted is None else inference.wanted
     tensors = []
-    for position in wanted:
+    for position in positions:
         tensor = spec.outputs[position]
         shape = [inference.rows if spec.max_batch else 1, *(1 if size == -1 else size for size in tensor.shape[1:])]
         # A string is preceded by its length in 4 bytes, so zeros are empty strings.

@@ -51,15 +51,15 @@ class WorkerHandle:
     def bind(
         self,
         ready: Callable[[], None],
-        done: Callable[[SentBatch, BatchAnswer], None],
+        on_done: Callable[[SentBatch, BatchAnswer], None],
         failed: Callable[[SentBatch, str], None],
-        lost: Callable[[list[SentBatch]], None],
+        on_lost: Callable[[list[SentBatch]], None],
     ) -> None:
         """Set the callbacks for the events of the worker."""
         self._on_ready = ready
-        self._on_done = done
+        self._on_done = on_done
         self._on_failed = failed
-        self._on_lost = lost
+        self._on_lost = on_lost
 
     async def start(self) -> ModelSpec:
         """Start the worker and wait until it is ready.
@@ -121,7 +121,7 @@ class WorkerHandle:
     def _has_suspect_requests(self) -> bool:
         """Return whether the worker has a request whose earlier worker died: such a request runs alone."""
         assert self._link is not None
-        return any(one.deaths for batch in self._link.sent.values() for one in batch.inferences)
+        return any(queued.deaths for batch in self._link.sent.values() for queued in batch.inferences)
 
     @property
     def batches(self) -> int:
@@ -141,8 +141,8 @@ class WorkerHandle:
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> None:
         """Send the worker a batch."""
         assert self._link is not None
-        begins = max(now, self._busy_until) if self._link.sent else now
-        self._busy_until = begins + expected_ms / 1000.0
+        begin = max(now, self._busy_until) if self._link.sent else now
+        self._busy_until = begin + expected_ms / 1000.0
         self._link.send(inferences, rows, expected_ms, now)
 
     def watch(self, now: float, stalled_since: Callable[[float, float], float] = lambda since, now: 0.0) -> None:
@@ -172,8 +172,8 @@ class WorkerHandle:
         elif self._loading is None or self._loading[0] != link.pid:
             self._loading = (link.pid, now)
         else:
-            since = self._loading[1]
-            if now - since - stalled_since(since, now) > _LOAD_S:
+            begin = self._loading[1]
+            if now - begin - stalled_since(begin, now) > _LOAD_S:
                 LOGGER.warning("worker loads for too long, is replaced", extra={"worker": self.name, "pid": link.pid})
                 self._loading = None
                 link.kill()
@@ -192,10 +192,10 @@ class WorkerHandle:
 
     def _handle_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
         now = time.monotonic()
-        begun = max(batch.sent, self._last_done)
+        begin = max(batch.sent, self._last_done)
         for inference in batch.inferences:
-            inference.sent = begun  # a batch behind another in the worker still counts as queued
-        batch.took_ms = 1000.0 * (now - begun)
+            inference.sent = begin  # a batch behind another in the worker still counts as queued
+        batch.took_ms = 1000.0 * (now - begin)
         run_ms = (answer.gather_ns + answer.infer_ns + answer.scatter_ns) / 1e6
         self._run_ms = run_ms if math.isinf(self._run_ms) else self._run_ms + _WEIGHT * (run_ms - self._run_ms)
         self._note_end(now)
@@ -209,7 +209,7 @@ class WorkerHandle:
         """Expect the worker's other batches from now on."""
         assert self._link is not None
         self._last_done = now
-        self._busy_until = now + sum([other.expected_ms for other in self._link.sent.values()]) / 1000.0
+        self._busy_until = now + sum([batch.expected_ms for batch in self._link.sent.values()]) / 1000.0
 
     def _handle_lost(self, batches: list[SentBatch]) -> None:
         if not self._was_ready.is_set():

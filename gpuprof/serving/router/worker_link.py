@@ -93,7 +93,7 @@ class WorkerLink:
         self._numbers += 1
         batch = SentBatch(self._numbers, inferences, rows, expected_ms, now)
         self.sent[batch.number] = batch
-        described = []
+        requests = []
         payload: list[Buffer] = []
         for inference in inferences:
             tensors = []
@@ -108,9 +108,9 @@ class WorkerLink:
                     payload.append(self._arena.view(*tensor.data))
             slot = self._reserve_outputs(inference) if self._shares_memory else None
             place = None if slot is None else (slot.offset, slot.size)
-            described.append((inference.rows, tensors, place, inference.wanted))
+            requests.append((inference.rows, tensors, place, inference.wanted))
         assert self._connection is not None
-        self._connection.send(_RUN, (batch.number, described), payload)
+        self._connection.send(_RUN, (batch.number, requests), payload)
         return batch
 
     def ping(self, now: float) -> None:
@@ -121,8 +121,8 @@ class WorkerLink:
 
     def silent_s(self, now: float) -> float:
         """Return the age of the oldest unanswered message to the worker, in s; 0 without one."""
-        owed = [batch.sent for batch in self.sent.values()] + ([] if self._pinged is None else [self._pinged])
-        return now - min(owed) if owed else 0.0
+        send_times = [batch.sent for batch in self.sent.values()] + ([] if self._pinged is None else [self._pinged])
+        return now - min(send_times) if send_times else 0.0
 
     def kill(self) -> None:
         """Kill the worker; `LinkEvents.on_loss` follows, and the machine starts another."""
@@ -135,10 +135,10 @@ class WorkerLink:
         """End the worker when it has finished its batches, and return once it has gone."""
         self._ending = True
         # This precedes closing the connection, or the machine would start another worker.
-        gone = self._machine.remove_worker(self._number)
+        removal = self._machine.remove_worker(self._number)
         if self._connection is not None:
             self._connection.close()
-        await gone
+        await removal
 
     # --- the rendezvous's and the machine's side
 
@@ -165,8 +165,8 @@ class WorkerLink:
             self._connection.drop()
         self._connection = self.identity = self._pinged = None
         self.is_ready = False
-        sent, self.sent = list(self.sent.values()), {}
-        self._events.on_loss(sent)
+        batches, self.sent = list(self.sent.values()), {}
+        self._events.on_loss(batches)
 
     def on_exit(self, pid: int) -> None:
         """Report a process that ended before it connected; `on_close` reports the others."""
@@ -187,8 +187,8 @@ class WorkerLink:
         """Handle a frame of the worker."""
         self._pinged = None
         if frame.kind == _DONE:
-            number, gather_ns, infer_ns, scatter_ns, described = frame.head
-            outputs = self._outputs(described, frame.payload)
+            number, gather_ns, infer_ns, scatter_ns, tensors = frame.head
+            outputs = self._outputs(tensors, frame.payload)
             batch = self.sent.pop(number)
             self._learn_output_size(batch, outputs)
             self._events.on_done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs, len(outputs)))
@@ -203,10 +203,10 @@ class WorkerLink:
         elif frame.kind == FrameKind.REFUSED:
             self._events.on_refusal(*frame.head)
 
-    def _outputs(self, described: list[Any], payload: memoryview) -> list[list[OutputTensor]]:
+    def _outputs(self, tensor_lists: list[Any], payload: memoryview) -> list[list[OutputTensor]]:
         start = 0
         requests = []
-        for tensors in described:
+        for tensors in tensor_lists:
             outputs = []
             for position, shape, offset, size in tensors:
                 if offset == INLINE:

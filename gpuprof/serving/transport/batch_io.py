@@ -93,29 +93,29 @@ class BatchOutputs:
 
     def select_outputs(self, parts: Sequence[Part]) -> list[int]:
         """Return the positions of the outputs requested anywhere in the batch, in order."""
-        every = range(len(self._spec.outputs))
+        positions = range(len(self._spec.outputs))
         if None in [part.wanted for part in parts]:
-            return list(every)
-        asked = {position for part in parts for position in part.wanted or ()}
-        return [position for position in every if position in asked]
+            return list(positions)
+        requested = {position for part in parts for position in part.wanted or ()}
+        return [position for position in positions if position in requested]
 
     def scatter(
-        self, parts: Sequence[Part], wanted: Sequence[int], outputs: Sequence[Array]
+        self, parts: Sequence[Part], positions: Sequence[int], outputs: Sequence[Array]
     ) -> tuple[list[Any], list[Buffer]]:
         """Return, for each request, a list of [position, shape, offset, bytes], and the inline bytes."""
-        described: list[Any] = []
+        descriptions: list[Any] = []
         payload: list[Buffer] = []
-        offsets = [0] * len(wanted)
+        offsets = [0] * len(positions)
         for part in parts:
             pieces = []
-            for number, (position, output) in enumerate(zip(wanted, outputs, strict=True)):
+            for number, (position, output) in enumerate(zip(positions, outputs, strict=True)):
                 row = offsets[number]
                 offsets[number] += part.rows_of_output(position)
                 if part.wanted is None or position in part.wanted:
                     piece = output if len(parts) == 1 else output[row : row + part.rows]
                     pieces.append((position, list(piece.shape), self._bytes(piece, position)))
-            described.append(self._write(pieces, part.slot, payload))
-        return described, payload
+            descriptions.append(self._write(pieces, part.slot, payload))
+        return descriptions, payload
 
     def _bytes(self, piece: Array, position: int) -> Buffer:
         import numpy as np
@@ -131,13 +131,13 @@ class BatchOutputs:
         if slot is None or sum(sizes) <= INLINE_BYTES or sum(map(_align_size, sizes)) > slot[1]:
             payload += [data for _, _, data in pieces]
             return [(position, shape, INLINE, len(data)) for position, shape, data in pieces]
-        described = []
+        descriptions = []
         offset = slot[0]
         for position, shape, data in pieces:
             self._arena[offset : offset + len(data)] = data
-            described.append((position, shape, offset, len(data)))
+            descriptions.append((position, shape, offset, len(data)))
             offset += _align_size(len(data))
-        return described
+        return descriptions
 
 
 def count_output_bytes(spec: ModelSpec, rows: int) -> int | None:

@@ -147,8 +147,8 @@ def _of_kind(values: list[Any], datatype: str) -> list[Any]:
     """Return values from which NumPy can make an array of this type."""
     kinds = set(map(type, values))
     if datatype == "BOOL":
-        allowed: set[type] = {bool, int}
-        if not kinds <= allowed or any(value not in (0, 1) for value in values):
+        bool_types: set[type] = {bool, int}
+        if not kinds <= bool_types or any(value not in (0, 1) for value in values):
             raise ValueError("must hold true and false")
     elif datatype.startswith(("INT", "UINT")):
         if kinds <= {int}:

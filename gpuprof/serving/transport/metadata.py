@@ -22,7 +22,7 @@ class TensorSpec:
         """Return whether a tensor of ``shape`` does not fit."""
         if len(shape) != len(self.shape):
             return True
-        return any(want not in (-1, got) for want, got in zip(self.shape, shape, strict=True))
+        return any(expected not in (-1, size) for expected, size in zip(self.shape, shape, strict=True))
 
     def row_bytes(self) -> int | None:
         """Return the bytes per request of the tensor, None where the shape leaves them open."""

@@ -115,7 +115,7 @@ def check_exposure(host: str, security: Security, insecure: bool) -> None:
     """
     if insecure or is_loopback(host):
         return
-    missing = [what for what, there in (("a token", security.token), ("TLS", security.context)) if not there]
+    missing = [label for label, setting in (("a token", security.token), ("TLS", security.context)) if not setting]
     if missing:
         raise InputError(
             f"{host} can be reached from other machines, which needs {' and '.join(missing)}",

@@ -30,15 +30,15 @@ class ServerTimes(NamedTuple):
 
 def read_times(value: bytes) -> ServerTimes:
     """Return the times in ``value``, the ``Server-Timing`` header in lower case; unknown metrics are ignored."""
-    told = dict.fromkeys(_METRICS, UNKNOWN_MS)
+    times = dict.fromkeys(_METRICS, UNKNOWN_MS)
     for metric in value.split(b","):
         name, *parameters = (part.strip() for part in metric.split(b";"))
-        if name not in told:
+        if name not in times:
             continue
         for parameter in parameters:
             key, _, text = parameter.partition(b"=")
             if key.strip() == b"dur":
                 with suppress(ValueError):
                     duration_ms = float(text.strip(b' "'))
-                    told[name] = duration_ms if 0.0 <= duration_ms < float("inf") else UNKNOWN_MS
-    return ServerTimes(*told.values())
+                    times[name] = duration_ms if 0.0 <= duration_ms < float("inf") else UNKNOWN_MS
+    return ServerTimes(*times.values())

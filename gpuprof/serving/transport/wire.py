@@ -113,14 +113,14 @@ class FrameBuffer:
             self._filled = 0
         return frames
 
-    def _keep(self, rest: bytes) -> None:
+    def _keep(self, remainder: bytes) -> None:
         """Move the beginning of a frame to where its rest will follow."""
-        size = _size_of_frame(rest, self.limit)
+        size = _size_of_frame(remainder, self.limit)
         if size > len(self._buffer):
             self._large = bytearray(size)
         target = self._buffer if self._large is None else self._large
-        self._filled = len(rest)
-        target[: self._filled] = rest
+        self._filled = len(remainder)
+        target[: self._filled] = remainder
 
 
 class BlockingStream:

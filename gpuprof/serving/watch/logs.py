@@ -18,9 +18,9 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        when = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-        said = ", ".join(f"{key} {value}" for key, value in _extras(record).items())
-        return f"{when} {record.levelname.lower()}: {record.getMessage()}" + (f" ({said})" if said else "")
+        time = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        fields = ", ".join(f"{key} {value}" for key, value in _extras(record).items())
+        return f"{time} {record.levelname.lower()}: {record.getMessage()}" + (f" ({fields})" if fields else "")
 
 
 class JsonFormatter(logging.Formatter):
@@ -28,9 +28,9 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
-        said = {"time": when, "level": record.levelname.lower(), "event": record.getMessage(), **_extras(record)}
-        return json.dumps(said, default=str, ensure_ascii=False)
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+        fields = {"time": time, "level": record.levelname.lower(), "event": record.getMessage(), **_extras(record)}
+        return json.dumps(fields, default=str, ensure_ascii=False)
 
 
 FORMATTERS: dict[str, type[TextFormatter] | type[JsonFormatter]] = {"text": TextFormatter, "json": JsonFormatter}

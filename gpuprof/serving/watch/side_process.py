@@ -63,10 +63,10 @@ class SideProcess:
         if self._pipe is None:
             # Spawned: a fork would have the router's sockets, and its threads' locks as they were.
             context = get_context("spawn")
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve_calls, args=(theirs, self._niceness), daemon=True)
+            self._pipe, child_end = context.Pipe()
+            self._process = context.Process(target=_serve_calls, args=(child_end, self._niceness), daemon=True)
             self._process.start()
-            theirs.close()  # held here as well, the end of the process would go unnoticed
+            child_end.close()  # held here as well, the end of the process would go unnoticed
         return self._pipe
 
 
@@ -85,9 +85,9 @@ def _serve_calls(pipe: Connection, niceness: int) -> None:
             pipe.send(_call(*pipe.recv()))
 
 
-def _call(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, Any]:
     try:
-        return function(*arguments, **named), None
+        return function(*arguments, **keywords), None
     except (GpuprofError, RefusedError) as error:
         return None, error
     except Exception as error:  # no error here may end the process

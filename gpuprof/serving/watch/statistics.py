@@ -48,13 +48,13 @@ class ModelStatistics:
 
     def add_batch(self, rows: int, requests: int, gather: int, infer: int, scatter: int) -> None:
         """Count a batch, whose times apply to each of its requests."""
-        of_size = self.batches.get(rows)
-        if of_size is None:
-            of_size = self.batches[rows] = BatchStatistics()
-        of_size.count += 1
-        of_size.gather += gather
-        of_size.infer += infer
-        of_size.scatter += scatter
+        statistics = self.batches.get(rows)
+        if statistics is None:
+            statistics = self.batches[rows] = BatchStatistics()
+        statistics.count += 1
+        statistics.gather += gather
+        statistics.infer += infer
+        statistics.scatter += scatter
         stages, buckets = self.stages, self.stage_buckets
         stages.gather += requests * gather
         stages.infer += requests * infer
@@ -79,10 +79,10 @@ class ModelStatistics:
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.last_ms = max(self.last_ms, other.last_ms)
-        for size, theirs in list(other.batches.items()):
-            own = self.batches.setdefault(size, BatchStatistics())
+        for size, source in list(other.batches.items()):
+            target = self.batches.setdefault(size, BatchStatistics())
             for name in ("count", "gather", "infer", "scatter"):
-                setattr(own, name, getattr(own, name) + getattr(theirs, name))
+                setattr(target, name, getattr(target, name) + getattr(source, name))
         for stage in STAGES:
             setattr(self.stages, stage, getattr(self.stages, stage) + getattr(other.stages, stage))
             _add_up(self.stage_buckets[stage], other.stage_buckets[stage])

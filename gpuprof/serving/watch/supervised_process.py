@@ -46,12 +46,12 @@ class SupervisedProcess:
         self._has_no_process = asyncio.Event()
         self._has_no_process.set()
 
-    def begin(self, living: LivingProcess | None = None) -> None:
+    def begin(self, process: LivingProcess | None = None) -> None:
         """Supervise a living process, or start a new one."""
-        if living is None:
+        if process is None:
             self._starting = asyncio.ensure_future(self._start_process())
         else:
-            self._watch_process(living)
+            self._watch_process(process)
 
     def kill(self, pid: int | None = None) -> None:
         """Kill the process, if ``pid`` is None or still its id; another process is started."""

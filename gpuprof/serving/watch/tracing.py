@@ -143,6 +143,6 @@ def otlp_tracer(url: str, sampled: float) -> SpanTracer:
         raise UnavailableError("traces need OpenTelemetry", install_hint("trace")) from None
     endpoint = url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
     # An unreachable collector is a line in the server's log, without a traceback.
-    theirs = logging.getLogger("opentelemetry")
-    theirs.handlers[:], theirs.propagate = LOGGER.handlers, False
+    otlp_logger = logging.getLogger("opentelemetry")
+    otlp_logger.handlers[:], otlp_logger.propagate = LOGGER.handlers, False
     return span_tracer(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S), sampled)

@@ -61,34 +61,34 @@ class BatchRunner:
             ]
         if isinstance(self._runtime, BoundRuntime) and not isinstance(inputs, StagedInputs):
             inputs = self._runtime.stage(inputs)
-        wanted = self._outputs.select_outputs(parts)
-        return GatheredBatch(number, parts, inputs, wanted, time.perf_counter_ns() - started)
+        positions = self._outputs.select_outputs(parts)
+        return GatheredBatch(number, parts, inputs, positions, time.perf_counter_ns() - started)
 
-    def finish(self, begun: GatheredBatch) -> tuple[Any, list[Any]]:
+    def finish(self, batch: GatheredBatch) -> tuple[Any, list[Any]]:
         """Run the model and return the head and the payload of the answer.
 
         The head is [batch, nanoseconds of gathering, of the model, of scattering, outputs of each request]. Raises
         `ModelError` when the model cannot work on the inputs.
         """
         with self._turn:
-            gathered = time.perf_counter_ns()
-            if isinstance(begun.inputs, StagedInputs):
+            run_begin = time.perf_counter_ns()
+            if isinstance(batch.inputs, StagedInputs):
                 assert isinstance(self._runtime, BoundRuntime)
-                outputs = self._runtime.run_staged(begun.inputs, begun.wanted)
+                outputs = self._runtime.run_staged(batch.inputs, batch.wanted)
             else:
-                outputs = self._runtime.run(begun.inputs, begun.wanted)
-            ran = time.perf_counter_ns()
-        self._check_rows(begun, outputs)
-        described, payload = self._outputs.scatter(begun.parts, begun.wanted, outputs)
-        scattered = time.perf_counter_ns()
-        return [begun.number, begun.gather_ns, ran - gathered, scattered - ran, described], payload
+                outputs = self._runtime.run(batch.inputs, batch.wanted)
+            run_end = time.perf_counter_ns()
+        self._check_rows(batch, outputs)
+        descriptions, payload = self._outputs.scatter(batch.parts, batch.wanted, outputs)
+        scatter_end = time.perf_counter_ns()
+        return [batch.number, batch.gather_ns, run_end - run_begin, scatter_end - run_end, descriptions], payload
 
-    def _check_rows(self, begun: GatheredBatch, outputs: list[Any]) -> None:
+    def _check_rows(self, batch: GatheredBatch, outputs: list[Any]) -> None:
         # A request that shares no batch gets all rows of the model's outputs, such as a variable number of boxes.
         if self._runtime.spec.max_batch <= 1:
             return
-        for position, output in zip(begun.wanted, outputs, strict=True):
-            rows = sum([part.rows_of_output(position) for part in begun.parts])
+        for position, output in zip(batch.wanted, outputs, strict=True):
+            rows = sum([part.rows_of_output(position) for part in batch.parts])
             if output.shape[:1] != (rows,):
                 raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
 
@@ -119,28 +119,28 @@ def serve_overlapped(stream: BlockingStream, batches: BatchRunner) -> None:
     with ThreadPoolExecutor(1) as computing:
         last: Future[None] | None = None
         while (frame := stream.receive()) is not None:
-            begun: GatheredBatch | ModelError | None
+            batch: GatheredBatch | ModelError | None
             try:
-                begun = None if frame.kind == FrameKind.PING else batches.begin(frame)
+                batch = None if frame.kind == FrameKind.PING else batches.begin(frame)
             except ModelError as error:
-                begun = error
+                batch = error
             if last is not None:
                 last.result()  # at most one copied batch ahead, which bounds the memory
             number = None if frame.kind == FrameKind.PING else frame.head[0]
-            last = computing.submit(_answer, stream, batches, number, begun)
+            last = computing.submit(_answer, stream, batches, number, batch)
 
 
 def _answer(
-    stream: BlockingStream, batches: BatchRunner, number: int | None, begun: GatheredBatch | ModelError | None
+    stream: BlockingStream, batches: BatchRunner, number: int | None, batch: GatheredBatch | ModelError | None
 ) -> None:
     with suppress(ConnectionError):  # the receiving thread notices the loss of the router
-        if begun is None:
+        if batch is None:
             stream.send(FrameKind.PONG, None)
             return
         try:
-            if isinstance(begun, ModelError):
-                raise begun
-            head, payload = batches.finish(begun)
+            if isinstance(batch, ModelError):
+                raise batch
+            head, payload = batches.finish(batch)
         except ModelError as error:
             stream.send(FrameKind.FAILED, [number, str(error)])
         else:

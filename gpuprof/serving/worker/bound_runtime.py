@@ -46,8 +46,8 @@ class BoundRuntime(OnnxRuntime):
         # A merged model's members have their own numbers of rows, possibly 0.
         is_padded = self.spec.max_batch > 1 and not self.is_merged and needs_padding(list_op_types(path))
         self.full_rows = self.spec.max_batch if is_padded else None
-        own = {spec.datatype for spec in (*self.spec.inputs, *self.spec.outputs)}
-        self._can_bind = not own & {"BYTES", "BF16"}  # strings stay on the host; NumPy has no bfloat16
+        datatypes = {spec.datatype for spec in (*self.spec.inputs, *self.spec.outputs)}
+        self._can_bind = not datatypes & {"BYTES", "BF16"}  # strings stay on the host; NumPy has no bfloat16
 
     def stage(self, inputs: Sequence[Array]) -> StagedInputs:
         """Copy inputs to the device. Raises `ModelError` when the device has no memory left for them."""
@@ -79,26 +79,26 @@ class BoundRuntime(OnnxRuntime):
         missing = self.full_rows - rows
         return [np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for array in inputs], rows
 
-    def run_staged(self, staged: StagedInputs, wanted: Sequence[int]) -> list[Array]:
-        """Run the model on staged inputs; return the outputs at the positions ``wanted``, on the host.
+    def run_staged(self, inputs: StagedInputs, positions: Sequence[int]) -> list[Array]:
+        """Run the model on staged inputs; return the outputs at ``positions``, on the host.
 
         Raises `ModelError` when the model fails on the inputs.
         """
-        if staged.binding is None:
-            return _drop_filling(super().run(staged.inputs, wanted), staged.rows)
-        binding = staged.binding
+        if inputs.binding is None:
+            return _drop_filling(super().run(inputs.inputs, positions), inputs.rows)
+        binding = inputs.binding
         try:
-            for position in wanted:
+            for position in positions:
                 binding.bind_output(self._names[position], self._device)
             self._session.run_with_iobinding(binding)
             outputs: list[Array] = binding.copy_outputs_to_cpu()
         except self._errors as error:
             raise ModelError(" ".join(str(error).split())[:300]) from error
-        return _drop_filling(outputs, staged.rows)
+        return _drop_filling(outputs, inputs.rows)
 
-    def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
+    def run(self, inputs: Sequence[Array], positions: Sequence[int]) -> list[Array]:
         """Copy inputs to the device and run the model on them."""
-        return self.run_staged(self.stage(inputs), wanted)
+        return self.run_staged(self.stage(inputs), positions)
 
 
 def _drop_filling(outputs: list[Array], rows: int | None) -> list[Array]:

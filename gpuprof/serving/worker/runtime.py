@@ -33,8 +33,8 @@ class Runtime(Protocol):
     placeholders: Mapping[int, Array]
     """By position, what a merged model takes for an input without rows where it cannot take an empty one."""
 
-    def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
-        """Return the outputs at the positions ``wanted``.
+    def run(self, inputs: Sequence[Array], positions: Sequence[int]) -> list[Array]:
+        """Return the outputs at ``positions``.
 
         Raises
         ------
@@ -72,9 +72,9 @@ class NullRuntime:
             batch,
         )
 
-    def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
+    def run(self, inputs: Sequence[Array], positions: Sequence[int]) -> list[Array]:
         """Return the inputs."""
-        return [inputs[position] for position in wanted]
+        return [inputs[position] for position in positions]
 
 
 class OnnxRuntime:
@@ -90,21 +90,21 @@ class OnnxRuntime:
         self._errors = runtime_errors()
         merged = _read_merged(self._session, path)
         self.is_merged = merged is not None
-        taken = self._session.get_inputs()
+        feeds = self._session.get_inputs()
         # Clients tell outputs apart by name: an output that the model lists twice is served once.
-        given = list({value.name: value for value in self._session.get_outputs()}.values())
-        inputs, outputs = tuple(map(_spec, taken)), tuple(map(_output_spec, given))
-        mixing = _find_second_batch_dim(taken, given)
-        batched = is_batched(inputs, outputs) and mixing is None and not _is_batch_not_first(taken)
-        batched = batched and all(map(_has_row_each, given)) and not _gives_constant_rows(path, taken, given)
+        results = list({value.name: value for value in self._session.get_outputs()}.values())
+        inputs, outputs = tuple(map(_spec, feeds)), tuple(map(_output_spec, results))
+        mixed = _find_second_batch_dim(feeds, results)
+        batched = is_batched(inputs, outputs) and mixed is None and not _is_batch_not_first(feeds)
+        batched = batched and all(map(_has_row_each, results)) and not _gives_constant_rows(path, feeds, results)
         if batched and batch > 1 and not self.is_merged:
-            mixing = self._find_mixed_output(inputs, outputs)
-        if batch > 1 and (mixing or not batched):
+            mixed = self._find_mixed_output(inputs, outputs)
+        if batch > 1 and (mixed or not batched):
             reason = "the first dimension of all that it takes and gives is not the batch"
-            reason = f"output {mixing} relates its items to one another" if mixing else reason
+            reason = f"output {mixed} relates its items to one another" if mixed else reason
             raise InputError(
                 f"{path} cannot be served with batches of {batch}: {reason}",
-                "place it with batches of 1" if mixing else "make its batch dynamic, or place it with batches of 1",
+                "place it with batches of 1" if mixed else "make its batch dynamic, or place it with batches of 1",
             )
         self.spec = ModelSpec(name, version, "onnxruntime_onnx", inputs, outputs, batch if batched else 0)
         self.placeholders: Mapping[int, Array] = {} if merged is None else _find_placeholders(self.spec, merged)
@@ -130,9 +130,9 @@ class OnnxRuntime:
         except self._errors:  # not every model works on random inputs
             return None
 
-    def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
+    def run(self, inputs: Sequence[Array], positions: Sequence[int]) -> list[Array]:
         """Run the session."""
-        names = [self._names[position] for position in wanted]
+        names = [self._names[position] for position in positions]
         feeds = {spec.name: array for spec, array in zip(self.spec.inputs, inputs, strict=True)}
         try:
             if self._bfloat16:
@@ -191,8 +191,8 @@ def _read_merged(session: Any, path: Path) -> MergedModel | None:
 
 
 def _find_placeholders(spec: ModelSpec, merged: MergedModel) -> dict[int, Array]:
-    nothing = {name: value for member in merged.members for name, value in member.nothing().items()}
-    return {spec.input_index[name]: value for name, value in nothing.items() if len(value)}
+    placeholders = {name: value for member in merged.members for name, value in member.nothing().items()}
+    return {spec.input_index[name]: value for name, value in placeholders.items() if len(value)}
 
 
 def _has_row_each(value: Any) -> bool:
@@ -238,18 +238,18 @@ def _varied_inputs(inputs: Sequence[TensorSpec], rows: int, seed: int) -> dict[s
     import numpy as np
 
     random = np.random.default_rng(seed)
-    made: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for spec in inputs:
         shape = (rows, *(1 if size == -1 else size for size in spec.shape[1:]))
         if spec.datatype == "BYTES":
-            made[spec.name] = np.full(shape, "a", dtype=object)
+            arrays[spec.name] = np.full(shape, "a", dtype=object)
         elif "mask" in spec.name.lower() or spec.datatype == "BOOL":
-            made[spec.name] = np.ones(shape, NUMPY_NAMES[spec.datatype])
+            arrays[spec.name] = np.ones(shape, NUMPY_NAMES[spec.datatype])
         elif spec.datatype.startswith(("INT", "UINT")):
-            made[spec.name] = random.integers(0, 2, shape).astype(NUMPY_NAMES[spec.datatype])
+            arrays[spec.name] = random.integers(0, 2, shape).astype(NUMPY_NAMES[spec.datatype])
         else:
-            made[spec.name] = random.standard_normal(shape).astype(NUMPY_NAMES[spec.datatype])
-    return made
+            arrays[spec.name] = random.standard_normal(shape).astype(NUMPY_NAMES[spec.datatype])
+    return arrays
 
 
 def example_inputs(spec: ModelSpec, rows: int) -> list[Array]:

@@ -60,9 +60,9 @@ def run_worker(number: str, key: RendezvousKey, arena: memoryview | None) -> int
     """
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and then closes the connection
         signal.signal(ignored, signal.SIG_IGN)
-    said = {"process": [os.getpid(), start_time(os.getpid())], "shares_memory": arena is not None}
+    identity = {"process": [os.getpid(), start_time(os.getpid())], "shares_memory": arena is not None}
     try:
-        stream = join_rendezvous(key, number, said)
+        stream = join_rendezvous(key, number, identity)
     except OSError:  # the router has gone meanwhile, or no longer wants this worker
         return 0
     try:
@@ -74,27 +74,27 @@ def run_worker(number: str, key: RendezvousKey, arena: memoryview | None) -> int
 
 def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryview | None) -> int:
     """Load the model, report it, and run batches; return the exit code of the process."""
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            runtime = _start(order, held)
-            turn = held.enter_context(open_turns(order["turns"])) if order["turns"] else None
+            runtime = _start(order, stack)
+            turn = stack.enter_context(open_turns(order["turns"])) if order["turns"] else None
         except GpuprofError as error:
             stream.send(FrameKind.REFUSED, [type(error).__name__, error.message, error.fix])
             return error.exit_code
         gc.collect()
         gc.freeze()  # existing objects stay; later collections skip them
         stream.send(FrameKind.READY, runtime.spec.to_message())
-        overlapped = isinstance(runtime, BoundRuntime)
-        (serve_overlapped if overlapped else serve_one_by_one)(
+        is_overlapped = isinstance(runtime, BoundRuntime)
+        (serve_overlapped if is_overlapped else serve_one_by_one)(
             stream, BatchRunner(runtime, memoryview(b"") if arena is None else arena, turn)
         )
     return 0
 
 
-def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
+def _start(order: dict[str, Any], stack: ExitStack) -> Runtime:
     """Limit the process to its share, load the model and run it once at each batch size of `warm_sizes`."""
     if order["cores"]:
-        held.enter_context(confine_to_share(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
+        stack.enter_context(confine_to_share(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
     if not order["path"].startswith(NULL_PREFIX):
         check_model_file(Path(order["path"]), order["sha256"])
     runtime = open_runtime(
