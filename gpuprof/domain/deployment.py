@@ -70,7 +70,7 @@ class RequiredCompute(_MapElement):
 
 
 class RequiredMemory(_MapElement):
-    """Mreq in bytes of all processes together, as the estimator has it; what it guesses is planned at the upper end."""
+    """Mreq in bytes of all processes together; plans use the upper end of predicted values."""
 
     bytes: NonNegative
     interval_bytes: Interval | None = None
@@ -78,10 +78,10 @@ class RequiredMemory(_MapElement):
 
 
 class ReplicaPrediction(_MapElement):
-    """Prediction of one replica at its rate; intervals are 90%, null where the error is unknown.
+    """Prediction of a replica at its rate; intervals are 90%, null where the error is unknown.
 
-    ``memory_bytes`` is of all processes together; ``creq`` and ``mreq`` are there where the policy planned by them.
-    ``throughput_rps`` is that of full batches, of whose time ``overlapped_ms`` can pass while the one before runs.
+    ``memory_bytes`` is the sum over all processes; ``creq`` and ``mreq`` are present if the policy used them.
+    ``throughput_rps`` is the rate of full batches; ``overlapped_ms`` of a batch can overlap with the preceding batch.
     """
 
     omitted_if_empty = ("creq", "mreq", "overlapped_ms")
@@ -110,13 +110,13 @@ class ReplicaPrediction(_MapElement):
 class Replica(_MapElement):
     """One server of a model.
 
-    ``sm_share_pct`` is the part of its partition that all its ``processes`` have together; ``rate_rps`` is the
-    rate that it is planned for; ``batch_latency_ms`` the predicted mean time of a batch of 1, 2, … ``batch``
-    requests, which the router and the simulator need.
+    ``sm_share_pct`` is the part of the partition for all ``processes`` together; ``rate_rps`` is the planned rate;
+    ``batch_latency_ms`` is the predicted mean time of a batch of 1, 2, … ``batch`` requests, for the router and the
+    simulator.
 
-    Replicas of a partition with one number of ``turns`` above 0 have one share together and take turns in it: one
-    batch runs at a time, in the order in which they were sent. Their batch times are those with the longest wait, a
-    full batch of each of the others; a full batch of their own takes ``turn_ms`` once its turn has come.
+    Replicas of a partition with the same number of ``turns`` above 0 take turns in one share: one batch runs at a
+    time, in order of dispatch. Their batch times include the longest wait, for a full batch of each other replica;
+    ``turn_ms`` is the time of a full batch without the wait.
     """
 
     omitted_if_empty = ("turns", "turn_ms")
@@ -162,7 +162,7 @@ class MigInstance(_MapElement):
 class Partition(_MapElement):
     """A MIG instance, or with ``mig`` null the whole device, and the replicas that share it.
 
-    Where it is ``unshared`` no replica is held to a share by MPS: each may use all SMs, beside the others.
+    If ``unshared``, MPS restricts no replica to a share: all may use all SMs at the same time.
     """
 
     omitted_if_empty = ("unshared",)
@@ -204,10 +204,10 @@ class ModelPrediction(_MapElement):
 
 
 class RequestedModel(_MapElement):
-    """Request for a model, by the name that clients use.
+    """Demand for a model under its name for clients.
 
-    ``source_model`` is its name in the kernel database, where it is another: several services may run one model.
-    ``dims`` are the sizes of its free dimensions in what is sent, or their distribution, as in slo.csv.
+    ``source_model`` is the name in the kernel database, if different: several services may run one model. ``dims`` are
+    the sizes of free dimensions in requests, or their distribution, as in slo.csv.
     """
 
     omitted_if_empty: ClassVar[tuple[str, ...]] = ("dims",)
@@ -260,9 +260,9 @@ class ModelFile:
 
 
 class PlanAtEnds(_MapElement):
-    """Plan at one end of the estimates' intervals: devices, their least number, and the requests/s that they serve.
+    """Plan at one end of the estimates' intervals: devices, a lower bound on their number, and the served requests/s.
 
-    ``gpus`` is null where the search for them was not over in time.
+    ``gpus`` is null if the search ran out of time.
     """
 
     gpus: Annotated[int, Field(ge=0)] | None = None

@@ -15,9 +15,9 @@ class _Record(BaseModel):
 
 
 class PlannedDevices(_Record):
-    """Devices of one kind that a map could use; without ``count`` as many as needed.
+    """Devices of a kind available to the plan; without ``count`` as many as needed.
 
-    ``price_per_hour`` is there where another than the catalogue's was planned with.
+    ``price_per_hour`` is present if it differed from the catalogue's.
     """
 
     device: Annotated[str, Field(pattern=r"\S")]
@@ -31,7 +31,7 @@ class PlannedDevices(_Record):
 
 
 class RecordedHostWork(_Record):
-    """What serving was taken to cost the machine, as `gpuprof.rules.host_work.HostWork` describes it."""
+    """Cost of serving assumed by the plan; fields as in `gpuprof.rules.host_work.HostWork`."""
 
     handover_ms: _Milliseconds = 0.0
     host_ms: _Milliseconds = 0.0
@@ -42,12 +42,11 @@ class RecordedHostWork(_Record):
 class PlannedWith(_Record):
     """The settings, costs and sources of a plan.
 
-    ``estimator`` is the name that made its times; ``arrivals`` the shape of the requests, or a trace; None: Poisson.
-    ``premise`` is the estimator's, where it has one: a statement that its assumed times rest on.
-    ``precision`` and ``runtime`` are those that models were estimated in of which nothing was measured on a GPU, None
-    what their types give in ONNX Runtime; ``host_us`` is the host's time of a launch, None the runtime's usual one.
-    ``found_by`` names the heuristic whose map the policy took, ``stopped_by`` what ended the search before it was over.
-    The other settings are those of `gpuprof.placement.problem.Options`.
+    ``estimator`` is the name of the estimator of times; ``premise`` its assumption, if any, on which assumed times
+    depend; ``arrivals`` the arrival process or trace, None for Poisson. ``precision`` and ``runtime`` apply to models
+    without measurements on a GPU, None for their own types and ONNX Runtime; ``host_us`` is the host's time per launch,
+    None for the runtime's usual time. ``found_by`` names the method that found the map, ``stopped_by`` the reason for
+    an early end of the search. The other settings are those of `gpuprof.placement.problem.Options`.
     """
 
     version: Annotated[int, Field(ge=1, le=1)] = 1

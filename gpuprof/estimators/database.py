@@ -58,8 +58,8 @@ class DatabaseEstimator:
         Precision and runtime of models on unmeasured GPUs; by default the precision of the model's types in ONNX
         Runtime.
     alone : bool
-        Whether predicted times of a share without neighbours are those on an idle board. By default they are those
-        beside a busy board, as plans need them: neighbours will draw the bandwidth and cache that are idle now.
+        Whether times of a share without neighbours are predicted for an otherwise idle board. By default the rest of
+        the board is assumed busy, as for plans: future neighbours will use the bandwidth and cache that are idle now.
 
     Attributes
     ----------

@@ -1,1 +1,1 @@
-"""Deployment maps in the words of other tools: Kubernetes, KServe, Triton, Ray Serve, mig-parted."""
+"""Deployment maps in the formats of other tools: Kubernetes, KServe, Triton, Ray Serve, mig-parted, Envoy."""

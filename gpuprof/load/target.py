@@ -129,7 +129,7 @@ class Target:
 
 
 def requests_for(target: Target, model: str, path: str | None, seed: int, dims: str | None = None) -> tuple[bytes, ...]:
-    """Return whole HTTP requests with random tensors of one row, with sizes interleaved by their shares.
+    """Return complete HTTP requests with random tensors of one row, their sizes interleaved by frequency.
 
     Raises `GpuprofError` when the server does not have the model, the model lacks a dimension of ``dims``, or a free
     dimension has neither a given nor a usual size.

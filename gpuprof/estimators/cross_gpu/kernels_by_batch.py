@@ -68,8 +68,8 @@ class KernelsByBatch:
     def grid(self, batch: int) -> tuple[int, ...]:
         """Return ``batch``, or the two batches between which its time is interpolated.
 
-        All batches up to four are predicted, then two per doubling. Where kernels are not linear in the batch, so that
-        each batch needs a graph of its own, one per doubling, unless the model refuses it.
+        All batches up to four are predicted, then two per doubling. If kernels are not linear in the batch, so that
+        each batch needs a separate graph, one per doubling is predicted, unless the model refuses it.
         """
         steps = self._list_steps(1 << ((batch - 1).bit_length() - 1)) if batch > _DENSE else (batch,)
         if batch in steps:
@@ -166,9 +166,9 @@ def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
 def batch_seconds(kernels_s: float, host_s: float, kernels: KernelList, runtime: LaunchMode) -> float:
     """Return the time of a batch from the times of its kernels and of the host.
 
-    The host runs ahead of long kernels and is waited for at short ones, so that the longer of both counts. ONNX
-    Runtime's batches begin and end with synchronous copies; near the point where both times are equal, neither is
-    hidden: of 18 batches of four networks on an H200, with measured kernel times, the root of the sum of squares was
+    The host runs ahead of long kernels, and short kernels wait for the host, so the longer time determines the batch's.
+    ONNX Runtime's batches begin and end with synchronous copies; where both times are nearly equal, neither is hidden:
+    of 18 batches of four networks on an H200, with measured kernel times, the root of the sum of squares was
     off by 7.7% in the median, the longer of both by 9.9% (``python -m bench.gpu.launches``).
     """
     if not runtime.is_onnxruntime:

@@ -129,8 +129,8 @@ def _interpolate(ends: Sequence[Figure], grid: Sequence[int], batch: int) -> Fig
 class CrossGpuLatencies:
     """Times of models on GPUs; caches their kernels.
 
-    ``graph_of``: model and batch → its graph; ``timed_ops``: device → ops measured on it; ``busy``: whether
-    `predict_series` gives the times of shares beside a busy board (`LatencyGrid`).
+    ``graph_of``: returns the graph of a model at a batch size; ``timed_ops``: returns the ops measured on a device;
+    ``busy``: whether `predict_series` assumes that the rest of the board is busy (`LatencyGrid`).
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class CrossGpuLatencies:
     def predict_series(
         self, target: UnmeasuredModel, device: Device, batches: Sequence[int], share: Share
     ) -> list[Figure]:
-        """Return the times of several batches, beside a busy board where ``busy``. Raises as `predict` does."""
+        """Return the times of several batches, with the rest of the board busy if ``busy``; raises as `predict`."""
         return self._grid(target, device, busy=self._busy).series(share, batches)
 
     def board_seconds(self, target: UnmeasuredModel, device: Device) -> Figure:

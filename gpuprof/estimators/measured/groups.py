@@ -34,10 +34,9 @@ def parse_label(label: str) -> Workload:
 
 
 def read_groups(db: KernelDb, models: Mapping[str, MeasuredModel]) -> TriedRuns:
-    """Return the groups that ran and that failed together; a failure counts unless the same group ran later or in its
-    run.
+    """Return the groups of workloads that ran together, and that failed together.
 
-    Runs of an older file under the name of one of ``models`` do not count.
+    A failure is ignored if the same group ran later or in the same run. Runs of older files of ``models`` are ignored.
     """
     failed: dict[tuple[str, tuple[Workload, ...]], FailedRun] = {}
     run_ids: dict[tuple[str, tuple[Workload, ...]], str] = {}

@@ -62,7 +62,7 @@ class KnownModels:
         return self.find_model(model).variants.get(device, ())
 
     def list_dims(self, model: str) -> tuple[str, ...]:
-        """Return the names of the free dimensions of ``model`` beside its batch: its file's, else the measured ones.
+        """Return the names of the free dimensions of ``model`` except its batch: of its file, else as measured.
 
         Raises `InputError` when the model is unknown.
         """

@@ -91,7 +91,7 @@ class Point:
 
 @dataclass(slots=True)
 class MeasuredModel:
-    """A model of the database, at one size of each free dimension beside its batch."""
+    """A model of the database, at a single size of each free dimension except the batch."""
 
     name: str  #: Followed by the sizes, where the rows hold them: ``"bert[seq=64]"``.
     #: ``path``, ``sha256``, ``weight_bytes``: Properties of the model's file.
@@ -156,10 +156,10 @@ def _is_within(sizes: Sizes, limits: Sizes) -> bool:
 def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     """Return every model of the database by name, at each of its measured sizes.
 
-    Among several files of one name the last measured file counts, whatever its sizes. Among several measurements of one
-    workload the last stable measurement counts, or the last where none is stable; measurements with wrong outputs under
-    their share never count. Among several execution variants of a model on a device, one counts (`rank_variants`). A
-    failed workload counts as failed unless it was measured later, or in the same run.
+    Of several files with one name, the last measured file is used, whatever its sizes. Of several measurements of a
+    workload, the last stable measurement is used, or the last if none is stable; measurements with wrong outputs under
+    their share are ignored. Of several execution variants of a model on a device, one is used (`rank_variants`). A
+    workload is recorded as failed unless it was measured later or in the same run.
     """
     # Run ids begin with the time of their start (`new_run_id`): the last row of a workload is the newest.
     rows = sorted(read_records(db, MeasuredRow, table="models"), key=lambda row: row.run_id)

@@ -18,7 +18,7 @@ from gpuprof.placement.unplaced_reasons import with_unplaced
 
 @dataclass(slots=True)
 class Judge:
-    """Judges the maps of a problem by pooled queues, or by streams of their own."""
+    """Evaluates the maps of a problem with pooled queues, or with a separate request stream for each replica."""
 
     problem: Problem
     segments: Segments  #: Of the same problem, for replicas with streams of their own.

@@ -247,9 +247,9 @@ def time_shapes(
 
 
 def pause_in_batches(number: int) -> float:
-    """Return a pause in times of a batch: the first ones, however many, are spread as all of them are.
+    """Return pause ``number`` in batch times: quantiles of the exponential distribution in van der Corput's order.
 
-    The quantiles of the exponential distribution, in the order of van der Corput's sequence.
+    So any number of first pauses follows the distribution.
 
     >>> [round(pause_in_batches(number), 2) for number in range(4)]
     [2.08, 0.86, 4.16, 0.4]

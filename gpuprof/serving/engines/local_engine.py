@@ -58,10 +58,10 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """The engine of this machine, which stands for every node.
+    """The engine that runs the workers of all nodes on this machine.
 
-    ``arena``: shared with the workers; ``hang_s``: silence, while a worker is missing, after which the machine
-    process is replaced.
+    ``arena``: shared with the workers; ``hang_s``: time after which a silent machine process is replaced while a
+    worker is missing.
     """
 
     def __init__(self, arena: Arena, hang_s: float) -> None:
