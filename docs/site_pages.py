@@ -1,6 +1,6 @@
-"""Fills in, while the site is built, what stands in the sources already: policies, metrics, glossary, public names.
+"""Inserts text from the sources when the site is built: policies, metrics, glossary, public names, commands.
 
-A page has ``<!-- policies -->`` and the like where the text goes.
+Markers such as ``<!-- policies -->`` in a page are replaced by the text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def list_policies() -> str:
     """Return a table of the policies that are built in, with their options."""
     from gpuprof.placement.policies import BUILTIN, make_policy
 
-    lines = ["| policy | what it does | options |", "|---|---|---|"]
+    lines = ["| policy | method | options |", "|---|---|---|"]
     for name in BUILTIN:
         policy = make_policy(name)
         options: tuple[Field[Any], ...] = fields(policy) if is_dataclass(policy) else ()
@@ -45,9 +45,9 @@ def list_policies() -> str:
 
 
 def list_metrics() -> str:
-    """Return a table of the metrics that a server tells, as its source names and describes them."""
+    """Return a table of the metrics of a server, from the names and descriptions in its source."""
     tree = ast.parse((ROOT / "gpuprof/serving/protocol/metrics.py").read_text(encoding="utf-8"))
-    lines = ["| metric | kind | what it counts |", "|---|---|---|"]
+    lines = ["| metric | type | meaning |", "|---|---|---|"]
     for node in ast.walk(tree):
         name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
         if isinstance(node, ast.Call) and name.endswith("MetricFamily"):
@@ -65,7 +65,7 @@ def read_glossary() -> str:
 
 
 def list_public_names() -> str:
-    """Return what makes mkdocstrings describe every public name: functions first, then types."""
+    """Return mkdocstrings directives for every public name: functions first, then types."""
     import gpuprof
 
     public: dict[str, Any] = {name: getattr(gpuprof, name) for name in gpuprof.__all__ if name != "__version__"}
