@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpuprof.placement.problem import Options
 
 #: Default seconds of a search without a natural end, or of one among many.
-DEFAULT_LIMIT_S = 5.0
+DEFAULT_LIMIT_S = 10.0
 _SEARCH, _OUTPUT = "Search", "Output"
 
 
@@ -56,8 +56,8 @@ class PlanningOptions(Settings):
     )
     time_limit_s: Positive | None = option(
         None,
-        "Time of the search, after which the best map so far is taken; default: 5s, in compare for each policy or GPU. "
-        "Ctrl-C takes the best map at once.",
+        "Time of the search, after which the best map so far is taken, as at Ctrl-C; default: 10s, in compare for each "
+        "policy or GPU.",
         "--time-limit",
         unit="s",
         panel=_SEARCH,

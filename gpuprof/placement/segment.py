@@ -218,7 +218,7 @@ class Segments(PlannedWorkloads):
                 low, high = gaps.pop()
                 reach_rps = self.most_between_rps(demand, device, Workload(demand.model, low, share, processes), high)
                 target_rps = min(reach_rps, demand.rate_rps) if self._capped else reach_rps
-                if high - low < 2 or (best is not None and target_rps <= best.capacity_rps):
+                if high - low < 2 or target_rps <= (0.0 if best is None else best.capacity_rps):
                     continue
                 middle = (low + high) // 2
                 segment = self.make(demand, device, Workload(demand.model, middle, share, processes))

@@ -107,8 +107,10 @@ def test_a_map_that_shrank_grows_again_onto_the_machines_that_it_had(first: Depl
 
 
 @pytest.mark.slow
-def test_a_load_that_no_part_of_fits_keeps_the_map(first: DeploymentMap) -> None:
-    assert plan_again(first, Load({"net": 1000.0}, {})) is None
+def test_of_a_load_far_too_large_the_part_that_is_served_is_planned(first: DeploymentMap) -> None:
+    part = plan_again(first, Load({"net": 1000.0}, {}))
+    assert part is not None and part.predicted.gpus == 1
+    assert first.models["net"].rate_rps < part.models["net"].rate_rps < 100.0
     wanted = plan_again(first, Load({"net": 95.0}, {}))
     assert wanted is not None
     assert plan_again(wanted, Load({"net": wanted.models["net"].rate_rps}, {})) is not None

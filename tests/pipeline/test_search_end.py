@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ def demands(tmp_path: Path) -> list[gpuprof.Demand]:
         gpuprof.Demand(str(file), rate_rps=rate, slo=gpuprof.Slo(3.0))
         for file, rate in zip(files, rates_rps, strict=True)
     ]
+
+
+@pytest.fixture(autouse=True)
+def default_interrupt() -> Iterator[None]:
+    """Handle Ctrl-C as in a terminal; background jobs of a shell ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_search_without_time_still_meets_every_demand(demands: list[gpuprof.Demand]) -> None:

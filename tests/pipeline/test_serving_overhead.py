@@ -20,7 +20,7 @@ def test_a_real_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "_DURATION_S", 0.4)
     monkeypatch.setattr(overhead, "_REPEATS", 1)
     measured = measure_overhead(local_cpu().name)
-    assert 0.0 < measured.fixed_ms < 1000.0
+    assert 0.0 < measured.fixed_ms < 10_000.0  # seconds where other programs occupy the processors
     assert measured.ms_per_mib >= 0.0
     assert 0.0 < measured.handover_ms <= measured.fixed_ms
     assert 0.0 < measured.host_ms < 1000.0

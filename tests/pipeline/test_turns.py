@@ -23,6 +23,7 @@ def test_turns_are_simulated_no_later_than_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")  # no cell of a table is cut into lines
     Path("slo.csv").write_text(_ASKED)
     assert main(["db", "import", str(datasets() / "v100_profiles.csv"), "--db", "db"]) == 0
     gpus = {}

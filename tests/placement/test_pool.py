@@ -68,7 +68,7 @@ def test_a_shared_queue_takes_fewer_devices_than_streams_of_their_own_and_the_ma
     servers = tuple(
         BatchServer(replica.batch_latency_ms or (), replica.batch, 0.0) for *_, replica in deployment.places()
     )
-    assert predicted.p99_ms == pytest.approx(simulated_p99(servers, 4000.0), rel=0.05)
+    assert predicted.p99_ms == pytest.approx(simulated_p99(servers, 4000.0), rel=0.1)
     assert (predicted.p99_ms or 99.0) <= 14.0
 
 

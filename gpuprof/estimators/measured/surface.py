@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED
 from gpuprof.domain.share import Share
@@ -41,6 +43,11 @@ class Surface:
         }
         self._device = device
         self._nearest: dict[tuple[int, Share], Point] = {}
+        # Among equally near points `nearest` takes the first, so those of larger batches come first.
+        self._sorted = sorted(self.points.values(), key=lambda point: -point.batch)
+        self._log_batches = np.log2([float(point.batch) for point in self._sorted])
+        self._log_fractions = np.log2([device.fraction(point.share) for point in self._sorted])
+        self._migs = np.array([point.share.mig or "" for point in self._sorted])
 
     def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> Reading:
         """Return the latency: measured, interpolated between measured batches or shares, else carried over.
@@ -59,14 +66,9 @@ class Surface:
         """
         key = batch, share
         if key not in self._nearest:
-            part = self._device.fraction(share)
-
-            def distance(point: Point) -> tuple[float, int]:
-                doublings = abs(math.log2(self._device.fraction(point.share) / part))
-                doublings += abs(math.log2(point.batch / batch)) + (point.share.mig != share.mig)
-                return round(doublings, _DECIMALS), -point.batch
-
-            self._nearest[key] = min(self.points.values(), key=distance)
+            doublings = np.abs(self._log_fractions - math.log2(self._device.fraction(share)))
+            doublings += np.abs(self._log_batches - math.log2(batch)) + (self._migs != (share.mig or ""))
+            self._nearest[key] = self._sorted[int(np.argmin(np.round(doublings, _DECIMALS)))]
         return self._nearest[key]
 
     def _between_shares(self, batch: int, share: Share) -> Reading | None:

@@ -33,14 +33,14 @@ Kinds = tuple[tuple[BatchServer, int], ...]
 
 _SEED = 20240229
 #: Maximum simulated replicas; larger pools are treated as this many at the same load, since waits hardly shrink
-#: further.
-_MOST_REPLICAS = 96
+#: further. For a coarse answer, fewer: it is then late by little, and its callers solve the whole pool.
+_MOST_REPLICAS, _MOST_COARSE_REPLICAS = 96, 24
 #: Least number of requests with gamma gaps, and of full batches.
 _REQUESTS, _GROUPS = 1 << 17, 1 << 14
 #: Number of requests of other arrival processes, whose law is not known.
 _UNWEIGHTED = 16 * _REQUESTS
-#: Reduction of the number of requests for a coarse answer.
-_COARSER = 10
+#: Reduction of the number of requests for a coarse answer, and of those left out at the begin.
+_COARSER, _COARSER_BEGIN = 30, 4
 #: Number of longest full batches left out of the statistics, and seen at least. Many replicas of large batches that all
 #: begin idle stay synchronised for this time, and the router's counts of arrivals must fill.
 _SETTLING = 40.0
@@ -64,7 +64,7 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     unit_ms = 1.0 if arrivals.process is not None else min(server.latency_ms[server.batch - 1] for server in servers)
     scaled = [scale_server(server, unit_ms) for server in servers]
     counts = Counter(scaled)
-    kinds = _reduce_counts(counts)
+    kinds = _reduce_counts(counts, _MOST_COARSE_REPLICAS if coarse else _MOST_REPLICAS)
     load = float(f"{arrivals.rate_rps / math.fsum(server.capacity_rps for server in servers):.5g}")
     rate_rps, process = load * _capacity_rps(kinds), arrivals.process
     process = None if process is None else scale_to_rate(process, rate_rps)
@@ -86,9 +86,9 @@ def _capacity_rps(kinds: Kinds) -> float:
     return math.fsum(server.capacity_rps * count for server, count in kinds)
 
 
-def _reduce_counts(counts: Counter[BatchServer]) -> Kinds:
+def _reduce_counts(counts: Counter[BatchServer], most: int) -> Kinds:
     """Return the kinds of replicas in a fixed order; large pools are reduced to the simulated size, in proportion."""
-    scale = min(1.0, _MOST_REPLICAS / counts.total())
+    scale = min(1.0, most / counts.total())
     return tuple((server, max(1, round(scale * counts[server]))) for server in sorted(counts, key=repr))
 
 
@@ -99,7 +99,9 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
     settling = round(_SETTLING / 1000.0 * max(server.latency_ms[-1] for server, _ in kinds) * arrivals.rate_rps)
     group = max(1, round(math.fsum(server.batch * server.capacity_rps * count for server, count in kinds) / capacity))
     requests = max(_REQUESTS, _GROUPS * group, round(settling * _SETTLED / _SETTLING))
-    requests = (requests if arrivals.process is None else _UNWEIGHTED) // (_COARSER if coarse else 1)
+    requests = requests if arrivals.process is None else _UNWEIGHTED
+    if coarse:
+        settling, requests = settling // _COARSER_BEGIN, requests // _COARSER
     arrivals_ms = _draw_arrivals(arrivals, settling + requests)
     group = min(group, len(arrivals_ms))
     groups = len(arrivals_ms) // group

@@ -12,6 +12,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import batch_times
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.cover import cheapest_cover, make_cost
 from gpuprof.placement.fleet_bins import FleetBins
@@ -43,10 +44,7 @@ def place_first_fit(problem: Problem, segments: Segments, demands: Sequence[Dema
 
 
 def _list_quick(segments: Segments, demand: Demand, device: Device) -> Sequence[Segment]:
-    try:
-        shares = segments.problem.estimator.shares(demand.model, device)
-    except InputError:
-        return ()
+    shares = _list_shares(segments, demand, device)
     index = bisect_left(shares, True, key=lambda share: segments.serving_all(demand, device, share) is not None)
     if index == len(shares):
         return segments.best(demand, device)
@@ -55,8 +53,26 @@ def _list_quick(segments: Segments, demand: Demand, device: Device) -> Sequence[
 
 
 def can_serve(problem: Problem, segments: Segments, demand: Demand) -> bool:
-    """Return whether some kind of device alone serves a part of the demand in time."""
-    return any(_list_quick(segments, demand, entry.device) for entry in problem.fleet.entries)
+    """Return whether some kind of device alone serves a part of the demand in time; large shares are tried first.
+
+    Mostly one replica answers a lone request in time; under bursts it may take several replicas together.
+    """
+    workloads = [
+        (entry.device, workload)
+        for entry in problem.fleet.entries
+        for share in _list_shares(segments, demand, entry.device)[::-1]
+        for workload in segments.workloads(demand.model, entry.device, share)
+    ]
+    return any(segments.answers_alone(demand, device, workload) for device, workload in workloads) or any(
+        segments.make(demand, device, workload) is not None for device, workload in workloads
+    )
+
+
+def _list_shares(segments: Segments, demand: Demand, device: Device) -> Sequence[Share]:
+    """Return the listed shares, none where the estimator has no answer for the device."""
+    with suppress(InputError):
+        return segments.problem.estimator.shares(demand.model, device)
+    return ()
 
 
 def rank_kinds(problem: Problem, segments: Segments) -> list[tuple[float, FleetEntry]]:
