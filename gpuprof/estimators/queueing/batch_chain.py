@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import gammaincc, gammaincinv, gammaln, ndtr, xlogy
 
 from gpuprof.estimators.queueing.batch_backlog import Array, append_tail, decay_rate, lattice_law, toeplitz, with_tail
-from gpuprof.estimators.queueing.queueing import LATTICE_SERVICES
+from gpuprof.estimators.queueing.scaling import LATTICE_SERVICES
 
 #: Cells of the lattice per full batch's time; the tail is geometric.
 _CELLS_PER_SERVICE = 32

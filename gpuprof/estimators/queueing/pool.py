@@ -25,7 +25,7 @@ from gpuprof.domain.arrival_process import MmppArrivals, RecordedArrivals, scale
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.estimators.queueing import pool_kernel
 from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law, limit_threads
-from gpuprof.estimators.queueing.queueing import pair_quantiles, scale_server, scale_sojourn
+from gpuprof.estimators.queueing.scaling import pair_quantiles, scale_server, scale_sojourn
 
 Array = NDArray[Any]
 #: Kinds of replicas and their counts.

@@ -11,7 +11,7 @@ from scipy.special import gammainc, gammaincinv
 from gpuprof.domain.sojourn import BatchServer, Sojourn
 from gpuprof.estimators.queueing import batch_chain, batch_sojourn
 from gpuprof.estimators.queueing.batch_backlog import Array, limit_threads
-from gpuprof.estimators.queueing.queueing import make_overload, pair_quantiles, scale_server, scale_sojourn
+from gpuprof.estimators.queueing.scaling import make_overload, pair_quantiles, scale_server, scale_sojourn
 
 #: Negligible probability, per batch, of more arrivals than fit during its run.
 _NEVER = 1e-12
