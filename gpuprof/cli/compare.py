@@ -125,7 +125,9 @@ class DatabaseOptions(Settings):
         0.01, "Probability that two equal databases are reported as different."
     )
     markdown: bool = option(False, "Print markdown instead of a table.")
-    junit: Path | None = option(None, "JUnit file to write, a test a model, batch and share.", output=True)
+    junit: Path | None = option(
+        None, "JUnit file to write, with a test case for each model, batch and share.", output=True
+    )
 
 
 def compare(

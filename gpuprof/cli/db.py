@@ -15,7 +15,7 @@ from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 
-app = Verbs(help="Look into the kernel database, check it, carry data in and out.")
+app = Verbs(help="Query, check, import and export the kernel database.")
 
 
 class ExportFormat(StrEnum):
@@ -48,7 +48,7 @@ _KEYS = frozenset(
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
 
 
-@app.command("ls", short_help="List the models that were measured.")
+@app.command("ls", short_help="List the measured models.")
 def list_models(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> None:
     """List the measured models with their devices, batch sizes and shares."""
     from gpuprof.pipeline.db import list_measured_models
@@ -83,7 +83,7 @@ def show(
     print_rows(rows, _columns(names, rows, _KEYS), chosen)
 
 
-@app.command(short_help="Answer an SQL query over the tables.")
+@app.command(short_help="Run an SQL query on the tables.")
 def sql(
     statement: Annotated[str, typer.Argument(help="SQL in DuckDB's dialect; tables as in gpuprof db show.")],
     db: DbOption = DEFAULT_DB,
@@ -102,7 +102,7 @@ def sql(
     print_rows(rows, _columns(result.columns, rows), chosen)
 
 
-@app.command(short_help="Check every file; exit 3 where one is damaged.")
+@app.command(short_help="Check every file; exit 3 if any is damaged.")
 def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove what killed processes left behind.")] = False,
     db: DbOption = DEFAULT_DB,
@@ -129,16 +129,14 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
     say_note(f"{count_of(result.segments_before, 'segment')} of {before} → {result.segments_after} of {after}")
 
 
-@app.command("import", short_help="Bring in measurements of others.")
+@app.command("import", short_help="Import published measurements.")
 def import_measurements(
     files: Annotated[
         list[Path],
         typer.Argument(help="Published measurements, or directories of them; the name of their form may stand first."),
     ],
-    device: Annotated[
-        str | None, typer.Option(help="Device that they were measured on, where the files do not say.")
-    ] = None,
-    form: Annotated[str | None, typer.Option("--format", help="Form of the files; default: told from each.")] = None,
+    device: Annotated[str | None, typer.Option(help="Measured device, where the files do not name it.")] = None,
+    form: Annotated[str | None, typer.Option("--format", help="Format of the files; default: detected.")] = None,
     db: DbOption = DEFAULT_DB,
     chosen: Format = Format.TABLE,
 ) -> None:

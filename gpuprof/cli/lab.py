@@ -53,7 +53,7 @@ PoliciesOption = Annotated[
         show_default=False,
     ),
 ]
-WorkOption = Annotated[Path, typer.Option(help="Folder for databases and results, which a later run goes on from.")]
+WorkOption = Annotated[Path, typer.Option(help="Folder for databases and results; a later run resumes from it.")]
 DataOption = Annotated[
     Path | None,
     typer.Option(envvar="GPUPROF_LAB_DATA", help="Folder of published data (parvagpu_a100, igniter_v100)."),

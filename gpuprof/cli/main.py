@@ -49,7 +49,7 @@ MORE_VERBS = {
         "apply": "Move a running server to another map.",
     },
     "Traffic and results": {
-        "trace": "Make traces of requests, and look at them.",
+        "trace": "Make and inspect request traces.",
         "report": "Write one HTML page with plots.",
         "db": "Look into the kernel database, check it, import and export.",
     },

@@ -56,7 +56,7 @@ def merge(
     device: Annotated[
         str | None, typer.Option(autocompletion=COMPLETERS["devices"], help="Device that the gain is predicted for.")
     ] = "cpu",
-    db: Annotated[Path | None, typer.Option(help="Kernel database: what ops were measured to take.")] = None,
+    db: Annotated[Path | None, typer.Option(help="Kernel database with measured times of ops.")] = None,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Merge models that share weights into one graph, prove that its outputs are the same, and write it."""

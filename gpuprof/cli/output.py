@@ -325,7 +325,7 @@ class VerdictOptions(Settings):
         output=True,
     )
     verbose: bool = option(False, "Print all tables and remarks.", "--verbose", "-v")
-    no_fail: bool = option(False, "End with exit code 0 when an SLO was missed, too.")
+    no_fail: bool = option(False, "Exit with code 0 even when an SLO was missed.")
 
 
 def show_verdicts(verdicts: Sequence[SloVerdict]) -> None:

@@ -85,7 +85,7 @@ def place(
         typer.Option(
             "--from",
             metavar="MAP",
-            help="Map that runs now; of equally good maps, the one that moves the fewest replicas is taken.",
+            help="Running map; among equally good maps, that with the fewest moved replicas is taken.",
             rich_help_panel="Output",
         ),
     ] = None,
@@ -115,7 +115,7 @@ def place(
         node = Path(next(iter(configurations))).stem
         say_note(
             f"wrote {count_of(len(configurations), 'configuration')} into {output.triton_repository}: "
-            f"tritonserver --model-config-name={node} takes those of {node}"
+            f"start it with tritonserver --model-config-name={node}"
         )
 
 

@@ -59,7 +59,7 @@ class PlaceOptions(Settings):
 
     title: ClassVar[str] = "Ops and clusters"
 
-    per_op: bool = option(False, "Measure each distinct op of all models once, as a model of its own.")
+    per_op: bool = option(False, "Measure each distinct op of all models once, as a separate model.")
     engine: str = option("local", "Place to measure: local, or ray for the GPUs or machines of a Ray cluster.")
     ray_address: str | None = option(None, "Address of the Ray cluster; default: this machine's.", envvar="RAY_ADDRESS")
 

@@ -29,7 +29,7 @@ def report(
         str, typer.Option("--format", help="Format of the figures in that directory: svg or png.")
     ] = "svg",
 ) -> None:
-    """Write one self-contained HTML page that opens from disk: plots to point at, in light and dark."""
+    """Write one self-contained HTML page that opens from disk: interactive plots, in light and dark."""
     from gpuprof.pipeline.devices import database_path
     from gpuprof.pipeline.report import report as write_report
 

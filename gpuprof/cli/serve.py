@@ -19,7 +19,7 @@ def serve(
         "map.json"
     ),
 ) -> None:
-    """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
+    """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C; answer all pending requests."""
     from gpuprof.pipeline.serve import run_map_server
 
     started = time.monotonic()

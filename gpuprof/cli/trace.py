@@ -18,7 +18,7 @@ from gpuprof.pipeline.settings import Settings, option
 if TYPE_CHECKING:
     from gpuprof.pipeline.trace import TraceResult
 
-app = Verbs(help="Make traces of requests, and look at them.")
+app = Verbs(help="Make and inspect request traces.")
 #: Looks like a space, at which no line is broken.
 _BLANK = "\u2800"
 _COLUMNS = (
@@ -111,7 +111,7 @@ def _read_day(day: RecordedDayOptions, path: Path, seed: int) -> TraceResult:
     return read_azure_trace(path, names=day.names(), functions=day.functions, seed=seed)
 
 
-@app.command(short_help="Print and draw what a trace holds.")
+@app.command(short_help="Print and draw a trace.")
 def show(
     trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file of time_s,model.")],
     output: Annotated[Path | None, output_option("File to draw the picture into: .svg or .png.")] = None,

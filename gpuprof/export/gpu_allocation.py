@@ -1,4 +1,4 @@
-"""How pods of Kubernetes get their GPUs: the device plugin, dynamic resource allocation (DRA), KAI Scheduler or HAMi.
+"""GPU allocation of Kubernetes: device plugin, dynamic resource allocation (DRA), KAI Scheduler or HAMi.
 
 The device plugin and DRA give a pod whole GPUs or MIG instances; a pod is a node of the map, and divides its GPUs by
 MPS daemons of its own. KAI Scheduler and HAMi give a pod a fraction of a GPU; a pod is a single replica of the map.
@@ -24,7 +24,7 @@ FRACTIONAL = (KAI, HAMI)
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Parts of a pod and its manifests that get it its GPUs."""
+    """Parts of a pod and its manifests that request GPUs."""
 
     #: Device limits of the container, by resource name; in place of those of the device plugin.
     limits: Mapping[str, str]

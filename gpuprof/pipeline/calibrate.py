@@ -118,9 +118,7 @@ class CalibrateOptions(Settings):
     )
     output: Path | None = option(None, "File to write iGniter's coefficients to, too.", "-o", "--output", output=True)
     db: Path | None = option(None, "Kernel database; default: GPUPROF_DB, or gpuprof-db.")
-    collector: str = option(
-        "auto", "Collector that measures; auto takes the first that works here.", panel=_MEASUREMENT
-    )
+    collector: str = option("auto", "Collector; auto takes the first that is available.", panel=_MEASUREMENT)
     time_limit_s: Positive = option(
         5.0, "Longest time to measure one row.", "--time-limit", unit="s", panel=_MEASUREMENT
     )

@@ -65,7 +65,7 @@ class CheckOptions(OtherTimes):
     against: DemandsArgument | None = option(
         None, "CSV file of demands to check against, in place of those in the map.", metavar="FILE", panel="Options"
     )
-    allow_changed: bool = option(False, "Models may be other files than the map was planned with.", panel="Options")
+    allow_changed: bool = option(False, "Accept model files that changed since the map was planned.", panel="Options")
     live: bool = option(
         False, "Check that this machine has the planned GPUs, MIG instances and shares.", panel="Options"
     )

@@ -67,7 +67,7 @@ class EstimateOptions(Settings):
     host_us: Positive | None = option(None, HOST_US, panel=_ESTIMATOR)
     strict: bool = option(False, "Refuse estimates with unknown ops or wide intervals.", panel=_ESTIMATOR)
     db: Path | None = option(
-        None, "Kernel database; default: GPUPROF_DB, or gpuprof-db, which ONNX files need not.", panel=_ESTIMATOR
+        None, "Kernel database, optional for ONNX files; default: GPUPROF_DB, or gpuprof-db.", panel=_ESTIMATOR
     )
 
 

@@ -79,7 +79,7 @@ class ExplainOptions(Settings):
     estimator: str | None = option(None, "Estimator to use in place of the one that the map was planned with.")
     time_limit_s: Positive | None = option(
         None,
-        "Time for each of the three new plans; default: 5s where a limit ended the map's own search.",
+        "Time for each of the three new plans; default: 10s where a limit ended the map's own search.",
         "--time-limit",
         unit="s",
     )

@@ -64,7 +64,7 @@ class LoadTraffic(Settings):
         None, "Measured time, such as 60s or 5m; default: 20s, or the length of the trace.", "--duration", unit="s"
     )
     dims: Dims = option(
-        {}, "Size of a free dimension in what is sent; may be repeated.", "--dim", metavar="NAME=SIZE", repeated=True
+        {}, "Size of a free dimension of requests; may be repeated.", "--dim", metavar="NAME=SIZE", repeated=True
     )
     input_data: DataFiles = option(
         {},
@@ -95,7 +95,7 @@ class LoadTraffic(Settings):
     max_windows: Count = option(10, "Windows after which --stability gives up.")
     warmup_s: NotNegative = option(2.0, "Time before the measured time.", "--warmup", unit="s")
     clients: Count | None = option(None, "Client processes; default: as many as needed.")
-    allow_changed: bool = option(False, "Models may be other files than the map was planned with.")
+    allow_changed: bool = option(False, "Accept model files that changed since the map was planned.")
     seed: Seed = option(0, "Seed of the traffic.")
 
     def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:

@@ -217,7 +217,7 @@ class MergeSettings(Settings):
 
     title: ClassVar[str] = "Similarity and tolerance"
 
-    omega: float = option(0.4, "Least similarity of operators to merge.")
+    omega: float = option(0.4, "Minimum similarity of operators to merge.")
     tolerance: Positive | None = option(
         None, "Largest relative difference of an output.", shown_default="1e-4, for float16 4e-3"
     )
@@ -232,4 +232,4 @@ class MergeSettings(Settings):
     batches: Dims | None = option(
         None, "Batch that a model will run at: NAME=SIZE; may be repeated.", "--batch", repeated=True, panel=_SIZES
     )
-    force: bool = option(False, "Merge what is predicted to cost time, too.")
+    force: bool = option(False, "Also merge operators where this is predicted to cost time.")

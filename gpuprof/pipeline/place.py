@@ -184,12 +184,12 @@ def place(
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(problem.options.time_limit_s)
 
-    def tell(best: Placement) -> None:
+    def report_best(best: Placement) -> None:
         progress(Progress(f"planning {len(problem.demands)} demands: {_describe_best(best)}", 1, steps))
 
     # The planning time counts from here: the ends of the intervals get a part of it.
     with interruptible():
-        planned = replace(problem, previous=running, on_progress=tell)
+        planned = replace(problem, previous=running, on_progress=report_best)
         deployment = plan_map(planned, chosen, options.created)
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))

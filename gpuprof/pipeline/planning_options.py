@@ -36,11 +36,11 @@ class PlanningOptions(Settings):
     )
     max_batch: int = option(256, "Largest batch size.")
     max_processes: int | None = option(
-        None, "Most processes of one replica; default: 3 in a MIG instance of measured models, else 1."
+        None, "Maximum number of processes of a replica; default: 3 in a MIG instance of measured models, else 1."
     )
-    isolate: bool = option(False, "Share of its own for every replica; by default, models may take turns on a CPU.")
+    isolate: bool = option(False, "Separate share for every replica; by default, models may take turns on a CPU.")
     overhead_ms: NotNegative | None = option(
-        None, "Time in ms that a request spends outside its replica; default: as profile measured it.", unit="ms"
+        None, "Time in ms that a request spends outside its replica; default: measured by profile.", unit="ms"
     )
     precision: str | None = option(None, PRECISION)
     runtime: str | None = option(None, RUNTIME)

@@ -102,7 +102,7 @@ def profile_ops(
     progress: ProgressCallback = say_nothing,
     **fields: Any,
 ) -> OpProfileResult:
-    """Measure each distinct op of all models once, as a model of its own.
+    """Measure each distinct op of all models once, as a separate model.
 
     Parameters and errors are those of `profile`; ops are measured separately, in a single process.
     """

@@ -40,11 +40,11 @@ class ProfileWorkloads(Settings):
     device: str | None = option(
         None,
         "Device to measure: cpu, gpu or a GPU's name; default: the first GPU that can be measured, else the CPU; with "
-        "--from-report the GPU recorded on, where the report does not say.",
+        "--from-report the recorded GPU, where the report does not name it.",
         values="devices",
     )
-    igniter: bool = option(False, "Measure what calibrate needs: 11 configurations, 2 to 5 copies at once.")
-    db: Path | None = option(None, "Kernel database, made where missing; default: GPUPROF_DB, or gpuprof-db.")
+    igniter: bool = option(False, "Measure the data for calibrate: 11 configurations, and 2 to 5 copies at once.")
+    db: Path | None = option(None, "Kernel database, created if missing; default: GPUPROF_DB, or gpuprof-db.")
 
 
 class ProfileSettings(Settings):
@@ -52,11 +52,11 @@ class ProfileSettings(Settings):
 
     title: ClassVar[str] = "Measurement"
 
-    collector: str = option("auto", "Collector that measures; auto takes the first that works here.")
+    collector: str = option("auto", "Collector; auto takes the first that is available.")
     processes: Batches = option((1,), "Numbers of processes that share one share, separated by commas.")
     dims: ManyDims = option(
         {},
-        "Sizes of a free dimension to measure at, in every combination; may be repeated.",
+        "Sizes of a free dimension, measured in every combination; may be repeated.",
         "--dim",
         metavar="NAME=SIZE[,SIZE...]",
         repeated=True,
@@ -69,11 +69,11 @@ class ProfileSettings(Settings):
     )
     time_limit_s: Positive = option(10.0, "Longest time to measure one row.", "--time-limit", unit="s")
     profiler_limit_s: Positive = option(
-        900.0, "Time after which a profiler counts as hung and is ended.", "--profiler-limit", unit="s"
+        900.0, "Time after which a profiler is stopped as hung.", "--profiler-limit", unit="s"
     )
-    repeat: Count = option(1, "Runs of each row, in processes of their own, one after all rows have had theirs.")
-    repeat_every_s: NotNegative = option(0.0, "Least time from run to run with --repeat.", "--repeat-every", unit="s")
-    force: bool = option(False, "Measure again what is in the database already.")
+    repeat: Count = option(1, "Runs of each row in separate processes; all rows are run once before any is run again.")
+    repeat_every_s: NotNegative = option(0.0, "Minimum time between the runs of --repeat.", "--repeat-every", unit="s")
+    force: bool = option(False, "Measure rows again that the database already has.")
     keep_unstable: bool = option(False, "Keep unstable rows as they are instead of measuring them again.")
 
     def limits(self) -> TimingLimits:

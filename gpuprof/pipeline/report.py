@@ -55,7 +55,7 @@ def report(
     figures: PathArgument | None = None,
     picture_format: str = "svg",
 ) -> ReportResult:
-    """Write one self-contained HTML page that opens from disk: plots to point at, in light and dark.
+    """Write one self-contained HTML page that opens from disk: interactive plots, in light and dark.
 
     Parameters
     ----------

@@ -29,7 +29,9 @@ class ServeSettings(Settings):
         "fastest", "Rule that picks the replica of a request: fastest or round-robin.", panel=_LISTENING
     )
     node: str | None = option(None, "Node of the map that this machine is.", panel=_WORKERS)
-    simulate: bool = option(False, "Compute nothing; batches take the time that the map predicts.", panel=_WORKERS)
+    simulate: bool = option(
+        False, "Simulate the models: each batch takes the time predicted in the map.", panel=_WORKERS
+    )
     engine: str = option(
         "local",
         "Place of the workers: local, or ray for the nodes of a Ray cluster that the map names.",
@@ -46,13 +48,11 @@ class ServeSettings(Settings):
     max_body_mb: Count = option(64, "Largest inference request, in MiB.", panel=_LIMITS)
     hang_s: Positive = option(5.0, "Time after which a silent worker is replaced.", unit="s", panel=_LIMITS)
     drain_s: NotNegative = option(30.0, "Time for the last answers after Ctrl-C.", unit="s", panel=_LIMITS)
-    max_connections: Count = option(16_384, "Most connections of clients.", panel=_LIMITS)
+    max_connections: Count = option(16_384, "Maximum number of client connections.", panel=_LIMITS)
     shadow: bool = option(
         False, "Keep standbys with a larger share, for models whose p99 passes its SLO.", panel=_ADAPTATION
     )
-    adapt: bool = option(
-        False, "Plan a new map when rates or latencies leave what this one was planned for.", panel=_ADAPTATION
-    )
+    adapt: bool = option(False, "Plan a new map when rates or latencies deviate from the plan.", panel=_ADAPTATION)
     adapt_period_s: Positive = option(
         5.0, "Time over which --adapt measures.", "--adapt-period", unit="s", panel=_ADAPTATION
     )
@@ -60,9 +60,7 @@ class ServeSettings(Settings):
         None, "File for the maps of --adapt; default: MAP.adapted.json.", panel=_ADAPTATION
     )
     db: Path | None = option(None, "Kernel database, for --adapt.", panel=_ADAPTATION)
-    estimator: str | None = option(
-        None, "Estimator to plan anew with, for --adapt; default: the map's.", panel=_ADAPTATION
-    )
+    estimator: str | None = option(None, "Estimator for the plans of --adapt; default: the map's.", panel=_ADAPTATION)
     token_file: Path | None = option(
         None, "File with the token that clients must send; default: GPUPROF_TOKEN.", panel=_SECURITY
     )
@@ -72,7 +70,7 @@ class ServeSettings(Settings):
     )
     tls_cert: Path | None = option(None, "Certificate chain (PEM), to serve https and grpcs.", panel=_SECURITY)
     tls_key: Path | None = option(None, "Private key of the certificate (PEM).", panel=_SECURITY)
-    insecure: bool = option(False, "Let other machines in without a token or without TLS.", panel=_SECURITY)
+    insecure: bool = option(False, "Accept clients on other machines without a token or TLS.", panel=_SECURITY)
     otlp: str | None = option(
         None, "Send OpenTelemetry traces to this collector, http://HOST:4318.", metavar="URL", panel=_TELEMETRY
     )

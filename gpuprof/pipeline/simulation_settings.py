@@ -65,7 +65,7 @@ class SimulatedTraffic(Settings):
     duration_s: Positive = option(
         60.0, "Time in which requests arrive: 60s, 5m, 1d; default with a trace: its own.", "--duration", unit="s"
     )
-    warmup_s: NotNegative = option(0.0, "Time before requests count.", "--warmup", unit="s")
+    warmup_s: NotNegative = option(0.0, "Time before the measurement begins.", "--warmup", unit="s")
     seed: Seed = option(0, "Seed of the simulation.")
 
     @model_validator(mode="before")
@@ -123,7 +123,7 @@ class ServiceSettings(Settings):
     title: ClassVar[str] = "Service and failures"
 
     routing: str = option("fastest", "Rule that picks the replica of a request: fastest or round-robin.")
-    refuse: bool = option(True, "Refuse what cannot be answered in time, as the server does.")
+    refuse: bool = option(True, "Refuse requests that cannot be answered in time, as the server does.")
     batch_timeout_ms: Annotated[NotNegative | None, BeforeValidator(_read_timeout)] = option(
         None, "Time that every batch waits to fill, such as 100ms; default: the map's.", "--batch-timeout", as_text=True
     )
@@ -209,10 +209,10 @@ class Fidelity(Settings):
     title: ClassVar[str] = "Fidelity"
 
     interference: bool = option(
-        False, "Slow batches down by what runs beside them at that moment, not by all neighbours."
+        False, "Slow batches down by the neighbours that run at that moment, not by all neighbours."
     )
     sample: Annotated[int, Field(ge=0)] | None = option(
-        None, "Replicas of a model that are simulated, for all of them; 0 simulates all."
+        None, "Simulated replicas of each model, scaled to all; 0 simulates all."
     )
 
 

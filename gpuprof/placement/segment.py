@@ -213,6 +213,8 @@ class Segments(PlannedWorkloads):
         """Return the best segment of any batch, given the best of the listed batches."""
         batches = self.search_space.listed_batches(demand.model, device, share)
         for processes in self.search_space.processes(share):
+            if not any(self._has_estimate(device, Workload(demand.model, b, share, processes)) for b in batches):
+                continue
             gaps = list(zip((0, *batches), batches, strict=False))
             while gaps:
                 low, high = gaps.pop()
@@ -230,17 +232,24 @@ class Segments(PlannedWorkloads):
     def most_between_rps(self, demand: Demand, device: Device, workload: Workload, high: int) -> float:
         """Return an upper bound of the rate within the latency budget, from ``workload``'s batch to below ``high``.
 
-        Assumes that no larger batch is quicker; batch 0 means no batch, without a bound.
+        Assumes that no larger batch is quicker. There is no bound from batch 0, or from a batch without an estimate.
         """
         if not workload.batch:
             return math.inf
         try:
             estimate = self.estimate(device, workload)
         except InputError:
-            return 0.0
+            return math.inf
         if not self.is_within_budget(demand, estimate, 0.0):
             return 0.0
         return self._throughput_rps(estimate) * (high - 1) / workload.batch
+
+    def _has_estimate(self, device: Device, workload: Workload) -> bool:
+        try:
+            self.estimate(device, workload)
+        except InputError:
+            return False
+        return True
 
     def _best_listed(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         segment = self.serving_all(demand, device, share) if self._capped else None

@@ -61,7 +61,7 @@ class Search:
             self.problem = replace(problem, demands=tuple(able), alike={})
         self._judge = Judge(self.problem, Segments(self.problem), self.is_pooled, self.fair, self.limit)
         self._best = self._place_first()
-        self._tell()
+        self._report_progress()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
             self._search()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
@@ -146,7 +146,7 @@ class Search:
         if self._judge.rank(placement) < self._judge.rank(self._best):
             best = self._best
             self._best = replace(best, gpus=placement.gpus, unplaced=placement.unplaced, found_by=placement.found_by)
-            self._tell()
+            self._report_progress()
 
     def _narrow(self) -> Problem:
         """Return the problem on the kinds of devices that may make a cheaper map.
@@ -188,9 +188,9 @@ class Search:
 
     def _raise_cost_bound(self, bound: float) -> None:
         self._best = raise_bounds(self.problem, self._best, bound)
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self.problem.on_progress is not None:
             self.problem.on_progress(clip_bounds(self.problem, self._best))
 

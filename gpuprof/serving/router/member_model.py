@@ -38,7 +38,7 @@ class PlannedMember:
 
 
 class MemberModel(ServedModel):
-    """Translates the requests of a member of the merged model ``whole``; its counts are those of ``whole``."""
+    """Translates the requests of a member of the model ``merged``, whose counts it shares."""
 
     def __init__(self, merged: ServedModel, member: PlannedMember) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ class MemberModel(ServedModel):
             InputTensor([0, *tensor.shape[1:]], b"") if position is None else member_inputs[position]
             for tensor, position in ((tensor, self._inputs.get(tensor.name)) for tensor in inputs)
         ]
-        # All of its outputs, whichever are wanted: in a batch they show whose rows an output has.
+        # All outputs of the member are requested: in a batch, their presence shows which requests have rows in them.
         positions = range(len(self._outputs)) if inference.wanted is None else inference.wanted
         inference.wanted = self._outputs
         # Apart from the batch, merged models have fixed shapes: all requests may share a batch.

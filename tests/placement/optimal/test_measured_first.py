@@ -46,6 +46,27 @@ class ListedOnly(LinearEstimator):
         return replace(made, latency_ms=wide)
 
 
+@dataclass(frozen=True, slots=True)
+class SmallBatchesOnly(LinearEstimator):
+    """Times that were measured in batches of up to 4; larger batches are extrapolated."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the time, with its source."""
+        estimate = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
+        if batch <= 4:
+            return estimate
+        return replace(estimate, latency_ms=replace(estimate.latency_ms, source=EXTRAPOLATED))
+
+
+def test_extrapolated_batches_under_a_measured_share_are_refused() -> None:
+    measured = MeasuredOnly(SmallBatchesOnly(sizes=(1, 4, 8)))
+    assert measured.estimate("m", plain_device(), 4, Share()).latency_ms.is_observed
+    with pytest.raises(InputError, match="was not measured at batch 8"):
+        measured.estimate("m", plain_device(), 8, Share())
+
+
 def test_the_map_of_measured_instances_is_proven_and_no_replica_has_an_extrapolated_share() -> None:
     services = [demand(f"m{i}", 120.0, 60.0) for i in range(7)]
     given = problem(services, [(sliced_device(), None)], ListedOnly(percents=()), BUDGET)
