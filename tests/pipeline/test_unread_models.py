@@ -59,7 +59,9 @@ def test_what_was_measured_is_an_estimate_by_name_and_by_file(measured_database:
     assert [(row["batch"], row["flops"], row["weight_bytes"]) for row in rows] == [(1, None, None), (4, None, None)]
     for model in ("classes", str(folder / "classes.onnx")):
         result = gpuprof.estimate([model], batches=(1, 2, 4), share="1core", device="cpu", db=measured_database)
-        assert [row["latency_source"] for row in result.rows()] == ["measured", "interpolated", "measured"]
+        # On a busy machine rows are marked unstable.
+        sources = [str(row["latency_source"]).removeprefix("unstable, ") for row in result.rows()]
+        assert sources == ["measured", "interpolated", "measured"]
 
 
 def test_place_plans_what_was_measured_and_says_why_it_cannot_plan_the_rest(
