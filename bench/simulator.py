@@ -3,8 +3,7 @@
     python -m bench.simulator [--quick]
 
 Prints requests simulated per second of one core (CPU time, drawing the arrivals included) for maps of 100 replicas,
-then the sampled outcome beside the whole one on maps that can be simulated whole, then the time for a day of 6,000
-GPUs at 15 million requests a second.
+then the sampled outcome beside the whole one on maps that can be simulated whole.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from gpuprof.domain.deployment import (
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.outcome import SimulationOutcome
-from gpuprof.simulator.sampling import Sampling, simulate_sampled
+from gpuprof.simulator.sampling import DEFAULT_REPLICAS, simulate_sampled
 
 BATCH_MS = tuple(5.0 + 0.5 * size for size in range(8))
 CAPACITY_RPS = 1000.0 * len(BATCH_MS) / BATCH_MS[-1]
@@ -45,7 +44,7 @@ def main() -> int:
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     for models in (100, 20, 10, 1):
         print_speed(models, 20.0 if quick else 60.0)
-    print(f"sampled against whole: 2 models of {REPLICAS} replicas each, 16 of them kept")
+    print(f"sampled against whole: 2 models of {REPLICAS} replicas each, {DEFAULT_REPLICAS} of them kept")
     seconds = 150.0 if quick else 900.0
     full = REPLICAS * CAPACITY_RPS
     print_error("poisson, 70% load", [GammaArrivals(0.70 * full)] * 2, seconds)
@@ -53,7 +52,6 @@ def main() -> int:
     print_error("day of 50% mean load", [DiurnalArrivals(0.50 * full, 4.0, seconds)] * 2, seconds)
     print_error("day of 80% mean load", [DiurnalArrivals(0.80 * full, 4.0, seconds)] * 2, seconds)
     print_error("bursts of 3x, 60% mean load", [MmppArrivals(0.60 * full, 3.0, 2.0, 8.0)] * 2, seconds)
-    print_day()
     return 0
 
 
@@ -75,7 +73,7 @@ def print_error(name: str, processes: Sequence[ArrivalProcess], seconds: float) 
     deployment = a_map([REPLICAS] * len(processes))
     arrivals = dict(zip(deployment.models, processes, strict=True))
     whole, whole_s = time_simulation(deployment, arrivals, seconds, None)
-    sampled, sampled_s = time_simulation(deployment, arrivals, seconds, Sampling(slots=24 if seconds < 600 else 48))
+    sampled, sampled_s = time_simulation(deployment, arrivals, seconds, DEFAULT_REPLICAS)
     goodput = sampled.goodput_rps / whole.goodput_rps - 1.0
     print(
         f"  {name:28s} goodput {100 * goodput:+6.2f}%   p50 {_error(sampled, whole, 'p50_ms')}   "
@@ -91,29 +89,16 @@ def _error(sampled: SimulationOutcome, whole: SimulationOutcome, name: str) -> s
 
 
 def time_simulation(
-    deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], seconds: float, sampling: Sampling | None
+    deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], seconds: float, replicas: int | None
 ) -> tuple[SimulationOutcome, float]:
     """Return the outcome and the CPU time in seconds."""
     started = time.process_time()
     options = SimulationOptions(seconds)
-    if sampling is None:
+    if replicas is None:
         outcome = simulate(deployment, arrivals, options)
     else:
-        outcome = simulate_sampled(deployment, arrivals, options, sampling)
+        outcome = simulate_sampled(deployment, arrivals, options, replicas)
     return outcome, time.process_time() - started
-
-
-def print_day() -> None:
-    """Print what a day of 6,000 GPUs at 15 million requests/s takes."""
-    deployment = a_map([2000] * 12)
-    day = 86400.0
-    arrivals: dict[str, ArrivalProcess] = {name: DiurnalArrivals(15e6 / 12, 3.0, day) for name in deployment.models}
-    outcome, spent = time_simulation(deployment, arrivals, day, Sampling())
-    replicas = len(list(deployment.places()))
-    print(
-        f"a day of 6,000 GPUs, {replicas:,} replicas, {outcome.requests:.3g} requests: {spent:.0f} s, "
-        f"goodput {outcome.goodput_rps:,.0f}/s, p99 {outcome.models[0].p99_ms:.1f} ms"
-    )
 
 
 def a_map(replicas: Sequence[int]) -> DeploymentMap:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -129,19 +129,13 @@ class MmppArrivals:
     #: ``burst_s``, ``calm_s``: Mean times in the states, exponentially distributed.
     burst_s: float = 2.0
     calm_s: float = 8.0
-    #: Position within the states' mean times at which the process begins, and quantile of the first state's remaining
-    #: duration, both between 0 and 1; None: both are drawn.
-    start: tuple[float, float] | None = field(default=None, kw_only=True)
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times; the first state is drawn in proportion to the mean durations of the states."""
         mean = (self.ratio * self.burst_s + self.calm_s) / (self.burst_s + self.calm_s)
         calm = self.rate_rps / mean / NS_PER_S
-        begins = random.random() if self.start is None else self.start[0]
-        state = int(begins * (self.burst_s + self.calm_s) < self.burst_s)
+        state = int(random.random() * (self.burst_s + self.calm_s) < self.burst_s)
         clock = _MmppClock(random, (calm, calm * self.ratio), (self.calm_s * NS_PER_S, self.burst_s * NS_PER_S), state)
-        if self.start is not None:
-            clock.set_first_stay(self.start[1])
         return _ModulatedPoissonStream(random, clock.time_of)
 
 
@@ -291,10 +285,6 @@ class _MmppClock:
         self._random = random
         self._rates, self._stays, self._state = rates, stays, state
         self._times, self._events = np.zeros(1), np.zeros(1)
-
-    def set_first_stay(self, quantile: float) -> None:
-        """Set the duration of the first state to a quantile of its distribution."""
-        self._add_stays(np.array([-math.log1p(-quantile)]))
 
     def time_of(self, events: Floats) -> Floats:
         """Return the times in ns at which the expected number of events reaches ``events`` (ascending)."""

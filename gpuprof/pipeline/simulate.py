@@ -30,7 +30,7 @@ from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
-from gpuprof.simulator.sampling import Sampling, expected_requests, simulate_sampled
+from gpuprof.simulator.sampling import DEFAULT_REPLICAS, expected_requests, simulate_sampled
 
 if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
@@ -281,8 +281,7 @@ class _Run:
             raise InputError("interference cannot be sampled", "simulate a shorter time with --sample 0")
         if not sample:
             self._notes.add(f"{expected:.3g} requests: taking a sample (--sample 0 simulates all of them)")
-        sampling = Sampling(replicas=sample) if sample else Sampling()
-        return simulate_sampled(deployment, self._processes, options, sampling, self._tell)
+        return simulate_sampled(deployment, self._processes, options, sample or DEFAULT_REPLICAS, self._tell)
 
     def _tell(self, fraction: float) -> None:
         self._progress(Progress("simulating", round(100 * fraction), 100))

@@ -134,7 +134,7 @@ class ServiceSettings(Settings):
     host_ms: NotNegative | None = option(
         None, "CPU time in ms of router and clients for a request; default: the map's.", unit="ms"
     )
-    network: str = option("none", "Network model: none, thesis, or a CSV file of payload_bytes,latency_ms to fit.")
+    network: str = option("none", "Network model: none, thesis, or a CSV file of payload_bytes,latency_ms.")
     # An image of 3 × 224 × 224 in float32, and the scores of 1000 classes.
     payload_bytes: NotNegative = option(602112.0, "Size of a request on the network.")
     answer_bytes: NotNegative = option(4000.0, "Size of an answer on the network.")

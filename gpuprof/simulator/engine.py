@@ -132,7 +132,8 @@ class _SimulationRun:
         """Query missing slowdowns until the batches that need them have started."""
         while self._neighbours is not None and (replica := int(self.state.slowdown.missing[0])) >= 0:
             now = int(self.state.slowdown.missing[2])
-            self.state = self.state._replace(slowdown=self._neighbours.fill(self.state.slowdown))
+            runs = self.state.free_processes < np.diff(self.cluster.first_process)
+            self.state = self.state._replace(slowdown=self._neighbours.fill(self.state.slowdown, runs))
             kernel.dispatch(self.cluster, self.state, replica, now)
 
     def _refill_arrivals(self, model: int) -> None:
