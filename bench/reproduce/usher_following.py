@@ -27,10 +27,9 @@ from gpuprof.lab.cells import LabCell, make_problem, parse_policy
 from gpuprof.lab.figures import PrintedNumber
 from gpuprof.lab.suites import find_scenario
 from gpuprof.placement.deploy import to_map
-from gpuprof.simulator.autoscaling import Autoscaling, summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.reschedule import MoveCosts, make_timetable, observed_rates
+from gpuprof.simulator.reschedule import Autoscaling, MoveCosts, make_timetable, observed_rates, summarize_autoscaling
 
 #: The testbed's load (§5.3.2) and the window of Figure 24.
 _RATE_RPS, _SECONDS = 8000.0, 1000.0
@@ -122,7 +121,7 @@ def follow(policy: str, seconds: float, work: Path, rate_rps: float = _RATE_RPS)
     first = plan({demand.model: demand.rate_rps for demand in problem.demands})
     options = SimulationOptions(seconds, warmup_s=min(_PERIOD_S, seconds / 10.0), refuse_hopeless=False)
     rates = observed_rates(first, load, options, _PERIOD_S)
-    table = make_timetable(first, rates, _PERIOD_S, plan, MoveCosts(load_s=_LOAD_S))
+    table = make_timetable(first, rates, _PERIOD_S, plan, MoveCosts(load_s=_LOAD_S), seconds)
     outcome = simulate(table.deployment, load, replace(options, switches=table.switches, absent=table.absent))
     return summarize_autoscaling("", table, outcome)
 

@@ -25,11 +25,11 @@ from gpuprof.pipeline.simulation_settings import (
     SimulatedTraffic,
 )
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_verdicts
-from gpuprof.simulator.autoscaling import Autoscaling, summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
+from gpuprof.simulator.reschedule import Autoscaling, summarize_autoscaling
 from gpuprof.simulator.sampling import DEFAULT_REPLICAS, expected_requests, simulate_sampled
 
 if TYPE_CHECKING:
@@ -350,9 +350,8 @@ def plan_timetable(
         raise InputError("--reschedule and --fail exclude each other: the policies know nothing of failures")
     if period_s >= options.duration_s:
         raise InputError(f"--reschedule must be shorter than the duration of {options.duration_s:g} s")
-    return make_timetable(
-        deployment, observed_rates(deployment, arrivals, options, period_s), period_s, scheduler, costs
-    )
+    rates = observed_rates(deployment, arrivals, options, period_s)
+    return make_timetable(deployment, rates, period_s, scheduler, costs, options.duration_s)
 
 
 def check_policies(names: Sequence[str]) -> tuple[str, ...]:
@@ -386,7 +385,7 @@ def follow_load(
     costs = MoveCosts(rescheduling.load_s, rescheduling.mig_s)
     table = plan_timetable(deployment, arrivals, options, rescheduling.period_s, scheduler, costs)
     outcome = simulate(table.deployment, replace(options, switches=table.switches, absent=table.absent))
-    return ScheduledRun(policy, table, replace(outcome, epochs=table.epoch_outcomes(options.duration_s)))
+    return ScheduledRun(policy, table, replace(outcome, epochs=table.epochs))
 
 
 def make_scheduler(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.simulator.cluster import SimulationOptions, Switch
 from gpuprof.simulator.load import arrival_streams
-from gpuprof.simulator.outcome import EpochOutcome
+from gpuprof.simulator.outcome import EpochOutcome, SimulationOutcome
 from gpuprof.simulator.trace import PIECE
 
 #: Rates by model → map for these rates; None: keep the current map.
@@ -34,64 +34,64 @@ class MoveCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
-    """A map, the begin of its time in force, and the number of replicas started for it."""
-
-    begin_s: float
-    deployment: DeploymentMap
-    started: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLifetime:
-    """The time in which a replica holds its device, from loading to its end; infinite ``end_s``: no end."""
-
-    node: str
-    gpu: int
-    begin_s: float
-    end_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
 class Timetable:
-    """All replicas of all maps as a single map, with their lifetimes; ``absent`` replicas are not alive at first."""
+    """All replicas of all maps as a single map; ``absent`` replicas are not alive at first."""
 
     deployment: DeploymentMap
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[EpochOutcome, ...]
     switches: tuple[Switch, ...]
     absent: tuple[int, ...]
-    lifetimes: tuple[ReplicaLifetime, ...] = ()
+    held_gpu_hours: float  #: Hours for which replicas hold devices, of the old and the new map during changes.
 
-    def epoch_outcomes(self, duration_s: float) -> tuple[EpochOutcome, ...]:
-        """Return each map's time in force, devices, cost and number of started replicas."""
-        ends = [*(epoch.begin_s for epoch in self.epochs[1:]), duration_s]
-        return tuple(
-            EpochOutcome(
-                begin_s=epoch.begin_s,
-                end_s=end,
-                gpus=epoch.deployment.predicted.gpus,
-                cost_per_hour=epoch.deployment.predicted.cost_per_hour,
-                started=epoch.started,
-            )
-            for epoch, end in zip(self.epochs, ends, strict=True)
-        )
 
-    def gpu_hours(self, duration_s: float) -> float:
-        """Return the device hours of the maps."""
-        return (
-            sum(
-                epoch_outcome.gpus * (epoch_outcome.end_s - epoch_outcome.begin_s)
-                for epoch_outcome in self.epoch_outcomes(duration_s)
-            )
-            / 3600.0
-        )
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """The figures of a policy under a load (USHER, section 5.4)."""
 
-    def held_gpu_hours(self, duration_s: float) -> float:
-        """Return the hours for which devices are held by replicas, of the old and the new map during changes."""
-        spans_by_gpu: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-        for lifetime in self.lifetimes:
-            spans_by_gpu[lifetime.node, lifetime.gpu].append((lifetime.begin_s, min(lifetime.end_s, duration_s)))
-        return sum(_union_length(spans) for spans in spans_by_gpu.values()) / 3600.0
+    policy: str
+    #: ``maps``, ``started``: Number of successive maps, and of replicas started for them.
+    maps: int
+    started: int
+    mean_gpus: float  #: Devices of the maps, averaged over time.
+    most_gpus: int
+    #: ``gpu_hours``, ``held_gpu_hours``: Device hours of the maps; and including the time in which old and new replicas
+    #: coexist.
+    gpu_hours: float
+    held_gpu_hours: float
+    cost: float | None  #: Cost of the maps in $; None if a device has no price.
+    goodput_rps: float
+    in_time_pct: float | None  #: Percentage of requests; None without requests.
+    #: Mean time of an answered request before its batch starts, waiting for the batch to fill and for a process.
+    wait_ms: float | None
+    worst_p99_ms: float | None  #: p99 of the model with the largest ratio of p99 to SLO.
+
+
+def summarize_autoscaling(policy: str, table: Timetable, outcome: SimulationOutcome) -> Autoscaling:
+    """Return the figures of a simulation of ``table``."""
+    epochs, models = table.epochs, outcome.models
+    hours = [(epoch.end_s - epoch.begin_s) / 3600.0 for epoch in epochs]
+    gpu_hours = sum(epoch.gpus * length for epoch, length in zip(epochs, hours, strict=True))
+    costs = [None if e.cost_per_hour is None else e.cost_per_hour * h for e, h in zip(epochs, hours, strict=True)]
+    requests, answered = (sum(getattr(model, name) for model in models) for name in ("requests", "answered"))
+    waits_ms = (
+        model.answered * ((model.stage_mean_ms["batching"] or 0.0) + (model.stage_mean_ms["queue"] or 0.0))
+        for model in models
+    )
+    tails = [(model.p99_ms / model.slo_ms, model.p99_ms) for model in models if model.p99_ms is not None]
+    return Autoscaling(
+        policy=policy,
+        maps=len(epochs),
+        started=sum(epoch.started for epoch in epochs),
+        mean_gpus=gpu_hours / sum(hours),
+        most_gpus=max(epoch.gpus for epoch in epochs),
+        gpu_hours=gpu_hours,
+        held_gpu_hours=table.held_gpu_hours,
+        cost=None if None in costs else sum(cost for cost in costs if cost is not None),
+        goodput_rps=outcome.goodput_rps,
+        in_time_pct=100.0 * sum(model.in_time for model in models) / requests if requests else None,
+        wait_ms=sum(waits_ms) / answered if answered else None,
+        worst_p99_ms=max(tails)[1] if tails else None,
+    )
 
 
 def observed_rates(
@@ -116,6 +116,7 @@ def make_timetable(
     period_s: float,
     scheduler: Scheduler,
     costs: MoveCosts,
+    duration_s: float,
 ) -> Timetable:
     """Call the scheduler after each period except the last, and return the timetable of all replicas.
 
@@ -128,20 +129,12 @@ def make_timetable(
         target = scheduler(observed)
         if target is not None:
             table.change(period * period_s, target, costs)
-    return table.close()
+    return table.close(duration_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplicaIdentity:
-    """A replica's position and all parameters of its behaviour in the simulator."""
-
-    node: str
-    gpu: int
-    device: str
-    mig: str
-    model: str
-    shape: tuple[float, ...]
-    ordinal: int = 0
+#: Node, GPU and MIG instance of a replica, followed by all that determines its behaviour in the simulator.
+_Identity = tuple[str, int, str, Hashable]
+_Place = tuple[Node, Gpu, Partition, Replica]
 
 
 class _TimetableBuilder:
@@ -149,43 +142,41 @@ class _TimetableBuilder:
 
     def __init__(self, deployment: DeploymentMap) -> None:
         self.deployment = deployment
-        self.epochs = [Epoch(0.0, deployment)]
+        self.maps = [(0.0, deployment, 0)]
         self.switches: list[Switch] = []
-        self.places: list[tuple[Node, Gpu, Partition, Replica]] = []
-        self.lifetimes: list[ReplicaLifetime] = []
-        self.alive = {key: self._add(key, place, 0.0) for key, place in _index_by_key(deployment).items()}
+        self.places: list[_Place] = []
+        #: Begin and end of the time in which each replica holds its device, from loading on.
+        self.spans_s: list[tuple[float, float]] = []
+        self.alive = {key: self._add(place, 0.0) for key, place in _index_by_identity(deployment).items()}
         self.first = len(self.places)
 
-    def _add(self, key: _ReplicaIdentity, place: tuple[Node, Gpu, Partition, Replica], at_s: float) -> int:
+    def _add(self, place: _Place, at_s: float) -> int:
         self.places.append(place)
-        self.lifetimes.append(ReplicaLifetime(key.node, key.gpu, at_s))
+        self.spans_s.append((at_s, math.inf))
         return len(self.places) - 1
-
-    def _end(self, key: _ReplicaIdentity, at_s: float) -> int:
-        position = self.alive.pop(key)
-        self.lifetimes[position] = replace(self.lifetimes[position], end_s=at_s)
-        return position
 
     def change(self, at_s: float, target: DeploymentMap, costs: MoveCosts) -> None:
         """Start the replicas added by a new map, and stop the replicas absent from it."""
-        after = _index_by_key(target)
+        after = _index_by_identity(target)
         new = [key for key in after if key not in self.alive]
         removed = [key for key in self.alive if key not in after]
         if not new and not removed:
             return
-        before_layout, after_layout = _layouts(self.epochs[-1].deployment), _layouts(target)
+        before_layout, after_layout = _layouts(self.maps[-1][1]), _layouts(target)
         relaid_gpus = {gpu for gpu in after_layout if gpu in before_layout and after_layout[gpu] != before_layout[gpu]}
-        new_gpus = {(key.node, key.gpu) for key in new if key.mig} - set(before_layout)
+        new_gpus = {key[:2] for key in new if key[2]} - set(before_layout)
         for key in removed:
-            end_s = at_s if (key.node, key.gpu) in relaid_gpus else at_s + costs.load_s
-            self.switches.append(Switch(end_s, end=(self._end(key, end_s),)))
+            end_s = at_s if key[:2] in relaid_gpus else at_s + costs.load_s
+            position = self.alive.pop(key)
+            self.spans_s[position] = (self.spans_s[position][0], end_s)
+            self.switches.append(Switch(end_s, end=(position,)))
         for key in new:
-            ready_s = at_s + costs.load_s + (costs.mig_s if (key.node, key.gpu) in relaid_gpus | new_gpus else 0.0)
-            self.alive[key] = self._add(key, after[key], at_s)
+            ready_s = at_s + costs.load_s + (costs.mig_s if key[:2] in relaid_gpus | new_gpus else 0.0)
+            self.alive[key] = self._add(after[key], at_s)
             self.switches.append(Switch(ready_s, begin=(self.alive[key],)))
-        self.epochs.append(Epoch(at_s, target, len(new)))
+        self.maps.append((at_s, target, len(new)))
 
-    def close(self) -> Timetable:
+    def close(self, duration_s: float) -> Timetable:
         """Return the timetable of all changes."""
         # A node for each replica keeps their order, to which the positions in the switches refer.
         nodes = tuple(
@@ -195,10 +186,20 @@ class _TimetableBuilder:
             )
             for node, gpu, part, r in self.places
         )
-        union = self.deployment.model_copy(update={"nodes": nodes})
-        switches = tuple(sorted(self.switches, key=lambda switch: switch.at_s))
-        absent = tuple(range(self.first, len(self.places)))
-        return Timetable(union, tuple(self.epochs), switches, absent, tuple(self.lifetimes))
+        held_s: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+        for (node, gpu, *_), (begin_s, end_s) in zip(self.places, self.spans_s, strict=True):
+            held_s[node.name, gpu.index].append((begin_s, min(end_s, duration_s)))
+        ends_s = [*(begin_s for begin_s, *_ in self.maps[1:]), duration_s]
+        return Timetable(
+            self.deployment.model_copy(update={"nodes": nodes}),
+            tuple(
+                EpochOutcome(begin_s, end_s, plan.predicted.gpus, plan.predicted.cost_per_hour, started)
+                for (begin_s, plan, started), end_s in zip(self.maps, ends_s, strict=True)
+            ),
+            tuple(sorted(self.switches, key=lambda switch: switch.at_s)),
+            tuple(range(self.first, len(self.places))),
+            sum(_union_length(spans) for spans in held_s.values()) / 3600.0,
+        )
 
 
 def _union_length(spans: Sequence[tuple[float, float]]) -> float:
@@ -210,17 +211,18 @@ def _union_length(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def _index_by_key(deployment: DeploymentMap) -> dict[_ReplicaIdentity, tuple[Node, Gpu, Partition, Replica]]:
-    ordinals: Counter[_ReplicaIdentity] = Counter()
-    keyed = {}
+def _index_by_identity(deployment: DeploymentMap) -> dict[_Identity, _Place]:
+    numbers: Counter[_Identity] = Counter()
+    places: dict[_Identity, _Place] = {}
     for node, gpu, partition, replica in deployment.places():
         mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
         times = replica.batch_latency_ms or (replica.predicted.latency_ms,)
-        shape = (replica.batch, replica.processes, replica.sm_share_pct, replica.turns, replica.max_wait_ms, *times)
-        key = _ReplicaIdentity(node.name, gpu.index, gpu.device, mig, replica.model, shape)
-        ordinals[key] += 1
-        keyed[replace(key, ordinal=ordinals[key])] = (node, gpu, partition, replica)
-    return keyed
+        size = (replica.batch, replica.processes, replica.sm_share_pct, replica.turns, replica.max_wait_ms, *times)
+        behaviour = (gpu.device, replica.model, size)
+        identity = (node.name, gpu.index, mig, behaviour)
+        numbers[identity] += 1
+        places[node.name, gpu.index, mig, (behaviour, numbers[identity])] = (node, gpu, partition, replica)
+    return places
 
 
 def _layouts(deployment: DeploymentMap) -> dict[tuple[str, int], tuple[object, ...]]:

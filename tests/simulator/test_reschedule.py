@@ -9,10 +9,9 @@ import pytest
 
 from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals, GammaArrivals, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, MigInstance, Node
-from gpuprof.simulator.autoscaling import summarize_autoscaling
 from gpuprof.simulator.cluster import SimulationOptions, Switch, places_of
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.reschedule import MoveCosts, Timetable, make_timetable, observed_rates
+from gpuprof.simulator.reschedule import MoveCosts, Timetable, make_timetable, observed_rates, summarize_autoscaling
 from tests.simulator.maps import make_map, replica
 
 ONE = make_map([[replica("m", [10.0])]], slo_ms=100.0)
@@ -44,19 +43,19 @@ def test_the_rates_that_are_observed_are_those_that_are_simulated() -> None:
 
 def test_a_new_replica_begins_when_its_model_is_loaded_and_the_one_that_stays_goes_on() -> None:
     table = make_timetable(
-        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0)
+        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0), 60.0
     )
     assert [(epoch.begin_s, epoch.started) for epoch in table.epochs] == [(0.0, 0), (30.0, 1)]
     assert table.switches == (Switch(34.0, begin=(1,)),)
     assert table.absent == (1,)
-    assert table.gpu_hours(60.0) == pytest.approx((30 + 2 * 30) / 3600)
+    assert [(epoch.gpus, epoch.end_s) for epoch in table.epochs] == [(1, 30.0), (2, 60.0)]
 
 
 def test_more_replicas_answer_more_in_time_than_the_map_that_stays() -> None:
     table = make_timetable(
-        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0)
+        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0), 60.0
     )
-    assert sum(run(table, rising())) > 1.2 * sum(run(Timetable(ONE, table.epochs[:1], (), ()), rising()))
+    assert sum(run(table, rising())) > 1.2 * sum(run(Timetable(ONE, table.epochs[:1], (), (), 0.0), rising()))
 
 
 def test_a_replica_that_ends_finishes_what_it_has() -> None:
@@ -69,7 +68,7 @@ def test_a_replica_that_ends_finishes_what_it_has() -> None:
 
 def test_what_is_replaced_goes_on_until_its_successor_is_loaded() -> None:
     faster = make_map([[replica("m", [5.0])]], slo_ms=100.0)
-    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: faster, MoveCosts(4.0, 9.0))
+    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: faster, MoveCosts(4.0, 9.0), 20.0)
     assert table.switches == (Switch(14.0, end=(0,)), Switch(14.0, begin=(1,)))
 
 
@@ -81,13 +80,18 @@ def test_another_mig_layout_ends_what_runs_on_the_gpu_at_once_and_takes_longer()
         return DeploymentMap.model_validate(content)
 
     table = make_timetable(
-        map_of_slice("3g.40gb"), [{"m": 1.0}] * 2, 10.0, lambda rates: map_of_slice("4g.40gb"), MoveCosts(4.0, 9.0)
+        map_of_slice("3g.40gb"),
+        [{"m": 1.0}] * 2,
+        10.0,
+        lambda rates: map_of_slice("4g.40gb"),
+        MoveCosts(4.0, 9.0),
+        20.0,
     )
     assert table.switches == (Switch(10.0, end=(0,)), Switch(23.0, begin=(1,)))
 
 
 def test_a_scheduler_that_gives_nothing_changes_nothing() -> None:
-    table = make_timetable(ONE, [{"m": 1.0}] * 5, 10.0, lambda rates: None, MoveCosts())
+    table = make_timetable(ONE, [{"m": 1.0}] * 5, 10.0, lambda rates: None, MoveCosts(), 50.0)
     assert len(places_of(table.deployment)) == 1
     assert (table.switches, len(table.epochs)) == ((), 1)
     assert observed_rates(ONE, {"m": DeterministicArrivals(10.0)}, SimulationOptions(25.0), 10.0) == [
@@ -100,9 +104,9 @@ def test_devices_that_change_hands_are_held_by_both_maps() -> None:
     elsewhere = make_map([[replica("n", [10.0])], [replica("m", [10.0])]], slo_ms=100.0)
     only = {"models": ONE.models, "nodes": (_second_gpu(elsewhere),), "predicted": ONE.predicted}
     moved = elsewhere.model_copy(update=only)
-    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: moved, MoveCosts(4.0, 9.0))
-    assert table.gpu_hours(20.0) == pytest.approx(20.0 / 3600)
-    assert table.held_gpu_hours(20.0) == pytest.approx((14.0 + 10.0) / 3600)
+    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: moved, MoveCosts(4.0, 9.0), 20.0)
+    assert [epoch.gpus for epoch in table.epochs] == [1, 1]
+    assert table.held_gpu_hours == pytest.approx((14.0 + 10.0) / 3600)
 
 
 def _second_gpu(deployment: DeploymentMap) -> Node:
@@ -114,13 +118,13 @@ def test_a_gpu_that_was_not_in_use_is_cut_up_before_its_model_loads() -> None:
     content = TWO.model_dump(by_alias=True)
     content["nodes"][0]["gpus"][1]["partitions"][0]["mig"] = MigInstance(profile="3g.40gb", start=0).model_dump()
     grown = DeploymentMap.model_validate(content)
-    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: grown, MoveCosts(4.0, 9.0))
+    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: grown, MoveCosts(4.0, 9.0), 20.0)
     assert table.switches == (Switch(23.0, begin=(1,)),)
 
 
 def test_the_figures_of_following_a_load_are_those_of_its_maps_and_its_requests() -> None:
     table = make_timetable(
-        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0)
+        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0), 60.0
     )
     outcome = simulate(
         table.deployment, rising(), SimulationOptions(60.0, switches=table.switches, absent=table.absent)
