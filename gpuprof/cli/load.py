@@ -99,8 +99,12 @@ def load(
     access: ServerAccess,
     verdicts: VerdictOptions,
     target: Annotated[
-        str, typer.Argument(help="Address of the server, or its map, which is then served at the default address.")
-    ] = ("map.json"),
+        str | None,
+        typer.Argument(
+            help="Address of the server, or its map, which is then served at the default address; default: map.json.",
+            show_default=False,
+        ),
+    ] = None,
     map_file: Annotated[
         Path | None,
         typer.Option(
@@ -143,9 +147,11 @@ def load(
         result.require_kept()
 
 
-def _split_target(target: str, map_file: Path | None) -> tuple[Path | None, str]:
+def _split_target(target: str | None, map_file: Path | None) -> tuple[Path | None, str]:
     from gpuprof.pipeline.load import DEFAULT_URL
 
+    if target is None:
+        return map_file, DEFAULT_URL
     if target.endswith(".json") or Path(target).is_file():
         if map_file is not None:
             raise InputError(f"two maps are given: {target} and {map_file}")

@@ -117,11 +117,12 @@ def require_sizes(graph: ModelGraph) -> ModelGraph:
 def describe_assumed_sizes(graph: ModelGraph) -> str | None:
     """Return a remark on the sizes that were assumed, with the way to give others; None where none was."""
     sizes = dict(graph.sizes)
-    if not graph.assumed:
+    names = [name for name in graph.assumed if name not in graph.guessed]  # `require_sizes` refuses guessed sizes
+    if not names:
         return None
-    text = ", ".join(f"{name}={sizes[name]}" for name in graph.assumed)
-    text += explain_numbered_names(Path(graph.path), graph.assumed)
-    return f"{graph.name}: {text} assumed; another size: --dim {graph.assumed[0]}=SIZE"
+    text = ", ".join(f"{name}={sizes[name]}" for name in names)
+    text += explain_numbered_names(Path(graph.path), names)
+    return f"{graph.name}: {text} assumed; another size: --dim {names[0]}=SIZE"
 
 
 def describe_reading(graph: ModelGraph) -> list[str]:

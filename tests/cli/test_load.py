@@ -88,8 +88,10 @@ def test_an_address_alone_takes_the_map_that_is_here(
     assert main(["load", "http://127.0.0.1:1"]) == 3
     assert "nothing says what to send" in capsys.readouterr().err
     Path("map.json").write_text(json.dumps(map_of({"a": "null:4"}, [replica("a")])))
-    assert main(["load", "http://127.0.0.1:1"]) == 1
-    assert "start one with gpuprof serve" in capsys.readouterr().err
+    monkeypatch.setattr("gpuprof.pipeline.load.DEFAULT_URL", "http://127.0.0.1:1")
+    for words in (["http://127.0.0.1:1"], ["map.json"], ["--map", "map.json"], []):
+        assert main(["load", *words]) == 1
+        assert "start one with gpuprof serve" in capsys.readouterr().err
 
 
 def test_a_trace_is_replayed_and_its_results_are_kept_in_every_format(

@@ -689,6 +689,7 @@ def test_a_dimension_whose_name_was_counted_is_told_with_its_place(tmp_path: Pat
     sound = write_model(tmp_path / "s.onnx", [node("Relu", ["x"], ["y"])], {"x": ["batch", "s19"]}, {"y": None})
     with pytest.raises(InputError, match=r"how large s19 is in its requests \(s19 is dimension 1 of x\)"):
         require_sizes(load_graph(sound))
+    assert describe_assumed_sizes(load_graph(sound)) is None
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 16])
