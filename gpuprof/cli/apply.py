@@ -10,7 +10,7 @@ import typer
 from gpuprof.cli.output import Column, Format, print_rows
 from gpuprof.pipeline.serve_settings import ServeSettings
 
-_COLUMNS = (Column("replica", "replica", right=False), Column("change", "change", right=False))
+_COLUMNS = tuple(Column(name, name, right=False) for name in ("replica", "change", "reason"))
 
 
 def apply(

@@ -298,20 +298,27 @@ def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> Engine
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyResult(Result):
-    """The replicas kept, started and stopped by a server, by name."""
+    """The replicas kept, started and stopped by a server, by name, and the reasons why others failed to start."""
 
     kept: tuple[str, ...]
     started: tuple[str, ...]
     stopped: tuple[str, ...]
+    failed: Mapping[str, str]
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each replica: its name and whether it was kept, started or stopped."""
-        changes = {"kept": self.kept, "started": self.started, "stopped": self.stopped}
-        return [{"replica": name, "change": change} for change, names in changes.items() for name in names]
+        """Return a record for each replica: its name, whether it was kept, started or stopped or failed, and why."""
+        changes = {"kept": self.kept, "started": self.started, "stopped": self.stopped, "failed": self.failed}
+        return [
+            {"replica": name, "change": change, "reason": self.failed.get(name) if change == "failed" else None}
+            for change, names in changes.items()
+            for name in names
+        ]
 
 
 def apply(map_file: PathArgument, *, port: int = ServeSettings.model_fields["port"].default) -> ApplyResult:
     """Move the server on this machine to another map: only changed replicas start and stop, no request is lost.
+
+    A model that cannot be loaded keeps its running replicas; the others are moved.
 
     Parameters
     ----------
@@ -331,4 +338,5 @@ def apply(map_file: PathArgument, *, port: int = ServeSettings.model_fields["por
     # Read the map here, too, so that errors in the file are reported without a request to the server.
     read_map(path)
     answer = send_apply(port, path)
-    return ApplyResult(kept=tuple(answer["kept"]), started=tuple(answer["started"]), stopped=tuple(answer["stopped"]))
+    replicas = {change: tuple(answer[change]) for change in ("kept", "started", "stopped")}
+    return ApplyResult(**replicas, failed=answer["failed"])

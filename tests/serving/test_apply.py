@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx import helper
 
 from gpuprof.cli.main import main
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running
 from tests.serving.test_reliability import Askers
+from tests.small_models import write_model
 
 pytestmark = serves_in_real_time
 
@@ -68,11 +70,35 @@ def test_a_map_that_cannot_be_served_changes_nothing(tmp_path: Path, capfd: pyte
     with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
         old = server.workers()[0].pid
         (tmp_path / "bad.onnx").write_bytes(b"rubbish")
-        bad = map_of({"m": "null:4", "bad": "bad.onnx"}, [replica("m", batch=2), replica("bad")])
-        assert apply(server, tmp_path / "after.json", bad) == 3
+        assert apply(server, tmp_path / "after.json", map_of({"bad": "bad.onnx"}, [replica("bad")])) == 3
         assert "is not an ONNX model" in capfd.readouterr().err
         assert [worker.pid for worker in server.workers()] == [old]
         assert server.infer("m", [1.0])[0] == 200
+        assert server.infer("bad", [1.0])[0] == 404
+
+
+def test_an_unfit_model_keeps_what_serves_it_and_the_others_move(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def changes() -> dict[str, str]:
+        return {row["replica"]: row["change"] for row in json.loads(capfd.readouterr().out)}
+
+    good = write_model(
+        tmp_path / "good.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 1]}, {"y": ["n", 1]}
+    )
+    models = {"m": "null:4", "old": str(good), "new": str(tmp_path / "new.onnx")}
+    with running(tmp_path, map_of({"m": "null:4", "old": str(good)}, [replica("m"), replica("old")])) as server:
+        rubbish = tmp_path / "new.onnx"
+        rubbish.write_bytes(b"rubbish")
+        models["old"] = models["new"]
+        replicas = [replica("m", batch=2, sm_share_pct=25.0), replica("old"), replica("new", sm_share_pct=25.0)]
+        assert apply(server, tmp_path / "after.json", map_of(models, replicas)) == 0
+        assert changes() == {"m/1": "started", "m/0": "stopped", "old/0": "kept", "old/1": "failed", "new/0": "failed"}
+        assert [server.get(f"/v2/models/{name}/ready")[0] for name in models] == [200, 200, 503]
+        rubbish.write_bytes(good.read_bytes())
+        assert apply(server, tmp_path / "after.json", map_of(models, replicas)) == 0
+        assert changes() == {"m/1": "kept", "old/1": "started", "new/0": "started", "old/0": "stopped"}
+        assert [server.get(f"/v2/models/{name}/ready")[0] for name in models] == [200, 200, 200]
 
 
 def test_without_a_server_it_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -139,12 +139,44 @@ def test_half_floats_may_be_json_and_bfloat16_may_not(
     assert code == status and said in str(answer)
 
 
-def test_strings_and_bfloat16_in_one_model_are_refused_at_the_start(tmp_path: Path) -> None:
-    path = identity(tmp_path / "both.onnx", {name: TYPES[name] for name in ("BF16", "BYTES")})
-    with (
-        pytest.raises(AssertionError, match="strings and bfloat16"),
-        running(tmp_path, map_of({"m": path}, [replica("m")])),
-    ):
+def test_unfit_models_keep_no_other_from_being_served(tmp_path: Path) -> None:
+    floats = helper.make_tensor_value_info
+    x, y = floats("x", TensorProto.FLOAT, ["n", 1]), floats("y", TensorProto.FLOAT, ["n", 1])
+    constant = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("v", TensorProto.FLOAT, [2, 1], [1, 2]))
+    relu = helper.make_node("Relu", ["x"], ["y"])
+    (tmp_path / "corrupt.onnx").write_bytes(b"rubbish")
+    models = {
+        "missing": ("nowhere.onnx", "no such file"),
+        "corrupt": ("corrupt.onnx", "is not an ONNX model"),
+        "foreign": (save(tmp_path / "foreign.onnx", [helper.make_node("Unheard", ["x"], ["y"])], [x], [y]), "Unheard"),
+        "mixed": (
+            save(tmp_path / "mixed.onnx", [relu, constant], [x], [y, floats("c", TensorProto.FLOAT, ["m", 1])]),
+            "cannot be served with batches of 4",
+        ),
+        "both": (identity(tmp_path / "both.onnx", {kind: TYPES[kind] for kind in ("BF16", "BYTES")}), "bfloat16"),
+        "null": ("null:huge", "not a null model"),
+    }
+    paths = {name: path for name, (path, _) in models.items()}
+    replicas = [replica(name, batch=4 if name == "mixed" else 1, sm_share_pct=10.0) for name in paths]
+    with running(
+        tmp_path, map_of(paths | {"good": "null:4"}, [*replicas, replica("good", sm_share_pct=20.0)])
+    ) as server:
+        assert "serving 1 model with 1 worker" in server.line
+        assert server.infer("good", [1.0])[0] == 200
+        status, state = server.get("/v2/health/ready")
+        assert (status, state["models_not_served"]) == (200, 6)
+        index = {row["name"]: row for row in server.get("/v2/repository/index", "POST")[1]}
+        assert index["good"]["state"] == "READY"
+        for name, (_, reason) in models.items():
+            for status, answer in (server.get(f"/v2/models/{name}/ready"), server.infer(name, [1.0])):
+                assert (
+                    status == 503 and f"model {name!r} is not served" in answer["error"] and reason in answer["error"]
+                )
+            assert index[name]["state"] == "UNAVAILABLE" and reason in index[name]["reason"]
+        _, log = server.stop()
+        for name, (_, reason) in models.items():
+            assert any(f"model is not served (model {name}," in line and reason in line for line in log.splitlines())
+    with pytest.raises(AssertionError, match="no such file"), running(tmp_path, map_of(paths, replicas)):
         pass
 
 

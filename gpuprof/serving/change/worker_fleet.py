@@ -28,6 +28,8 @@ from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 
 _POLL_S = 0.01
+#: By model and replica, the reason why it cannot start.
+_Faults = dict[tuple[str, str], GpuprofError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class PlanChange:
     kept: tuple[str, ...]
     started: tuple[str, ...]
     stopped: tuple[str, ...]
+    failed: dict[str, str]  #: Replicas that could not start, and the reasons.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,31 +87,54 @@ class WorkerFleet:
     async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> PlanChange:
         """Serve ``plan`` from now on: common replicas stay, the others answer their accepted requests and end.
 
-        Raises `GpuprofError` when a new worker cannot have its share or load its model; the running map is then
-        unchanged.
+        Replicas that cannot start are left out: their model is served by its other replicas, or by those that run
+        already, or not at all. Raises the first replica's `GpuprofError` when the plan has no other replicas; the
+        running map is then unchanged.
         """
         async with self._moving:
-            unchanged, fresh, leaving = self._compare(plan)
+            faults: _Faults = {(p.model, p.plan.name): p.fault for p in plan if p.fault is not None}
+            unchanged, fresh, leaving = self._compare([planned for planned in plan if planned.fault is None])
             models = {name: self._model(deployment, name) for name in dict.fromkeys(planned.model for planned in plan)}
             fresh = self._make_names_unique(fresh, unchanged)
-            started = [await self._start_workers(models[planned.model], planned) for planned in fresh]
             # All workers, before the running map is touched: a failure up to here changes nothing.
-            await self._wait_until_ready(started)
+            started = await self._start_replicas([(models[planned.model], planned) for planned in fresh], faults)
+            if not unchanged and not started:
+                raise next(iter(faults.values()))
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
                 model.percentile = deployment.models[name].percentile
             for replica in started:
                 _join(replica)
+            lost = models.keys() - {replica.planned.model for replica in (*unchanged, *started)}
+            unchanged += [replica for replica in leaving if replica.planned.model in lost]
+            leaving = [replica for replica in leaving if replica.planned.model not in lost]
             self._running = unchanged + started
             self._claimed.clear()  # standbys that took over are part of the plan now, or end
             await self._end_standbys()
-            for model in models.values():
-                model.spec = _find_largest_spec(replica.replica for replica in self._running if replica.model is model)
             # This precedes the end of old replicas: no request may find its model without a replica.
-            self._router.publish(list(models.values()), {planned.model: planned.members for planned in plan})
+            self._publish(deployment, faults)
             await asyncio.gather(*(self._retire(replica) for replica in leaving))
             await self._start_standbys()
-            return PlanChange(*(tuple(s.planned.plan.name for s in group) for group in (unchanged, started, leaving)))
+            kept, begun, stopped = (
+                tuple(replica.planned.plan.name for replica in group) for group in (unchanged, started, leaving)
+            )
+            return PlanChange(kept, begun, stopped, {replica: str(fault) for (_, replica), fault in faults.items()})
+
+    def _publish(self, deployment: DeploymentMap, faults: _Faults) -> None:
+        """Give the router the models with a replica, and the reasons why the others have none."""
+        models = list(dict.fromkeys(replica.model for replica in self._running))
+        for model in models:
+            model.spec = _find_largest_spec(replica.replica for replica in self._running if replica.model is model)
+        reasons = {}
+        for (name, replica), fault in faults.items():
+            served = any(model.name == name for model in models)
+            event = "replica cannot start, others serve its model" if served else "model is not served"
+            LOGGER.warning(event, extra={"model": name, "replica": replica, "error": str(fault)})
+            entry = deployment.models[name]
+            for client, request in (entry.members or {name: entry}).items():
+                reasons[PublicName.of(client, request.path)] = str(fault)
+        members = {replica.planned.model: replica.planned.members for replica in self._running}
+        self._router.publish(models, members, reasons)
 
     def standby(self, replica: str) -> ReplicaPlan | None:
         """Return the plan of a replica's standby, None without a standby."""
@@ -182,13 +208,12 @@ class WorkerFleet:
         group = f"{planned.orders[0].group}-shadow"
         plan = replace(standby_plan.plan, name=f"{name}-shadow")
         orders = tuple(replace(order, group=group) for order in standby_plan.orders)
-        standby = await self._start_workers(running.model, replace(planned, plan=plan, orders=orders, standby=None))
-        try:
-            await self._wait_until_ready([standby])
-        except GpuprofError as error:
-            LOGGER.warning("replica has no standby", extra={"replica": name, "error": error.message})
-            return
-        self._standbys[name] = standby
+        standby = replace(planned, plan=plan, orders=orders, standby=None)
+        faults: _Faults = {}
+        for started in await self._start_replicas([(running.model, standby)], faults):
+            self._standbys[name] = started
+        for fault in faults.values():
+            LOGGER.warning("replica has no standby", extra={"replica": name, "error": fault.message})
 
     async def _end_standbys(self) -> None:
         """End standbys that no replica wants any more, or for which no capacity is left."""
@@ -215,22 +240,36 @@ class WorkerFleet:
         rule = routing_rule(self._routing)
         return ServedModel(name, entry.slo_ms, rule, self._router.arena, entry.percentile, public)
 
-    async def _start_workers(self, model: ServedModel, planned: PlannedReplica) -> _RunningReplica:
+    async def _start_replicas(
+        self, planned: Sequence[tuple[ServedModel, PlannedReplica]], faults: _Faults
+    ) -> list[_RunningReplica]:
+        """Return the replicas that started, when all are ready or have failed; add the reasons of failures."""
+
+        async def start(model: ServedModel, replica: PlannedReplica) -> list[_RunningReplica]:
+            try:
+                return [await self._start_replica(model, replica)]
+            except GpuprofError as error:
+                faults[replica.model, replica.plan.name] = error
+                return []
+
+        return [replica for group in await asyncio.gather(*(start(*pair) for pair in planned)) for replica in group]
+
+    async def _start_replica(self, model: ServedModel, planned: PlannedReplica) -> _RunningReplica:
+        """Start the workers of a replica; when one fails or the wait is cancelled, end them all.
+
+        Raises `GpuprofError` when a worker cannot load the model or have its share.
+        """
         workers = [
             WorkerHandle(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
             for number, order in enumerate(planned.orders)
         ]
         self.workers += workers
-        return _RunningReplica(planned, ServedReplica(planned.plan, workers, model, ModelStatistics()), model)
-
-    async def _wait_until_ready(self, started: Sequence[_RunningReplica]) -> None:
-        """Start the workers, a few at a time; when a start fails or the wait is cancelled, end them all."""
+        running = _RunningReplica(planned, ServedReplica(planned.plan, workers, model, ModelStatistics()), model)
 
         async def start(worker: WorkerHandle) -> None:
             async with self._start_limit:
                 await worker.start()
 
-        workers = [worker for running in started for worker in running.replica.workers]
         tasks = [asyncio.ensure_future(start(worker)) for worker in workers]
         try:
             await asyncio.gather(*tasks)
@@ -240,6 +279,7 @@ class WorkerFleet:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._dismiss(workers)
             raise
+        return running
 
     async def _retire(self, running: _RunningReplica) -> None:
         """Stop sending requests to a replica, reassign or answer its requests, and end its workers."""

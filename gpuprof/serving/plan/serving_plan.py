@@ -36,9 +36,10 @@ class PlannedReplica:
 
     model: str
     plan: ReplicaPlan
-    orders: tuple[WorkerOrder, ...]
+    orders: tuple[WorkerOrder, ...] = ()
     standby: Standby | None = None
     members: tuple[PlannedMember, ...] = ()
+    fault: InputError | None = None  #: The reason why the replica has no orders.
 
 
 def plan_workers(
@@ -54,8 +55,8 @@ def plan_workers(
 ) -> tuple[PlannedReplica, ...]:
     """Plan the workers of one node of a map on this machine, or of all nodes on the machines of a cluster.
 
-    Raises `InputError` when a model has no file, the node is unknown, or the shares exceed the device;
-    `UnavailableError` when a machine lacks a device of the map.
+    A replica whose model has no file gets no orders but a fault. Raises `InputError` when the node is unknown, or the
+    shares exceed the device; `UnavailableError` when a machine lacks a device of the map.
 
     Parameters
     ----------
@@ -134,15 +135,23 @@ class _OrderBuilder:
         shares = [(place, mig, replica.sm_share_pct, replica.turns) for place, mig, replica, _ in placed]
         spare = SpareResources(shares, machine.cores)
         for place, mig, replica, part in placed:
+            model = self._deployment.models.get(replica.model)
+            if model is None:
+                text = f"the map places {replica.model!r}, which is not among its models"
+                raise InputError(text, "gpuprof place writes a whole map")
             name = self._next_name(replica.model)
-            order = self._make_order(replica, part, f"{self._group}-{name}", node)
+            plan = _make_plan(replica, name, place, mig)
+            try:
+                order = self._make_order(replica, part, f"{self._group}-{name}", node)
+                members = _plan_members(model, Path(order.path))
+            except InputError as fault:
+                yield PlannedReplica(replica.model, plan, fault=fault)
+                continue
             if replica.turns:  # replicas with turns also share the quota of their cores
                 turns = f"{self._group}-{place}-{mig}-turns{replica.turns}"
                 order = replace(order, turns=turns, group=turns)
-            plan = _make_plan(replica, name, place, mig)
             extra_pct = self._shadow_pct
             standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
-            members = _plan_members(self._deployment.models.get(replica.model), Path(order.path))
             yield PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members)
 
     def _next_name(self, model: str) -> str:
@@ -155,7 +164,7 @@ class _OrderBuilder:
         order = replace(
             _make_order(replica, find(self._deployment, replica.model, self._base), part, group),
             node=node,
-            sha256="" if self._allow_changed else _planned_sha256(self._deployment, replica.model),
+            sha256="" if self._allow_changed else self._deployment.models[replica.model].sha256 or "",
         )
         public = self._public_names.get(replica.model)
         return order if public is None else replace(order, model=public.name, version=public.version)
@@ -176,8 +185,6 @@ def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
 
     Raises `InputError` when the map does not name the file, or the file does not exist.
     """
-    if model not in deployment.models:
-        raise InputError(f"the map places {model!r}, which is not among its models", "gpuprof place writes a whole map")
     path = deployment.models[model].path
     if path is None:
         raise InputError(f"the map does not say where the file of model {model!r} is", 'add its "path" to the map')
@@ -188,11 +195,6 @@ def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
         if candidate.is_file():
             return str(candidate.resolve())
     raise InputError(f"model {model!r}: cannot read {path}: no such file")
-
-
-def _planned_sha256(deployment: DeploymentMap, model: str) -> str:
-    entry = deployment.models.get(model)
-    return (entry.sha256 if entry is not None else None) or ""
 
 
 def mig_layouts(node: Node) -> dict[str, list[tuple[str, int]]]:
@@ -268,8 +270,8 @@ def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
     try:
         return model_path(deployment, model, base)
     except InputError:
-        if model not in deployment.models or deployment.models[model].members:
-            raise  # unknown, or merged: without the file, the models' tensors cannot be told apart
+        if deployment.models[model].members:
+            raise  # without the file, the models' tensors cannot be told apart
         return ""
 
 
@@ -310,12 +312,12 @@ def _latency_ms(replica: Replica, *, without_turn_mates: bool = False) -> tuple[
     return tuple(times_ms if without_turn_mates else (ms + waits_ms for ms in times_ms))
 
 
-def _plan_members(model: DeployedModel | None, file: Path) -> tuple[PlannedMember, ...]:
+def _plan_members(model: DeployedModel, file: Path) -> tuple[PlannedMember, ...]:
     """Return the models of a merged model with their tensors; empty for any other model.
 
     Raises `InputError` when the file is not merged, or lacks a model.
     """
-    if model is None or not model.members:
+    if not model.members:
         return ()
     merged = read_merged(file)
     if merged is None:

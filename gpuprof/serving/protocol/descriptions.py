@@ -56,10 +56,12 @@ class Descriptions:
 
     def list_repository(self) -> list[dict[str, str]]:
         """Return a line for each version of each model."""
+        reasons = {model.public: "" if model.is_ready else "no worker" for model in self._router.list_entries()}
         return [
-            _index_entry(model, version)
-            for versions in self._router.models.values()
-            for version, model in sorted(versions.items())
+            {"name": name, "version": version, "state": "UNAVAILABLE" if reason else "READY", "reason": reason}
+            for (name, version), reason in sorted(
+                ((public.name, public.version), reason) for public, reason in {**self._router.faults, **reasons}.items()
+            )
         ]
 
 
@@ -132,13 +134,3 @@ def _stages(statistics: ModelStatistics) -> dict[str, Any]:
 
 def _duration(count: int, nanoseconds: int) -> dict[str, int]:
     return {"count": count, "ns": nanoseconds}
-
-
-def _index_entry(model: ServedModel, version: str) -> dict[str, str]:
-    ready = model.is_ready
-    return {
-        "name": model.public.name,
-        "version": version,
-        "state": "READY" if ready else "UNAVAILABLE",
-        "reason": "" if ready else "no worker",
-    }

@@ -88,6 +88,7 @@ class HttpDescriptions:
         slowdowns = [slowdown for model in self._router.list_models() for slowdown in model.list_slowdowns(now)]
         state = {
             "ready": self._router.is_ready,
+            "models_not_served": len(self._router.faults.keys() - {m.public for m in self._router.list_entries()}),
             "refused": refusals,
             "stalls": {
                 "count": figures.stalls.count,

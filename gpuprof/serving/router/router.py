@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
 
-from gpuprof.domain.public_name import version_order
+from gpuprof.domain.public_name import PublicName, version_order
 from gpuprof.serving.router.infer_request import InferRequest
 from gpuprof.serving.router.member_model import MemberModel, PlannedMember
 from gpuprof.serving.router.served_model import ServedModel
@@ -26,6 +26,7 @@ class Router:
         #: By public name and version: the members of a merged model in its place.
         self.models: dict[str, dict[str, ServedModel]] = {}
         self._served: list[ServedModel] = []
+        self.faults: Mapping[PublicName, str] = {}  #: Reasons why models of the map are not served.
         self.draining = False
         self._listeners: list[Callable[[], None]] = []
 
@@ -34,10 +35,16 @@ class Router:
         self._listeners.append(listener)
 
     def publish(
-        self, models: Sequence[ServedModel], members: Mapping[str, Sequence[PlannedMember]] = MappingProxyType({})
+        self,
+        models: Sequence[ServedModel],
+        members: Mapping[str, Sequence[PlannedMember]] = MappingProxyType({}),
+        faults: Mapping[PublicName, str] = MappingProxyType({}),
     ) -> None:
-        """Serve exactly these models from now on; ``members``: by merged model, the models in its place."""
-        self._served, self.models = list(models), {}
+        """Serve exactly these models from now on.
+
+        ``members``: by merged model, the models in its place; ``faults``: by model, the reason why it is not served.
+        """
+        self._served, self.models, self.faults = list(models), {}, faults
         for model in models:
             model.tracer = self.tracer
             entries: list[ServedModel] = [MemberModel(model, member) for member in members.get(model.name, ())]
@@ -51,23 +58,30 @@ class Router:
         return next((served_model for served_model in self.list_models() if served_model.name == model), None)
 
     def find(self, name: str, version: str = "") -> ServedModel:
-        """Return a model by its public name; without a version the newest. Raises `RefusedError`: 404."""
-        versions = self.models.get(name)
-        if versions is None:
+        """Return a model by its public name; without a version the newest.
+
+        Raises `RefusedError`: 404, or 503 for a model of the map that is not served.
+        """
+        versions = self.models.get(name, {})
+        if version in versions:
+            return versions[version]
+        if versions and not version:
+            return versions[max(versions, key=version_order)]
+        for public, reason in self.faults.items():
+            if public.name == name and version in ("", public.version):
+                text = f"model {name!r} is not served: {reason}"
+                raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, text, reason="not served")
+        if versions:
+            known = ", ".join(sorted(versions, key=version_order))
+            text = f"model {name!r} has no version {version[:100]!r} (it has {known})"
+        else:
             import difflib
 
             # Comparison takes quadratic time in the length of the name, which the client chooses.
             matches = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(self.models), n=1, cutoff=0.4)
             hint = f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(sorted(self.models))}"
-            raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
-        if not version:
-            return versions[max(versions, key=version_order) if len(versions) > 1 else next(iter(versions))]
-        if version not in versions:
-            version_names = ", ".join(sorted(versions, key=version_order))
-            raise RefusedError(
-                HTTPStatus.NOT_FOUND, f"model {name!r} has no version {version[:100]!r} (it has {version_names})"
-            )
-        return versions[version]
+            text = f"unknown model {name[:100]!r} ({hint})"
+        raise RefusedError(HTTPStatus.NOT_FOUND, text)
 
     def list_models(self) -> list[ServedModel]:
         """Return every version of every model of the map, merged models among them."""

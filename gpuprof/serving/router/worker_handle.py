@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.rules.routing import is_retry_limit_reached
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.simulated_link import SimulatedLink
@@ -212,11 +213,12 @@ class WorkerHandle:
         self._busy_until = now + sum([batch.expected_ms for batch in self._link.sent.values()]) / 1000.0
 
     def _handle_lost(self, batches: list[SentBatch]) -> None:
-        if not self._was_ready.is_set():
-            if self._refusal is None:
-                self._refusal = UnavailableError(f"the worker {self.name} ended while it loaded {self.order.path}")
-            self._was_ready.set()
-        elif not self._stopping:
+        if not self._stopping and self._refusal is None:
             self.restarts += 1
             LOGGER.warning("worker died, starts again", extra={"worker": self.name})
+            if is_retry_limit_reached(self.restarts) and not self._was_ready.is_set():
+                text = f"the worker {self.name} ended {self.restarts} times while it loaded {self.order.path}"
+                self._refusal = UnavailableError(text)
+        if self._refusal is not None:
+            self._was_ready.set()
         self._on_lost(batches)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpuprof.errors import UnavailableError
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.worker_handle import WorkerHandle
@@ -115,3 +116,24 @@ def test_what_is_expected_after_a_batch_that_failed_are_the_others() -> None:
         assert took_ms[0] < 500e3, "the batch began when the one before it had failed"
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("deaths", "is_ready"), [(2, True), (3, False)])
+def test_a_worker_that_dies_while_it_loads_is_tried_three_times(deaths: int, is_ready: bool) -> None:
+    class DyingLink(StubLink):
+        async def start(self, order: Any) -> None:
+            for _ in range(deaths):
+                self._events.on_loss([])
+            await super().start(order)
+
+    async def load() -> None:
+        order = WorkerOrder("m", "1", "m.onnx", 1)
+        handle = WorkerHandle("m/0.0", order, lambda events: cast(Any, DyingLink(events, 1.0)), hang_s=5.0)
+        handle.bind(lambda: None, lambda batch, answer: None, lambda batch, text: None, lambda lost: None)
+        if is_ready:
+            await handle.start()
+        else:
+            with pytest.raises(UnavailableError, match=r"ended 3 times while it loaded m\.onnx"):
+                await handle.start()
+
+    asyncio.run(load())
