@@ -133,7 +133,7 @@ def show_outcome(result: SimulateResult, chosen: Format, verbose: bool = False) 
         print_json(result.document())
         return
     outcome = result.outcome
-    rows = [asdict(model) for model in outcome.models]
+    rows = [asdict(model) for model in outcome.clients]
     if chosen is Format.CSV:
         print_rows(rows, _MODELS, chosen)
         return
@@ -148,10 +148,10 @@ def _show_tables(outcome: SimulationOutcome) -> None:
     from dataclasses import asdict
 
     typer.echo()
-    print_rows([asdict(model) for model in outcome.models], _MODELS, Format.TABLE)
+    print_rows([asdict(model) for model in (*outcome.models, *outcome.chains)], _MODELS, Format.TABLE)
     typer.echo()
-    _show_stages(outcome.models)
-    _show_misses(outcome.models)
+    _show_stages((*outcome.models, *outcome.chains))
+    _show_misses((*outcome.models, *outcome.chains))
     print_rows([asdict(replica) for replica in outcome.replicas], _REPLICAS, Format.TABLE, "Replicas")
     if outcome.epochs:
         typer.echo()

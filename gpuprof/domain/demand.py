@@ -44,7 +44,8 @@ class Demand:
     ----------
     model : str
         Name of the service in the map and for its clients. Without ``source_model``, also the name of the model in the
-        kernel database, or the path of an ONNX file.
+        kernel database, or the path of an ONNX file; ``"detector>classifier"`` is a chain of models, whose SLO is
+        divided among them.
     rate_rps : float
         Requests per second.
     slo : Slo
@@ -75,6 +76,12 @@ class Demand:
     def __post_init__(self) -> None:
         if self.dims is not None:
             parse_mix(self.dims)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The models of a chain, in the order of execution; empty for a single model."""
+        names = tuple(name.strip() for name in (self.source_model or self.model).split(">"))
+        return names if len(names) > 1 else ()
 
 
 class DemandFile(tuple[Demand, ...]):

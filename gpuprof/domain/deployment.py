@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from gpuprof.domain.planned_with import PlannedWith
@@ -301,8 +302,21 @@ class Unplaced(_MapElement):
     reason: str
 
 
+class Chain(_MapElement):
+    """Models that answer a request one after the other, under one SLO for the whole chain.
+
+    The SLO of each step is its part of ``slo_ms``, and the rate of the chain is that of each step.
+    """
+
+    steps: Annotated[tuple[Name, ...], Field(min_length=2)]
+    slo_ms: Positive
+    percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
+
+
 class DeploymentMap(_MapElement):
     """Everything that ``serve``, ``simulate`` and ``check`` need."""
+
+    omitted_if_empty = ("chains",)
 
     schema_: Literal["gpuprof.deployment/1"] = Field("gpuprof.deployment/1", alias="schema")
     policy: str
@@ -312,6 +326,7 @@ class DeploymentMap(_MapElement):
     nodes: tuple[Node, ...]
     predicted: MapPrediction
     unplaced: tuple[Unplaced, ...] = ()
+    chains: dict[Name, Chain] = Field(default_factory=dict)
 
     @field_validator("nodes")
     @classmethod
@@ -327,6 +342,17 @@ class DeploymentMap(_MapElement):
             raise ValueError(f"two models are called {twin!r}")
         return models
 
+    @model_validator(mode="after")
+    def _require_steps(self) -> Self:
+        steps = [step for chain in self.chains.values() for step in chain.steps]
+        if twin := find_duplicate(steps):
+            raise ValueError(f"{twin!r} is two steps of chains: name its services apart")
+        if missing := [step for step in steps if step not in self.models]:
+            raise ValueError(f"the chains have a step {missing[0]!r}, which is not among the map's models")
+        if twin := find_duplicate([*self.chains, *self.requested]):
+            raise ValueError(f"a chain and a model are called {twin!r}")
+        return self
+
     @property
     def requested(self) -> dict[str, RequestedModel]:
         """Request for each model by its name for clients: the members in place of a merged model."""
@@ -340,6 +366,24 @@ class DeploymentMap(_MapElement):
     def serving(self) -> dict[str, str]:
         """The model of the map that serves each name for clients: its own, or the merged model it is a member of."""
         return {client: name for name, model in self.models.items() for client in (model.members or {name: model})}
+
+    @property
+    def traffic(self) -> dict[str, RequestedModel]:
+        """The demand of clients by name: `requested`, with each chain in place of its steps."""
+        requested = self.requested
+        steps = {step for chain in self.chains.values() for step in chain.steps}
+        return {name: model for name, model in requested.items() if name not in steps} | {
+            name: RequestedModel(
+                rate_rps=requested[chain.steps[0]].rate_rps, slo_ms=chain.slo_ms, percentile=chain.percentile
+            )
+            for name, chain in self.chains.items()
+        }
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """The model of the map that receives the requests of each name in `traffic`: of a chain, its first step."""
+        serving = self.serving
+        return {name: serving[self.chains[name].steps[0] if name in self.chains else name] for name in self.traffic}
 
     def places(self) -> Iterator[tuple[Node, Gpu, Partition, Replica]]:
         """Yield every replica with its node, GPU and partition, in the order of the file."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import is_unstable
 from gpuprof.domain.map_sources import describe_basis
@@ -20,8 +21,10 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
+from gpuprof.pipeline.chains import expand_chains
 from gpuprof.pipeline.model_files import find_changed, locate_files, model_paths
 from gpuprof.pipeline.place import describe_routers
+from gpuprof.pipeline.problem import name_demand
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.pipeline.settings import option
@@ -110,8 +113,9 @@ def check(
     """
     notes = NoteList(note)
     chosen = CheckOptions.collect(options, fields)
-    demands = None if chosen.against is None else resolve_demands(chosen.against)
-    resolved = resolve_map(deployment)
+    resolved, demands = resolve_map(deployment), None
+    if chosen.against is not None:
+        resolved, demands = _judge_chains_by(resolved, resolve_demands(chosen.against))
     evidence = collect_map_evidence(resolved, map_folder(deployment), chosen, demands, notes.add)
     notes.add(*_describe_strangers(resolved))
     if evidence.estimator is None:
@@ -141,6 +145,19 @@ def check(
         else:
             violations = (*violations, Violation("file", name, message))
     return CheckResult(notes=notes.all(), label=map_label(deployment), deployment=resolved, violations=violations)
+
+
+def _judge_chains_by(deployment: DeploymentMap, demands: Sequence[Demand]) -> tuple[DeploymentMap, Sequence[Demand]]:
+    """Return the map with the chains of ``demands``, and the demands with the map's division of their SLOs."""
+    expanded, chains = expand_chains(demands)
+    steps = {step for chain in chains.values() for step in chain.steps} & deployment.models.keys()
+    divided = []
+    for demand in expanded:
+        if (name := name_demand(demand).model) in steps:
+            planned = deployment.models[name]
+            demand = replace(demand, slo=Slo(planned.slo_ms, planned.percentile))
+        divided.append(demand)
+    return deployment.model_copy(update={"chains": chains}), divided
 
 
 def _find_refusals(deployment: DeploymentMap, base: Path) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPredicti
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.map_file import write_map
 from gpuprof.domain.plural import count_of
-from gpuprof.errors import InfeasibleError
+from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.estimators.interval_end import IntervalEndEstimator
 from gpuprof.export.triton_repository import (
     TritonRepository,
@@ -33,6 +33,7 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
+from gpuprof.pipeline.chains import other_divisions
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.planning import plan_map
@@ -181,6 +182,8 @@ def place(
         notes.add(*(f"{name} of the repository is not planned: {why}" for name, why in repository.left_out.items()))
         demands = name_files(resolve_demands(demands), repository)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
+    if problem.chains and output.merge:
+        raise InputError("--merge joins models that are served alone, and the demands have chains", "leave it out")
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     limit = Limit(problem.options.time_limit_s)
 
@@ -191,6 +194,11 @@ def place(
     with interruptible():
         planned = replace(problem, previous=running, on_progress=report_best)
         deployment = plan_map(planned, chosen, options.created)
+        for division in other_divisions(planned) if planned.chains and deployment.unplaced else ():
+            another = plan_map(division, chosen, options.created)
+            if not another.unplaced:
+                problem, deployment = division, another
+                break
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
         from gpuprof.pipeline.map_merging import merge_models

@@ -70,6 +70,7 @@ def build_problem(
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.services import name_services, name_tried_services
+    from gpuprof.pipeline.chains import divide_slos, expand_chains
     from gpuprof.pipeline.devices import (
         describe_empty,
         describe_superseded,
@@ -82,7 +83,8 @@ def build_problem(
     from gpuprof.placement.problem import Problem
 
     options = planning.problem_options()
-    requested = resolve_demands(demands)
+    resolved = resolve_demands(demands)
+    requested, chains = expand_chains(resolved)
     paths = _list_graph_files(requested)
     named = tuple(name_demand(demand) for demand in requested)
     models = {demand.model: demand.source_model or demand.model for demand in named}
@@ -125,16 +127,18 @@ def build_problem(
     if options.max_batch > 1:
         _note_mixing_models(measured.verdicts, files, list(dict.fromkeys(models.values())), note)
     files |= {service: files[model] for service, model in models.items() if model in files}
-    return Problem(
+    problem = Problem(
         demands=named,
         fleet=devices,
         estimator=estimator,
         queueing=make_queueing(planning.arrivals, [demand.model for demand in named]),
         options=options,
         files=files,
-        planned_with=_record_settings(requested, database, devices, options, planning),
+        planned_with=_record_settings(resolved, database, devices, options, planning),
         tried=name_tried_services(collect_tried_runs(profiled_models, names), sources),
+        chains=chains,
     )
+    return divide_slos(problem) if chains else problem
 
 
 def _require_loadable(unmeasured: Mapping[str, Path], fleet: Fleet, planning: PlanningOptions) -> None:
@@ -244,14 +248,14 @@ def _judge_doubts(
     for model in models:
         measured = estimator.known.devices_of(model)
         for entry in fleet.entries if strict else ():
-            if (estimate := _estimate_smallest(estimator, model, entry.device)) is not None:
+            if (estimate := estimate_smallest(estimator, model, entry.device)) is not None:
                 require_sure(estimate)
         guessed = any(entry.device.name not in measured for entry in fleet.entries)
         if guessed and (unknown := estimator.known.unknown_ops(model)):
             note(describe_unknown_ops(model, unknown))
 
 
-def _estimate_smallest(estimator: DatabaseEstimator, model: str, device: Device) -> Estimate | None:
+def estimate_smallest(estimator: DatabaseEstimator, model: str, device: Device) -> Estimate | None:
     """Return the estimate of the smallest batch under the largest share with an estimate; None without an estimate.
 
     Policies leave out workloads that failed or have no estimate, and report them.

@@ -94,6 +94,7 @@ def restore_problem(
             **{name: getattr(settings, name) for name in RECORDED_OPTIONS}, host=host_work_of_plan(settings)
         ),
         files={name: model.file for name, model in deployment.models.items()},
+        chains=deployment.chains,
     )
 
 

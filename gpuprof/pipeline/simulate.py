@@ -107,7 +107,7 @@ class SimulateResult(Result):
                 model.goodput_rps,
                 _explain_misses(model),
             )
-            for model in self.outcome.models
+            for model in self.outcome.clients
         )
 
     def require_kept(self) -> None:
@@ -125,7 +125,7 @@ class SimulateResult(Result):
         """Return a record for each model, or of a comparison for each policy."""
         if self.is_comparison:
             return [{**asdict(row), "basis": self.basis["text"]} for row in self.comparison()]
-        return [asdict(model) for model in self.outcome.models]
+        return [asdict(model) for model in self.outcome.clients]
 
     def document(self) -> dict[str, object]:
         """Return everything as plain values for JSON; of a comparison, by policy."""
@@ -216,6 +216,8 @@ def simulate(
     if merged := [name for name, model in original.models.items() if model.members]:
         notes.add(f"merged models are simulated as one, held to their tightest SLO: {', '.join(merged)}")
     arrivals = traffic.read_arrivals(original, notes.add)
+    if original.chains and (fidelity.sample or rescheduling is not None):
+        raise InputError("--sample and --reschedule cannot follow requests through a chain", "leave them out")
     options = service.simulation_options(original, traffic, arrivals)
     run = _Run(arrivals, notes, progress)
     if rescheduling is None:
@@ -275,7 +277,7 @@ class _Run:
     ) -> SimulationOutcome:
         """Simulate the requests on a map, all of them or a sample."""
         expected = expected_requests(self._processes, options.duration_s)
-        if not sample and (sample is not None or expected <= WHOLE_REQUESTS):
+        if not sample and (sample is not None or deployment.chains or expected <= WHOLE_REQUESTS):
             return simulate_all(deployment, self._processes, options, self._tell, interference)
         if interference is not None:
             raise InputError("interference cannot be sampled", "simulate a shorter time with --sample 0")

@@ -49,6 +49,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         nodes=nodes,
         predicted=MapPrediction(gpus=len(placement.gpus), goodput_rps=0.0),
         unplaced=placement.unplaced,
+        chains=dict(problem.chains),
     )
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
     figures, bounds = measure(deployment, devices), _drop_refuted_bounds(problem, placement)

@@ -53,6 +53,7 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
         *_check_settings(deployment),
         *_check_failures(deployment, evidence),
         *_check_rates(deployment, evidence),
+        *_check_chains(deployment),
         *_check_slos(deployment, locations, evidence),
         *_check_busy_time(locations, evidence),
         *check_work(deployment, evidence),
@@ -310,6 +311,30 @@ def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
             yield Violation("rate", demand.model, f"{served_rps:g} of {demand.rate_rps:g} requests/s are served")
         if demand.max_replicas is not None and replicas[demand.model] > demand.max_replicas:
             yield Violation("rate", demand.model, f"{replicas[demand.model]} replicas of {demand.max_replicas} allowed")
+
+
+def _check_chains(deployment: DeploymentMap) -> Iterator[Violation]:
+    """Yield chains whose steps may together take longer, or be late more often, than the chain."""
+    for name, chain in deployment.chains.items():
+        steps = [
+            deployment.models[step] for step in chain.steps if step in deployment.models
+        ]  # the rate check reports others
+        sum_ms = math.fsum(step.slo_ms for step in steps)
+        late_pct = math.fsum(100.0 - step.percentile for step in steps)
+        if sum_ms > chain.slo_ms * (1.0 + _TOLERANCE):
+            parts = " + ".join(f"{step.slo_ms:.4g}" for step in steps)
+            yield Violation(
+                "slo", name, f"the SLOs of its steps add up to {parts} ms, but the chain's is {chain.slo_ms:g} ms"
+            )
+        if late_pct > (100.0 - chain.percentile) * (1.0 + _TOLERANCE) + _TOLERANCE:
+            yield Violation(
+                "slo",
+                name,
+                f"its steps may be late for {late_pct:.4g}% of the requests, but {chain.percentile:g}% must be in time",
+            )
+        if len({step.rate_rps for step in steps}) > 1:
+            rates = ", ".join(f"{step.rate_rps:g}" for step in steps)
+            yield Violation("rate", name, f"its steps are planned for {rates} requests/s, but each gets every request")
 
 
 def _list_demands(deployment: DeploymentMap, evidence: Evidence) -> Sequence[Demand]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.demand import Demand
-from gpuprof.domain.deployment import DeploymentMap, ModelFile
+from gpuprof.domain.deployment import Chain, DeploymentMap, ModelFile
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
@@ -75,6 +75,8 @@ class Problem:
     queueing: QueueModel  #: Time in a replica beyond that.
     options: Options = field(default_factory=Options)
     files: Mapping[str, ModelFile] = field(default_factory=dict)  #: File entries of the map, by model.
+    #: Chains of models, whose steps are demands with their parts of the chain's SLO.
+    chains: Mapping[str, Chain] = field(default_factory=dict)
     planned_with: PlannedWith = field(default_factory=PlannedWith)  #: Hashes and settings the map records.
     #: The running map: among equally good maps, the map with the fewest moved replicas is preferred.
     previous: DeploymentMap | None = None

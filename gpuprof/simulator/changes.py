@@ -74,12 +74,12 @@ def apply_change(change: Change, cluster: ClusterArrays, state: State, tally: Ta
     return replicas
 
 
-def fail_all_orphans(state: State, tally: Tally) -> None:
+def fail_all_orphans(cluster: ClusterArrays, state: State, tally: Tally) -> None:
     """Count requests still waiting for a live replica at the end as failed."""
     displaced = np.empty(len(state.next), np.int64)
     for model in range(len(state.orphans)):
         for place in displaced[: _take_orphans(state, model, displaced)]:
-            give_up(state, tally, model, place, FAILED)
+            give_up(cluster, state, tally, model, place, FAILED)
 
 
 def _forget_completions(calendar: Calendar, cluster: ClusterArrays, replicas: frozenset[int]) -> None:
@@ -104,7 +104,7 @@ def _take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, repli
             following = state.next[place]
             state.losses[place] += 1
             if is_retry_limit_reached(state.losses[place]):
-                give_up(state, tally, model, place, FAILED)
+                give_up(cluster, state, tally, model, place, FAILED)
             else:
                 displaced[taken_count] = place
                 taken_count += 1

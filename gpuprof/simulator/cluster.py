@@ -114,6 +114,10 @@ def build_cluster(
     if options.routing not in RULES:
         raise unknown_name("routing rule", options.routing, sorted(RULES))
     models = list(deployment.models)
+    following, chain = np.full((2, len(models)), -1)
+    for row, planned in enumerate(deployment.chains.values(), len(models)):
+        positions = [models.index(step) for step in planned.steps]
+        chain[positions], following[positions[:-1]] = row, positions[1:]
     replicas = [place.replica for place in places]
     of_model = np.array([models.index(replica.model) for replica in replicas], np.int64)
     latency = _latencies(replicas)
@@ -131,6 +135,9 @@ def build_cluster(
     return ClusterArrays(
         slo=_ns([deployment.models[model].slo_ms for model in models]),
         late_part=np.array([1.0 - deployment.models[model].percentile / 100.0 for model in models]),
+        following=following,
+        chain=chain,
+        chain_slo=_ns([planned.slo_ms for planned in deployment.chains.values()]),
         request_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[0] for model in models]),
         answer_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[1] for model in models]),
         choice_start=np.concatenate([[0], np.cumsum(np.bincount(of_model, minlength=len(models)))]).astype(np.int64),

@@ -77,7 +77,7 @@ class _SimulationRun:
         self.end = round(options.duration_s * NS_PER_S)
         begin = min(round(options.warmup_s * NS_PER_S), self.end - 1)
         self.cluster: ClusterArrays = build_cluster(deployment, places, options)
-        self.tally: Tally = new_tally(models, replicas, begin, self.end)
+        self.tally: Tally = new_tally(models + len(deployment.chains), replicas, begin, self.end)
         store, factors = _share(_STORED, models), _share(_STORED, replicas)
         self.state: State = new_state(self.cluster, options.max_in_system, store, factors)
         self._neighbours = neighbours
@@ -109,7 +109,7 @@ class _SimulationRun:
             for change in by_time[time]:
                 self._change(change)
             progress(min(1.0, time / self.end))
-        changes.fail_all_orphans(self.state, self.tally)
+        changes.fail_all_orphans(self.cluster, self.state, self.tally)
 
     def _run_until(self, time: int) -> None:
         while self._loop.run(self.cluster, self.state, self.tally, time) not in (

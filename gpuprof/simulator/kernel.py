@@ -26,7 +26,7 @@ from gpuprof.simulator.choice import (
     expected_batch_of,
     makes_oldest_late_at,
 )
-from gpuprof.simulator.departure import FAILED, FULL, REFUSED, free_place, give_up, record_answer, window_of
+from gpuprof.simulator.departure import FAILED, FULL, REFUSED, free_place, give_up, record_answer, record_arrival
 from gpuprof.simulator.heap import (
     ARRIVAL,
     COMPLETION,
@@ -102,32 +102,57 @@ def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: i
         replace_first(state.calendar, state.store[model, position], code_of(ARRIVAL, model))
     else:
         drop_first(state.calendar)
-    if now >= tally.span[0]:
-        tally.arrived[model] += 1
-        tally.windows[window_of(tally, now), model, 0] += 1
+    chain = cluster.chain[model]
+    record_arrival(tally, model, now)
+    if chain >= 0:
+        record_arrival(tally, chain, now)
     place: int = state.free[0]
     if place < 0:
         if now >= tally.span[0]:
             tally.missed[model, FULL] += 1
+            if chain >= 0:
+                tally.missed[chain, FULL] += 1
         return -1
     state.free[0] = state.next[place]
+    if chain >= 0:
+        state.entered[place] = now
+        state.spent[place, 0] = state.spent[place, 1] = state.spent[place, 2] = 0
+        state.spent[place, 3] = state.spent[place, 4] = 0
+    if _enter_router(cluster, state, model, place, now) == now:
+        return place
+    _await_replicas(state, model, place)
+    return -1
+
+
+def _enter_router(cluster: ClusterArrays, state: State, model: int, place: int, now: int) -> int:
+    """Send a request through router and network; return when it reaches the replicas."""
     state.arrived[place] = now
     router_done = max(now, state.router_until[0]) + cluster.router_ns
     state.router_until[0] = router_done
-    joins = router_done + cluster.request_leg[model]
+    joins: int = router_done + cluster.request_leg[model]
     state.joined[place] = joins
-    if joins == now:
-        return place
+    return joins
+
+
+def _await_replicas(state: State, model: int, place: int) -> None:
+    """Let a request join the replicas when its time in router and network is over."""
     # Requests of a model join in order of arrival, so the calendar holds only the first of them and stays as short as
     # the number of models.
     state.next[place] = -1
     if state.pending_head[model] < 0:
         state.pending_head[model] = place
-        push(state.calendar, joins, code_of(JOIN, model))
+        push(state.calendar, state.joined[place], code_of(JOIN, model))
     else:
         state.next[state.pending_tail[model]] = place
     state.pending_tail[model] = place
-    return -1
+
+
+def _pass_on(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, now: int) -> None:
+    """Send the answer of a chain's step to its next step, ``model``, as the client does."""
+    record_arrival(tally, model, now)
+    state.losses[place] = 0
+    _enter_router(cluster, state, model, place, now)
+    _await_replicas(state, model, place)
 
 
 def _end_router_delay(state: State, model: int) -> int:
@@ -146,7 +171,7 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
     """Put a request into a replica's queue or refuse it; return the chosen replica, -1 if no replica is alive."""
     replica, finish = choose_replica(cluster, state, model, now)
     if replica < 0:
-        give_up(state, tally, model, place, FAILED)
+        give_up(cluster, state, tally, model, place, FAILED)
         return -1
     is_refusal, waited_ms = False, (now - state.arrived[place]) * MS
     if cluster.refuse_hopeless:
@@ -161,7 +186,7 @@ def _join_queue(cluster: ClusterArrays, state: State, tally: Tally, model: int, 
         is_refusal = spoils or is_refused(state.waiting[replica], idle, finish, waited_ms, slo, reserve)
     _count_arrival(cluster, state, replica, now, is_refusal)
     if is_refusal:
-        give_up(state, tally, model, place, REFUSED)
+        give_up(cluster, state, tally, model, place, REFUSED)
         return replica  # its batch may now be held longer
     if cluster.refuse_hopeless:
         state.expected_ms[place], state.expected_rows[place] = (
@@ -375,6 +400,8 @@ def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process:
         return -1
     drop_first(state.calendar)
     replica: int = cluster.process_replica[process]
+    model = cluster.replica_model[replica]
+    next_step = cluster.following[model]
     begin, end = tally.span[0], tally.span[1]
     start = max(begin, state.started_at[process])
     if start < min(now, end):
@@ -385,14 +412,16 @@ def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process:
     tally.replica_batches[replica] += state.arrived[place] >= begin
     while place >= 0:
         following = state.next[place]
-        if state.arrived[place] >= begin:
-            tally.replica_by_end[replica] += now <= end
-            record_answer(cluster, state, tally, process, place, now)
+        record_answer(cluster, state, tally, process, place, now)
         # The router, too, ignores requests sent twice, because their times depend on the failure.
         if cluster.refuse_hopeless and state.losses[place] == 0:
             _learn_reserve(cluster, state, process, place, now)
-        free_place(state, place)
         state.host[0] += cluster.host_event[0] > 0
+        if next_step >= 0:
+            _pass_on(cluster, state, tally, next_step, place, now + cluster.answer_leg[model])
+            state.host[0] += cluster.host_event[0] > 0
+        else:
+            free_place(state, place)
         place = following
     state.flight[process] = -1
     if state.free_processes[replica] == 0:

@@ -25,15 +25,17 @@ def arrivals_of_rates(
     some models, by their names for clients, replacing the map's; ``total``: requests per second of all models together,
     in proportion to their rates; ``scale``: factor on the rates; ``form``: see `parse_arrivals`.
     """
+    traffic = deployment.traffic
     for model in rates:
-        if model not in deployment.requested:
-            raise unknown_name("model", model, list(deployment.requested))
+        if model not in traffic:
+            raise unknown_name("model", model, list(traffic))
     demanded = dict.fromkeys(deployment.models, 0.0)
-    for client, requested in deployment.requested.items():
-        demanded[deployment.serving[client]] += rates.get(client, requested.rate_rps)
+    for client, requested in traffic.items():
+        demanded[deployment.entries[client]] += rates.get(client, requested.rate_rps)
     if total is not None and demanded:
         scale *= total / sum(demanded.values())
-    return {name: parse_arrivals(form, scale * rate) for name, rate in demanded.items()}
+    entries = set(deployment.entries.values())
+    return {name: parse_arrivals(form, scale * rate) for name, rate in demanded.items() if name in entries}
 
 
 def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, ArrivalProcess]:
@@ -41,12 +43,12 @@ def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, Arri
 
     Raises `InputError` when the trace names a model that the map lacks, or no model and the map has several.
     """
-    return name_requests(deployment, trace).join(deployment.serving).arrivals()
+    return name_requests(deployment, trace).join(deployment.entries).arrivals()
 
 
 def name_requests(deployment: DeploymentMap, trace: Trace) -> Trace:
     """Return the requests of a trace by the map's names for clients; see `arrivals_of_trace`."""
-    clients = list(deployment.requested)
+    clients = list(deployment.traffic)
     names = [name for name, times in trace.times.items() if len(times)]
     if names == [""]:
         if len(clients) != 1:

@@ -99,7 +99,8 @@ class EpochOutcome:
 class SimulationOutcome:
     """All results; ``times_s`` holds the starts of the windows of the time line and the end of the last.
 
-    ``epochs`` lists the successive maps if the map was rescheduled.
+    ``epochs`` lists the successive maps if the map was rescheduled; ``chains`` the results of chains of models, from
+    the arrival at the first step to the answer of the last.
     """
 
     duration_s: float
@@ -111,16 +112,23 @@ class SimulationOutcome:
     times_s: tuple[float, ...]
     series: tuple[Series, ...]
     epochs: tuple[EpochOutcome, ...] = ()
+    chains: tuple[ModelOutcome, ...] = ()
+    steps: tuple[str, ...] = ()  #: Models of chains.
+
+    @property
+    def clients(self) -> tuple[ModelOutcome, ...]:
+        """The results that clients see: those of chains in place of their steps."""
+        return (*(model for model in self.models if model.model not in self.steps), *self.chains)
 
     @property
     def requests(self) -> int:
         """Number of requests counted."""
-        return sum(model.requests for model in self.models)
+        return sum(model.requests for model in self.clients)
 
     @property
     def goodput_rps(self) -> float:
         """Requests per second answered within their SLO, of all models."""
-        return sum(model.goodput_rps for model in self.models)
+        return sum(model.goodput_rps for model in self.clients)
 
     def document(self) -> dict[str, object]:
         """Return everything as plain values for JSON."""
@@ -132,7 +140,7 @@ def outcome_of(
 ) -> SimulationOutcome:
     """Return the outcome from a tally."""
     seconds = float(tally.span[1] - tally.span[0]) / NS_PER_S
-    names = list(deployment.models)
+    names, chains = list(deployment.models), deployment.chains
     return SimulationOutcome(
         duration_s=options.duration_s,
         warmup_s=options.warmup_s,
@@ -142,11 +150,15 @@ def outcome_of(
         replicas=tuple(_summarize_replica(place, tally, i, seconds) for i, place in enumerate(places)),
         times_s=tuple(float(t) for t in np.linspace(tally.span[0], tally.span[1], WINDOWS + 1) / NS_PER_S),
         series=tuple(_make_series(tally, i, name) for i, name in enumerate(names)),
+        chains=tuple(
+            _summarize_model(deployment, tally, i, name, seconds) for i, name in enumerate(chains, len(names))
+        ),
+        steps=tuple(step for chain in chains.values() for step in chain.steps),
     )
 
 
 def _summarize_model(deployment: DeploymentMap, tally: Tally, i: int, name: str, seconds: float) -> ModelOutcome:
-    demand = deployment.models[name]
+    demand = deployment.chains.get(name) or deployment.models[name]
     requests, answered, in_time = int(tally.arrived[i]), int(tally.answered[i]), int(tally.in_time[i])
     pct = 100.0 * in_time / requests if requests else None
     means = {stage: float(tally.stage_ns[i, s]) / answered / 1e6 for s, stage in enumerate(STAGES)} if answered else {}

@@ -37,6 +37,10 @@ class ClusterArrays(NamedTuple):
     #: objective.
     slo: Ints
     late_part: Floats
+    #: ``following``, ``chain``: Shape (M,). Next step of the model's chain; row of the chain in the tally; -1: none.
+    following: Ints
+    chain: Ints
+    chain_slo: Ints  #: Shape (chains,). Objective of each chain's latency.
     #: ``request_leg``, ``answer_leg``: Shape (M,). Network time of a request to its replica, and of its answer back.
     request_leg: Ints
     answer_leg: Ints
@@ -89,6 +93,10 @@ class State(NamedTuple):
     #: ``expected_ms``, ``expected_rows``: Shape (N,). Expected latency since sending, and expected batch size.
     expected_ms: Floats
     expected_rows: Ints
+    #: ``entered``, ``spent``: Shape (N,), (N, 5), empty without chains. Arrival at the chain's first step; time in each
+    #: stage of the steps before.
+    entered: Ints
+    spent: Ints
     losses: NDArray[np.int8]  #: Shape (N,). Number of times the request was lost with a failing device.
     # State by model.
     #: ``pending_head``, ``pending_tail``: Shape (M,). Chain of requests in router and network.
@@ -163,7 +171,7 @@ class State(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """The counts of requests that arrived from ``span[0]`` on."""
+    """The counts of requests that arrived from ``span[0]`` on; chains have their rows after the M models."""
 
     span: Ints  #: Shape (2,). Begin and end of the time line.
     windows_per_ns: Floats  #: Shape (1,).
@@ -198,7 +206,9 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
     # The calendar holds at most an event per process, an event per replica's timer, and two events per model.
     events = processes + replicas + 2 * models + 1
     ones = np.ones((replicas, factors))
+    of_chains = places if (cluster.chain >= 0).any() else 0
     zeros = (
+        (of_chains, "entered"),
         (replicas, "waiting armed counted_at joining held solo_requests alive takes idle_since factor_position"),
         (models, "reserve_at living turn store_position store_size"),
         (processes, "expected_at started_at idle_before batch_size"),
@@ -222,6 +232,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         wait_ms=cluster.max_wait_ms.copy(),
         left_ms=np.zeros(replicas),
         reserve=np.full(models, RESERVE),
+        spent=np.zeros((of_chains, len(STAGES)), np.int64),
         losses=np.zeros(places, np.int8),
         slowdown=no_slowdown(replicas),
         free_processes=np.diff(cluster.first_process),

@@ -1,0 +1,91 @@
+"""Chains of models under one SLO: planned, checked, simulated and served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import gpuprof
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.errors import InputError
+
+SLOW_MS = 40.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two models and an slo.csv that asks for a chain of them."""
+    folder = tmp_path_factory.mktemp("chains")
+    for name in ("resnet18", "mlp"):
+        gpuprof.build_model(name, folder / f"{name}.onnx")
+    write_demands(
+        folder, f"{folder}/resnet18.onnx > {folder}/mlp.onnx,100,{SLOW_MS},vision", f"{folder}/mlp.onnx,50,20,"
+    )
+    return folder
+
+
+def write_demands(folder: Path, *rows: str) -> Path:
+    path = folder / "slo.csv"
+    path.write_text("\n".join(("model,rate_rps,slo_ms,service", *rows)) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(folder: Path) -> DeploymentMap:
+    options = gpuprof.PlanningOptions(time_limit_s=5.0)
+    return gpuprof.place(folder / "slo.csv", fleet="a100-40", options=options).deployment
+
+
+def test_the_steps_of_a_chain_share_its_slo_and_its_late_requests(plan: DeploymentMap) -> None:
+    assert plan.chains["vision"].steps == ("resnet18", "vision.mlp")
+    first, second = (plan.models[step] for step in plan.chains["vision"].steps)
+    assert first.slo_ms + second.slo_ms == pytest.approx(SLOW_MS)
+    assert first.slo_ms > second.slo_ms  # the slower model needs the larger part
+    assert (first.percentile, second.percentile) == (99.5, 99.5)
+    assert first.rate_rps == second.rate_rps == 100.0
+    assert not plan.unplaced
+
+
+def test_the_cheapest_division_is_found_where_an_equal_one_costs_more(folder: Path, tmp_path: Path) -> None:
+    tight = write_demands(tmp_path, f"{folder}/resnet18.onnx>{folder}/mlp.onnx,900,9,vision")
+    plan = gpuprof.place(tight, fleet="a100-40", options=gpuprof.PlanningOptions(time_limit_s=5.0)).deployment
+    chain = [gpuprof.Demand(str(folder / f"{n}.onnx"), 900.0, gpuprof.Slo(4.5, 99.5)) for n in ("resnet18", "mlp")]
+    equal = gpuprof.place(chain, fleet="a100-40", options=gpuprof.PlanningOptions(time_limit_s=5.0)).deployment
+    assert not plan.unplaced
+    assert bool(equal.unplaced) or equal.predicted.gpus >= plan.predicted.gpus
+
+
+def test_a_map_without_chains_has_no_entry_for_them_and_one_with_them_is_read_back(plan: DeploymentMap) -> None:
+    assert DeploymentMap.model_validate_json(plan.to_json()) == plan
+    assert "chains" not in json.loads(plan.model_copy(update={"chains": {}}).to_json())
+
+
+@pytest.mark.parametrize("steps", [("resnet18", "absent"), ("resnet18", "resnet18")])
+def test_a_map_whose_chain_has_a_wrong_step_is_refused(plan: DeploymentMap, steps: tuple[str, str]) -> None:
+    content = json.loads(plan.to_json())
+    content["chains"]["vision"]["steps"] = steps
+    with pytest.raises(ValueError, match=r"not among|two steps"):
+        DeploymentMap.model_validate(content)
+
+
+def test_check_refuses_a_map_whose_steps_add_up_to_more_than_the_chain_may_take(
+    plan: DeploymentMap, folder: Path
+) -> None:
+    assert gpuprof.check(plan).is_sound
+    chain = plan.chains["vision"].model_copy(update={"slo_ms": 0.9 * SLOW_MS})
+    (violation,) = gpuprof.check(plan.model_copy(update={"chains": {"vision": chain}})).violations
+    assert (violation.rule, violation.where) == ("slo", "vision")
+    stricter = gpuprof.Demand("vision", 100.0, gpuprof.Slo(0.9 * SLOW_MS), source_model="resnet18>mlp")
+    other = gpuprof.Demand("mlp", 50.0, gpuprof.Slo(20.0))
+    assert [v.where for v in gpuprof.check(plan, against=[stricter, other]).violations] == ["vision"]
+    assert gpuprof.check(
+        plan, against=[gpuprof.Demand("vision", 100.0, gpuprof.Slo(SLOW_MS), source_model="resnet18>mlp"), other]
+    ).is_sound
+
+
+def test_a_chain_of_file_and_dims_and_of_empty_steps_is_refused(folder: Path, tmp_path: Path) -> None:
+    for text in (f"{folder}/mlp.onnx>,1,20,", f">{folder}/mlp.onnx,1,20,"):
+        with pytest.raises(InputError, match="must be MODEL>MODEL"):
+            gpuprof.place(write_demands(tmp_path, text), fleet="a100-40")
