@@ -11,7 +11,8 @@ import gpuprof
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
 
-SLOW_MS = 40.0
+SLO_MS = 40.0
+SHORT = gpuprof.SimulatedTraffic(duration_s=5.0)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("resnet18", "mlp"):
         gpuprof.build_model(name, folder / f"{name}.onnx")
     write_demands(
-        folder, f"{folder}/resnet18.onnx > {folder}/mlp.onnx,100,{SLOW_MS},vision", f"{folder}/mlp.onnx,50,20,"
+        folder, f"{folder}/resnet18.onnx > {folder}/mlp.onnx,100,{SLO_MS},vision", f"{folder}/mlp.onnx,50,20,"
     )
     return folder
 
@@ -41,7 +42,7 @@ def plan(folder: Path) -> DeploymentMap:
 def test_the_steps_of_a_chain_share_its_slo_and_its_late_requests(plan: DeploymentMap) -> None:
     assert plan.chains["vision"].steps == ("resnet18", "vision.mlp")
     first, second = (plan.models[step] for step in plan.chains["vision"].steps)
-    assert first.slo_ms + second.slo_ms == pytest.approx(SLOW_MS)
+    assert first.slo_ms + second.slo_ms == pytest.approx(SLO_MS)
     assert first.slo_ms > second.slo_ms  # the slower model needs the larger part
     assert (first.percentile, second.percentile) == (99.5, 99.5)
     assert first.rate_rps == second.rate_rps == 100.0
@@ -74,14 +75,14 @@ def test_check_refuses_a_map_whose_steps_add_up_to_more_than_the_chain_may_take(
     plan: DeploymentMap, folder: Path
 ) -> None:
     assert gpuprof.check(plan).is_sound
-    chain = plan.chains["vision"].model_copy(update={"slo_ms": 0.9 * SLOW_MS})
+    chain = plan.chains["vision"].model_copy(update={"slo_ms": 0.9 * SLO_MS})
     (violation,) = gpuprof.check(plan.model_copy(update={"chains": {"vision": chain}})).violations
     assert (violation.rule, violation.where) == ("slo", "vision")
-    stricter = gpuprof.Demand("vision", 100.0, gpuprof.Slo(0.9 * SLOW_MS), source_model="resnet18>mlp")
+    stricter = gpuprof.Demand("vision", 100.0, gpuprof.Slo(0.9 * SLO_MS), source_model="resnet18>mlp")
     other = gpuprof.Demand("mlp", 50.0, gpuprof.Slo(20.0))
     assert [v.where for v in gpuprof.check(plan, against=[stricter, other]).violations] == ["vision"]
     assert gpuprof.check(
-        plan, against=[gpuprof.Demand("vision", 100.0, gpuprof.Slo(SLOW_MS), source_model="resnet18>mlp"), other]
+        plan, against=[gpuprof.Demand("vision", 100.0, gpuprof.Slo(SLO_MS), source_model="resnet18>mlp"), other]
     ).is_sound
 
 
@@ -89,3 +90,32 @@ def test_a_chain_of_file_and_dims_and_of_empty_steps_is_refused(folder: Path, tm
     for text in (f"{folder}/mlp.onnx>,1,20,", f">{folder}/mlp.onnx,1,20,"):
         with pytest.raises(InputError, match="must be MODEL>MODEL"):
             gpuprof.place(write_demands(tmp_path, text), fleet="a100-40")
+
+
+def test_a_chain_is_simulated_from_its_first_arrival_to_its_last_answer(plan: DeploymentMap) -> None:
+    result = gpuprof.simulate(plan, gpuprof.SimulatedTraffic(duration_s=20.0, warmup_s=1.0))
+    assert [verdict.model for verdict in result.verdicts()] == ["mlp", "vision"]
+    first, second, _ = result.outcome.models
+    (chain,) = result.outcome.chains
+    assert chain.requests == chain.answered == first.answered
+    assert abs(second.requests - first.requests) <= 2  # requests in the first step when the warm-up ends
+    assert chain.mean_ms == pytest.approx((first.mean_ms or 0.0) + (second.mean_ms or 0.0), rel=1e-3)
+    assert (first.p99_ms or 0.0) < (chain.p99_ms or 0.0) <= (first.p99_ms or 0.0) + (second.p99_ms or 0.0)
+    assert result.outcome.requests == chain.requests + result.outcome.models[2].requests
+
+
+def test_the_verdict_on_a_chain_is_on_its_own_slo_and_counts_requests_lost_in_any_step(plan: DeploymentMap) -> None:
+    tight = plan.chains["vision"].model_copy(update={"slo_ms": 0.01})
+    result = gpuprof.simulate(plan.model_copy(update={"chains": {"vision": tight}}), SHORT)
+    assert {verdict.model: verdict.verdict for verdict in result.verdicts()} == {"mlp": "kept", "vision": "missed"}
+    failing = gpuprof.simulate(plan, SHORT, service=gpuprof.ServiceSettings(failures=("node0@2s",)))
+    (chain,) = failing.outcome.chains
+    assert chain.missed["failed"] > 0
+    assert chain.answered + chain.missed["failed"] + chain.missed["refused"] == chain.requests
+
+
+def test_the_rate_of_a_chain_is_given_by_its_name(plan: DeploymentMap) -> None:
+    result = gpuprof.simulate(plan, gpuprof.SimulatedTraffic(duration_s=20.0, rates_rps={"vision": 20.0}))
+    assert result.outcome.chains[0].rate_rps == pytest.approx(20.0, rel=0.3)
+    with pytest.raises(InputError, match=r"vision\.mlp"):
+        gpuprof.simulate(plan, gpuprof.SimulatedTraffic(rates_rps={"vision.mlp": 20.0}))
