@@ -25,6 +25,7 @@ from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.transport.server_timing import NAME, UNKNOWN_MS, ServerTimes, read_times
 
 if TYPE_CHECKING:
+    from gpuprof.load.chain import NextStep
     from gpuprof.load.target import Target
     from gpuprof.load.windows import WindowWatch
 
@@ -56,6 +57,7 @@ class Schedule:
     until_s: float = 0.0  #: Closed loop: when the last request is sent, at the latest.
     #: Closed loop: sequences of requests, as `gpuprof.load.closed_loop.ClosedLoop` takes them.
     chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    steps: tuple[tuple[NextStep, ...], ...] = ()  #: By model, the requests that follow its answers; see `NextStep`.
 
 
 @dataclass(slots=True)
@@ -82,7 +84,8 @@ class Connection:
     """A connection and its current request. ``context``: TLS context of an encrypted connection."""
 
     __slots__ = (
-        "_unsent", "closing", "expected", "head", "number", "received", "socket", "tail", "told", "unread"
+        "_unsent", "answer", "closing", "expected", "head", "keeps",
+        "number", "received", "socket", "tail", "told", "unread",
     )  # fmt: skip
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
@@ -101,6 +104,7 @@ class Connection:
         self.head = self.tail = b""
         self.closing = False
         self.told = ServerTimes()
+        self.keeps, self.answer = False, bytearray()
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for select."""
@@ -111,9 +115,13 @@ class Connection:
         """Return whether part of the request is still unsent."""
         return len(self._unsent) > 0
 
-    def begin(self, number: int, request: bytes) -> None:
-        """Send a request, as much as the socket takes. Raises `OSError` as `write` does."""
+    def begin(self, number: int, request: bytes, keeps: bool = False) -> None:
+        """Send a request, as much as the socket takes; ``keeps``: whether the whole answer is needed.
+
+        Raises `OSError` as `write` does.
+        """
         self.number = number
+        self.keeps, self.answer = keeps, bytearray()
         self._unsent = memoryview(request)
         self.expected = -1
         self.received = 0
@@ -140,6 +148,8 @@ class Connection:
                     self.closing = True
                     return int(self.head[9:12])
                 raise ConnectionResetError("closed by the server")
+            if self.keeps:
+                self.answer += memoryview(buffer)[:count]
             if self.expected < 0:
                 # Keep only the beginning of a large answer: tensors follow the head, and copying them takes time.
                 self.head += bytes(memoryview(buffer)[:count]) if self.head or count < 4096 else bytes(buffer[:4096])
@@ -198,6 +208,8 @@ class LoadClient:
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._turns = [0] * len(schedule.requests)
         self._context = None if schedule.target is None else schedule.target.context()
+        self._steps = schedule.steps or ((),) * len(schedule.requests)
+        self._steps_done: dict[int, int] = {}  # by number of the request, of chains only
         count = len(schedule.times)
         self.sent = SentRequests(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
         unknown = array("d", [UNKNOWN_MS]) * count
@@ -282,6 +294,9 @@ class LoadClient:
         self._turns[model] += 1
         request = requests[self._turns[model] % len(requests) if index is None else index]
         self.sent.sent_s[number] = now
+        self._transmit(number, request, now, bool(self._steps[model] and self._steps[model][0].sources))
+
+    def _transmit(self, number: int, request: bytes, now: float, keeps: bool) -> None:
         try:
             connection = self._idle.pop() if self._idle else self._connect()
         except OSError:
@@ -289,7 +304,7 @@ class LoadClient:
             return  # counted as lost: no server listens
         try:
             self._busy[connection.fileno()] = connection
-            connection.begin(number, request)
+            connection.begin(number, request, keeps)
             if connection.is_sending:
                 self._events.modify(connection.fileno(), select.EPOLLIN | select.EPOLLOUT)
         except OSError:
@@ -340,19 +355,44 @@ class LoadClient:
         if status is None:
             return
         number, now = connection.number, time.monotonic() - start
-        self.sent.done_s[number] = now
-        self.sent.status[number] = status
-        self.sent.queue_ms[number], self.sent.infer_ms[number], self.sent.server_ms[number] = connection.told
-        if self._watch is not None and status == HTTPStatus.OK:
-            closed = bool(self._schedule.in_flight)
-            due = self.sent.sent_s[number] if closed else self._schedule.times[number]
-            self._watch.add(self.sent.models[number] if closed else self._schedule.models[number], now - due, now)
+        self._add_server_times(number, connection.told)
+        is_closed = bool(self._schedule.in_flight)
+        model = (self.sent if is_closed else self._schedule).models[number]
+        request, keeps = b"", False
+        if self._steps[model] and status == HTTPStatus.OK:
+            request, keeps = self._make_next_request(number, model, bytes(connection.answer))
+        if not request:
+            self.sent.done_s[number], self.sent.status[number] = now, status
+        if self._watch is not None and status == HTTPStatus.OK and not request:
+            due = self.sent.sent_s[number] if is_closed else self._schedule.times[number]
+            self._watch.add(model, now - due, now)
+        del self._busy[connection.fileno()]
         if connection.closing or connection.is_sending:
-            self._drop(connection, now)
+            connection.socket.close()  # epoll removes closed sockets by itself
         else:
-            del self._busy[connection.fileno()]
             self._idle.append(connection)
+        if request:
+            self._transmit(number, request, now, keeps)
+        else:
             self._finish(number, now)
+
+    def _add_server_times(self, number: int, told: ServerTimes) -> None:
+        """Add the times of an answer to those of the chain's steps before."""
+        columns = self.sent.queue_ms, self.sent.infer_ms, self.sent.server_ms
+        for column, spent_ms in zip(columns, told, strict=True):
+            is_first = number not in self._steps_done
+            is_known = UNKNOWN_MS not in (spent_ms, column[number])
+            column[number] = spent_ms if is_first else column[number] + spent_ms if is_known else UNKNOWN_MS
+
+    def _make_next_request(self, number: int, model: int, answer: bytes) -> tuple[bytes, bool]:
+        """Return the request of the chain's next step, and whether its answer is passed on; empty after the last."""
+        done = self._steps_done.get(number, 0)
+        self._steps_done[number] = done + 1
+        if done == len(self._steps[model]):
+            del self._steps_done[number]
+            return b"", False
+        following = self._steps[model][done + 1 : done + 2]
+        return self._steps[model][done].make_request(answer, number), any(step.sources for step in following)
 
     def _drop(self, connection: Connection, now: float) -> None:
         self._busy.pop(connection.fileno(), None)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.load.chain import NextStep, match_outputs
 from gpuprof.load.client import Schedule, SentRequests
 from gpuprof.load.client_processes import run_clients
 from gpuprof.load.report import ModelResult, stage_rows, summarize
-from gpuprof.load.target import Target, input_shapes, requests_for, requests_of_data, sequence_chains
+from gpuprof.load.target import Target, input_shapes, random_tensors, requests_for, requests_of_data, sequence_chains
 from gpuprof.load.traffic import arrival_times
 from gpuprof.load.windows import WindowRule
 from gpuprof.machine.lost_time import StolenTime
@@ -42,6 +43,13 @@ class RequestStream:
     #: Closed loop: number of requests in flight, regardless of the rate; None: open loop. All streams of a load are of
     #: the same kind.
     concurrency: int | None = None
+    #: Steps of a chain: each answer is sent on to the next step, and the last answer counts; empty for a single model.
+    steps: tuple[RequestStream, ...] = ()
+
+    @property
+    def first(self) -> RequestStream:
+        """The stream of the first step; of a single model this stream."""
+        return replace(self.steps[0], data=self.data) if self.steps else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,20 @@ def make_requests(
         requests_for(target, stream.model, stream.path, settings.seed, stream.dims)
         if stream.data is None
         else requests_of_data(target, stream.model, read_stream_data(target, stream))
-        for stream in streams
+        for stream in (stream.first for stream in streams)
+    )
+
+
+def make_next_steps(target: Target, stream: RequestStream, seed: int) -> tuple[NextStep, ...]:
+    """Return the later steps of a chain. Raises `GpuprofError` as `gpuprof.load.target.requests_for` does."""
+    return tuple(
+        NextStep(
+            target,
+            step.model,
+            random_tensors(target, step.model, step.path, seed, step.dims),
+            match_outputs(target.model_outputs(before.model), target.model_inputs(step.model)),
+        )
+        for before, step in zip(stream.steps, stream.steps[1:], strict=False)
     )
 
 
@@ -168,8 +189,9 @@ def make_schedules(
     """Merge the streams by time and deal the requests, or those in flight, out to the clients."""
     import numpy as np
 
+    steps = tuple(make_next_steps(target, stream, settings.seed) for stream in streams)
     if any(stream.concurrency for stream in streams):
-        return _make_closed(target, streams, requests, settings)
+        return [replace(schedule, steps=steps) for schedule in _make_closed(target, streams, requests, settings)]
     all_times = send_times(streams, settings)
     times = np.concatenate(all_times)
     models = np.repeat(np.arange(len(streams)), [len(time) for time in all_times])
@@ -185,6 +207,7 @@ def make_schedules(
             models[first::clients].tolist(),
             settings.patience_s,
             target if target.is_encrypted else None,
+            steps=steps,
         )
         for first in range(clients)
     ]

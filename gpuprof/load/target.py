@@ -6,11 +6,11 @@ import http.client
 import json
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gpuprof.domain.public_name import model_address
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 VARIANTS = 20
 #: Characters that no host name has, and which would end a line of the request.
 _NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
+
+
+class Tensor(NamedTuple):
+    """A tensor of a request or an answer, as bytes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +121,26 @@ class Target:
 
     def model_inputs(self, model: str) -> list[TensorSpec]:
         """Return the inputs of a model as the server describes them. Raises `GpuprofError` as `get` does."""
+        return self._read_specs(model, "inputs")
+
+    def has_model(self, model: str) -> bool:
+        """Return whether the server has a model. Raises `UnavailableError` when no server answers."""
+        try:
+            self.get(model_address(model))
+        except UnavailableError:
+            raise
+        except InputError:
+            return False
+        return True
+
+    def model_outputs(self, model: str) -> list[TensorSpec]:
+        """Return the outputs of a model as the server describes them. Raises `GpuprofError` as `get` does."""
+        return self._read_specs(model, "outputs")
+
+    def _read_specs(self, model: str, kind: str) -> list[TensorSpec]:
         document = self.get(model_address(model))
         try:
-            return [TensorSpec(t["name"], t["datatype"], tuple(t["shape"])) for t in document["inputs"]]
+            return [TensorSpec(t["name"], t["datatype"], tuple(t["shape"])) for t in document[kind]]
         except (KeyError, TypeError):
             raise InputError(f"{self} describes model {model!r} in a way that is not the protocol's") from None
 
@@ -141,9 +167,16 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
     dims : str, optional
         Sizes of the model's free dimensions, or their distribution, as in slo.csv.
     """
+    return tuple(join_request(target, model, inputs) for inputs in random_tensors(target, model, path, seed, dims))
+
+
+def random_tensors(
+    target: Target, model: str, path: str | None, seed: int, dims: str | None = None
+) -> tuple[list[Tensor], ...]:
+    """Return the inputs of each request of `requests_for`, which see."""
     specs = target.model_inputs(model)
     return tuple(
-        encode_request(target, model, specs, _inputs(specs, path, seed + variant, sizes))
+        _to_tensors(specs, _inputs(specs, path, seed + variant, sizes))
         for variant, sizes in enumerate(_spread_sizes(dims))
     )
 
@@ -156,7 +189,7 @@ def requests_of_data(target: Target, model: str, data: InputData) -> tuple[bytes
     """
     specs = target.model_inputs(model)
     return tuple(
-        encode_request(target, model, specs, sample, _sequence_parameters(number, step, len(sequence)))
+        join_request(target, model, _to_tensors(specs, sample), _sequence_parameters(number, step, len(sequence)))
         for number, sequence in enumerate(data.sequences, 1)
         for step, sample in enumerate(sequence, 1)
     )
@@ -230,30 +263,28 @@ def _free_names(spec: TensorSpec) -> list[str]:
     return [f"{spec.name}:{axis}" for axis, size in enumerate(spec.shape) if axis and size == -1]
 
 
-def encode_request(
-    target: Target,
-    model: str,
-    specs: list[TensorSpec],
-    inputs: Mapping[str, Array],
-    parameters: Mapping[str, object] = MappingProxyType({}),
+def _to_tensors(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> list[Tensor]:
+    return [
+        Tensor(spec.name, spec.datatype, inputs[spec.name].shape, _bytes(inputs[spec.name], spec.datatype))
+        for spec in specs
+    ]
+
+
+def join_request(
+    target: Target, model: str, tensors: Sequence[Tensor], parameters: Mapping[str, object] = MappingProxyType({})
 ) -> bytes:
     """Return an inference request with binary tensors, head and body."""
-    headers = []
-    tensors = []
-    for spec in specs:
-        array = inputs[spec.name]
-        data = _bytes(array, spec.datatype)
-        tensors.append(data)
-        headers.append(
-            {
-                "name": spec.name,
-                "datatype": spec.datatype,
-                "shape": list(array.shape),
-                "parameters": {"binary_data_size": len(data)},
-            }
-        )
+    headers = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+            "parameters": {"binary_data_size": len(tensor.data)},
+        }
+        for tensor in tensors
+    ]
     text = json.dumps({"inputs": headers, "parameters": {"binary_data_output": True, **parameters}}).encode()
-    body = text + b"".join(tensors)
+    body = text + b"".join(tensor.data for tensor in tensors)
     own_headers = "".join(f"{name}: {value}\r\n" for name, value in target.headers.items())
     head = (
         f"POST {model_address(model)}/infer HTTP/1.1\r\n"

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
 
@@ -203,15 +203,18 @@ def load(
         require_planned_files(locate_files(resolved, base))
     streams, settings = traffic.make_streams(resolved, base)
     target = access.reach(server)
-    data_by_model = {stream.model: read_stream_data(target, stream) for stream in streams if stream.data is not None}
+    # A server that executes the chain itself, as Triton does with an ensemble, gets whole requests.
+    streams = [replace(s, steps=()) if s.steps and target.has_model(s.model) else s for s in streams]
+    data_by_model = {s.model: read_stream_data(target, s.first) for s in streams if s.data is not None}
     inputs = {model: str(data) for model, data in data_by_model.items()}
     for stream in streams:
         if stream.model in inputs:
             notes.add(f"{stream.model}: inputs from {inputs[stream.model]}")
             if not stream.concurrency and any(len(sequence) > 1 for sequence in data_by_model[stream.model].sequences):
                 notes.add(f"{stream.model}: sequences wait for no answers in an open loop; with --concurrency they do")
-        elif remark := describe_assumed(target, stream.model, stream.path, stream.dims):
-            notes.add(remark)
+        else:
+            steps = stream.steps or (stream,)
+            notes.add(*filter(None, (describe_assumed(target, s.model, s.path, s.dims) for s in steps)))
     predictions = None
     if resolved is not None and traffic.concurrency:
         notes.add("closed loop: nothing is predicted of it, since the map is planned for rates")
@@ -237,7 +240,7 @@ def load(
         predictions=predictions,
         warnings=warnings,
         inputs=inputs,
-        percentiles={} if resolved is None else {name: d.percentile for name, d in resolved.requested.items()},
+        percentiles={} if resolved is None else {name: d.percentile for name, d in resolved.traffic.items()},
         is_closed=bool(traffic.concurrency),
     )
 

@@ -78,7 +78,7 @@ def predict_load(
     note : callable, optional
         Called with remarks on long steps, omissions, and the reason for a missing replay.
     """
-    serving = deployment.serving
+    serving = deployment.entries
     rates: dict[str, float] = {}
     for stream in streams:
         rates[serving[stream.model]] = rates.get(serving[stream.model], 0.0) + stream.rate_rps
@@ -120,8 +120,8 @@ def _share_predictions(
     """Return the predictions by the streams' models: members of a merged model get their part of its goodput."""
     shared = {}
     for stream in streams:
-        model = deployment.serving[stream.model]
-        if model in predicted:
+        model = deployment.entries[stream.model]
+        if model in predicted and not stream.steps:
             whole = predicted[model]
             goodput_rps = whole.goodput_rps
             if goodput_rps is not None and rates[model] > 0.0:
@@ -151,13 +151,12 @@ def _replay(
     until_s = _find_horizon_s(times, settings, most or MOST_REPLAYED, note)
     by_model = dict(zip((stream.model for stream in streams), times, strict=True))
     outcome = _simulate(deployment, by_model, settings, until_s, note)
-    model_outcomes = {model.model: model for model in outcome.models}
+    outcomes = {model.model: model for model in outcome.clients}
+    serving = deployment.serving | {name: name for name in deployment.chains}
     handover_ms = host_work_of_plan(deployment.planned_with).handover_ms
     counts = [int((time >= settings.warmup_s).sum()) for time in times]
     return {
-        stream.model: _predict_model(
-            model_outcomes[deployment.serving[stream.model]], count, settings.duration_s, handover_ms
-        )
+        stream.model: _predict_model(outcomes[serving[stream.model]], count, settings.duration_s, handover_ms)
         for stream, count in zip(streams, counts, strict=True)
     }
 
@@ -179,7 +178,7 @@ def _simulate(
     host = host_work_of_plan(planned_with).at(sum(map(len, times.values())) / until_s)
     options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host)
     try:
-        return simulate(deployment, Trace(times, until_s).join(deployment.serving).arrivals(), options)
+        return simulate(deployment, Trace(times, until_s).join(deployment.entries).arrivals(), options)
     finally:
         stop_compiling()  # compilation would take cores from the workers during the measurement
 

@@ -16,7 +16,7 @@ from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.settings import DataFiles, Dims, Settings, option
 
 if TYPE_CHECKING:
-    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap, RequestedModel
     from gpuprof.load.load import LoadSettings, RequestStream
     from gpuprof.load.target import Target
     from gpuprof.simulator.trace import Trace
@@ -217,16 +217,22 @@ def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> l
 
     if not dims:
         return list(streams)
-    free = [
-        None if stream.path is None else {dim.name for dim in read_free_dims(Path(stream.path))} for stream in streams
-    ]
+
+    def list_free(stream: RequestStream) -> set[str] | None:
+        return None if stream.path is None else {dim.name for dim in read_free_dims(Path(stream.path))}
+
+    free = [list_free(each) for stream in streams for each in stream.steps or (stream,)]
     if None not in free:  # a model without a file may have any
         require_dimensions(dims, (names or () for names in free))
-    sized = []
-    for stream, names in zip(streams, free, strict=True):
+
+    def size(stream: RequestStream) -> RequestStream:
+        if stream.steps:
+            return replace(stream, steps=tuple(map(size, stream.steps)))
+        names = list_free(stream)
         sizes = [(dim, check_size(dim, size)) for dim, size in dims.items() if names is None or dim in names]
-        sized.append(replace(stream, dims=describe_sizes(sizes)) if sizes else stream)
-    return sized
+        return replace(stream, dims=describe_sizes(sizes)) if sizes else stream
+
+    return list(map(size, streams))
 
 
 def make_rate_streams(
@@ -245,20 +251,23 @@ def make_rate_streams(
                 "nothing says what to send", "give --map map.json, --rate MODEL=REQUESTS_PER_S, or --trace"
             )
         return [RequestStream(model, scale * rate, float("inf")) for model, rate in rates_rps.items()]
-    if unknown := [model for model in rates_rps if model not in deployment.requested]:
-        raise unknown_name("model", unknown[0], list(deployment.requested))
+    traffic, entries = deployment.traffic, deployment.entries
+    if unknown := [model for model in rates_rps if model not in traffic]:
+        raise unknown_name("model", unknown[0], list(traffic))
     placed = {replica.model for *_, replica in deployment.places()}
-    return [
-        RequestStream(
+
+    def make_stream(name: str, demand: RequestedModel) -> RequestStream:
+        chain = deployment.chains.get(name)
+        return RequestStream(
             name,
             scale * rates_rps.get(name, demand.rate_rps),
             demand.slo_ms,
             _find_file(demand.path, folder),
             dims=demand.dims,
+            steps=() if chain is None else tuple(make_stream(step, deployment.models[step]) for step in chain.steps),
         )
-        for name, demand in deployment.requested.items()
-        if deployment.serving[name] in placed
-    ]
+
+    return [make_stream(name, demand) for name, demand in traffic.items() if entries[name] in placed]
 
 
 def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Trace) -> list[RequestStream]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
     from gpuprof.domain.deployment import ModelFile
     from gpuprof.domain.device import Device
-    from gpuprof.domain.estimate import Estimate
+    from gpuprof.domain.estimate import Estimate, Estimator
     from gpuprof.domain.failure import TriedRuns
     from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.domain.sojourn import QueueModel
@@ -255,7 +255,7 @@ def _judge_doubts(
             note(describe_unknown_ops(model, unknown))
 
 
-def estimate_smallest(estimator: DatabaseEstimator, model: str, device: Device) -> Estimate | None:
+def estimate_smallest(estimator: Estimator, model: str, device: Device) -> Estimate | None:
     """Return the estimate of the smallest batch under the largest share with an estimate; None without an estimate.
 
     Policies leave out workloads that failed or have no estimate, and report them.

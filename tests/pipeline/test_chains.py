@@ -119,3 +119,14 @@ def test_the_rate_of_a_chain_is_given_by_its_name(plan: DeploymentMap) -> None:
     assert result.outcome.chains[0].rate_rps == pytest.approx(20.0, rel=0.3)
     with pytest.raises(InputError, match=r"vision\.mlp"):
         gpuprof.simulate(plan, gpuprof.SimulatedTraffic(rates_rps={"vision.mlp": 20.0}))
+
+
+def test_load_judges_a_served_chain_by_its_own_slo_beside_its_prediction(plan: DeploymentMap, folder: Path) -> None:
+    with gpuprof.serve(plan, gpuprof.ServeSettings(port=0, simulate=True)) as server:
+        traffic = gpuprof.LoadTraffic(duration_s=2.0, warmup_s=0.2, rate_scale=0.3)
+        result = gpuprof.load(server.url, server.map, traffic=traffic)
+    chain = next(row for row in result.rows() if row["model"] == "vision")
+    assert [row["model"] for row in result.rows()] == ["mlp", "vision"]
+    assert chain["answered"] == chain["sent"] == pytest.approx(60, abs=25)
+    assert chain["predicted_by"] == "replay"
+    assert chain["slo_ms"] == SLO_MS
