@@ -43,11 +43,12 @@ class TritonModel:
 
 @dataclass(frozen=True, slots=True)
 class TritonRepository:
-    """The models of a Triton model repository, and the reason for each that cannot be planned."""
+    """The models of a Triton model repository, the steps of its ensembles, and why other models cannot be planned."""
 
     folder: Path
     models: Mapping[str, TritonModel]
     left_out: Mapping[str, str]
+    ensembles: Mapping[str, tuple[str, ...]]
 
     def write(self, configurations: Mapping[str, str]) -> None:
         """Write configurations by their path below the repository. Raises `InputError` when that is impossible."""
@@ -65,10 +66,14 @@ def read_repository(folder: Path) -> TritonRepository:
     """
     models: dict[str, TritonModel] = {}
     left_out: dict[str, str] = {}
+    ensembles: dict[str, tuple[str, ...]] = {}
     if not folder.is_dir():
         raise InputError(f"there is no Triton repository {folder}", "name the directory given to --model-repository")
     for entry in sorted(path for path in folder.iterdir() if path.is_dir()):
         config = _read_config(entry)
+        if config.platform == "ensemble":
+            ensembles[config.name] = _order_steps(config)
+            continue
         versions = sorted(int(path.name) for path in entry.iterdir() if path.is_dir() and path.name.isdecimal())
         if not versions:
             if (entry / CONFIG).exists():
@@ -88,7 +93,27 @@ def read_repository(folder: Path) -> TritonRepository:
             f"{folder} has no model that can be planned" + (f" ({reasons})" if reasons else ""),
             "a model is MODEL/VERSION/model.onnx, with MODEL/config.pbtxt",
         )
-    return TritonRepository(folder, models, left_out)
+    return TritonRepository(folder, models, left_out, ensembles)
+
+
+def _order_steps(config: Any) -> tuple[str, ...]:
+    """Return the models of an ensemble in an order in which each has its inputs; parallel steps one after the other.
+
+    Raises `InputError` when a step needs a tensor that no other makes.
+    """
+    ready = {tensor.name for tensor in config.input}
+    waiting, ordered = list(config.ensemble_scheduling.step), []
+    while waiting:
+        step = next((step for step in waiting if ready.issuperset(step.input_map.values())), None)
+        if step is None:
+            tensor = min(set(waiting[0].input_map.values()) - ready)
+            raise InputError(
+                f"the ensemble {config.name} has no step that makes {tensor!r} for {waiting[0].model_name}"
+            )
+        ready.update(step.output_map.values())
+        waiting.remove(step)
+        ordered.append(step.model_name)
+    return tuple(ordered)
 
 
 def _read_config(entry: Path) -> Any:
@@ -112,18 +137,23 @@ def _read_config(entry: Path) -> Any:
 
 
 def name_files(demands: Sequence[Demand], repository: TritonRepository) -> tuple[Demand, ...]:
-    """Return the demands with the repository's files as their models.
+    """Return the demands with the repository's files; an ensemble is a chain of its models.
 
     Raises `InputError` when a demand names a model that the repository lacks or that cannot be planned.
     """
     demands_with_files = []
     for demand in demands:
         name = demand.source_model or demand.model
-        if name in repository.left_out:
-            raise InputError(f"{name} cannot be planned: {repository.left_out[name]}")
-        if name not in repository.models:
-            raise unknown_name("model of the repository", name, list(repository.models))
-        demands_with_files.append(replace(demand, file=str(repository.models[name].file)))
+        steps = demand.steps or repository.ensembles.get(name, (name,))
+        for step in steps:
+            if step in repository.left_out:
+                what = name if step == name else f"{name} cannot be planned, since {step}"
+                raise InputError(f"{what} cannot be planned: {repository.left_out[step]}")
+            if step not in repository.models:
+                raise unknown_name("model of the repository", step, [*repository.models, *repository.ensembles])
+        file = ">".join(str(repository.models[step].file) for step in steps)
+        chain = {"source_model": ">".join(steps)} if name in repository.ensembles else {}
+        demands_with_files.append(replace(demand, file=file, **chain))
     return tuple(demands_with_files)
 
 

@@ -41,13 +41,14 @@ def expand_chains(demands: Sequence[Demand]) -> tuple[Sequence[Demand], dict[str
             continue
         models = [model_name(step) for step in demand.steps]
         chain = demand.model if demand.source_model else ">".join(models)
-        if demand.file or demand.dims or not all(demand.steps):
+        files = demand.file.split(">") if demand.file else [None] * len(models)
+        if demand.dims or not all(demand.steps) or len(files) != len(models):
             raise InputError(
-                f"the chain {chain!r} must be MODEL>MODEL, without the columns file and dims",
-                "name its files in the column model; --dim gives sizes",
+                f"the chain {chain!r} must be MODEL>MODEL, with FILE>FILE in a column file and nothing in dims",
+                "--dim gives the sizes of dimensions",
             )
         services = []
-        for step, model in zip(demand.steps, models, strict=True):
+        for step, model, file in zip(demand.steps, models, files, strict=True):
             candidates = (model, f"{chain}.{model}", *(f"{chain}.{model}.{number}" for number in range(2, 100)))
             service = next(name for name in candidates if name not in names)
             names.add(service)
@@ -58,6 +59,7 @@ def expand_chains(demands: Sequence[Demand]) -> tuple[Sequence[Demand], dict[str
                     demand,
                     model=service if is_renamed else step,
                     source_model=step if is_renamed else None,
+                    file=file,
                     slo=_share_slo(demand.slo, 1.0 / len(models), len(models)),
                 )
             )

@@ -7,6 +7,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from gpuprof.cli.main import main
+from gpuprof.domain.map_file import read_map
 from tests.profiling.models import write_mlp
 
 
@@ -48,10 +49,47 @@ def test_the_plan_becomes_configurations_that_keep_every_other_field(
             assert list(planned.dynamic_batching.preferred_batch_size) == [planned.max_batch_size]
 
 
+def _write_ensemble(repository: Path, needed: str = "middle") -> None:
+    (repository / "whole" / "1").mkdir(parents=True)
+    steps = (("large", needed, "output"), ("small", "input", "middle"))  # in no order, as Triton allows
+    text = " ".join(
+        f'step {{ model_name: "{model}" input_map {{ key: "x" value: "{source}" }} '
+        f'output_map {{ key: "y" value: "{result}" }} }}'
+        for model, source, result in steps
+    )
+    (repository / "whole" / "config.pbtxt").write_text(
+        'platform: "ensemble" input { name: "input" data_type: TYPE_FP32 dims: 4 } '
+        f'output {{ name: "output" data_type: TYPE_FP32 dims: 4 }} ensemble_scheduling {{ {text} }}'
+    )
+
+
+def test_an_ensemble_is_planned_as_a_chain_in_the_order_of_its_tensors(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_ensemble(repository)
+    (repository.parent / "slo.csv").write_text("model,rate_rps,slo_ms\nwhole,100,50\nsmall,10,20\n")
+    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 0
+    chain = read_map(repository.parent / "map.json").chains["whole"]
+    assert (chain.steps, chain.slo_ms) == (("whole.small", "large"), 50.0)
+    assert (repository / "large" / "configs" / "node0.pbtxt").is_file()
+    assert not (repository / "whole" / "configs").exists()
+    assert _read(repository / "small" / "configs" / "node0.pbtxt").instance_group[0].count == 2  # both services
+    capsys.readouterr()
+
+
+def test_an_ensemble_with_a_tensor_that_no_step_makes_is_refused(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_ensemble(repository, "absent")
+    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 3
+    assert "whole has no step that makes 'absent' for large" in capsys.readouterr().err
+
+
 def test_what_cannot_be_planned_is_refused_by_name(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for content, message in (
         ("text,1,50", "text cannot be planned: python executes it"),
         ("smal,1,50", "small"),
+        ("small>text,1,50", "text cannot be planned: python executes it"),
     ):
         (repository.parent / "slo.csv").write_text(f"model,rate_rps,slo_ms\n{content}\n")
         assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 3
