@@ -152,8 +152,8 @@ def name_files(demands: Sequence[Demand], repository: TritonRepository) -> tuple
             if step not in repository.models:
                 raise unknown_name("model of the repository", step, [*repository.models, *repository.ensembles])
         file = ">".join(str(repository.models[step].file) for step in steps)
-        chain = {"source_model": ">".join(steps)} if name in repository.ensembles else {}
-        demands_with_files.append(replace(demand, file=file, **chain))
+        source = ">".join(steps) if name in repository.ensembles else demand.source_model
+        demands_with_files.append(replace(demand, file=file, source_model=source))
     return tuple(demands_with_files)
 
 

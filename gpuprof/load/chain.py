@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuprof.load.target import Tensor, join_request
+from gpuprof.load.target import TensorData, join_request
 
 if TYPE_CHECKING:
     from gpuprof.load.target import Target
@@ -23,7 +23,7 @@ class NextStep:
 
     Attributes
     ----------
-    variants : sequence of sequence of Tensor
+    variants : sequence of sequence of TensorData
         Random inputs, sent alternately.
     sources : mapping of str to str
         The output of the step before that is sent as an input, by the input's name; other inputs are random.
@@ -31,12 +31,12 @@ class NextStep:
 
     target: Target
     model: str
-    variants: Sequence[Sequence[Tensor]]
+    variants: Sequence[Sequence[TensorData]]
     sources: Mapping[str, str]
 
     def make_request(self, answer: bytes, number: int) -> bytes:
         """Return the whole HTTP request that follows ``answer``, the step before's whole HTTP answer."""
-        outputs: dict[str, Tensor] = {}
+        outputs: dict[str, TensorData] = {}
         with suppress(ValueError, KeyError, TypeError):  # an answer that is not the protocol's
             outputs = {tensor.name: tensor for tensor in read_outputs(answer)}
         inputs = self.variants[number % len(self.variants)]
@@ -44,7 +44,7 @@ class NextStep:
         return join_request(self.target, self.model, fed)
 
 
-def read_outputs(answer: bytes) -> list[Tensor]:
+def read_outputs(answer: bytes) -> list[TensorData]:
     """Return the binary tensors of an HTTP answer; empty for an answer in another form."""
     head, _, body = answer.partition(b"\r\n\r\n")
     lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(_JSON_LENGTH)]
@@ -53,7 +53,9 @@ def read_outputs(answer: bytes) -> list[Tensor]:
     begin, tensors = int(lengths[0]), []
     for output in json.loads(body[:begin])["outputs"]:
         size = int(output.get("parameters", {}).get("binary_data_size", 0))
-        tensors.append(Tensor(output["name"], output["datatype"], tuple(output["shape"]), body[begin : begin + size]))
+        tensors.append(
+            TensorData(output["name"], output["datatype"], tuple(output["shape"]), body[begin : begin + size])
+        )
         begin += size
     return tensors
 

@@ -30,7 +30,7 @@ VARIANTS = 20
 _NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
-class Tensor(NamedTuple):
+class TensorData(NamedTuple):
     """A tensor of a request or an answer, as bytes."""
 
     name: str
@@ -172,7 +172,7 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
 
 def random_tensors(
     target: Target, model: str, path: str | None, seed: int, dims: str | None = None
-) -> tuple[list[Tensor], ...]:
+) -> tuple[list[TensorData], ...]:
     """Return the inputs of each request of `requests_for`, which see."""
     specs = target.model_inputs(model)
     return tuple(
@@ -263,15 +263,15 @@ def _free_names(spec: TensorSpec) -> list[str]:
     return [f"{spec.name}:{axis}" for axis, size in enumerate(spec.shape) if axis and size == -1]
 
 
-def _to_tensors(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> list[Tensor]:
+def _to_tensors(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> list[TensorData]:
     return [
-        Tensor(spec.name, spec.datatype, inputs[spec.name].shape, _bytes(inputs[spec.name], spec.datatype))
+        TensorData(spec.name, spec.datatype, inputs[spec.name].shape, _bytes(inputs[spec.name], spec.datatype))
         for spec in specs
     ]
 
 
 def join_request(
-    target: Target, model: str, tensors: Sequence[Tensor], parameters: Mapping[str, object] = MappingProxyType({})
+    target: Target, model: str, tensors: Sequence[TensorData], parameters: Mapping[str, object] = MappingProxyType({})
 ) -> bytes:
     """Return an inference request with binary tensors, head and body."""
     headers = [
