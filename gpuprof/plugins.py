@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gpuprof.errors import InputError, PluginError, unknown_name
@@ -41,6 +45,38 @@ def load_plugin(kind: str, name: str, builtin: Mapping[str, str]) -> Any:
     return _import(kind, group[name].value)
 
 
+def identify(plugin: object) -> str:
+    """Return the name of a plug-in given by name or as an object, whose name is ``"package.module:Class"``."""
+    return plugin if isinstance(plugin, str) else f"{type(plugin).__module__}:{type(plugin).__qualname__}"
+
+
+def hash_source(plugin: object) -> str:
+    """Return a hash of the file that defines a plug-in, given as ``"package.module:Class"`` or as an object.
+
+    Empty for other names, and where there is no file.
+    """
+    name, file = identify(plugin), None
+    if ":" in name:
+        with suppress(Exception):  # whoever uses the plug-in reports why it cannot be imported
+            file = _import_module(name.partition(":")[0]).__file__
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+
+
+def require_importable(kind: str, name: str) -> None:
+    """Check that a plug-in that a file names is installed: a file must not make gpuprof run modules of its folder.
+
+    Raises
+    ------
+    InputError
+        When the module of ``"package.module:Class"`` is neither imported nor on the search path.
+    """
+    module = name.partition(":")[0]
+    with suppress(Exception):  # the search imports the parents of a module, which may raise anything
+        if ":" not in name or module in sys.modules or importlib.util.find_spec(module) is not None:
+            return
+    raise InputError(f"the {kind} {name!r} is not installed here", f"give it by --{kind} {name} in its folder")
+
+
 def require_methods(kind: str, name: str, instance: object, *methods: str) -> None:
     """Check that a plug-in has the methods of its kind.
 
@@ -56,7 +92,7 @@ def require_methods(kind: str, name: str, instance: object, *methods: str) -> No
 
 def _name_form(kind: str) -> str:
     article = "an" if kind.startswith("e") else "a"
-    return f"name {article} {kind} as package.module:Class, of a module in a folder of PYTHONPATH"
+    return f"name {article} {kind} as package.module:Class, of a module in the current folder or in PYTHONPATH"
 
 
 def describe_error(error: BaseException) -> str:
@@ -82,10 +118,16 @@ def _plural(kind: str) -> str:
     return "policies" if kind == "policy" else f"{kind}s"
 
 
+def _import_module(name: str) -> ModuleType:
+    if not name.startswith("gpuprof.") and (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)  # the last, so that its files shadow no module
+    return importlib.import_module(name)
+
+
 def _import(kind: str, target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = _import_module(module_name)
     except (Exception, SystemExit) as error:  # a module of others may raise anything
         message = describe_error(error)
         raise InputError(f"cannot import the {kind} {target!r}: {message}", _name_form(kind)) from error

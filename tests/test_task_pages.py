@@ -35,7 +35,9 @@ def test_the_commands_of_a_page_run_as_they_stand(page: Path, tmp_path: Path) ->
     programs, folder = tmp_path / "bin", tmp_path / "work"
     programs.mkdir()
     folder.mkdir()
-    (programs / "gpuprof").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gpuprof "$@"\n', encoding="utf-8")
+    (programs / "gpuprof").write_text(
+        f"#!{sys.executable} -P\nfrom gpuprof.cli.main import console_script\nconsole_script()\n", encoding="utf-8"
+    )
     (programs / "gpuprof").chmod(0o755)
     if module := re.search(r"`(my_\w+\.py)`", text):  # the page's file, which the commands import
         (folder / module[1]).write_text(python, encoding="utf-8")

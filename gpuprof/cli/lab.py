@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,8 +71,6 @@ def _split(texts: Sequence[str] | None) -> list[str]:
 def _make_settings(work: Path, data: Path | None, jobs: int, limit_s: float | None) -> LabSettings:
     from gpuprof.lab.laboratory import LabSettings
 
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # a policy in the current folder needs no PYTHONPATH
     return LabSettings(work=work, data=data, jobs=jobs, time_limit_s=limit_s)
 
 

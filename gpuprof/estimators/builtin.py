@@ -15,7 +15,7 @@ from gpuprof.estimators.foreign_estimator import ForeignEstimator
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.plugins import describe_error, load_plugin, plugin_names, require_methods
+from gpuprof.plugins import describe_error, identify, load_plugin, plugin_names, require_methods
 
 #: The default: measurements, interpolation between them, and the roofline or the learned model beyond them.
 DEFAULT = "database"
@@ -33,13 +33,23 @@ def estimator_names() -> tuple[str, ...]:
     return plugin_names("estimator", BUILTIN)
 
 
-def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> Estimator:
-    """Return the estimator called ``name``; it refuses workloads that failed according to the database.
+def make_estimator(source: str | Estimator, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> Estimator:
+    """Return an estimator that refuses workloads that failed according to the database.
 
-    Raises `InputError` when there is no such estimator, or it cannot be made from a database. ``name``: built in,
-    installed, or ``package.module:Class``. Built-in classes are called with the kernel database and the files, others
-    with the database alone. ``graphs``: ONNX files of models by name.
+    Raises `InputError` when there is no such estimator, or it cannot be made from a database. ``source``: the name of a
+    built-in or installed one, ``package.module:Class``, or an estimator. Built-in classes are called with the kernel
+    database and the files, others with the database alone. ``graphs``: ONNX files of models by name.
     """
+    name = identify(source)
+    estimator = source if not isinstance(source, str) else _construct(source, db, graphs)
+    require_methods("estimator", name, estimator, "estimate", "batches", "shares")
+    if name not in BUILTIN:
+        estimator = ForeignEstimator(name, estimator)
+    # The default estimator refuses failed workloads by itself, also at other sizes of a model's dimensions.
+    return estimator if db is None or name == DEFAULT else FailureAwareEstimator(estimator, KnownModels(db, graphs))
+
+
+def _construct(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | None) -> Estimator:
     plugin = load_plugin("estimator", name, BUILTIN)
     try:
         estimator: Estimator = plugin(db, graphs) if name in BUILTIN else plugin(db)
@@ -48,19 +58,21 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
     except Exception as error:  # a plug-in may raise anything
         reason = describe_error(error)
         raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {reason}") from error
-    require_methods("estimator", name, estimator, "estimate", "batches", "shares")
-    if name not in BUILTIN:
-        estimator = ForeignEstimator(name, estimator)
-    # The default estimator refuses failed workloads by itself, also at other sizes of a model's dimensions.
-    return estimator if db is None or name == DEFAULT else FailureAwareEstimator(estimator, KnownModels(db, graphs))
+    return estimator
 
 
-def read_premise(name: str) -> str | None:
-    """Return the premise of the estimator called ``name``, which its assumed times rest on; None without one.
+def is_plugin(source: str | Estimator) -> bool:
+    """Return whether an estimator, or the estimator of a name, is none of gpuprof's own."""
+    return not isinstance(source, str) or source not in BUILTIN
 
-    Raises `InputError` when there is no such estimator.
+
+def read_premise(source: str | Estimator) -> str | None:
+    """Return the premise of an estimator, which its assumed times rest on; None without one.
+
+    Raises `InputError` when there is no estimator of the name.
     """
-    premise = getattr(load_plugin("estimator", name, BUILTIN), "premise", None)
+    plugin = load_plugin("estimator", source, BUILTIN) if isinstance(source, str) else source
+    premise = getattr(plugin, "premise", None)
     return None if premise is None else str(premise)
 
 

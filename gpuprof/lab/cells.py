@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
 from gpuprof.domain.map_sources import describe_sources
-from gpuprof.errors import GpuprofError, InputError
-from gpuprof.estimators.builtin import make_estimator
+from gpuprof.errors import DISTRIBUTION, GpuprofError, InputError
+from gpuprof.estimators.builtin import make_estimator, read_premise
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.estimators.services import name_services
 from gpuprof.kernel_db.store import KernelDb
@@ -29,8 +30,9 @@ from gpuprof.lab.simulation import Traffic, simulate_service
 from gpuprof.lab.suites import Scenario, Setup
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.objective import measure
-from gpuprof.placement.policies import Policy, make_policy
+from gpuprof.placement.policies import Policy, describe_policy, make_policy
 from gpuprof.placement.problem import Options, Problem
+from gpuprof.plugins import hash_source, identify
 
 #: A cell's outcome: plain numbers, texts and mappings, as JSON holds them.
 Record = dict[str, Any]
@@ -41,34 +43,48 @@ class LabCell:
     """A scenario by a policy."""
 
     scenario: Scenario
-    policy: str  #: ``name``, ``name+option=value`` or ``module:Class``; the suffix ``@setup`` selects its conditions.
-    estimator: str | None = None  #: Estimator of the policy; None: the scenario's.
+    #: ``name``, ``name+option=value``, ``module:Class`` or an object; the suffix ``@setup`` selects its conditions.
+    policy: str | Policy
+    estimator: str | Estimator | None = None  #: Estimator of the policy; None: the scenario's.
     seed: int = 0
     limit_s: float | None = None  #: Longest search; None: the scenario's.
     repeats: int = 1  #: Simulations with other arrivals, of which the mean is taken.
     varied: tuple[tuple[str, str], ...] = ()  #: Changes made to the scenario, for the record.
 
     @property
+    def setup(self) -> Setup:
+        """Conditions of the policy."""
+        return self.scenario.setup(describe_policy(self.policy))
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether the policy or the estimator is an object."""
+        return not isinstance(self.policy, str) or not isinstance(self.estimator, str | None)
+
+    @property
     def key(self) -> str:
-        """Hash of everything that determines the record."""
-        scenario = self.scenario
-        setup = scenario.setup(self.policy)
+        """Hash of everything that determines the record, plug-ins' files included."""
+        scenario, setup = self.scenario, self.setup
+        plugins = [self.policy, setup.estimator if self.estimator is None else self.estimator]
         content = [
             scenario.title,
             [asdict(demand) for demand in scenario.demands],
             scenario.gpus,
             asdict(setup),
             None if scenario.traffic is None else asdict(scenario.traffic),
-            [self.policy, self.estimator, self.seed, self.limit_s, self.repeats],
+            [self.seed, self.limit_s, self.repeats, version(DISTRIBUTION)],
+            [(plugin if isinstance(plugin, str) else repr(plugin), hash_source(plugin)) for plugin in plugins],
         ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def parse_policy(spec: str) -> Policy:
-    """Return the policy of ``name``, ``name+option=value+…`` or ``module:Class``, with or without ``@setup``.
+def parse_policy(spec: str | Policy) -> Policy:
+    """Return a policy, that of ``name``, ``name+option=value+…`` or ``module:Class``, with or without ``@setup``.
 
     Raises `InputError` for a policy or an option that does not exist.
     """
+    if not isinstance(spec, str):
+        return make_policy(spec)
     name, *options = spec.partition("@")[0].split("+")
     pairs = [option.partition("=") for option in options]
     return make_policy(name, {key: value for key, _, value in pairs})
@@ -95,12 +111,14 @@ def run_cells(
 ) -> list[Record]:
     """Return the record of each cell; cells already in ``work/results.jsonl`` are not run again.
 
-    Each record is appended as soon as its cell is done, so that a later call can resume. Raises `InputError` for
+    Each record is appended as soon as its cell is done, so that a later call can resume. Cells with objects run in this
+    process. Raises `InputError` for
     missing published data, or for an unknown policy or estimator.
     """
     for cell in cells:
         parse_policy(cell.policy)
-        _database_path(cell.scenario.setup(cell.policy), work, data)
+        read_premise(cell.estimator or cell.setup.estimator)
+        _database_path(cell.setup, work, data)
     path = work / "results.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     records = read_records(path)
@@ -118,7 +136,7 @@ def run_cells(
 
 
 def _run_all(cells: Sequence[LabCell], work: Path, data: Path | None, jobs: int) -> Iterable[Record]:
-    if jobs <= 1 or len(cells) <= 1:
+    if jobs <= 1 or len(cells) <= 1 or any(cell.has_objects for cell in cells):
         yield from (run_cell(cell, work, data) for cell in cells)
         return
     # Forked children would share the threads of pyarrow and HiGHS with this process.
@@ -130,13 +148,13 @@ def _run_all(cells: Sequence[LabCell], work: Path, data: Path | None, jobs: int)
 
 def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
     """Plan and simulate one cell; the record of a failed policy has a ``reason``."""
-    scenario, setup = cell.scenario, cell.scenario.setup(cell.policy)
+    scenario, setup = cell.scenario, cell.setup
     record: Record = {
         "key": cell.key,
         "suite": scenario.suite,
         "scenario": scenario.name,
-        "policy": cell.policy,
-        "estimator": cell.estimator or setup.estimator,
+        "policy": describe_policy(cell.policy),
+        "estimator": identify(cell.estimator or setup.estimator),
         "database": setup.database,
         "gpus_allowed": setup.gpus or scenario.gpus,
         **dict(cell.varied),
@@ -147,7 +165,7 @@ def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
     }
     try:
         problem, judge = make_problem(cell, work, data)
-        outcome = compare(problem, [(cell.policy, parse_policy(cell.policy))])[0]
+        outcome = compare(problem, [(record["policy"], parse_policy(cell.policy))])[0]
         record |= _planned_figures(outcome, problem, judge)
     except GpuprofError as error:
         return {**record, "reason": str(error)}
@@ -174,10 +192,11 @@ def make_problem(cell: LabCell, work: Path, data: Path | None) -> tuple[Problem,
 
     Raises `InputError` when its data are not there, or a demand, device or estimator is unknown.
     """
-    scenario, setup = cell.scenario, cell.scenario.setup(cell.policy)
+    scenario, setup = cell.scenario, cell.setup
     path = _database_path(setup, work, data)
-    judge = _make_estimator(setup.estimator, path)
-    planner = judge if cell.estimator is None else _make_estimator(cell.estimator, path)
+    judge = planner = _make_estimator(setup.estimator, path)
+    if cell.estimator is not None:
+        planner = make_estimator(cell.estimator, KernelDb(path))
     sources = {demand.model: demand.source_model or demand.model for demand in scenario.demands}
     planning_services, judging_services = (name_services(estimator, sources) for estimator in (planner, judge))
     fleet = _find_fleet(setup.gpus or scenario.gpus, path)
@@ -296,7 +315,7 @@ class _Activity:
 
 
 def _simulated_figures(cell: LabCell, deployment: DeploymentMap, judge: Estimator) -> Record:
-    scenario, manner = cell.scenario, cell.scenario.setup(cell.policy).manner
+    scenario, manner = cell.scenario, cell.setup.manner
     traffic = scenario.traffic or Traffic(1.0)
     runs = [
         simulate_service(deployment, scenario.demands, manner, judge, replace(traffic, seed=cell.seed + number))

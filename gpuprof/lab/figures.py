@@ -14,6 +14,7 @@ from gpuprof.domain.catalogue import datasets
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.lab.cells import LabCell, Record, parse_policy
 from gpuprof.lab.suites import Scenario, list_scenarios
+from gpuprof.placement.policies import Policy, describe_policy
 from gpuprof.reporting.chart import Axis, Chart, Line, group_bars
 
 #: Part of the arriving requests that counts as near-optimal (thesis §6.2.2).
@@ -112,7 +113,7 @@ class PaperFigure:
 
     name: str
     table: Mapping[str, Any]
-    policies: Mapping[str, str]  #: Label → policy.
+    policies: Mapping[str, str | Policy]  #: Label → policy.
     columns: Mapping[str, Scenario]  #: Label → scenario; scenarios for printed numbers alone come last.
 
     def cells(self, limit_s: float | None = None) -> dict[tuple[str, str], LabCell]:
@@ -213,7 +214,7 @@ class PaperFigure:
         return PrintedNumber(fact["what"], fact["where"], (low, high), ours, int(fact.get("digits", 0)))
 
 
-def make_figure(name: str, data: Path | None, policies: Sequence[str] = ()) -> PaperFigure:
+def make_figure(name: str, data: Path | None, policies: Sequence[str | Policy] = ()) -> PaperFigure:
     """Return the figure of a name, with ``policies`` in addition to the paper's.
 
     Baselines that are not installed, because only the repository contains them, are omitted. Raises `InputError` for an
@@ -224,7 +225,7 @@ def make_figure(name: str, data: Path | None, policies: Sequence[str] = ()) -> P
         raise unknown_name("figure", name, list(tables))
     table = tables[name]
     labels = {label: policy for label, policy in table["policies"].items() if _is_installed(policy)} | {
-        policy: policy for policy in policies if policy not in table["policies"].values()
+        describe_policy(policy): policy for policy in policies if policy not in table["policies"].values()
     }
     return PaperFigure(name, table, labels, dict(_list_columns(table, data)))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError, refuse_unwritable
@@ -17,6 +18,7 @@ from gpuprof.lab.figures import DrawnFigure, make_figure, select_figures
 from gpuprof.lab.suites import Scenario, list_scenarios
 from gpuprof.pipeline.arguments import PathArgument, optional_path
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
+from gpuprof.placement.policies import Policy
 from gpuprof.reporting.chart import Axis, Chart, Line, group_bars
 from gpuprof.reporting.document import Section, Table
 from gpuprof.reporting.page import page
@@ -100,9 +102,9 @@ class FigureResult(Result):
 
 def run(
     suites: Sequence[str],
-    policies: Sequence[str],
+    policies: Sequence[str | Policy],
     *,
-    estimators: Sequence[str] = (),
+    estimators: Sequence[str | Estimator] = (),
     vary: Sequence[str] = (),
     seeds: int = 1,
     settings: LabSettings = LabSettings(),
@@ -115,11 +117,11 @@ def run(
     suites : sequence of str
         ``parvagpu``, ``igniter``, ``thesis``, ``usher``, ``parvagpux10`` for ten times the services, a scenario such as
         ``thesis/vision``, or a folder with slo.csv files, fleets as .toml and ``gpuprof-db``.
-    policies : sequence of str
-        By name, with options as ``usher+creq=wao``, or ``module:Class``.
-    estimators : sequence of str
-        Estimators of the policies, by name or ``module:Class``; empty: the scenario's own, which always gives the times
-        of simulated batches.
+    policies : sequence of str or Policy
+        By name, with options as ``usher+creq=wao``, ``module:Class``, or objects, which run one after another.
+    estimators : sequence of str or Estimator
+        Estimators of the policies, as these; empty: the scenario's own, which always gives the times of simulated
+        batches.
     vary : sequence of str
         ``rate=0.5..2`` (five values), ``slo=0.8,1,1.2``, ``gpus=1..6``: each scenario under each combination.
     seeds : int
@@ -156,7 +158,7 @@ def run(
 
 def draw(
     names: Sequence[str],
-    policies: Sequence[str] = (),
+    policies: Sequence[str | Policy] = (),
     *,
     settings: LabSettings = LabSettings(),
     progress: ProgressCallback = say_nothing,

@@ -30,6 +30,7 @@ from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.pipeline.settings import option
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation
+from gpuprof.plugins import identify
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ def check(
     evidence = collect_map_evidence(resolved, map_folder(deployment), chosen, demands, notes.add)
     notes.add(*_describe_strangers(resolved))
     if evidence.estimator is None:
-        name = chosen.estimator or resolved.planned_with.estimator
+        name = identify(chosen.estimator or resolved.planned_with.estimator)
         notes.add(
             f"the estimator {name!r} cannot be asked here: what it stands on, or the estimator itself, is missing; "
             "the times and the memory written in the map are believed"

@@ -19,7 +19,7 @@ from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.policies import DEFAULT, Policy, make_policy, policy_names
+from gpuprof.placement.policies import DEFAULT, Policy, describe_policy, make_policy, policy_names
 from gpuprof.placement.problem import MEANS, Problem
 
 #: Figures of a map in its row, in addition to cost and goodput.
@@ -67,7 +67,7 @@ def compare(
     *,
     fleet: FleetArgument | None = None,
     db: PathArgument | None = None,
-    policies: Sequence[str] | None = None,
+    policies: Sequence[str | Policy] | None = None,
     options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
     progress: ProgressCallback = say_nothing,
     note: NoteCallback = say_nothing,
@@ -78,8 +78,8 @@ def compare(
     ----------
     demands, fleet, db, options, note
         As in `gpuprof.place`; ``time_limit_s`` limits the search of each policy, by default to 5 seconds.
-    policies : sequence of str, optional
-        Their names; by default all policies.
+    policies : sequence of str or Policy, optional
+        Names, ``"package.module:Class"``, or policies; by default all policies.
     progress : callable, optional
         Called after each policy.
 
@@ -100,7 +100,8 @@ def compare(
     {'policy': ['ffd', 'optimal'], 'gpus': [1, 1]}
     """
     notes = NoteList(note)
-    chosen = [(name, make_policy(name)) for name in (policy_names() if policies is None else policies)]
+    sources = policy_names() if policies is None else policies
+    chosen = [(describe_policy(source), make_policy(source)) for source in sources]
     if not chosen:
         raise InputError("no policy is named", f"known: {', '.join(policy_names())}")
     options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
@@ -195,7 +196,7 @@ def compare_gpus(
     *,
     fleet: FleetArgument | None = None,
     db: PathArgument | None = None,
-    policy: str = DEFAULT,
+    policy: str | Policy = DEFAULT,
     options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
     progress: ProgressCallback = say_nothing,
     note: NoteCallback = say_nothing,
@@ -206,8 +207,7 @@ def compare_gpus(
     ----------
     demands, fleet, db, note
         As in `gpuprof.place`; ``"any"`` stands for every device with a price.
-    policy : str
-        Its name.
+    policy : str or Policy
     options : PlanningOptions
         Each unmeasured kind is planned on the estimates' values and on both ends of their intervals. ``time_limit_s``
         limits each plan, by default to 5 seconds.
@@ -231,28 +231,28 @@ def compare_gpus(
     {'device': ['t4', 'a100-40'], 'gpus': [1, 1], 'cost_per_hour': [0.526, 2.7447]}
     """
     notes = NoteList(note)
-    make_policy(policy)  # reject an unknown policy as an input error
+    chosen = make_policy(policy)  # an unknown policy is refused before anything is read
     limited = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
     outcomes: list[GpuOutcome] = []
     for count, entry in enumerate(problem.fleet.entries):
         progress(Progress(f"planning on {entry.device.name}", count, len(problem.fleet.entries)))
-        outcomes.append(_compare_kind(problem, entry, policy))
+        outcomes.append(_compare_kind(problem, entry, chosen))
     progress(Progress("planned", len(problem.fleet.entries), len(problem.fleet.entries)))
     return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(outcomes, key=_order)))
 
 
-def _compare_kind(problem: Problem, entry: FleetEntry, policy: str) -> GpuOutcome:
+def _compare_kind(problem: Problem, entry: FleetEntry, policy: Policy) -> GpuOutcome:
     alone = replace(problem, fleet=Fleet((entry,)))
     means = replace(alone, options=replace(alone.options, confidence=MEANS))
-    (by_means,) = comparison.compare(means, [(policy, make_policy(policy))])
+    (by_means,) = comparison.compare(means, [("", policy)])
     deployment = by_means.deployment
     is_measured = deployment is not None and is_observed(deployment)
     careful, lower = by_means, None
     if not is_measured or problem.options.confidence is not None:
-        (careful,) = comparison.compare(alone, [(policy, make_policy(policy))])
+        (careful,) = comparison.compare(alone, [("", policy)])
     if not is_measured and deployment is not None:
-        lower = plan_at_end(alone, make_policy(policy), "lower", problem.options.time_limit_s or DEFAULT_LIMIT_S)
+        lower = plan_at_end(alone, policy, "lower", problem.options.time_limit_s or DEFAULT_LIMIT_S)
     return GpuOutcome(
         entry.device.name,
         by_means,

@@ -162,7 +162,7 @@ def make_database_estimator(
 
 
 def make_named_estimator(
-    name: str,
+    source: str | Estimator,
     db: KernelDb | None,
     graphs: Mapping[str, Path] | None = None,
     note: NoteCallback = say_nothing,
@@ -170,15 +170,15 @@ def make_named_estimator(
     *,
     alone: bool = False,
 ) -> Estimator:
-    """Return an estimator by its name; the default estimator includes the trained regressors.
+    """Return an estimator given by its name or as an object; the default one includes the trained regressors.
 
     Raises `InputError` for an unknown name, or a database without the data that the estimator needs.
     """
     from gpuprof.estimators.builtin import DEFAULT, make_estimator
 
-    if name == DEFAULT:
+    if source == DEFAULT:
         return make_database_estimator(db, graphs, note, execution, alone=alone)
-    return make_estimator(name, db, graphs)
+    return make_estimator(source, db, graphs)
 
 
 def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, ...]:

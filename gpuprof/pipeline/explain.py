@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.validation import Positive
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, map_folder, map_label, resolve_map
@@ -76,7 +77,9 @@ class ExplainOptions(Settings):
     title: ClassVar[str] = "Estimator and search"
 
     db: Path | None = option(None, "Kernel database that the map was planned from.")
-    estimator: str | None = option(None, "Estimator to use in place of the one that the map was planned with.")
+    estimator: str | Estimator | None = option(
+        None, "Estimator to use in place of the one that the map was planned with."
+    )
     time_limit_s: Positive | None = option(
         None,
         "Time for each of the three new plans; default: 10s where a limit ended the map's own search.",

@@ -172,7 +172,7 @@ def place(
     'map.json'
     """
     notes = NoteList(note)
-    chosen = make_policy(policy) if isinstance(policy, str) else policy
+    chosen = make_policy(policy)
     running = None if previous is None else resolve_map(previous)
     options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
     steps = 3 if output.merge else 2
@@ -215,7 +215,8 @@ def place(
     notes.add(*filter(None, (early_stop(deployment, options.time_limit_s), describe_routers(deployment))))
     for fault in find_excess_time(deployment, collect_evidence(problem))[:1]:
         notes.add(
-            f"the estimator {options.estimator!r} promises more than a device gives: check refuses this map: {fault}"
+            f"the estimator {deployment.planned_with.estimator!r} promises more than a device gives: "
+            f"check refuses this map: {fault}"
         )
     if repository is not None:
         notes.add(*describe_limits(deployment))

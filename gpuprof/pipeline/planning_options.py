@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.pipeline.settings import DEVICE_FILE, HOST_US, PRECISION, RUNTIME, Dims, Settings, option
 
@@ -22,7 +23,9 @@ class PlanningOptions(Settings):
 
     title: ClassVar[str] = "Constraints and estimator"
 
-    estimator: str = option("database", "Estimator: database, measured, gk, igniter, usher, or package.module:Class.")
+    estimator: str | Estimator = option(
+        "database", "Estimator: database, measured, gk, igniter, usher, or package.module:Class."
+    )
     arrivals: str | None = option(
         None, "Arrival process: gamma:4, batch:8, mmpp:3,2s, or a trace (of each model by name); default: poisson."
     )

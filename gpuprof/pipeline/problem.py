@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -29,6 +29,7 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
 from gpuprof.pipeline.estimate import require_sure
 from gpuprof.pipeline.result import NoteCallback, say_nothing
+from gpuprof.plugins import identify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -68,7 +69,7 @@ def build_problem(
     Raises `InputError` for an invalid or unknown file, device or model. ``demands`` and ``fleet``: as in
     `gpuprof.place`; ``db``: kernel database; ``note``: called with each remark immediately.
     """
-    from gpuprof.estimators.builtin import DEFAULT
+    from gpuprof.estimators.builtin import DEFAULT, is_plugin
     from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.chains import divide_slos, expand_chains
     from gpuprof.pipeline.devices import (
@@ -88,7 +89,8 @@ def build_problem(
     paths = _list_graph_files(requested)
     named = tuple(name_demand(demand) for demand in requested)
     models = {demand.model: demand.source_model or demand.model for demand in named}
-    database = open_database(db, needed=not paths.keys() >= set(models.values()))
+    is_foreign = is_plugin(planning.estimator)  # such an estimator may have models of its own
+    database = open_database(db, needed=not is_foreign and not paths.keys() >= set(models.values()))
     for remark in describe_empty(db, database):
         note(remark)
     graphs = {name: _find_any_batch(path, database) for name, path in paths.items()}
@@ -96,7 +98,8 @@ def build_problem(
     execution = planning.execution()
     measured = make_database_estimator(database, graphs, note, execution)
     profiled_models = measured.known
-    named = size_demands(named, profiled_models, planning.dims, note)
+    foreign = {name for name in models.values() if is_foreign and not profiled_models.is_known(name)}
+    named = size_demands(named, profiled_models, planning.dims, note, foreign)
     sources = source_names(named)
     _require_loadable(
         {name: path for name, path in graphs.items() if not profiled_models.has_measured(name)}, devices, planning
@@ -105,7 +108,7 @@ def build_problem(
     # Notes come from the default estimator, whichever estimator plans: no other reads the database's models.
     estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
     estimator = name_services(estimator, sources)
-    services = list(dict.fromkeys(sources.values()))
+    services = list(dict.fromkeys(sources[demand.model] for demand in named if models[demand.model] not in foreign))
     names = list(dict.fromkeys(name for model in services for name, _ in name_parts(model)))
     options = replace(options, host=_find_host_work(database, devices, named))
     if options.max_processes is None and default and not _is_any_measured(profiled_models, names, devices):
@@ -120,6 +123,8 @@ def build_problem(
             devices, execution, lambda name: all(name in profiled_models.devices_of(model) for model in names)
         )
         _judge_doubts(measured, names, devices, planning.strict, note)
+    else:
+        note_omitted_batches(estimator, name_services(measured, sources), named, devices, options.max_batch, note)
     targets = [entry.device.name for entry in devices.entries]
     for remark in (*describe_superseded(measured, names), *describe_variants(measured, names, targets)):
         note(remark)
@@ -165,20 +170,51 @@ def source_names(demands: Iterable[Demand]) -> dict[str, str]:
     return {demand.model: mixed_name(demand.source_model or demand.model, demand.dims) for demand in demands}
 
 
+def note_omitted_batches(
+    chosen: Estimator,
+    default: Estimator,
+    demands: Sequence[Demand],
+    fleet: Fleet,
+    max_batch: int,
+    note: NoteCallback,
+) -> None:
+    """Note models of which the chosen estimator lists only smaller batches than the default estimator."""
+    cuts = []
+    for demand, entry in product(demands, fleet.entries):
+        with suppress(InputError):  # the default estimator may not know the model, either may have no batch
+            listed, possible = (
+                max(batch for batch in estimator.batches(demand.model, entry.device, Share()) if batch <= max_batch)
+                for estimator in (chosen, default)
+            )
+            if listed < possible:
+                cuts.append(f"{demand.model} up to {listed} instead of {possible}")
+    if cuts:
+        note(f"batches are those that the estimator lists: {', '.join(dict.fromkeys(cuts))}")
+
+
 def size_demands(
-    demands: Sequence[Demand], models: KnownModels, dims: Mapping[str, int], note: NoteCallback = say_nothing
+    demands: Sequence[Demand],
+    models: KnownModels,
+    dims: Mapping[str, int],
+    note: NoteCallback = say_nothing,
+    foreign: Container[str] = (),
 ) -> tuple[Demand, ...]:
     """Return the demands with their input sizes; a note reports assumed sizes.
 
     Raises `InputError` when a model lacks a given dimension, or a dimension has neither a usual nor a given size.
-    ``dims``: sizes of dimensions without a size in their demand.
+    ``dims``: sizes of dimensions without a size in their demand; ``foreign``: models that only a plug-in knows, whose
+    demands stay unchanged.
     """
-    free = {demand.model: models.list_dims(demand.source_model or demand.model) for demand in demands}
+    sources = {demand.model: demand.source_model or demand.model for demand in demands}
+    free = {name: models.list_dims(source) for name, source in sources.items() if source not in foreign}
     require_dimensions(dims, free.values())
     dims = {name: check_size(name, size) for name, size in dims.items()}
     sized = []
     for demand in demands:
-        model = demand.source_model or demand.model
+        model = sources[demand.model]
+        if model in foreign:
+            sized.append(demand)
+            continue
         parts: tuple[tuple[Sizes, float], ...] = (((), 1.0),) if demand.dims is None else parse_mix(demand.dims).parts
         more = tuple((name, size) for name, size in dims.items() if name in free[demand.model])
         whole = []
@@ -366,7 +402,7 @@ def _record_settings(
         runs = sorted(set(database.read_table("models", ["run_id"])["run_id"].to_pylist()))
         database_sha256 = hashlib.sha256("\n".join(runs).encode()).hexdigest()
     return PlannedWith(
-        estimator=planning.estimator,
+        estimator=identify(planning.estimator),
         premise=read_premise(planning.estimator),
         arrivals=planning.arrivals,
         fleet=tuple(map(_record_devices, fleet.entries)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.sizes import mixed_name, name_parts
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
@@ -14,6 +15,7 @@ from gpuprof.pipeline.model_files import locate_files, model_paths
 from gpuprof.pipeline.problem import make_queueing
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.settings import DEVICE_FILE, PRECISION, RUNTIME, Settings, option
+from gpuprof.plugins import identify, require_importable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.domain.device import Device
-    from gpuprof.domain.estimate import Estimator
     from gpuprof.domain.failure import TriedRuns
     from gpuprof.domain.planned_with import PlannedDevices
     from gpuprof.kernel_db.store import KernelDb
@@ -39,14 +40,19 @@ class OtherTimes(Settings):
         None,
         "Kernel database; without, the map's own times count, unless they were predicted from files that are here.",
     )
-    estimator: str | None = option(None, "Estimator to use in place of the one that the map was planned with.")
+    estimator: str | Estimator | None = option(
+        None, "Estimator to use in place of the one that the map was planned with."
+    )
     precision: str | None = option(None, PRECISION)
     runtime: str | None = option(None, RUNTIME)
     device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
 
 
 def restore_problem(
-    deployment: DeploymentMap, db: Path | None, note: NoteCallback = say_nothing, estimator: str | None = None
+    deployment: DeploymentMap,
+    db: Path | None,
+    note: NoteCallback = say_nothing,
+    estimator: str | Estimator | None = None,
 ) -> Problem:
     """Return the problem that a located map solves, with its own estimator unless another is named.
 
@@ -56,6 +62,7 @@ def restore_problem(
     from gpuprof.domain.demand import Demand, Slo, require_possible
     from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.domain.planned_with import PlannedDevices
+    from gpuprof.estimators.builtin import is_plugin
     from gpuprof.pipeline.devices import open_database, resolve_device
     from gpuprof.pipeline.problem import RECORDED_OPTIONS
     from gpuprof.placement.problem import Options, Problem
@@ -63,8 +70,8 @@ def restore_problem(
 
     paths = model_paths(deployment)
     lacking = [name for name, model in deployment.requested.items() if (model.source_model or name) not in paths]
-    database = open_database(db, needed=bool(lacking))
     settings = deployment.planned_with
+    database = open_database(db, needed=bool(lacking) and not is_plugin(estimator or settings.estimator))
     if database is None and settings.database_sha256 is not None:
         note(
             "the kernel database that the map was planned from is not here: times come from the models' files alone "
@@ -120,8 +127,10 @@ def _restore_estimator(
     models = make_database_estimator(database, note=note).known
     graphs = {name: path for name, path in paths.items() if not models.has_measured(name)}
     measured = make_database_estimator(database, graphs, note, execution)
-    name = times.estimator or settings.estimator
-    estimator = measured if name == DEFAULT else make_named_estimator(name, database, graphs)
+    source = times.estimator or settings.estimator
+    if times.estimator is None:
+        require_importable("estimator", settings.estimator)
+    estimator = measured if source == DEFAULT else make_named_estimator(source, database, graphs)
     tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
     files = {name: model.file for name, model in deployment.models.items()}
     return estimate_merged(name_services(estimator, sources), files), tried
@@ -158,7 +167,11 @@ def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> b
 
 
 def time_map_by(
-    deployment: DeploymentMap, estimator: str | None, db: Path | None, base: Path, note: NoteCallback = say_nothing
+    deployment: DeploymentMap,
+    estimator: str | Estimator | None,
+    db: Path | None,
+    base: Path,
+    note: NoteCallback = say_nothing,
 ) -> DeploymentMap:
     """Return a map from a file in ``base`` with the times of the named estimator; None leaves the map unchanged.
 
@@ -169,7 +182,7 @@ def time_map_by(
     from gpuprof.placement.retime import retime_map
 
     evidence = collect_map_evidence(deployment, base, OtherTimes(db=db, estimator=estimator), note=note)
-    return retime_map(deployment, evidence, estimator)
+    return retime_map(deployment, evidence, identify(estimator))
 
 
 def source_models(deployment: DeploymentMap) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.domain.map_sources import describe_basis, record_basis
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, refuse_unwritable, unknown_name
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.domain.device import Device
-    from gpuprof.domain.estimate import Estimator
     from gpuprof.pipeline.simulation_settings import Rescheduling
     from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
     from gpuprof.simulator.interference import Interference
@@ -167,7 +167,7 @@ def simulate(
     rescheduling: Rescheduling | None = None,
     fidelity: Fidelity = Fidelity(),  # noqa: B008 - frozen
     db: PathArgument | None = None,
-    estimator: str | None = None,
+    estimator: str | Estimator | None = None,
     progress: ProgressCallback = say_nothing,
     note: NoteCallback = say_nothing,
 ) -> SimulateResult:
@@ -184,8 +184,8 @@ def simulate(
     fidelity : Fidelity
     db : path, optional
         Kernel database, for rescheduling, interference and another estimator.
-    estimator : str, optional
-        Name of the estimator of batch times; by default the times of the map.
+    estimator : str or Estimator, optional
+        Estimator of batch times; by default the times of the map.
     progress : callable, optional
         Called with the simulated percentage.
     note : callable, optional
@@ -289,10 +289,12 @@ class _Run:
         self._progress(Progress("simulating", round(100 * fraction), 100))
 
 
-def make_interference(deployment: DeploymentMap, db: Path | None, estimator: str | None = None) -> Interference:
+def make_interference(
+    deployment: DeploymentMap, db: Path | None, estimator: str | Estimator | None = None
+) -> Interference:
     """Return a function that estimates the slow-down of a batch by the neighbours running at its start.
 
-    The slow-down is relative to the time beside all neighbours (`over_all_neighbours`). ``estimator``: name; by default
+    The slow-down is relative to the time beside all neighbours (`over_all_neighbours`). ``estimator``: by default
     the default estimator. Raises `InputError` when there is neither a database nor the models' files, or a device of
     the map is unknown.
     """

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from gpuprof.errors import GpuprofError, InputError, PluginError, unknown_name
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.plugins import describe_failure, load_plugin, plugin_names, require_methods
+from gpuprof.plugins import describe_failure, identify, load_plugin, plugin_names, require_methods
 
 #: name → "module:Class"; modules are imported on first use.
 BUILTIN: dict[str, str] = {
@@ -75,11 +75,11 @@ def policy_names() -> tuple[str, ...]:
     return plugin_names("policy", BUILTIN)
 
 
-def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
-    """Return the policy called ``name``, made with ``options``.
+def make_policy(source: str | Policy, options: Mapping[str, str] | None = None) -> Policy:
+    """Return a policy made with ``options``; a given object, with its errors reported as those of a plug-in.
 
-    ``name``: a built-in or installed name, or ``"package.module:Class"``; ``options``: the policy's own options as
-    text, parsed by the types of its fields; or ``is_pooled``, for `PooledPolicy`.
+    ``source``: a built-in or installed name, ``"package.module:Class"``, or a policy; ``options``: the policy's own
+    options as text, parsed by the types of its fields; or ``is_pooled``, for `PooledPolicy`.
 
     Raises
     ------
@@ -93,6 +93,10 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     >>> [str(replica.share) for gpu in placement.gpus for replica in gpu.replicas()], placement.unplaced
     (['25%'], ())
     """
+    name = identify(source)
+    if not isinstance(source, str):
+        require_methods("policy", name, source, "place")
+        return ForeignPolicy(name, source)
     factory = load_plugin("policy", name, BUILTIN)
     own_options = dict(options or {})
     is_pooled = bool(_value(POOLED, own_options.pop(POOLED, "false"), bool))
@@ -115,6 +119,20 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     from gpuprof.placement.pooled_policy import PooledPolicy
 
     return PooledPolicy(policy)
+
+
+def describe_policy(source: str | Policy) -> str:
+    """Return the name of a policy, followed by the options of an object that differ from their defaults.
+
+    Examples
+    --------
+    >>> from gpuprof.placement.published.ffd import FirstFitDecreasing
+    >>> describe_policy("ffd"), describe_policy(FirstFitDecreasing())
+    ('ffd', 'gpuprof.placement.published.ffd:FirstFitDecreasing')
+    """
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(source) if dataclasses.is_dataclass(source) else ()
+    options = [f"{field.name}={value}" for field in fields if (value := getattr(source, field.name)) != field.default]
+    return "+".join([identify(source), *options])
 
 
 def _read_options(policy: str, factory: Any, options: Mapping[str, str]) -> dict[str, object]:

@@ -12,5 +12,5 @@ def module_command(module: str, *arguments: str) -> list[str]:
     ``python -m`` searches the working directory first. Unless this process does so too, a file there with the name of a
     library's module, such as ``profile.py``, must not shadow the module.
     """
-    isolated = [] if "" in sys.path or str(Path.cwd()) in sys.path else ["-P"]
+    isolated = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
     return [sys.executable, *isolated, "-m", module, *arguments]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.lab.cells import LabCell, make_problem, parse_policy, run_cell, run_cells
 from gpuprof.lab.figures import PrintedNumber, _read_tables, figure_titles, make_figure, select_figures
@@ -164,6 +167,51 @@ def test_a_policy_of_ones_own_runs_and_one_that_fails_is_a_row(tmp_path: Path) -
         r":Broken' failed in line \d+ of test_lab.py: ZeroDivisionError: no reason at all", broken["reason"]
     )
     assert "MIG" in unable["reason"]
+
+
+def test_a_plugin_that_was_edited_runs_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "from gpuprof.placement.published.ffd import FirstFitDecreasing as Edited\n"
+    Path("edited_policy.py").write_text(source)
+    cell = LabCell(find_scenario("thesis", "example1", None), "edited_policy:Edited")
+    record = run_cell(cell, tmp_path, None)
+    assert record["gpus"] == 4 and record["key"] == cell.key
+    Path("edited_policy.py").write_text(source + "# changed\n")
+    assert record["key"] != cell.key
+
+
+@dataclass(frozen=True)
+class ScaledEstimator:
+    """Fixed times; ``factor`` says how long they are."""
+
+    factor: float = 1.0
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        latency_ms = self.factor * (5.0 + batch) / device.fraction(share)
+        return Estimate(Workload(model, batch, share, processes), device.name, Figure(latency_ms, "assumed"))
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        return (1, 4)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        return (Share(50.0), Share())
+
+
+def test_objects_run_beside_names_and_are_told_apart_by_their_fields(tmp_path: Path) -> None:
+    estimators = [ScaledEstimator(), ScaledEstimator(4.0)]
+    result = run(
+        ["thesis/example1"],
+        ["ffd", OwnPolicy()],
+        estimators=estimators,
+        vary=["gpus=v100"],
+        settings=settings(tmp_path),
+    )
+    rows = result.to_frame()
+    assert rows["policy"].tolist() == ["ffd"] * 2 + [f"{__name__}:OwnPolicy"] * 2
+    assert rows["gpus"].tolist()[:2] == rows["gpus"].tolist()[2:]
+    assert rows["gpus"][0] < rows["gpus"][1]
 
 
 def test_policies_take_options_behind_a_plus() -> None:

@@ -53,6 +53,11 @@ class KnownModels:
         """Return whether the database holds a model of this name, at any sizes."""
         return split_name(model)[0] in self._sized
 
+    def is_known(self, model: str) -> bool:
+        """Return whether ``model`` was measured, or its file is at hand."""
+        name, _ = split_name(model)
+        return name in self._sized or name in self._graphs or _is_path(name)
+
     def count_superseded(self, model: str) -> int:
         """Return the number of older files measured under the name of ``model``, whose figures are ignored."""
         return self.find_model(model).superseded
