@@ -82,13 +82,13 @@ def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said
     changed_map = _halve_memory(plan.model_copy(update={"planned_with": settings}))
     result = gpuprof.check(changed_map)
     assert result.is_sound
-    assert any("cannot import the estimator 'gone_estimator:Own'" in note for note in result.notes)
+    assert any("the estimator 'gone_estimator:Own' is not installed here" in note for note in result.notes)
     assert any(
         note.startswith("the estimator 'gone_estimator:Own' cannot be asked here")
         and note.endswith("the times and the memory written in the map are believed")
         for note in result.notes
     )
-    with pytest.raises(InputError, match="cannot import the estimator 'gone_estimator:Own'"):
+    with pytest.raises(InputError, match="the estimator 'gone_estimator:Own' is not installed here"):
         gpuprof.check(changed_map, estimator="gone_estimator:Own")
 
 
