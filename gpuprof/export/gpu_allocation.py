@@ -66,7 +66,7 @@ def allocate(target: str, name: str, node: Node, replicas: Mapping[str, tuple[Gp
         Name of the pod's Deployment.
     node : Node
         Node of the map that the pod serves.
-    planned : mapping of str to tuple of Gpu, Partition and Replica
+    replicas : mapping of str to tuple of Gpu, Partition and Replica
         For fractional allocations: the replica of each node as the map places it, with its share.
     """
     devices = [device for gpu in node.gpus for device in list_device_names(gpu)]
@@ -74,6 +74,8 @@ def allocate(target: str, name: str, node: Node, replicas: Mapping[str, tuple[Gp
         return _claim_devices(name, devices)
     if target in FRACTIONAL and devices == ["nvidia.com/gpu"]:
         _, _, replica = replicas[node.name]
+        if target == KAI and replica.sm_share_pct >= 100.0:
+            return _schedule_by_kai({"nvidia.com/gpu": "1"}, {})  # it admits fractions below 1 only
         return _request_kai_fraction(replica) if target == KAI else _request_hami_fraction(replica)
     allocation = Allocation({device: str(devices.count(device)) for device in sorted(set(devices))})
     return allocation if target != KAI else _schedule_by_kai(allocation.limits, {})

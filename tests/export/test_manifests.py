@@ -265,6 +265,29 @@ def test_hami_holds_each_replica_to_its_share_and_memory() -> None:
     assert all(pod["nodeSelector"] == {} for _, pod in pods)
 
 
+def _refuse_by_kai(meta: dict[str, Any], pod: dict[str, Any]) -> str | None:
+    """Return why KAI Scheduler's admission webhook refuses a pod, None if it does not.
+
+    Source: the rules of ValidateGpuRequests, NVIDIA/KAI-Scheduler,
+    pkg/binder/plugins/gpusharing/gpu-request/gpu_request_validator.go (Apache-2.0).
+    """
+    fraction, whole = (
+        meta["annotations"].get("gpu-fraction"),
+        "nvidia.com/gpu" in pod["containers"][0]["resources"]["limits"],
+    )
+    if fraction is not None and not 0.0 < float(fraction) < 1.0:
+        return "gpu-fraction must be a positive number smaller than 1.0"
+    return "both a fraction and whole GPUs" if fraction is not None and whole else None
+
+
+@pytest.mark.parametrize("shares", [(100.0,), (99.5,), (1.0, 99.0), (33.3, 33.3, 33.3)])
+def test_kai_admits_every_pod_whatever_its_share(shares: tuple[float, ...]) -> None:
+    pods = _deployed_pods("k8s-kai", _shared_map(*shares))
+    assert [_refuse_by_kai(meta, pod) for meta, pod in pods] == [None] * len(shares)
+    wholes = [pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for _, pod in pods]
+    assert wholes == ["1" if share == 100.0 else None for share in shares]
+
+
 def test_kai_gets_a_fraction_of_a_gpu_and_each_pod_serves_its_replica_alone() -> None:
     deployment = _shared_map(50.0, 40.0)
     pods = _deployed_pods("k8s-kai", deployment)
