@@ -37,24 +37,15 @@ _COLUMNS = (
     Column("sources", "times", lambda value: _shorten_sources(value), right=False),
     Column("remark", "remark", right=False),
 )
-_SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
-
+#: Columns of policies that serve as columns of kinds of devices, too.
+_SHARED = ("gpus", "cost_per_hour", "missing_rps", "lower_bound_gpus", "gpus_at_upper_ends", "sources", "remark")
 _GPU_COLUMNS = (
-    Column("device", "device", right=False),
-    Column("gpus", "GPUs"),
-    Column("cost_per_hour", "$/h", number_formatter(4)),
-    Column("gpus_at_lower_ends", "GPUs at lower ends"),
-    Column("gpus_at_upper_end", "GPUs at upper ends"),
-    Column("cost_per_hour_at_upper_end", "$/h at upper ends", number_formatter(4)),
-    Column("utilization_pct", "busy %", number_formatter(2)),
-    Column("missing_rps", "missing/s", number_formatter(4)),
-    Column("lower_bound_gpus", "bound"),
-    Column("interval_factor", "times within ×", number_formatter(3)),
-    Column("seconds", "seconds", lambda value: _to_hundredths(value)),
-    Column("sources", "times", lambda value: _shorten_sources(value), right=False),
-    Column("remark", "remark", right=False),
+    Column("device", "device", right=False, role=ColumnRole.SUBJECT),
+    Column("cost_per_million", "$/million requests", number_formatter(3)),
+    Column("compute_utilization", "busy", lambda value: _to_percent(value)),
+    *(column for column in _COLUMNS if column.key in _SHARED),
 )
-
+_SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
 
 _CELL_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),

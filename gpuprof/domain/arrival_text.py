@@ -48,7 +48,7 @@ def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
     >>> parse_arrivals("poisson", 50.0)
     GammaArrivals(rate_rps=50.0, scv=1.0)
     >>> parse_arrivals("mmpp:3,2s", 100.0)  # bursts of 2 s on average at three times the mean rate
-    MmppArrivals(rate_rps=100.0, ratio=5.0, burst_s=2.0, calm_s=10.0, start=None)
+    MmppArrivals(rate_rps=100.0, ratio=5.0, burst_s=2.0, calm_s=10.0)
     """
     if not 0.0 < rate_rps <= 1e9:
         raise InputError(f"a rate must be above 0 and at most 1e9 requests/s but got {rate_rps:g}")

@@ -1,4 +1,4 @@
-"""``compare``: the maps of several policies for the same demands."""
+"""``compare``: maps for the same demands, by several policies or on each kind of device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, share_of
-from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.map_sources import describe_sources, is_observed
+from gpuprof.domain.deployment import PlanAtEnds
+from gpuprof.domain.fleet import Fleet
+from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
-from gpuprof.pipeline.place import add_interval_ends, plan_at_end
+from gpuprof.pipeline.place import add_interval_ends
 from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
@@ -20,7 +20,7 @@ from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, describe_policy, make_policy, policy_names
-from gpuprof.placement.problem import MEANS, Problem
+from gpuprof.placement.problem import Problem
 
 #: Figures of a map in its row, in addition to cost and goodput.
 _FIGURES = ("internal_slack", "external_fragmentation", "compute_utilization", "memory_utilization", "fairness")
@@ -35,7 +35,8 @@ class CompareResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each policy: devices, cost, goodput, idle resources, bounds and seconds."""
-        return [_make_row(outcome, self.problem.options.time_limit_s) for outcome in self.outcomes]
+        limit_s = self.problem.options.time_limit_s
+        return [{"policy": outcome.name, **_make_row(outcome, limit_s)} for outcome in self.outcomes]
 
     def draw(self, path: PathArgument) -> Path:
         """Draw the maps into an .svg or .png file and return its path.
@@ -55,7 +56,7 @@ class CompareResult(Result):
         pairs = [(outcome, outcome.deployment) for outcome in self.outcomes if outcome.deployment]
         models = list(dict.fromkeys(model for _, deployment in pairs for model in deployment.models))
         charts = [
-            map_figure(deployment, devices, title=f"{outcome.policy}: {_count_gpus(outcome)} devices", models=models)
+            map_figure(deployment, devices, title=f"{outcome.name}: {_count_gpus(outcome)} devices", models=models)
             for outcome, deployment in pairs
         ]
         write_picture(charts, target)
@@ -77,7 +78,7 @@ def compare(
     Parameters
     ----------
     demands, fleet, db, options, note
-        As in `gpuprof.place`; ``time_limit_s`` limits the search of each policy, by default to 5 seconds.
+        As in `gpuprof.place`; ``time_limit_s`` limits the search of each policy.
     policies : sequence of str or Policy, optional
         Names, ``"package.module:Class"``, or policies; by default all policies.
     progress : callable, optional
@@ -107,12 +108,9 @@ def compare(
     options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []
-    for count, policy in enumerate(chosen):
-        progress(Progress(f"planning by {policy[0]}", count, len(chosen)))
-        limit = Limit(options.time_limit_s)
-        outcomes += (
-            _add_interval_ends(problem, policy[1], outcome, limit) for outcome in comparison.compare(problem, [policy])
-        )
+    for count, (name, policy) in enumerate(chosen):
+        progress(Progress(f"planning by {name}", count, len(chosen)))
+        outcomes.append(_plan(problem, name, policy))
     progress(Progress("planned", len(chosen), len(chosen)))
     _note_unserved(outcomes, notes)
     return CompareResult(notes=notes.all(), outcomes=tuple(outcomes), problem=problem)
@@ -129,10 +127,13 @@ def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
             notes.add(f"{name}: no policy serves any of it: {reason}")
 
 
-def _add_interval_ends(problem: Problem, policy: Policy, outcome: Outcome, spent: Limit) -> Outcome:
+def _plan(problem: Problem, name: str, policy: Policy) -> Outcome:
+    """Return the outcome of a policy, its map with the plans at the ends of the estimates' intervals."""
+    limit = Limit(problem.options.time_limit_s)
+    (outcome,) = comparison.compare(problem, [(name, policy)])
     if outcome.deployment is None or outcome.violations:
         return outcome
-    return replace(outcome, deployment=add_interval_ends(problem, policy, outcome.deployment, spent))
+    return replace(outcome, deployment=add_interval_ends(problem, policy, outcome.deployment, limit))
 
 
 def _make_row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]:
@@ -142,9 +143,10 @@ def _make_row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]
         remark = f"NOT SOUND, {len(outcome.violations)} rules broken, first: {outcome.violations[0]}"
     elif deployment is not None:
         remark = early_stop(deployment, time_limit_s) or remark
+    served_per_hour = 3600.0 * (figures.goodput_rps if figures else 0.0)
     return {
-        "policy": outcome.policy,
         **{name: getattr(figures, name, None) for name in ("gpus", "cost_per_hour", "goodput_rps")},
+        "cost_per_million": 1e6 * figures.cost_per_hour / served_per_hour if figures and served_per_hour else None,
         "missing_rps": None if figures is None else outcome.missing_rps,
         **{name: getattr(figures, name, None) for name in _FIGURES},
         "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
@@ -164,31 +166,17 @@ def _count_gpus(outcome: Outcome) -> int:
     return 0 if outcome.deployment is None else sum(len(node.gpus) for node in outcome.deployment.nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuOutcome:
-    """The plan of the demands on one kind of device."""
-
-    device: str
-    by_means: Outcome  #: Planned on the estimates' values.
-    #: Planned as `gpuprof.place` does with these options: by default on the upper ends of the intervals of all
-    #: unmeasured times. Equals ``by_means`` where every time was measured.
-    by_upper_ends: Outcome
-    #: The plan at the lower ends of the intervals; None where every time was measured or time ran out.
-    at_lower_ends: PlanAtEnds | None
-    #: Largest ratio of upper end to value among the replicas' times; None where an interval is unknown.
-    interval_factor: float | None
-    sources: str  #: Measured part of the map.
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompareGpusResult(Result):
-    """Plans of the same demands on each kind of device, the cheapest complete plan at the upper ends first."""
+    """Plans of the same demands on each kind of device, the cheapest complete plan first."""
 
-    outcomes: tuple[GpuOutcome, ...]
+    outcomes: tuple[Outcome, ...]
+    problem: Problem
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each kind: number, cost, utilisation, bound, and how sure they are."""
-        return [_row(outcome) for outcome in self.outcomes]
+        """Return a record for each kind of device, with the figures of `CompareResult.rows`."""
+        limit_s = self.problem.options.time_limit_s
+        return [{"device": outcome.name, **_make_row(outcome, limit_s)} for outcome in self.outcomes]
 
 
 def compare_gpus(
@@ -209,8 +197,7 @@ def compare_gpus(
         As in `gpuprof.place`; ``"any"`` stands for every device with a price.
     policy : str or Policy
     options : PlanningOptions
-        Each unmeasured kind is planned on the estimates' values and on both ends of their intervals. ``time_limit_s``
-        limits each plan, by default to 5 seconds.
+        ``time_limit_s`` limits the search on each kind.
     progress : callable, optional
         Called after each kind.
 
@@ -230,91 +217,19 @@ def compare_gpus(
     >>> found.to_frame()[["device", "gpus", "cost_per_hour"]].to_dict("list")
     {'device': ['t4', 'a100-40'], 'gpus': [1, 1], 'cost_per_hour': [0.526, 2.7447]}
     """
-    notes = NoteList(note)
-    chosen = make_policy(policy)  # an unknown policy is refused before anything is read
-    limited = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
-    problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
-    outcomes: list[GpuOutcome] = []
-    for count, entry in enumerate(problem.fleet.entries):
-        progress(Progress(f"planning on {entry.device.name}", count, len(problem.fleet.entries)))
-        outcomes.append(_compare_kind(problem, entry, chosen))
-    progress(Progress("planned", len(problem.fleet.entries), len(problem.fleet.entries)))
-    return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(outcomes, key=_order)))
+    notes, planner = NoteList(note), make_policy(policy)
+    options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
+    problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
+    entries = problem.fleet.entries
+    outcomes: list[Outcome] = []
+    for count, entry in enumerate(entries):
+        progress(Progress(f"planning on {entry.device.name}", count, len(entries)))
+        outcomes.append(_plan(replace(problem, fleet=Fleet((entry,))), entry.device.name, planner))
+    progress(Progress("planned", len(entries), len(entries)))
+    return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(outcomes, key=_rank)), problem=problem)
 
 
-def _compare_kind(problem: Problem, entry: FleetEntry, policy: Policy) -> GpuOutcome:
-    alone = replace(problem, fleet=Fleet((entry,)))
-    means = replace(alone, options=replace(alone.options, confidence=MEANS))
-    (by_means,) = comparison.compare(means, [("", policy)])
-    deployment = by_means.deployment
-    is_measured = deployment is not None and is_observed(deployment)
-    careful, lower = by_means, None
-    if not is_measured or problem.options.confidence is not None:
-        (careful,) = comparison.compare(alone, [("", policy)])
-    if not is_measured and deployment is not None:
-        lower = plan_at_end(alone, policy, "lower", problem.options.time_limit_s or DEFAULT_LIMIT_S)
-    return GpuOutcome(
-        entry.device.name,
-        by_means,
-        careful,
-        lower,
-        None if deployment is None else _interval_factor(problem, entry, deployment),
-        "" if deployment is None else describe_sources(deployment),
-    )
-
-
-def _interval_factor(problem: Problem, entry: FleetEntry, deployment: DeploymentMap) -> float | None:
-    """Return the largest ratio of upper end to value among the replicas' times; None where a time has no interval."""
-    factors = []
-    for _, _, partition, replica in deployment.places():
-        share = share_of(partition, replica)
-        try:
-            figure = problem.estimator.estimate(
-                replica.model, entry.device, replica.batch, share, (), replica.processes
-            ).latency_ms
-        except InputError:
-            return None
-        if figure.high is None:
-            if not figure.is_observed:
-                return None
-            factors.append(1.0)
-        else:
-            factors.append(figure.high / figure.value)
-    return max(factors, default=None)
-
-
-def _order(outcome: GpuOutcome) -> tuple[bool, float, str]:
-    figures = outcome.by_upper_ends.objective
-    return not _is_met(outcome.by_upper_ends), figures.cost_per_hour if figures else float("inf"), outcome.device
-
-
-def _is_met(outcome: Outcome) -> bool:
-    return outcome.objective is not None and not outcome.violations and outcome.missing_rps == 0.0
-
-
-def _row(outcome: GpuOutcome) -> dict[str, object]:
-    means, figures = outcome.by_means, outcome.by_means.objective
-    careful = outcome.by_upper_ends.objective
-    deployment = means.deployment
-    remark = means.reason
-    if deployment is not None and deployment.unplaced:
-        remark = f"{deployment.unplaced[0].model}: {deployment.unplaced[0].reason}"
-    if not _is_met(outcome.by_upper_ends) and not remark:
-        remark = "not every demand is met at the upper ends of the intervals"
-    if means.violations:
-        remark = f"NOT SOUND, first broken rule: {means.violations[0]}"
-    return {
-        "device": outcome.device,
-        "gpus": None if figures is None else figures.gpus,
-        "cost_per_hour": None if figures is None else figures.cost_per_hour,
-        "gpus_at_lower_ends": None if outcome.at_lower_ends is None else outcome.at_lower_ends.gpus,
-        "gpus_at_upper_end": None if careful is None else careful.gpus,
-        "cost_per_hour_at_upper_end": None if careful is None else careful.cost_per_hour,
-        "utilization_pct": None if figures is None else 100.0 * figures.compute_utilization,
-        "missing_rps": None if figures is None else means.missing_rps,
-        "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
-        "interval_factor": outcome.interval_factor,
-        "sources": outcome.sources,
-        "seconds": means.seconds + (0.0 if outcome.by_upper_ends is means else outcome.by_upper_ends.seconds),
-        "remark": remark,
-    }
+def _rank(outcome: Outcome) -> tuple[bool, float, str]:
+    figures = outcome.objective
+    is_met = figures is not None and not outcome.violations and outcome.missing_rps == 0.0
+    return not is_met, figures.cost_per_hour if figures else float("inf"), outcome.name

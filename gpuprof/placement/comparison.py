@@ -19,7 +19,7 @@ from gpuprof.placement.problem import Problem, collect_evidence
 class Outcome:
     """The outcome of a policy on a problem."""
 
-    policy: str
+    name: str  #: Name in the comparison: of the policy, or of the kind of device.
     #: None when the policy cannot work on the problem; ``reason`` then gives the cause.
     deployment: DeploymentMap | None
     objective: Objective | None

@@ -122,13 +122,16 @@ def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: p
     options = FAST.replace(confidence=0.9)
     table = gpuprof.compare_gpus(demands(here), fleet="a100-40,t4,l4", policy="ffd", options=options).to_frame()
     assert table["cost_per_hour"].is_monotonic_increasing and set(table["device"]) == {"a100-40", "t4", "l4"}
-    assert (table["interval_factor"] > 1.0).all() and table["utilization_pct"].between(0.1, 100.0).all()
-    assert (table["gpus_at_upper_end"] >= table["gpus"]).all() and (table["gpus"] >= 1).all()
+    assert table["compute_utilization"].between(0.001, 1.0).all() and (table["gpus"] >= 1).all()
+    served_per_hour = 3600 * table["goodput_rps"]
+    assert (table["cost_per_million"] * served_per_hour / 1e6).tolist() == pytest.approx(
+        table["cost_per_hour"].tolist()
+    )
     assert main(["compare", "--by", "gpu", "--gpus", "t4,l4", "--policies", "ffd", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["device"] for row in rows] == ["t4", "l4"]
     for row in rows:  # without --confidence, too
-        assert row["gpus_at_lower_ends"] <= row["gpus"] <= row["gpus_at_upper_end"]
+        assert row["gpus_at_lower_ends"] <= row["gpus"] <= row["gpus_at_upper_ends"]
         assert row["sources"].endswith("predicted")
     assert main(["compare", "--gpus", "l4", "--policies", "ffd", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -48,7 +48,7 @@ def test_policies_stand_side_by_side_with_their_figures_and_reasons() -> None:
         ("parvagpu", ParvaGpu()),
     ]
     outcomes = compare(given, [*named, ("careless", Careless())])
-    assert [outcome.policy for outcome in outcomes] == ["ffd", "optimal", "igniter", "parvagpu", "careless"]
+    assert [outcome.name for outcome in outcomes] == ["ffd", "optimal", "igniter", "parvagpu", "careless"]
     for outcome in outcomes[:3]:
         assert outcome.objective is not None
         assert outcome.objective.gpus == 1
