@@ -80,7 +80,6 @@ class Server:
             ),
             self.stalls,
         )
-        self.router.on_change(self._api.forget_routes)
         self._front = Front(settings, self._api)
         self._controllers: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None

@@ -18,10 +18,10 @@ from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.compression import is_compressed
 from gpuprof.serving.protocol.descriptions import Descriptions
-from gpuprof.serving.protocol.grpc_messages import InferCall, read_infer, read_large_call, write_infer
+from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer, read_large_call, write_infer
 from gpuprof.serving.protocol.http_message import CONTENT_GRPC, HttpHead
-from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route
-from gpuprof.serving.protocol.inference_service import InferenceService
+from gpuprof.serving.protocol.http_route import HttpClient, Route
+from gpuprof.serving.protocol.inference_service import MOST_CACHED, InferenceService
 from gpuprof.serving.protocol.large_texts import ON_LOOP_BYTES
 from gpuprof.serving.protocol.open_inference import SERVICE, message_class, service_methods
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
@@ -29,6 +29,7 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
+from gpuprof.serving.transport.wire import Buffer
 
 HEALTH_CHECK = b"/grpc.health.v1.Health/Check"
 STREAM_METHOD = "ModelStreamInfer"
@@ -67,6 +68,7 @@ class GrpcCalls:
 
     def __init__(self, service: InferenceService) -> None:
         self._service, self._router = service, service.router
+        self._layouts: dict[int, list[slice]] = {}  # by length of the message, where its raw contents lie
         answers = make_descriptions(service.router)
         self._routes = {HEALTH_CHECK: Route(self._check_health, reads_body=True)}
         for method in service_methods():
@@ -87,69 +89,86 @@ class GrpcCalls:
             raise RefusedError(HTTPStatus.NOT_IMPLEMENTED, f"the server has no method {name}")
         return route
 
-    def _check_health(self, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
-        if received.body.data not in _HEALTH_REQUESTS:
+    def _check_health(self, connection: HttpClient, head: HttpHead, body: RequestBody) -> None:
+        if body.data not in _HEALTH_REQUESTS:
             connection.refuse(RefusedError(HTTPStatus.NOT_FOUND, "there is no such service"))
         else:
             connection.respond(200, CONTENT_GRPC, _SERVING if self._router.is_ready else _NOT_SERVING)
 
-    def _infer(self, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
+    def _infer(self, client: HttpClient, head: HttpHead, body: RequestBody) -> None:
         timeout = head.headers.get(b"grpc-timeout")
         limit_ms = None if timeout is None else read_timeout_ms(timeout)
-        traceparent = head.headers.get(b"traceparent", b"").decode("latin-1")
-
-        def submit(model: ServedModel, request: InferRequest, slots: list[Slot]) -> None:
-            on_answer = partial(_answer_infer, model, connection)
-            self._service.submit(model, connection, request, slots, received.arrived, on_answer, traceparent, limit_ms)
-
-        reader = partial(read_call, self._service)
+        submit = partial(self._service.submit, client, answer_infer, head.traceparent, limit_ms)
         # Clients leave small messages uncompressed, whatever the header says.
-        encoding = head.headers.get(b"grpc-encoding", b"identity")
-        if encoding != b"identity" and is_compressed(received.body.data):
-            self._service.read_elsewhere(connection, received, True, reader, submit)
+        if head.headers.get(b"grpc-encoding", b"identity") != b"identity" and is_compressed(body.data):
+            self._service.read_elsewhere(client, body, True, self.read, submit)
             return
-        slots = [] if received.slot is None else [received.slot]
         try:
-            call = InferCall.decode(received.body.data, received.body.offset)
-            if call.text_bytes > ON_LOOP_BYTES:
-                self._service.read_elsewhere(connection, received, False, reader, submit)
-                return
-            model = self._router.find(call.message.model_name, call.message.model_version)
-            request = read_infer(model.spec, call)
+            found = self._read(body.data)
+            if found is None:
+                self._service.read_elsewhere(client, body, False, self.read, submit)
+            else:
+                submit(*found, body)
         except RefusedError as refusal:
-            self._service.refuse(connection, refusal, slots)
-        else:
-            submit(model, request, slots)
+            self._service.release(body.slot)
+            client.refuse(refusal)
+
+    def _read(self, data: Buffer) -> tuple[ServedModel, InferRequest] | None:
+        """Return the model and the request of a message; None for a large text. Raises `RefusedError`."""
+        spans = self._layouts.get(len(data))
+        cached = self._service.cached.get(_key(data, spans)) if spans else None
+        if cached is not None:
+            return cached
+        message = decode_infer(data)
+        if message.text_bytes > ON_LOOP_BYTES:
+            return None
+        model = self._router.find(message.request.model_name, message.request.model_version)
+        request = read_infer(model.spec, message, data)
+        if len(self._layouts) == MOST_CACHED:
+            self._layouts.clear()
+        self._layouts[len(data)] = message.spans
+        self._service.cache(_key(data, message.spans), model, request)
+        return model, request
+
+    async def read(self, body: RequestBody) -> tuple[ServedModel, InferRequest]:
+        """Return the model and the request of a ModelInferRequest; a large text is read by another process.
+
+        Raises
+        ------
+        RefusedError
+            When the message, or the request, is wrong.
+        """
+        message = decode_infer(body.data)
+        model = self._router.find(message.request.model_name, message.request.model_version)
+        if message.text_bytes > ON_LOOP_BYTES:
+            return model, await self._service.run_beside(read_large_call, model.spec, bytes(body.data))
+        return model, read_infer(model.spec, message, body.data)
 
 
-async def read_call(service: InferenceService, body: RequestBody) -> tuple[ServedModel, InferRequest]:
-    """Return the model and the request of a ModelInferRequest; a large text is read by another process.
-
-    Raises
-    ------
-    RefusedError
-        When the message, or the request, is wrong.
-    """
-    call = InferCall.decode(body.data)
-    model = service.router.find(call.message.model_name, call.message.model_version)
-    if call.text_bytes > ON_LOOP_BYTES:
-        return model, await service.run_beside(read_large_call, model.spec, bytes(body.data))
-    return model, read_infer(model.spec, call)
+def _key(data: Buffer, spans: list[slice]) -> object:
+    """Return all bytes of a message but its raw contents, and where these lie."""
+    begin = 0
+    parts: list[bytes | int] = []
+    for span in spans:
+        parts += (bytes(data[begin : span.start]), span.stop)
+        begin = span.stop
+    return (*parts, bytes(data[begin:]))
 
 
-def _answer_infer(
+def answer_infer(
     model: ServedModel,
-    connection: HttpClient,
+    client: HttpClient,
     request: InferRequest,
     _: Inference,
     outputs: list[OutputTensor],
     slot: Slot | None,
 ) -> None:
+    """Send the answer of a ModelInfer call."""
     head, *tail = write_infer(model.spec, request, outputs)
     if slot is None:
-        connection.respond(200, CONTENT_GRPC, b"".join((head, *tail)))
+        client.respond(200, CONTENT_GRPC, b"".join((head, *tail)))
     else:
-        connection.respond(200, CONTENT_GRPC, head, tail, slot)
+        client.respond(200, CONTENT_GRPC, head, tail, slot)
 
 
 def _describe(
@@ -158,10 +177,10 @@ def _describe(
     response_class: Any,
     connection: HttpClient,
     head: HttpHead,
-    received: ReceivedBody,
+    body: RequestBody,
 ) -> None:
     try:
-        request = request_class.FromString(bytes(received.body.data))
+        request = request_class.FromString(bytes(body.data))
     except DecodeError:
         text = "the message is not what this method takes"
         connection.refuse(RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text))

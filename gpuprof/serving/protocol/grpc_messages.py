@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
-from gpuprof.serving.protocol.large_texts import copy_tensors, refuse_long_text
+from gpuprof.serving.protocol.large_texts import refuse_long_text
 from gpuprof.serving.protocol.open_inference import field_number, message_class
 from gpuprof.serving.router.infer_request import (
     InferRequest,
@@ -19,10 +18,10 @@ from gpuprof.serving.router.infer_request import (
     check_rows,
     check_size,
     check_tensor,
+    find_batch_key,
     refuse_unsupported,
     to_tensor_bytes,
 )
-from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import join_strings
 from gpuprof.serving.transport.inference import InputTensor, OutputTensor, RefusedError, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
@@ -45,48 +44,23 @@ _CONTENTS = {
 }
 
 
-@dataclass(slots=True)  # made for every request: frozen it would take three times as long
-class InferCall:
-    """A ModelInferRequest without its raw contents, and these."""
+class InferMessage(NamedTuple):
+    """A ModelInferRequest without its raw contents, and where these lie in its bytes."""
 
-    message: Any
-    raw: Sequence[Buffer]
-    text_bytes: int  #: Bytes without the raw contents of a large message.
-    offsets: Sequence[int] | None = None  #: Positions of the raw contents in the arena; None: outside.
-
-    def find_tensor_data(self, number: int) -> Buffer | tuple[int, int]:
-        """Return the raw contents of an input, or where in the arena they lie."""
-        data = self.raw[number]
-        return data if self.offsets is None else (self.offsets[number], len(data))
-
-    @classmethod
-    def decode(cls, data: Buffer, offset: int | None = None) -> InferCall:
-        """Read a message; the raw contents of a large message are not copied.
-
-        ``offset``: position of ``data`` in the arena; None: outside.
-
-        Raises
-        ------
-        RefusedError
-            When ``data`` is no such message, or its text is too long.
-        """
-        small: Buffer = data
-        spans: list[slice] = []
-        try:
-            if len(data) > INLINE_BYTES:
-                small, spans = split_off_field(data, field_number("ModelInferRequest", "raw_input_contents"))
-                refuse_long_text(len(small))
-            message = message_class("ModelInferRequest").FromString(small)
-        except (DecodeError, ValueError) as error:
-            raise _no_request(error) from None
-        view = memoryview(data)
-        raw = [view[span] for span in spans] if spans else message.raw_input_contents
-        offsets = None if offset is None or not spans else [offset + span.start for span in spans]
-        return cls(message, raw, len(small), offsets)
+    request: Any
+    spans: list[slice]
+    text_bytes: int  #: Bytes without the raw contents.
 
 
-def _no_request(error: Exception) -> RefusedError:
-    return RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the message is no ModelInferRequest: {error}")
+def decode_infer(data: Buffer) -> InferMessage:
+    """Return the message in ``data``, of which raw contents are not copied. Raises `RefusedError`."""
+    try:
+        text, spans = split_off_field(data, field_number("ModelInferRequest", "raw_input_contents"))
+        refuse_long_text(len(text))
+        return InferMessage(message_class("ModelInferRequest").FromString(text), spans, len(text))
+    except (DecodeError, ValueError) as error:
+        reason = f"the message is no ModelInferRequest: {error}"
+        raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, reason) from None
 
 
 def read_urgency(request: Any) -> Urgency:
@@ -104,31 +78,31 @@ def read_urgency(request: Any) -> Urgency:
     return Urgency(timeout_us / 1000.0 if timeout_us else None, priority)
 
 
-def read_infer(spec: ModelSpec, call: InferCall) -> InferRequest:
-    """Read and check a request.
+def read_infer(spec: ModelSpec, message: InferMessage, data: Buffer) -> InferRequest:
+    """Read and check the request in ``data``.
 
     Raises
     ------
     RefusedError
         400, with the reason.
     """
-    request = call.message
-    inputs = _tensors(spec, request, call)
+    request = message.request
+    inputs = _tensors(spec, message, memoryview(data))
     urgency = read_urgency(request)
     return InferRequest(
         id=request.id or None,
         rows=check_rows(spec, inputs),
         inputs=inputs,
         outputs=_outputs(spec, request),
-        binary=None,
         timeout_ms=urgency.timeout_ms,
         priority=urgency.priority,
+        batch_key=find_batch_key(spec, inputs),
     )
 
 
-def read_large_call(spec: ModelSpec, message: bytes) -> InferRequest:
-    """Read a request in another process, its tensors as bytes. Raises `RefusedError`: 400."""
-    return copy_tensors(read_infer(spec, InferCall.decode(message)))
+def read_large_call(spec: ModelSpec, data: bytes) -> InferRequest:
+    """Read a request in another process. Raises `RefusedError`: 400."""
+    return read_infer(spec, decode_infer(data), data)
 
 
 def write_infer(spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]) -> list[Buffer]:
@@ -175,13 +149,13 @@ def write_stream_error(message: str, request_id: str) -> bytes:
     return data
 
 
-def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor]:
+def _tensors(spec: ModelSpec, message: InferMessage, data: memoryview) -> list[InputTensor]:
     """Return the inputs, in the order of the model's."""
-    raw = call.raw
-    if raw and len(raw) != len(request.inputs):
-        raise bad_request(f"{len(request.inputs)} inputs need as many raw contents but got {len(raw)}")
+    entries, spans = message.request.inputs, message.spans
+    if spans and len(spans) != len(entries):
+        raise bad_request(f"{len(entries)} inputs need as many raw contents but got {len(spans)}")
     by_position: dict[int, InputTensor] = {}
-    for number, entry in enumerate(request.inputs):
+    for number, entry in enumerate(entries):
         position = spec.input_index.get(entry.name)
         if position is None or position in by_position:
             names = ", ".join(spec.input_index)
@@ -191,11 +165,16 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[InputTensor
         _refuse_unsupported(entry)
         tensor = spec.inputs[position]
         shape = check_tensor(tensor, entry.datatype, list(entry.shape))
-        if raw and entry.HasField("contents") and entry.contents.ListFields():
+        if not spans:
+            contents = _from_contents(tensor, entry.contents)
+            check_size(tensor, shape, contents)
+            by_position[position] = InputTensor(shape, contents)
+            continue
+        if entry.HasField("contents") and entry.contents.ListFields():
             raise bad_request(f"input {entry.name!r} has both typed and raw contents")
-        data = raw[number] if raw else _from_contents(tensor, entry.contents)
-        check_size(tensor, shape, data)
-        by_position[position] = InputTensor(shape, call.find_tensor_data(number) if raw else data)
+        span = spans[number]
+        check_size(tensor, shape, data[span])
+        by_position[position] = InputTensor(shape, (span.start, span.stop - span.start))
     missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in by_position]
     if missing:
         raise bad_request(f"model {spec.name!r} needs input {', '.join(missing)}")

@@ -6,13 +6,12 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from gpuprof.serving.protocol.grpc_calls import STREAM_METHOD, read_call
-from gpuprof.serving.protocol.grpc_messages import InferCall, write_infer, write_stream_error, write_streamed
+from gpuprof.serving.protocol.grpc_calls import STREAM_METHOD
+from gpuprof.serving.protocol.grpc_messages import decode_infer, write_infer, write_stream_error, write_streamed
 from gpuprof.serving.protocol.http_api import HttpApi
-from gpuprof.serving.protocol.large_texts import place_inputs
+from gpuprof.serving.protocol.http_route import HttpClient
 from gpuprof.serving.protocol.open_inference import SERVICE, protocol_pool
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.served_model import ServedModel
@@ -107,14 +106,17 @@ class StreamServer:
 
     async def _answer(self, message: bytes, peer: str) -> bytes:
         """Return the ModelStreamInferResponse of a request. When cancelled, it cancels the request."""
-        arrival, request_id = time.monotonic(), ""
-        client = _StreamClient(peer)
+        client, request_id = _StreamClient(peer), ""
+        body = RequestBody(message)
         try:
-            request_id = InferCall.decode(message).message.id
-            model, request = await read_call(self._service, RequestBody(message, 0))
-            request, slots = place_inputs(request, self._service.arena)
-            on_answer = partial(self._respond, model, client)
-            self._service.submit(model, client, request, slots, arrival, on_answer)
+            request_id = decode_infer(message).request.id
+            body = self._service.hold(message, 0, time.monotonic())
+            model, request = await self._api.grpc.read(body)
+            self._service.submit(client, self._respond, "", None, model, request, body)
+        except RefusedError as refusal:
+            self._service.release(body.slot)
+            client.refuse(refusal)
+        try:
             return await client.answer
         except RefusedError as refusal:
             self._api.count_refusal(refusal, "grpc")
@@ -127,15 +129,14 @@ class StreamServer:
     def _respond(
         self,
         model: ServedModel,
-        client: _StreamClient,
+        client: HttpClient,
         request: InferRequest,
         _: Inference,
         outputs: list[OutputTensor],
         slot: Slot | None,
     ) -> None:
         client.respond(200, b"", b"".join(write_streamed(write_infer(model.spec, request, outputs))))
-        if slot is not None:
-            self._service.arena.give_back(slot)
+        self._service.release(slot)
 
 
 class _StreamClient:

@@ -11,10 +11,10 @@ from http import HTTPStatus
 from urllib.parse import unquote
 
 from gpuprof.serving.protocol.grpc_calls import GrpcCalls
-from gpuprof.serving.protocol.http_connection import ConnectionOwner
+from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, CachedHead, HttpConnection
 from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
-from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only
+from gpuprof.serving.protocol.http_route import HttpClient, Route, allow_only
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.inference_service import InferenceService
 from gpuprof.serving.protocol.large_texts import (
@@ -24,7 +24,7 @@ from gpuprof.serving.protocol.large_texts import (
     write_large_response,
 )
 from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
-from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_urgency
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request, read_urgency
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
@@ -51,7 +51,7 @@ class ApiSettings:
     own_hosts: Collection[str] | None = None
 
 
-class HttpApi(ConnectionOwner):
+class HttpApi:
     """Answers the requests of all connections.
 
     Parameters
@@ -64,6 +64,12 @@ class HttpApi(ConnectionOwner):
     Attributes
     ----------
     service : InferenceService
+    grpc : GrpcCalls
+    connections : set of HttpConnection
+    turned_away : int
+        Connections beyond the bound.
+    cached_heads : dict
+        Heads of requests with their routes, since most clients send the same head again and again.
     count_edge_restarts : callable
         Returns the number of restarts of the edge; None: no edge.
     """
@@ -71,20 +77,20 @@ class HttpApi(ConnectionOwner):
     def __init__(
         self, router: Router, settings: ApiSettings = ApiSettings(), stalls: StallMeter | None = None
     ) -> None:  # fmt: skip
-        super().__init__(router.arena, settings.max_connections)
-        self.router = router
+        self.router, self.arena = router, router.arena
+        self.max_connections = settings.max_connections
+        self.scratch = bytearray(SCRATCH_BYTES)
+        self.connections: set[HttpConnection] = set()
+        self.turned_away = 0
+        self.cached_heads: dict[bytes, CachedHead] = {}
+        router.on_change(self.cached_heads.clear)
         self.count_edge_restarts: Callable[[], int | None] = lambda: None
         self.service = InferenceService(router, settings.max_body_bytes)
         self._settings = settings
         self._refusals: Counter[tuple[str, int, str]] = Counter()
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._descriptions = HttpDescriptions(router, self._find_figures)
-        self._grpc = GrpcCalls(self.service)
-
-    @property
-    def draining(self) -> bool:
-        """Return whether connections close after their answer."""
-        return self.router.draining
+        self.grpc = GrpcCalls(self.service)
 
     def find_route(self, head: HttpHead) -> Route:
         """Return the route of a request.
@@ -97,14 +103,10 @@ class HttpApi(ConnectionOwner):
         own_hosts, target = self._settings.own_hosts, head.target
         if own_hosts is not None and not is_own_host(head.headers.get(b"host", b""), own_hosts):
             raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "the header Host names another server")
-        is_public = target.startswith(_PUBLIC_PREFIX) or target in self._grpc.public_paths
+        is_public = target.startswith(_PUBLIC_PREFIX) or target in self.grpc.public_paths
         if not is_public and not self._settings.admits(head.headers.get(b"authorization", b"")):
             raise RefusedError(HTTPStatus.UNAUTHORIZED, "the request does not have the token of this server")
         return self._find_path(head)
-
-    def forget_routes(self) -> None:
-        """Forget the routes of cached heads: the models have changed."""
-        self.cached_heads.clear()
 
     def _find_path(self, head: HttpHead) -> Route:
         path = head.target.split(b"?", 1)[0].decode("latin-1")
@@ -117,7 +119,7 @@ class HttpApi(ConnectionOwner):
             case ["v2", "models", name, "versions", version, "infer"]:
                 return allow_only("POST", method, self._infer_route(self.router.find(name, version)))
             case _ if head.is_grpc and head.target.startswith(_GRPC_PREFIXES):
-                route = self._grpc.find_route(head.target)
+                route = self.grpc.find_route(head.target)
             case _:
                 route = self._descriptions.find(words, method)
         if route is None:
@@ -134,24 +136,29 @@ class HttpApi(ConnectionOwner):
         """Count a refusal by protocol, status and reason."""
         self._refusals[protocol, refusal.status.value, refusal.reason] += 1
 
-    def _infer(self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
-        traceparent = head.headers.get(b"traceparent", b"").decode("latin-1")
-
-        def submit(model: ServedModel, request: InferRequest, slots: list[Slot]) -> None:
-            on_answer = partial(self._answer_request, model, connection)
-            self.service.submit(model, connection, request, slots, received.arrived, on_answer, traceparent)
-
-        if head.coding is not None or received.body.json_bytes > ON_LOOP_BYTES:
+    def _infer(self, model: ServedModel, client: HttpClient, head: HttpHead, body: RequestBody) -> None:
+        submit = partial(self.service.submit, client, self._answer_request, head.traceparent, None)
+        if head.coding is not None or body.json_bytes > ON_LOOP_BYTES:
             reader = partial(self._read_large, model, head)
-            self.service.read_elsewhere(connection, received, head.coding is not None, reader, submit)
+            self.service.read_elsewhere(client, body, head.coding is not None, reader, submit)
             return
-        slots = [] if received.slot is None else [received.slot]
         try:
-            request = model.read_request(received.body)
+            submit(model, self._read(model, body), body)
         except RefusedError as refusal:
-            self.service.refuse(connection, refusal, slots)
-        else:
-            submit(model, request, slots)
+            self.service.release(body.slot)
+            client.refuse(refusal)
+
+    def _read(self, model: ServedModel, body: RequestBody) -> InferRequest:
+        data, size = body.data, body.json_bytes
+        if size == len(data):
+            return read_request(model.spec, body)
+        key = model, bytes(data[:size]), len(data)  # they determine everything but the values of the tensors
+        cached = self.service.cached.get(key)
+        if cached is not None:
+            return cached[1]
+        request = read_request(model.spec, body)
+        self.service.cache(key, model, request)
+        return request
 
     async def _read_large(
         self, model: ServedModel, head: HttpHead, body: RequestBody
@@ -159,52 +166,53 @@ class HttpApi(ConnectionOwner):
         json_bytes = head.find_json_length(len(body.data))
         refuse_long_text(json_bytes)
         if json_bytes <= ON_LOOP_BYTES:
-            return model, model.read_request(RequestBody(body.data, json_bytes))
+            return model, read_request(model.spec, RequestBody(body.data, json_bytes))
         return model, await self.service.run_beside(read_large_request, model.spec, bytes(body.data), json_bytes)
 
     def _answer_request(
         self,
         model: ServedModel,
-        connection: HttpClient,
+        client: HttpClient,
         request: InferRequest,
         inference: Inference,
         outputs: list[OutputTensor],
         slot: Slot | None,
     ) -> None:
-        if _text_bytes(request, outputs) > ON_LOOP_BYTES:
-            self.service.start_task(self._answer_large(model, connection, request, inference, outputs, slot))
+        binary = request.binary
+        if binary is not None and sum(len(o.data) for o in outputs if o.position not in binary) > ON_LOOP_BYTES:
+            self.service.start_task(self._answer_large(model, client, request, inference, outputs, slot))
             return
         try:
             text, tensors = write_response(model.spec, request, outputs)
         except RefusedError as refusal:
-            self.service.refuse(connection, refusal, [] if slot is None else [slot])
+            self.service.release(slot)
+            client.refuse(refusal)
         else:
-            self._answer(connection, inference, text, tensors, slot)
+            self._answer(client, inference, text, tensors, slot)
 
     def _answer(
-        self, connection: HttpClient, inference: Inference, text: bytes, tensors: list[Buffer], slot: Slot | None
+        self, client: HttpClient, inference: Inference, text: bytes, tensors: list[Buffer], slot: Slot | None
     ) -> None:
         """Send an answer; its large parts lie in the arena until they are sent."""
         extra = write_timing(inference.times, time.monotonic() - inference.arrived)
         if tensors:
             extra += b"Inference-Header-Content-Length: %d\r\n" % len(text)
-            connection.respond(200, CONTENT_BINARY, text, tensors, slot, extra)
+            client.respond(200, CONTENT_BINARY, text, tensors, slot, extra)
             return
-        if slot is not None:
-            self.arena.give_back(slot)  # the text is all there is
+        self.service.release(slot)  # the text is all there is
         if len(text) <= INLINE_BYTES:
-            connection.respond(200, CONTENT_JSON, text, extra=extra)
+            client.respond(200, CONTENT_JSON, text, extra=extra)
         elif (text_slot := self.arena.take(len(text))) is None:
-            connection.refuse(out_of_memory())
+            client.refuse(out_of_memory())
         else:
             view = self.arena.view(text_slot.offset, len(text))
             view[:] = text
-            connection.respond(200, CONTENT_JSON, b"", [view], text_slot, extra)
+            client.respond(200, CONTENT_JSON, b"", [view], text_slot, extra)
 
     async def _answer_large(
         self,
         model: ServedModel,
-        connection: HttpClient,
+        client: HttpClient,
         request: InferRequest,
         inference: Inference,
         outputs: list[OutputTensor],
@@ -216,19 +224,11 @@ class HttpApi(ConnectionOwner):
         try:
             text, tensors = await self.service.run_beside(write_large_response, model.spec, head, copies)
         except RefusedError as refusal:
-            connection.refuse(refusal)
+            client.refuse(refusal)
         else:
-            self._answer(connection, inference, text, tensors, None)
+            self._answer(client, inference, text, tensors, None)
         finally:
-            if slot is not None:
-                self.arena.give_back(slot)
-
-
-def _text_bytes(request: InferRequest, outputs: list[OutputTensor]) -> int:
-    """Return the number of bytes of an answer's tensors as JSON."""
-    if request.binary is None:
-        return 0
-    return sum(len(output.data) for output in outputs if output.position not in request.binary)
+            self.service.release(slot)
 
 
 def _refuse_early(model: ServedModel, text: Buffer, client: str) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from gpuprof.serving.protocol.http_message import (
     ARRIVAL_HEADER,
@@ -29,12 +28,15 @@ from gpuprof.serving.protocol.http_message import (
     too_large_refusal,
     write_head,
 )
-from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, ReceivedBody, Route, respond_json
+from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, Route, respond_json
 from gpuprof.serving.router.infer_request import RequestBody
-from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
+from gpuprof.serving.transport.arena import ALIGNMENT, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
+
+if TYPE_CHECKING:
+    from gpuprof.serving.protocol.http_api import HttpApi
 
 #: Read size, and the maximum size of a head.
 SCRATCH_BYTES = 1 << 16
@@ -78,38 +80,6 @@ class _Incoming:
         return self.refusal is not None or self.route is None or not self.route.reads_body
 
 
-class ConnectionOwner(ABC):
-    """What the connections of a server have in common.
-
-    Attributes
-    ----------
-    connections : set of HttpConnection
-    turned_away : int
-        Connections beyond the bound.
-    """
-
-    def __init__(self, arena: Arena, max_connections: int) -> None:
-        self.arena = arena
-        self.max_connections = max_connections
-        self.scratch = bytearray(SCRATCH_BYTES)
-        self.connections: set[HttpConnection] = set()
-        self.cached_heads: dict[bytes, CachedHead] = {}
-        self.turned_away = 0
-
-    @property
-    @abstractmethod
-    def draining(self) -> bool:
-        """Return whether connections close after their answer."""
-
-    @abstractmethod
-    def find_route(self, head: HttpHead) -> Route:
-        """Return the route of a request. Raises `RefusedError`."""
-
-    @abstractmethod
-    def count_refusal(self, refusal: RefusedError, protocol: str = "http") -> None:
-        """Count a refusal by protocol, status and reason."""
-
-
 class HttpConnection(asyncio.BufferedProtocol):
     """Reads requests in sequence and writes their answers.
 
@@ -119,7 +89,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         Whether a received request is unanswered.
     """
 
-    def __init__(self, owner: ConnectionOwner) -> None:
+    def __init__(self, owner: HttpApi) -> None:
         self._owner = owner
         self.peer = self._address = ""
         self.busy = False
@@ -128,7 +98,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head: HttpHead | None = None
         self._incoming: _Incoming | None = None
         self._view: memoryview | None = None  #: Memory in the arena for the rest of a large body.
-        self._pending = bytearray()
+        self._pending = b""
         self._unsent: list[Slot] = []
         self._since = time.monotonic()  #: Begin of the request, or of the answer, or of the idle time.
         self._unsent_bytes = 0
@@ -165,17 +135,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if self.is_idle:
             self._since, self._is_new = time.monotonic(), False
-        data = memoryview(self._owner.scratch)[:count]
-        if self._pending or not self._can_read:
-            self._pending += data
-            if self._can_read:
-                self._read_pending()
-            elif len(self._pending) > SCRATCH_BYTES:
-                self._pause_reading()
-            return
-        count_read = self._read(self._owner.scratch, count)
-        if count_read < count:
-            self._pending += data[count_read:]
+        self._pending += memoryview(self._owner.scratch)[:count]
+        if self._can_read:
+            self._read_pending()
+        elif len(self._pending) > SCRATCH_BYTES:
+            self._pause_reading()
 
     def eof_received(self) -> bool:
         """Keep the connection open for writing while an answer is due: a client may half-close after its request."""
@@ -224,7 +188,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._owner.arena.give_back(slot)
             return
         size = len(body) + sum(map(len, tail)) if tail else len(body)
-        keep_alive = self._keep_alive and not self._owner.draining
+        keep_alive = self._keep_alive and not self._owner.router.draining
         head = write_head(status, content_type, size, keep_alive, extra)
         if slot is not None:
             self._unsent.append(slot)
@@ -295,9 +259,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Read requests out of the pending bytes."""
         if self._transport is None or not self._can_read:
             return
-        pending, self._pending = self._pending, bytearray()
-        count = self._read(pending, len(pending))
-        self._pending[:0] = memoryview(pending)[count:]
+        pending, self._pending = self._pending, b""
+        self._pending = pending[self._read(pending) :]
         if self._client_ended and not self.busy and not self._unsent_bytes:
             self._transport.close()  # the rest of an incomplete request will not come
         elif self._is_paused and self._can_read and not self._transport.is_closing():
@@ -309,29 +272,29 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._is_paused = True
             self._transport.pause_reading()
 
-    def _read(self, buffer: bytearray, end: int) -> int:
-        """Read requests out of ``buffer`` until one is incomplete or unanswered; return the position of the rest."""
-        position = 0
+    def _read(self, data: bytes) -> int:
+        """Read requests out of ``data`` until one is incomplete or unanswered; return the position of the rest."""
+        position, end = 0, len(data)
         while position < end and self._can_read:
             if self._incoming is not None:
-                position = self._receive_body(self._incoming, buffer, position, end)
+                position = self._receive_body(self._incoming, data, position)
                 continue
-            stop = buffer.find(b"\r\n\r\n", position, end) + 4
+            stop = data.find(b"\r\n\r\n", position) + 4
             if stop < 4:
                 if end - position >= SCRATCH_BYTES:
                     self._reject(RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long"))
                 break
-            text, arrival = _split_arrival(bytes(memoryview(buffer)[position:stop]))
+            text, arrival = _split_arrival(data[position:stop])
             cached = self._owner.cached_heads.get(text)
             if cached is None or stop + cached.head.length > end:
                 position = stop
                 self._begin_request(text, arrival)
                 continue
             position = stop + cached.head.length
-            body = RequestBody(bytes(memoryview(buffer)[stop:position]), cached.json_bytes)
+            body = RequestBody(data[stop:position], cached.json_bytes, arrived=arrival)
             self._head, self._keep_alive, self.busy = cached.head, cached.head.keep_alive, True
             self.peer = cached.peer or self._address
-            cached.route.handle(self, cached.head, ReceivedBody(body, None, arrival))
+            cached.route.handle(self, cached.head, body)
         return position
 
     def _begin_request(self, text: bytes, arrival: float) -> None:
@@ -391,13 +354,13 @@ class HttpConnection(asyncio.BufferedProtocol):
             heads.clear()
         heads[text] = CachedHead(head, route, incoming.json_bytes, edge_peer)
 
-    def _receive_body(self, incoming: _Incoming, buffer: bytearray, position: int, end: int) -> int:
-        """Take bytes of the body out of ``buffer``; return where they end."""
+    def _receive_body(self, incoming: _Incoming, data: bytes, position: int) -> int:
+        """Take bytes of the body out of ``data``; return where they end."""
         if incoming.chunks is not None:
-            self._receive_chunks(incoming, incoming.chunks, bytes(memoryview(buffer)[position:end]))
-            return end
-        count = min(end - position, incoming.length - incoming.received)
-        piece = memoryview(buffer)[position : position + count]
+            self._receive_chunks(incoming, incoming.chunks, data[position:])
+            return len(data)
+        count = min(len(data) - position, incoming.length - incoming.received)
+        piece = memoryview(data)[position : position + count]
         try:
             if incoming.is_discarded:
                 pass
@@ -480,12 +443,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             assert incoming.refusal is not None
             self.refuse(incoming.refusal)
             return
-        if incoming.slot is None:
-            body = RequestBody(bytes(incoming.data), incoming.json_bytes)
-        else:
-            view = self._owner.arena.view(incoming.start, incoming.length)
-            body = RequestBody(view, incoming.json_bytes, incoming.start)
-        incoming.route.handle(self, incoming.head, ReceivedBody(body, incoming.slot, incoming.arrived))
+        body = RequestBody(bytes(incoming.data), incoming.json_bytes, arrived=incoming.arrived)
+        if incoming.slot is not None:
+            body.data = self._owner.arena.view(incoming.start, incoming.length)
+            body.offset, body.slot = incoming.start, incoming.slot
+        incoming.route.handle(self, incoming.head, body)
 
     def _release(self, incoming: _Incoming) -> None:
         """Release the memory of an unneeded body."""
@@ -517,7 +479,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             transport.close()
             return
         self._is_lingering = True
-        self._pending.clear()
+        self._pending = b""
         if self._is_paused:
             transport.resume_reading()
         transport.write_eof()

@@ -9,8 +9,9 @@ from functools import partial
 
 from gpuprof.serving.protocol.descriptions import Descriptions
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead
-from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route, allow_only, respond_json
+from gpuprof.serving.protocol.http_route import HttpClient, Route, allow_only, respond_json
 from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
+from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
 
@@ -116,7 +117,7 @@ def _document(describe: Callable[[], object]) -> Answer:
 def _simple(answer: Answer) -> Route:
     """Return a route without a body."""
 
-    def handle(connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
+    def handle(connection: HttpClient, head: HttpHead, body: RequestBody) -> None:
         try:
             answer(connection)
         except RefusedError as refusal:

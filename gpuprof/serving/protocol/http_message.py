@@ -41,6 +41,8 @@ class HttpHead:
     length: int = 0  #: Content-Length; 0 when there is none.
     chunked: bool = False
     keep_alive: bool = True
+    coding: bytes | None = None  #: Content coding of the body, in lower case; None: the body is not compressed.
+    traceparent: str = ""
     repeated: bytes | None = None  #: A repeated header of `_GIVEN_ONCE`.
     is_complete: bool = False
     #: The parser's answer, valid only at the end of the headers.
@@ -50,12 +52,6 @@ class HttpHead:
     def is_grpc(self) -> bool:
         """Return whether the request is a gRPC call translated by the edge: its body is a protobuf message."""
         return self.headers.get(b"content-type", b"").startswith(CONTENT_GRPC)
-
-    @property
-    def coding(self) -> bytes | None:
-        """Content coding of the body, in lower case; None: the body is not compressed."""
-        coding = self.headers.get(b"content-encoding", b"identity").lower()
-        return None if coding == b"identity" else coding
 
     def find_json_length(self, length: int) -> int:
         """Return the number of JSON bytes in a body of ``length``. Raises `RefusedError`: 400, if impossible."""
@@ -146,6 +142,9 @@ def read_head(text: bytes) -> HttpHead:
     head.method = parser.get_method()
     _read_host(head, version)
     _read_framing(head)
+    coding = head.headers.get(b"content-encoding", b"identity").lower()
+    head.coding = None if coding == b"identity" else coding
+    head.traceparent = head.headers.get(b"traceparent", b"").decode("latin-1")
     return head
 
 

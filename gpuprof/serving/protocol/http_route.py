@@ -42,21 +42,12 @@ class HttpClient(Protocol):
         ...
 
 
-@dataclass(slots=True)  # made for every request: frozen it would take three times as long
-class ReceivedBody:
-    """A body, its arena slot, and the arrival of its request (monotonic seconds)."""
-
-    body: RequestBody
-    slot: Slot | None
-    arrived: float
-
-
 @dataclass(frozen=True, slots=True)
 class Route:
     """The handling of a request."""
 
     #: Called with the client, the head and the body; answers now or later.
-    handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
+    handle: Callable[[HttpClient, HttpHead, RequestBody], None]
     max_body: int = MAX_DISCARDED_BYTES  #: Most bytes of the body.
     reads_body: bool = False  #: True if the body is needed; other bodies are discarded.
     #: Called with the JSON and the client before large tensors are received; raises the refusal where `submit` would.

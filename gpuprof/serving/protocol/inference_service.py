@@ -1,4 +1,4 @@
-"""Inference requests of all protocols on their way to the router: submitted, cancelled and refused."""
+"""Inference requests of all protocols on their way to the router: cached, submitted, cancelled and refused."""
 
 from __future__ import annotations
 
@@ -10,80 +10,105 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError
 from gpuprof.serving.protocol.compression import inflate, is_compressed
-from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody
-from gpuprof.serving.protocol.large_texts import place_inputs
+from gpuprof.serving.protocol.http_route import HttpClient
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
-from gpuprof.serving.router.router import Router, find_batch_key
+from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
-from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, bad_request
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, bad_request, out_of_memory
 from gpuprof.serving.watch.side_process import P, R, SideProcess
 
-#: Called with the request, its inference, the outputs, and their slot.
-Answer = Callable[[InferRequest, Inference, list[OutputTensor], Slot | None], None]
+#: Called with the model, the client, the request, its inference, the outputs, and their slot.
+Answer = Callable[[ServedModel, HttpClient, InferRequest, Inference, list[OutputTensor], Slot | None], None]
+#: Submits a request of a model, with its body.
+Submit = Callable[[ServedModel, InferRequest, RequestBody], None]
 #: Reads a body in another process; returns the model and the request.
 Read = Callable[[RequestBody], Awaitable[tuple[ServedModel, InferRequest]]]
-#: Submits a request that was read, with its slots.
-Submit = Callable[[ServedModel, InferRequest, list[Slot]], None]
+#: Number of cached requests, and of heads.
+MOST_CACHED = 256
 
 
 class InferenceService:
-    """Submits requests to the models. ``max_body_bytes``: of a request, decompressed."""
+    """Submits requests to the models. ``max_body_bytes``: of a request, decompressed.
+
+    Attributes
+    ----------
+    cached : dict
+        Requests by all their bytes but those of tensors: most clients send the same text again and again.
+    """
 
     def __init__(self, router: Router, max_body_bytes: int) -> None:
         self.router = router
         self.arena = router.arena
         self.max_body_bytes = max_body_bytes
         self.side_process = SideProcess()
+        self.cached: dict[object, tuple[ServedModel, InferRequest]] = {}
+        router.on_change(self.cached.clear)
         self._inflating = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def cache(self, key: object, model: ServedModel, request: InferRequest) -> None:
+        """Cache a request with binary tensors, unless these are strings, which are checked each time."""
+        tensors = zip(model.spec.inputs, request.inputs, strict=True)
+        binary = [spec.datatype for spec, tensor in tensors if isinstance(tensor.data, tuple)]
+        if binary and "BYTES" not in binary:
+            if len(self.cached) == MOST_CACHED:
+                self.cached.clear()
+            self.cached[key] = model, request
+
     def submit(
         self,
+        client: HttpClient,
+        answer: Answer,
+        traceparent: str,
+        limit_ms: float | None,
         model: ServedModel,
-        connection: HttpClient,
         request: InferRequest,
-        slots: list[Slot],
-        arrived: float,
-        done: Answer,
-        traceparent: str = "",
-        limit_ms: float | None = None,
+        body: RequestBody,
     ) -> None:
-        """Submit a request; a refused request releases its slots. ``limit_ms``: deadline of the call itself."""
-        try:
-            deadline_ms = model.limit_deadline_ms(request.timeout_ms)
-            inference = Inference(
-                rows=request.rows,
-                inputs=request.inputs,
-                wanted=request.outputs,
-                arrived=arrived,
-                deadline_ms=deadline_ms if limit_ms is None else min(deadline_ms, limit_ms),
-                on_done=partial(done, request),
-                on_refused=lambda _, refusal: connection.refuse(refusal),
-                priority=request.priority,
-                slots=slots,
-                batch_key=find_batch_key(model, request),
-                traceparent=traceparent,
-                client=connection.peer,
-            )
-            model.submit(inference)
-        except RefusedError as refusal:
-            self.refuse(connection, refusal, slots)
-            return
-        connection.on_disconnect = partial(_cancel, inference)
+        """Submit a request. Raises `RefusedError`. ``limit_ms``: deadline of the call itself."""
+        deadline_ms = model.limit_deadline_ms(request.timeout_ms)
+        inference = Inference(
+            request.rows,
+            request.find_tensors(body),
+            request.outputs,
+            body.arrived,
+            deadline_ms if limit_ms is None else min(deadline_ms, limit_ms),
+            partial(answer, model, client, request),
+            client.refuse,
+            request.priority,
+            body.slot,
+            request.batch_key,
+            traceparent,
+            client.peer,
+        )
+        model.submit(inference)
+        client.on_disconnect = inference.cancel
 
-    def refuse(self, connection: HttpClient, refusal: RefusedError, slots: list[Slot]) -> None:
-        """Refuse a request and give its slots back."""
-        self._release(slots)
-        connection.refuse(refusal)
+    def release(self, slot: Slot | None) -> None:
+        """Give memory back."""
+        if slot is not None:
+            self.arena.give_back(slot)
+
+    def hold(self, data: bytes, json_bytes: int, arrived: float) -> RequestBody:
+        """Return a body of these bytes, in the arena if they are many. Raises `RefusedError`: 503 if it is full."""
+        if len(data) <= INLINE_BYTES:
+            return RequestBody(data, json_bytes, arrived=arrived)
+        slot = self.arena.take(len(data))
+        if slot is None:
+            raise out_of_memory()
+        view = self.arena.view(slot.offset, len(data))
+        view[:] = data
+        return RequestBody(view, json_bytes, slot.offset, slot, arrived)
 
     def read_elsewhere(
-        self, connection: HttpClient, received: ReceivedBody, compressed: bool, read: Read, submit: Submit
+        self, client: HttpClient, body: RequestBody, compressed: bool, read: Read, submit: Submit
     ) -> None:
         """Read and submit a request that would keep the event loop for long: a compressed or a large text."""
         disconnects: list[bool] = []
-        connection.on_disconnect = partial(disconnects.append, True)
-        self.start_task(self._read_and_submit(connection, disconnects, received, compressed, read, submit))
+        client.on_disconnect = partial(disconnects.append, True)
+        self.start_task(self._read_and_submit(client, body, disconnects, compressed, read, submit))
 
     async def run_beside(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Return the result of a function that another process runs. Raises `RefusedError`: also if it cannot."""
@@ -101,38 +126,31 @@ class InferenceService:
 
     async def _read_and_submit(
         self,
-        connection: HttpClient,
+        client: HttpClient,
+        body: RequestBody,
         disconnects: list[bool],
-        received: ReceivedBody,
         compressed: bool,
         read: Read,
         submit: Submit,
     ) -> None:
-        body = received.body
         try:
             if compressed:
-                if not is_compressed(body.data):
-                    raise bad_request("the body is not compressed as its headers say")
-                async with self._inflating:
-                    data = await asyncio.to_thread(inflate, body.data, self.max_body_bytes)
-                body = RequestBody(data, len(data))
+                body = await self._inflate(body)
             model, request = await read(body)
-            request, slots = place_inputs(request, self.arena)
+            if disconnects:
+                self.release(body.slot)
+            else:
+                submit(model, request, body)
         except RefusedError as refusal:
-            connection.refuse(refusal)
-            return
-        finally:
-            if received.slot is not None:
-                self.arena.give_back(received.slot)
-        if disconnects:
-            self._release(slots)
-        else:
-            submit(model, request, slots)
+            self.release(body.slot)
+            client.refuse(refusal)
 
-    def _release(self, slots: list[Slot]) -> None:
-        for slot in slots:
-            self.arena.give_back(slot)
-
-
-def _cancel(inference: Inference) -> None:
-    inference.cancelled = True
+    async def _inflate(self, body: RequestBody) -> RequestBody:
+        """Return the decompressed body, and give the memory of the compressed one back. Raises `RefusedError`."""
+        if not is_compressed(body.data):
+            raise bad_request("the body is not compressed as its headers say")
+        async with self._inflating:
+            data = await asyncio.to_thread(inflate, body.data, self.max_body_bytes)
+        inflated = self.hold(data, len(data), body.arrived)
+        self.release(body.slot)
+        return inflated

@@ -5,14 +5,11 @@ Threads would not help: making a million Python objects holds the interpreter's 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from http import HTTPStatus
 
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request
-from gpuprof.serving.transport.arena import Arena, Slot
-from gpuprof.serving.transport.batch_io import INLINE_BYTES
-from gpuprof.serving.transport.inference import InputTensor, OutputTensor, RefusedError, out_of_memory
+from gpuprof.serving.transport.inference import OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.transport.wire import Buffer
 
@@ -30,8 +27,8 @@ def refuse_long_text(size: int) -> None:
 
 
 def read_large_request(spec: ModelSpec, data: bytes, json_bytes: int) -> InferRequest:
-    """Read an HTTP request, its tensors as bytes. Raises `RefusedError`: 400."""
-    return copy_tensors(read_request(spec, RequestBody(data, json_bytes)))
+    """Read an HTTP request. Raises `RefusedError`: 400."""
+    return read_request(spec, RequestBody(data, json_bytes))
 
 
 def write_large_response(
@@ -47,39 +44,3 @@ def warm_up() -> None:
     import numpy as np
 
     np.zeros(0)
-
-
-def copy_tensors(request: InferRequest) -> InferRequest:
-    """Return the request with picklable tensors."""
-    inputs = [
-        tensor if isinstance(tensor.data, tuple) else InputTensor(tensor.shape, bytes(tensor.data))
-        for tensor in request.inputs
-    ]
-    return replace(request, inputs=inputs)
-
-
-def place_inputs(request: InferRequest, arena: Arena) -> tuple[InferRequest, list[Slot]]:
-    """Copy the large tensors of a request into the arena; return the changed request and its slots.
-
-    Raises
-    ------
-    RefusedError
-        503, when the arena is full.
-    """
-    slots: list[Slot] = []
-    inputs = []
-    for tensor in request.inputs:
-        data = tensor.data
-        if isinstance(data, tuple):
-            inputs.append(tensor)
-        elif len(data) <= INLINE_BYTES:  # a view would keep all of the message
-            inputs.append(InputTensor(tensor.shape, bytes(data)))
-        elif (slot := arena.take(len(data))) is None:
-            for reserved in slots:
-                arena.give_back(reserved)
-            raise out_of_memory()
-        else:
-            slots.append(slot)
-            arena.view(slot.offset, len(data))[:] = data
-            inputs.append(InputTensor(tensor.shape, (slot.offset, len(data))))
-    return replace(request, inputs=inputs), slots

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.datatypes import ITEM_BYTES, check_strings, join_strings, parse_whole, to_bytes
 from gpuprof.serving.transport.inference import InputTensor, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
@@ -31,16 +32,41 @@ _UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_b
 
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
+class RequestBody:
+    """The bytes of a request."""
+
+    data: Buffer
+    json_bytes: int = 0  #: Length of the JSON at its start; all of it unless binary tensors follow.
+    offset: int | None = None  #: Position of ``data`` in the arena; None: outside.
+    slot: Slot | None = None  #: Its memory in the arena.
+    arrived: float = 0.0  #: Arrival of the request, monotonic seconds.
+
+
+@dataclass(frozen=True, slots=True)
 class InferRequest:
-    """An inference request, parsed and checked."""
+    """An inference request, parsed and checked: everything but the bytes of its tensors."""
 
     id: str | None
     rows: int
-    inputs: list[InputTensor]  #: Tensors in the order of the model's inputs.
-    outputs: list[int] | None  #: Requested positions, in the order of the request; None: all.
-    binary: frozenset[int] | None  #: Positions of outputs with binary data; None: all.
-    timeout_ms: float | None
-    priority: int  #: 0 where none was given.
+    #: Tensors in the order of the model's inputs: their bytes, or the position and size of binary data in the body.
+    inputs: list[InputTensor]
+    outputs: list[int] | None = None  #: Requested positions, in the order of the request; None: all.
+    binary: frozenset[int] | None = None  #: Positions of outputs with binary data; None: all.
+    timeout_ms: float | None = None
+    priority: int = 0  #: 0 where none was given.
+    batch_key: object = None  #: Requests with equal keys can share a batch: their shapes without the batch dimension.
+
+    def find_tensors(self, body: RequestBody) -> list[InputTensor]:
+        """Return the inputs with the binary tensors of this body."""
+        data, offset = memoryview(body.data), body.offset
+        inputs = []
+        for tensor in self.inputs:
+            if isinstance(tensor.data, tuple):
+                start, size = tensor.data
+                place = data[start : start + size] if offset is None else (offset + start, size)
+                tensor = InputTensor(tensor.shape, place)
+            inputs.append(tensor)
+        return inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +75,6 @@ class Urgency:
 
     timeout_ms: float | None  #: Timeout of the request; None: the model's SLO.
     priority: int  #: 0 is served first.
-
-
-@dataclass(slots=True)  # made for every request: frozen it would take three times as long
-class RequestBody:
-    """The bytes of a request."""
-
-    data: Buffer
-    json_bytes: int  #: Length of the JSON at its start; all of it unless binary tensors follow.
-    offset: int | None = None  #: Position of ``data`` in the arena; None: outside.
 
 
 def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
@@ -76,7 +93,13 @@ def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
         binary=binary,
         timeout_ms=_read_timeout_ms(parameters),
         priority=_read_count(parameters, "priority", 0),
+        batch_key=find_batch_key(spec, inputs),
     )
+
+
+def find_batch_key(spec: ModelSpec, inputs: list[InputTensor]) -> object:
+    """Return the common property of requests that can share a batch."""
+    return None if spec.max_batch <= 1 else tuple([tuple(tensor.shape[1:]) for tensor in inputs])
 
 
 def _read_raw_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
@@ -89,27 +112,20 @@ def _read_raw_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
     tensor = spec.inputs[0]
     shape = [1, *tensor.shape[1:]] if spec.max_batch else list(tensor.shape)
     data: Buffer = memoryview(body.data)
+    place: Buffer | tuple[int, int] = (0, len(data))
     if tensor.datatype == "BYTES":  # a single string, without its length
         if prod(shape) not in (1, -1):
             raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)}: one string does not fill it")
         shape = [1] * len(shape)
-        data = join_strings([bytes(data)])
+        place = data = join_strings([bytes(data)])
     elif -1 in shape:
         if shape.count(-1) > 1:
             raise bad_request(f"the shape {list(tensor.shape)} of input {tensor.name!r} does not follow from its size")
         row_bytes = prod(size for size in shape if size != -1) * ITEM_BYTES[tensor.datatype]
         shape[shape.index(-1)] = len(data) // row_bytes if row_bytes else 0
     check_size(tensor, shape, data)
-    offset = None if tensor.datatype == "BYTES" else body.offset
-    return InferRequest(
-        id=None,
-        rows=1,
-        inputs=[InputTensor(shape, data if offset is None else (offset, len(data)))],
-        outputs=None,
-        binary=None,
-        timeout_ms=None,
-        priority=0,
-    )
+    inputs = [InputTensor(shape, place)]
+    return InferRequest(None, 1, inputs, batch_key=find_batch_key(spec, inputs))
 
 
 def read_urgency(text: Buffer) -> Urgency:
@@ -207,9 +223,7 @@ class _Inputs:
         self._position += size
         data = memoryview(self._body.data)[start : start + size]
         check_size(tensor, shape, data)
-        if self._body.offset is not None:
-            return InputTensor(shape, (self._body.offset + start, size))
-        return InputTensor(shape, data)
+        return InputTensor(shape, (start, size))
 
     def _read_json_values(self, tensor: TensorSpec, shape: list[int], entry: dict[str, Any]) -> bytes:
         values = entry.get("data")

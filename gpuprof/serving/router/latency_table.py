@@ -17,8 +17,8 @@ _WEIGHT = 0.05  # weight of a batch in the running means
 _CLIP = 2.0
 #: Time without an observation after which a correction begins to fade, and the half-life of the fading.
 _SILENCE_S, _HALF_LIFE_S = 1.0, 1.5
-#: Interval at which fading corrections are updated.
-_REFRESH_S = 0.2
+#: Interval at which the table follows its corrections.
+_REFRESH_S = 0.01
 
 
 class LatencyTable:
@@ -41,12 +41,14 @@ class LatencyTable:
         self._common = _Correction(now)
         self._by_rows = [_Correction(now) for _ in range(batch)]
         self._times = list(self._base)
-        self._fresh_until = math.inf  # nothing is corrected yet
+        self._fresh_until = now
 
     def times_ms(self, now: float) -> Sequence[float]:
         """Return the times by rows, up to the largest batch; 0 for unknown times."""
         if now >= self._fresh_until:
-            self._refresh(now)
+            factor = self._common.at(now)
+            self._times = [time * factor * ratio.at(now) for time, ratio in zip(self._base, self._by_rows, strict=True)]
+            self._fresh_until = now + _REFRESH_S
         return self._times
 
     def observe(self, rows: int, ms: float, now: float) -> None:
@@ -54,6 +56,7 @@ class LatencyTable:
         if not self._base[rows - 1]:
             for size in range(1, len(self._base) + 1):
                 self._base[size - 1] = self._base[size - 1] or ms * max(1.0, size / rows)
+            self._fresh_until = now
         base, expected = self._base[rows - 1], self.times_ms(now)[rows - 1]
         if base <= 0.0:
             return
@@ -63,12 +66,6 @@ class LatencyTable:
         self._by_rows[rows - 1].observe(ms / base / factor, now)
         if not self._is_predicted:  # without predictions the corrections fade towards measured times
             self._base = [(1.0 + _WEIGHT * (factor - 1.0)) * time for time in self._base]
-        self._refresh(now)
-
-    def _refresh(self, now: float) -> None:
-        factor = self._common.at(now)
-        self._times = [time * factor * ratio.at(now) for time, ratio in zip(self._base, self._by_rows, strict=True)]
-        self._fresh_until = now + _REFRESH_S
 
 
 class _Correction:

@@ -7,7 +7,6 @@ from http import HTTPStatus
 from types import MappingProxyType
 
 from gpuprof.domain.public_name import PublicName, version_order
-from gpuprof.serving.router.infer_request import InferRequest
 from gpuprof.serving.router.member_model import MemberModel, PlannedMember
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Arena
@@ -100,10 +99,3 @@ class Router:
     def in_flight(self) -> int:
         """Accepted requests without an answer."""
         return sum(model.in_flight for model in self.list_models())
-
-
-def find_batch_key(model: ServedModel, request: InferRequest) -> object:
-    """Return the common property of requests that can share a batch: their shapes without the batch dimension."""
-    if model.spec.max_batch <= 1:
-        return None
-    return tuple([tuple(tensor.shape[1:]) for tensor in request.inputs])

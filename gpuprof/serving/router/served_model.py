@@ -17,8 +17,7 @@ from gpuprof.rules.routing import (
     is_refused,
     makes_oldest_late,
 )
-from gpuprof.serving.router.infer_request import InferRequest, RequestBody, Urgency
-from gpuprof.serving.router.known_requests import RequestReader
+from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.reserve import Reserve
 from gpuprof.serving.router.served_replica import ServedReplica, find_flow
 from gpuprof.serving.router.worker_link import BatchAnswer
@@ -64,24 +63,7 @@ class ServedModel:
         self.arena = arena
         self._loop = asyncio.get_running_loop()
         self._unassigned: list[Inference] = []
-        self._spec: ModelSpec | None = None
-        self._reader: RequestReader | None = None
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Inputs and outputs of the model, available once a worker is ready."""
-        assert self._spec is not None
-        return self._spec
-
-    @spec.setter
-    def spec(self, spec: ModelSpec) -> None:
-        """Set the inputs and outputs, which workers report."""
-        self._spec, self._reader = spec, RequestReader(spec)
-
-    def read_request(self, body: RequestBody) -> InferRequest:
-        """Read and check an HTTP request. Raises `RefusedError`: 400, with the reason."""
-        assert self._reader is not None
-        return self._reader.read_request(body)
+        self.spec: ModelSpec  #: Inputs and outputs of the model, set once a worker is ready.
 
     @property
     def percentile(self) -> float:
@@ -304,7 +286,7 @@ class ServedModel:
         if self.tracer is not None:
             self.tracer.record_refusal(self.name, inference, refusal)
         self.discard(inference)
-        inference.on_refused(inference, refusal)
+        inference.on_refused(refusal)
 
     def forget_cancelled(self) -> None:
         """Drop waiting requests whose client has disconnected, including requests that wait for a worker."""

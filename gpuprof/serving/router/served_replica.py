@@ -25,7 +25,7 @@ from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.request_queue import Flow, RequestQueue
 from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
-from gpuprof.serving.transport.inference import Inference, RefusedError, bad_request
+from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
 
@@ -278,20 +278,15 @@ class ServedReplica:
         self.statistics.add_batch(batch.rows, requests, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
         if self._queue.rows:
             self.send_batches()  # before the answers are written: the worker must not wait for them
-        now_ms = int(time.time() * 1000)
+        now, now_ms = time.monotonic(), int(time.time() * 1000)
         for position, inference in enumerate(batch.inferences):
-            self._count(inference, answer, now_ms)
+            queue_ns, took_s = int(1e9 * (inference.sent - inference.arrived)), now - inference.arrived
+            inference.times = StageTimes(queue_ns, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
+            in_slo = 1000.0 * took_s <= inference.deadline_ms
+            self.statistics.add_answer(inference.rows, int(1e9 * took_s), queue_ns, in_slo, now_ms)
             self._owner.answer(inference, answer, position)
         # Last: neither worker nor clients wait for it.
-        self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms, time.monotonic())
-
-    def _count(self, inference: Inference, answer: BatchAnswer, now_ms: int) -> None:
-        times = inference.times
-        times.queue = int(1e9 * (inference.sent - inference.arrived))
-        times.gather, times.infer, times.scatter = answer.gather_ns, answer.infer_ns, answer.scatter_ns
-        latency_ms = 1000.0 * (time.monotonic() - inference.arrived)
-        in_slo = latency_ms <= inference.deadline_ms
-        self.statistics.add_answer(inference.rows, int(latency_ms * 1e6), times.queue, in_slo, now_ms)
+        self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms, now)
 
     def _on_batch_failed(self, batch: SentBatch, message: str) -> None:
         """Refuse the request that failed; from a batch of several, retry by client, then each request alone."""

@@ -86,7 +86,7 @@ class StageTimes:
     scatter: int = 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)  # without slots, initial values stay in the class: a request sets few of them
 class Inference:
     """A request in the router, which is queued, sent to a worker and answered exactly once."""
 
@@ -97,30 +97,35 @@ class Inference:
     deadline_ms: float  #: Time limit, counted from the arrival.
     #: ``on_done``, ``on_refused``: Exactly one of them is called, once.
     on_done: Callable[[Inference, list[OutputTensor], Slot | None], None]
-    on_refused: Callable[[Inference, RefusedError], None]
+    on_refused: Callable[[RefusedError], None]
     priority: int = 0  #: 0 is served first.
-    slots: list[Slot] = field(default_factory=list)  #: Memory of the inputs, held until the answer.
-    #: Expected time from arrival to answer, at admission; corrected when its batch is sent.
-    expected_ms: float = 0.0
-    expected_rows: int = 0  #: Expected rows of its batch at admission; 0: none expected.
-    attempts: int = 0  #: Number of times sent to a worker.
-    deaths: int = 0  #: Number of workers that died while they ran the request.
-    alone: bool = False  #: True if the request must not share a batch, because its last batch failed.
-    cancelled: bool = False
-    output_slot: Slot | None = None
-    sent: float = 0.0
-    times: StageTimes = field(default_factory=StageTimes)
-    batch_key: object = None
-    replica: str = ""  #: Replica to which it was last sent.
+    slot: Slot | None = None  #: Memory of the inputs, held until the answer.
+    batch_key: object = None  #: Requests with equal keys can share a batch.
     traceparent: str = ""  #: The client's parent span, in the format of W3C Trace Context; empty: none.
     client: str = ""  #: Client, for fair sharing of a model.
-    start_tag: float = 0.0  #: Start tag of fair queueing; see `gpuprof.serving.router.request_queue`.
+    #: Expected time from arrival to answer, at admission; corrected when its batch is sent.
+    expected_ms: float = field(default=0.0, init=False)
+    expected_rows: int = field(default=0, init=False)  #: Expected rows of its batch at admission; 0: none expected.
+    attempts: int = field(default=0, init=False)  #: Number of times sent to a worker.
+    deaths: int = field(default=0, init=False)  #: Number of workers that died while they ran the request.
+    #: True if the request must not share a batch, because its last batch failed.
+    alone: bool = field(default=False, init=False)
+    cancelled: bool = field(default=False, init=False)
+    output_slot: Slot | None = field(default=None, init=False)
+    sent: float = field(default=0.0, init=False)
+    times: StageTimes = field(init=False, repr=False)  #: Set with the answer.
+    replica: str = field(default="", init=False)  #: Replica to which it was last sent.
+    #: Start tag of fair queueing; see `gpuprof.serving.router.request_queue`.
+    start_tag: float = field(default=0.0, init=False)
     #: True if later requests go first, so that this request may miss its deadline though admitted.
-    overtaken: bool = False
+    overtaken: bool = field(default=False, init=False)
+
+    def cancel(self) -> None:
+        """Note that the client has disconnected: the request is dropped if it still waits."""
+        self.cancelled = True
 
     def release(self, arena: Arena) -> None:
         """Give the memory of the inputs back."""
-        if self.slots:
-            for slot in self.slots:
-                arena.give_back(slot)
-            self.slots = []
+        if self.slot is not None:
+            arena.give_back(self.slot)
+            self.slot = None

@@ -15,10 +15,9 @@ import pytest
 from gpuprof.domain.public_name import PublicName
 from gpuprof.serving.protocol.http_api import ApiSettings, HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
-from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.inference import Inference, OutputTensor
+from gpuprof.serving.transport.inference import Inference, OutputTensor, StageTimes
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from tests.serving.protocol.test_http_connection import HeldTransport, send_bytes
 
@@ -40,9 +39,6 @@ class HeldModel:
         self.slo_ms = 100.0
         self.waiting: list[Inference] = []
         self.noted: list[object] = []
-
-    def read_request(self, body: RequestBody) -> InferRequest:
-        return read_request(self.spec, body)
 
     def limit_deadline_ms(self, timeout_ms: float | None) -> float:
         return timeout_ms or 500.0
@@ -76,9 +72,10 @@ class EchoModel(HeldModel):
             inference = self.waiting.pop()
             (tensor,) = inference.inputs
             assert isinstance(tensor.data, tuple)
-            assert self._arena.used == sum(slot.size for slot in inference.slots)
+            assert inference.slot is not None and self._arena.used == inference.slot.size
             value = bytes(self._arena.view(*tensor.data))
             inference.release(self._arena)
+            inference.times = StageTimes()
             inference.on_done(inference, [OutputTensor(0, tensor.shape, value)], None)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gpuprof.serving.protocol.grpc_calls import find_code, read_timeout_ms, status_headers
-from gpuprof.serving.protocol.grpc_messages import InferCall, read_infer
+from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer
 from gpuprof.serving.protocol.open_inference import message_class
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
@@ -23,21 +24,26 @@ def request_of(**fields: Any) -> Any:
     return request
 
 
+def read(request: Any, spec: ModelSpec = SPEC) -> InferRequest:
+    data = request.SerializeToString()
+    return read_infer(spec, decode_infer(data), data)
+
+
 @pytest.mark.parametrize("place", ["inputs", "outputs"])
 @pytest.mark.parametrize("name", ["classification", "shared_memory_region"])
 def test_parameters_that_would_change_the_answer_are_refused(place: str, name: str) -> None:
     request = request_of(raw_input_contents=[b"ab"])
-    assert read_infer(SPEC, InferCall.decode(request.SerializeToString())).outputs == [0]
+    assert read(request).outputs == [0]
     getattr(request, place)[0].parameters[name].int64_param = 3
     with pytest.raises(RefusedError, match=f"the parameter '{name}' is not supported"):
-        read_infer(SPEC, InferCall.decode(request.SerializeToString()))
+        read(request)
 
 
 def test_typed_and_raw_contents_for_one_tensor_are_refused() -> None:
     request = request_of(raw_input_contents=[b"ab"])
     request.inputs[0].contents.uint_contents.extend([1, 2])
     with pytest.raises(RefusedError, match="input 'a' has both typed and raw contents") as refused:
-        read_infer(SPEC, InferCall.decode(request.SerializeToString()))
+        read(request)
     assert refused.value.status == 400
 
 
@@ -46,7 +52,7 @@ def test_raw_tensors_of_a_large_message_stay_where_they_are_in_the_arena() -> No
     request = message_class("ModelInferRequest")(model_name="m", raw_input_contents=[bytes(50_000)])
     request.inputs.add(name="a", datatype="UINT8", shape=[1, 50_000])
     data = request.SerializeToString()
-    (tensor,) = read_infer(spec, InferCall.decode(memoryview(data), offset=4096)).inputs
+    (tensor,) = read(request, spec).find_tensors(RequestBody(data, offset=4096))
     assert tensor.data == (4096 + len(data) - 50_000, 50_000)
 
 

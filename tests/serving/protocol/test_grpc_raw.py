@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from gpuprof.serving.protocol.grpc_messages import InferCall, read_urgency
+from gpuprof.serving.protocol.grpc_messages import decode_infer, read_urgency
 from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
@@ -52,15 +52,16 @@ def test_bytes_that_are_no_message_raise_value_error_or_are_kept_whole(data: byt
 
 @pytest.mark.parametrize("size", [4, INLINE_BYTES + 1])
 def test_a_call_has_its_raw_contents_however_large_it_is(size: int) -> None:
-    call = InferCall.decode(request([b"x" * size, b"y"]).SerializeToString())
-    assert [bytes(value) for value in call.raw] == [b"x" * size, b"y"]
-    assert call.message.inputs[0].name == "x"
+    data = request([b"x" * size, b"y"]).SerializeToString()
+    message = decode_infer(data)
+    assert [data[span] for span in message.spans] == [b"x" * size, b"y"]
+    assert message.request.inputs[0].name == "x"
 
 
 def test_a_large_call_that_is_cut_off_is_refused() -> None:
     data = request([b"x" * (2 * INLINE_BYTES)]).SerializeToString()
     with pytest.raises(RefusedError, match="no ModelInferRequest"):
-        InferCall.decode(data[:-1])
+        decode_infer(data[:-1])
 
 
 @given(st.integers(0, 2**62), st.integers(0, 5))

@@ -15,7 +15,8 @@ from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.protocol.http_api import ApiSettings, HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.protocol.http_message import HttpHead, is_own_host, read_head
-from gpuprof.serving.protocol.http_route import HttpClient, ReceivedBody, Route
+from gpuprof.serving.protocol.http_route import HttpClient, Route
+from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Arena
@@ -220,8 +221,8 @@ def test_a_request_that_would_be_late_is_refused_before_its_tensors_are_received
 def test_the_edge_says_who_the_client_is_and_when_its_request_began(api: HttpApi, echo: list[HttpHead]) -> None:
     peers: list[tuple[str, float]] = []
 
-    def answer(client: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
-        peers.append((client.peer, time.monotonic() - received.arrived))
+    def answer(client: HttpClient, head: HttpHead, body: RequestBody) -> None:
+        peers.append((client.peer, time.monotonic() - body.arrived))
         client.respond(200, b"x", b"")
 
     api._find_path = lambda head: Route(answer, reads_body=True)  # type: ignore[method-assign]
@@ -266,8 +267,8 @@ def echo(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> list[HttpHead]:
     """Have the server give back bodies; what is returned fills with the heads that were looked up."""
     heads: list[HttpHead] = []
 
-    def answer(client: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
-        client.respond(200, b"x", bytes(received.body.data))
+    def answer(client: HttpClient, head: HttpHead, body: RequestBody) -> None:
+        client.respond(200, b"x", bytes(body.data))
 
     def find(head: HttpHead) -> Route:
         heads.append(head)
@@ -304,7 +305,7 @@ def test_requests_whose_head_came_before_get_their_own_bodies_however_they_are_s
     assert answers == bodies
     assert list(api.cached_heads) == [HEAD_OF_FOUR]
     head_count = len(echo)
-    api.forget_routes()
+    api.router.publish([])
     ask_in_pieces(api, HEAD_OF_FOUR + b"0000", 1000)
     assert len(echo) == head_count + 1  # the models have changed: found anew
 

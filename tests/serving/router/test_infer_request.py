@@ -25,9 +25,9 @@ X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
 S = {"name": "s", "datatype": "BYTES", "shape": [1, 1], "data": ["é"]}
 
 
-def read_body(head: object, binary: bytes = b"", offset: int | None = None) -> Any:
+def read_body(head: object, binary: bytes = b"") -> Any:
     text = orjson.dumps(head)
-    return read_request(SPEC, RequestBody(text + binary, len(text), offset))
+    return read_request(SPEC, RequestBody(text + binary, len(text)))
 
 
 def test_json_inputs_become_bytes_in_the_order_of_the_model() -> None:
@@ -58,10 +58,12 @@ def test_binary_tensors_follow_in_the_order_of_the_request_and_stay_in_the_arena
     binary_s = {"name": "s", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(data_s)}}
     binary_x = {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}
     head = {"inputs": [binary_s, binary_x]}
-    assert [bytes(tensor.data) for tensor in read_body(head, data_s + data_x).inputs] == [data_x, data_s]
-    start = 4096 + len(orjson.dumps(head))
-    in_arena = read_body(head, data_s + data_x, offset=4096)
-    assert [tensor.data for tensor in in_arena.inputs] == [(start + 5, 8), (start, 5)]
+    request, text = read_body(head, data_s + data_x), orjson.dumps(head)
+    body = RequestBody(text + data_s + data_x, len(text))
+    assert [bytes(tensor.data) for tensor in request.find_tensors(body)] == [data_x, data_s]
+    start = body.offset = 4096
+    start += len(text)
+    assert [tensor.data for tensor in request.find_tensors(body)] == [(start + 5, 8), (start, 5)]
 
 
 @pytest.mark.parametrize(
@@ -256,9 +258,10 @@ def test_a_body_without_json_is_the_only_input(
     tensor: TensorSpec, max_batch: int, data: bytes, shape: list[int], sent: bytes
 ) -> None:
     spec = ModelSpec("m", "1", "test", (tensor,), (TensorSpec("y", "FP32", (-1, 2)),), max_batch)
-    request = read_request(spec, RequestBody(data, 0))
+    body = RequestBody(data)
+    request = read_request(spec, body)
     assert (request.rows, request.binary) == (1, None)
-    assert [(decoded.shape, bytes(decoded.data)) for decoded in request.inputs] == [(shape, sent)]
+    assert [(read.shape, bytes(read.data)) for read in request.find_tensors(body)] == [(shape, sent)]
 
 
 @pytest.mark.parametrize(("shape", "size"), [((-1, 2), 9), ((-1, -1, -1), 8)])

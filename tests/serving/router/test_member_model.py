@@ -46,7 +46,7 @@ async def _answer_a_member(wanted: list[int] | None, names: list[str]) -> None:
             arrived=0.0,
             deadline_ms=50.0,
             on_done=lambda inference, outputs, slot: answers.append(outputs),
-            on_refused=lambda inference, error: None,
+            on_refused=lambda error: None,
         )
     )
     (request,) = sent

@@ -174,8 +174,8 @@ def test_where_answers_to_those_who_allow_the_slo_come_later_than_expected_fewer
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         fill(model, 1)
         for _ in range(60):
-            waits = Inference(1, [], None, asyncio.get_running_loop().time(), asked_ms, _done, _done, attempts=1)
-            waits.expected_ms = 80.0
+            waits = Inference(1, [], None, asyncio.get_running_loop().time(), asked_ms, _done, _done)
+            waits.attempts, waits.expected_ms = 1, 80.0
             waits.arrived -= (80.0 + late_ms) / 1000.0
             model.answer(waits, _Answer(), 0)  # type: ignore[arg-type]
         count = 0

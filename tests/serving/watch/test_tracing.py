@@ -39,10 +39,10 @@ def _never(*_: object) -> None:
 def answered_request(traceparent: str = "") -> Inference:
     """A request that came 50 ms ago: 20 ms in the queue, 1 + 25 + 2 ms in its worker."""
     times = StageTimes(20_000_000, 1_000_000, 25_000_000, 2_000_000)
-    return Inference(
-        2, [], None, time.monotonic() - 0.05, 100.0, _never, _never, attempts=1, times=times, replica="m/0",
-        traceparent=traceparent,
-    )  # fmt: skip
+    arrived = time.monotonic() - 0.05
+    inference = Inference(2, [], None, arrived, 100.0, _never, _never, traceparent=traceparent)
+    inference.attempts, inference.times, inference.replica = 1, times, "m/0"
+    return inference
 
 
 @pytest.fixture
