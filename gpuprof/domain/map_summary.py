@@ -22,7 +22,14 @@ def summarize_map(deployment: DeploymentMap) -> str:
             None,
             (
                 make(deployment)
-                for make in (_describe_devices, _describe_goodput, _describe_unused, _describe_moves, _describe_search)
+                for make in (
+                    _describe_devices,
+                    _describe_goodput,
+                    _describe_chains,
+                    _describe_unused,
+                    _describe_moves,
+                    _describe_search,
+                )
             ),
         )
     )
@@ -74,12 +81,22 @@ def _describe_goodput(deployment: DeploymentMap) -> str:
     goodput_text = (
         demand if goodput >= demanded_rps * (1.0 - _ROUNDING) else f"{_round_down(goodput, decimals):,.{decimals}f}"
     )
-    text = f"{goodput_text} of {demand} requests/s within SLO"
+    steps = ", counted at each step of a chain" if deployment.chains else ""
+    text = f"{goodput_text} of {demand} requests/s within SLO{steps}"
     bound_rps = deployment.predicted.upper_bound_goodput_rps
     if bound_rps is not None and bound_rps < demanded_rps * (1.0 - _ROUNDING):
         text += f"; no map reaches more than {bound_rps:,.{decimals}f}"
         text += "" if is_observed(deployment) else f" by {name_basis(deployment)}"
     return f"{text}."
+
+
+def _describe_chains(deployment: DeploymentMap) -> str:
+    """Return how the SLO of each chain is divided among its steps."""
+    texts = []
+    for name, chain in deployment.chains.items():
+        parts = (f"{deployment.models[step].slo_ms:.4g} for {step}" for step in chain.steps)
+        texts.append(f"{chain.slo_ms:g} ms of {name} are {' + '.join(parts)}")
+    return f"{'; '.join(texts)}." if texts else ""
 
 
 def _round_down(value: float, decimals: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -47,10 +48,12 @@ def expand_chains(demands: Sequence[Demand]) -> tuple[Sequence[Demand], dict[str
                 f"the chain {chain!r} must be MODEL>MODEL, with FILE>FILE in a column file and nothing in dims",
                 "--dim gives the sizes of dimensions",
             )
-        services = []
+        services, prefix = [], chain.replace(">", "-")
         for step, model, file in zip(demand.steps, models, files, strict=True):
-            candidates = (model, f"{chain}.{model}", *(f"{chain}.{model}.{number}" for number in range(2, 100)))
-            service = next(name for name in candidates if name not in names)
+            numbered = (f"{prefix}.{model}.{number}" for number in itertools.count(2))
+            service = next(
+                name for name in itertools.chain((model, f"{prefix}.{model}"), numbered) if name not in names
+            )
             names.add(service)
             services.append(service)
             is_renamed = service != model

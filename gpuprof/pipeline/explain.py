@@ -138,6 +138,8 @@ def explain(
         model = next(iter(resolved.models))
     if not model:
         raise InputError("the map has several models", f"name one: {', '.join(sorted(resolved.models))}")
+    if model in resolved.chains:
+        raise InputError(f"{model} is a chain", f"name a step: {', '.join(resolved.chains[model].steps)}")
     if model not in resolved.models:
         raise unknown_name("model of the map", model, sorted(resolved.models))
     problem = restore_problem(locate_files(resolved, map_folder(deployment)), chosen.db, notes.add, chosen.estimator)

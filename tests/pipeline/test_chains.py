@@ -9,6 +9,7 @@ import pytest
 
 import gpuprof
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_summary import summarize_map
 from gpuprof.errors import InputError
 
 SLO_MS = 40.0
@@ -84,6 +85,18 @@ def test_check_refuses_a_map_whose_steps_add_up_to_more_than_the_chain_may_take(
     assert gpuprof.check(
         plan, against=[gpuprof.Demand("vision", 100.0, gpuprof.Slo(SLO_MS), source_model="resnet18>mlp"), other]
     ).is_sound
+
+
+def test_the_division_is_told_and_steps_are_named_apart(folder: Path, tmp_path: Path) -> None:
+    mlp = folder / "mlp.onnx"
+    path = write_demands(tmp_path, f"{mlp}>{mlp}>{mlp},10,60,", f"{mlp},10,20,")
+    plan = gpuprof.place(path, fleet="a100-40", options=gpuprof.PlanningOptions(time_limit_s=5.0)).deployment
+    steps = plan.chains["mlp>mlp>mlp"].steps
+    assert steps == ("mlp-mlp-mlp.mlp", "mlp-mlp-mlp.mlp.2", "mlp-mlp-mlp.mlp.3")
+    assert {plan.models[step].source_model for step in steps} == {"mlp"}
+    assert "60 ms of mlp>mlp>mlp are " in summarize_map(plan)
+    with pytest.raises(InputError, match="is a chain"):
+        gpuprof.explain(plan, "mlp>mlp>mlp")
 
 
 def test_a_chain_of_file_and_dims_and_of_empty_steps_is_refused(folder: Path, tmp_path: Path) -> None:
