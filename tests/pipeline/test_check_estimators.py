@@ -88,7 +88,7 @@ def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said
         and note.endswith("the times and the memory written in the map are believed")
         for note in result.notes
     )
-    with pytest.raises(InputError, match="the estimator 'gone_estimator:Own' is not installed here"):
+    with pytest.raises(InputError, match="cannot import the estimator 'gone_estimator:Own'"):
         gpuprof.check(changed_map, estimator="gone_estimator:Own")
 
 
