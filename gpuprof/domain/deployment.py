@@ -163,14 +163,16 @@ class MigInstance(_MapElement):
 class Partition(_MapElement):
     """A MIG instance, or with ``mig`` null the whole device, and the replicas that share it.
 
-    If ``unshared``, MPS restricts no replica to a share: all may use all SMs at the same time.
+    If ``unshared``, MPS restricts no replica to a share: all may use all SMs at the same time. If ``oversubscribed``,
+    shares are ceilings that may add up to more than the device: replicas contend for its SMs.
     """
 
-    omitted_if_empty = ("unshared",)
+    omitted_if_empty = ("unshared", "oversubscribed")
 
     mig: MigInstance | None = None
     replicas: tuple[Replica, ...] = ()
     unshared: bool = False
+    oversubscribed: bool = False
 
 
 class Gpu(_MapElement):

@@ -20,6 +20,7 @@ from gpuprof.pipeline.devices import (
     describe_empty,
     describe_superseded,
     describe_variants,
+    make_database_estimator,
     make_named_estimator,
     open_database,
     read_own_devices,
@@ -142,7 +143,7 @@ def estimate(
             source = make_named_estimator(
                 source, database, note=notes.add, execution=execution, alone=not chosen.beside
             )
-        names = name_models(models) or list(getattr(source, "models", []))
+        names = name_models(models) or list(make_database_estimator(database).models)
         names, remarks = _size_models(names, source, chosen.dims)
         if not names:
             path = database_path(chosen.db)

@@ -107,7 +107,7 @@ def _make_partition(
 ) -> Partition:
     mig = None if placed.mig is None else MigInstance(profile=placed.mig, start=placed.start or 0)
     replicas = tuple(predictor.replica(device, r, placed.beside(r), disturbances) for r in placed.replicas)
-    return Partition(mig=mig, replicas=replicas, unshared=placed.unshared)
+    return Partition(mig=mig, replicas=replicas, unshared=placed.unshared, oversubscribed=placed.oversubscribed)
 
 
 def _describe_models(problem: Problem, predictor: Predictor) -> dict[str, DeployedModel]:

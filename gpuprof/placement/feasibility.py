@@ -157,10 +157,12 @@ def _check_partition(where: str, partition: Partition, device: Device, evidence:
     yield from _check_turns(where, partition)
     replicas = partition.replicas
     shares = math.fsum({replica.turns or -n: replica.sm_share_pct for n, replica in enumerate(replicas)}.values())
-    if not partition.unshared and shares > 100.0 * (1.0 + _TOLERANCE):
-        yield Violation("share", where, f"the replicas' shares add up to {shares:g}%")
-    if partition.unshared and device.kind != "gpu":
-        yield Violation("share", where, f"{device.name} cannot be unshared: its replicas are held to cores")
+    if not (partition.unshared or partition.oversubscribed) and shares > 100.0 * (1.0 + _TOLERANCE):
+        meaning = "an oversubscribed partition may: its replicas contend for SMs"
+        yield Violation("share", where, f"the replicas' shares add up to {shares:g}% ({meaning})")
+    for name in ("unshared", "oversubscribed"):
+        if getattr(partition, name) and device.kind != "gpu":
+            yield Violation("share", where, f"{device.name} cannot be {name}: its replicas are held to cores")
     clients = sum(replica.processes for replica in replicas)
     if device.kind == "gpu" and clients > _MOST_CLIENTS:
         yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")

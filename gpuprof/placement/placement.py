@@ -42,13 +42,15 @@ class PlacedReplica:
 class PlacedPartition:
     """A MIG instance (``mig`` and its first memory slice) or, with both None, the whole device.
 
-    An ``unshared`` partition enforces no shares: every replica has the whole partition.
+    An ``unshared`` partition enforces no shares: every replica has the whole partition. In an ``oversubscribed`` one
+    the shares, ceilings by MPS, may add up to more than 100%.
     """
 
     replicas: tuple[PlacedReplica, ...]
     mig: str | None = None
     start: int | None = None
     unshared: bool = False
+    oversubscribed: bool = False
 
     def beside(self, replica: PlacedReplica) -> tuple[Workload, ...]:
         """Return the other workloads in the partition; instances do not disturb each other."""

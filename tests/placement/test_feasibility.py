@@ -98,8 +98,22 @@ def test_a_map_read_back_from_its_json_is_still_sound() -> None:
 def test_shares_above_a_hundred_percent_are_refused() -> None:
     crowded = edit_map(lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(sm_share_pct=60.0))
     broken = check(crowded, evidence(GIVEN))
-    assert broken[0] == Violation("share", "node0 gpu 0", "the replicas' shares add up to 110%")
+    assert broken[0].message.startswith("the replicas' shares add up to 110% (an oversubscribed partition may")
     assert {violation.rule for violation in broken[1:]} == {"figures"}, "its times are those of another share"
+
+
+@pytest.mark.parametrize(("rate", "broken"), [(300.0, []), (400.0, ["time"])])
+def test_shares_of_an_oversubscribed_partition_are_ceilings_and_its_time_is_still_one(
+    rate: float, broken: list[str]
+) -> None:
+    shared = PlacedPartition((replica("a", 80.0, rate), replica("b", 80.0, rate)), oversubscribed=True)
+    given = problem([demand("a", rate, 1000.0), demand("b", rate, 1000.0)], [(plain_device(), 2)])
+    deployment = to_map(given, Placement("by hand", (PlacedGpu("plain", (shared,)),)))
+    assert [violation.rule for violation in check(deployment, evidence(given))] == broken
+    on_cpu = replace(evidence(given), devices={"plain": replace(plain_device(), kind="cpu")})
+    assert "plain cannot be oversubscribed: its replicas are held to cores" in {
+        violation.message for violation in check(deployment, on_cpu)
+    }
 
 
 @pytest.mark.parametrize(
