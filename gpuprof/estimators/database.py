@@ -170,7 +170,7 @@ class DatabaseEstimator:
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
         record = self.known.find_model(model)
-        if self.verdicts.mixed_output(record.sha256) is not None:
+        if self.verdicts.mixed_output(self.known.hash_content(record)) is not None:
             return (1,)
         points = self.known.list_points(model, device)
         if points:

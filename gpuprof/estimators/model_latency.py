@@ -154,7 +154,10 @@ class ModelLatencies:
             figures = [learned.latency(self._known.bind_graph(model, batch), share) for batch in batches]
         else:
             figures = self._predict_unmeasured(model, work, device, batches, share)
-        if any(figure.value <= 0.0 for figure in figures):  # only views and constants, or strings of unknown bytes
+        # Only views and constants, strings of unknown bytes, or ops that nothing is known of.
+        if any(figure.value <= 0.0 for figure in figures) or set(work.smallest.op_types) <= {
+            *work.smallest.unknown_ops
+        }:
             raise InputError(
                 f"{model.name}: none of its ops takes a time that can be predicted, so that it can only be measured",
                 "gpuprof profile MODEL",

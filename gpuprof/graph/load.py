@@ -346,9 +346,10 @@ def _make_outputs(
             raise InputError(f"{model}: nothing gives the output {info.name!r}")
         tensor = shapes.tensors[info.name]
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None
-        # Runtimes only warn of a wrong declaration. A declaration valid at batch 1 alone means that the model cannot be
-        # batched.
-        if batch > 1 and dims is not None and not _is_plausible_shape(tensor.shape, bound_dims(dims, names), batch):
+        # Runtimes only warn of a wrong declaration. A first dimension other than declared means that the model cannot
+        # be batched.
+        first = bound_dims((dims or ())[:1], names)
+        if batch > 1 and dims is not None and not _is_plausible_shape(tensor.shape[:1], first, batch):
             raise InputError(f"{model}: output {info.name} is declared {list(dims)} but has shape {list(tensor.shape)}")
         tensors.append(tensor)
     return tuple(tensors)

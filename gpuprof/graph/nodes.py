@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
+from math import prod
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
+import numpy.typing as npt
+from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from gpuprof.errors import InputError
 
 _GRAPHS = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
 #: Ops of ONNX's own domain with nested graphs; in other domains any op may have them.
 _HOLDING_GRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
+#: Most elements of a sparse Constant: dense, it must fit into a message of Protocol Buffers.
+_MOST_DENSE_ELEMENTS = 2**28
 
 
 def label(node: NodeProto) -> str:
@@ -99,6 +103,8 @@ def constant_tensor(node: NodeProto) -> TensorProto:
         tensor: TensorProto = TensorProto.FromString(value.t.SerializeToString())
         tensor.name = name
         return tensor
+    if value.HasField("sparse_tensor"):
+        return numpy_helper.from_array(_to_dense(value.sparse_tensor, name), name)
     plain = helper.get_attribute_value(value)
     dtype = {"f": np.float32, "i": np.int64}.get(value.name.removeprefix("value_")[0])
     if dtype is None:
@@ -106,3 +112,15 @@ def constant_tensor(node: NodeProto) -> TensorProto:
             name=name, data_type=TensorProto.STRING, dims=[] if value.name == "value_string" else [len(plain)]
         )
     return numpy_helper.from_array(np.array(plain, dtype), name)
+
+
+def _to_dense(sparse: SparseTensorProto, name: str) -> npt.NDArray[np.generic]:
+    if prod(sparse.dims) > _MOST_DENSE_ELEMENTS:
+        raise InputError(f"the sparse Constant {name!r} has {list(sparse.dims)} elements", "export it dense")
+    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    try:
+        dense[tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, dense.shape)] = values
+    except (IndexError, ValueError) as error:
+        raise InputError(f"the sparse Constant {name!r} is damaged: {error}", "export the model again") from None
+    return dense

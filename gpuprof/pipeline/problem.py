@@ -101,9 +101,7 @@ def build_problem(
     foreign = {name for name in models.values() if is_foreign and not profiled_models.is_known(name)}
     named = size_demands(named, profiled_models, planning.dims, note, foreign)
     sources = source_names(named)
-    _require_loadable(
-        {name: path for name, path in graphs.items() if not profiled_models.has_measured(name)}, devices, planning
-    )
+    _require_servable(graphs, profiled_models, devices, planning)
     default = planning.estimator == DEFAULT
     # Notes come from the default estimator, whichever estimator plans: no other reads the database's models.
     estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
@@ -146,16 +144,19 @@ def build_problem(
     return divide_slos(problem) if chains else problem
 
 
-def _require_loadable(unmeasured: Mapping[str, Path], fleet: Fleet, planning: PlanningOptions) -> None:
-    """Raise `InputError` for a file that ONNX Runtime does not load, where ONNX Runtime is to execute it."""
+def _require_servable(graphs: Mapping[str, Path], models: KnownModels, fleet: Fleet, planning: PlanningOptions) -> None:
+    """Raise `InputError` for a file that cannot be served with ONNX Runtime; measured files have been loaded."""
     from gpuprof.domain.runtime_variant import SERVED_BY
+    from gpuprof.graph.file import read_onnx
+    from gpuprof.graph.served_interface import find_uncarried
     from gpuprof.runtime.optimizer import find_refusal
 
     if not (planning.runtime or SERVED_BY).startswith(SERVED_BY):
         return
     on_gpu = any(entry.device.kind != "cpu" for entry in fleet.entries)
-    for path in unmeasured.values():
-        if refusal := find_refusal(path, on_gpu):
+    for name, path in graphs.items():
+        is_loaded = models.has_measured(name)
+        if refusal := find_uncarried(read_onnx(path)) if is_loaded else find_refusal(path, on_gpu):
             raise refusal
 
 

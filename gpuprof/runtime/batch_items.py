@@ -16,6 +16,7 @@ from onnx import TypeProto
 
 from gpuprof.errors import GpuprofError
 from gpuprof.graph.batch_axes import batch_axes
+from gpuprof.graph.served_interface import find_unbatched
 from gpuprof.runtime.providers import ORT_CPU
 from gpuprof.runtime.sequence_outputs import to_numbers
 
@@ -48,19 +49,16 @@ def find_mixed_output(path: Path) -> str | None:
 
     file = read_onnx(path)
     inputs = {info.name: declared_dims(info) or () for info in file.model.graph.input if info.name not in file.weights}
-    axes = batch_axes(inputs)
-    if not axes:
+    if not batch_axes(inputs):
         return None
     outputs = {info.name: declared_dims(info) for info in file.model.graph.output}
-    unbatched = (name for name, dims in outputs.items() if dims is not None and (not dims or isinstance(dims[0], int)))
     unsplit = next((info.name for info in file.model.graph.output if not _has_item_each(info.type)), None)
     if unsplit is not None:
         return f"output {unsplit}"
-    unbatched_input = next((f"input {name}" for name in inputs if axes.get(name) != 0), None)
     return (
-        unbatched_input
-        or mixed_output(path)
-        or next((f"output {name}" for name in unbatched), None)
+        find_unbatched(inputs, {})
+        or mixed_output(path)  # before the outputs' dimensions: it names the cause
+        or find_unbatched(inputs, outputs)
         or find_constant_output(path)
     )
 

@@ -73,6 +73,7 @@ def describe_mixing(model: str, output: str) -> str:
     """Return the reason found by `find_mixed_output` why requests for a model do not share a batch."""
     if output.startswith(("input ", "output ")):
         return (
-            f"{model} cannot have several requests in one batch: the first dimension of its {output} is not the batch"
+            f"{model} cannot have several requests in one batch: the first dimension alone of its {output} must be "
+            "the batch"
         )
     return f"{model} mixes the items of a batch: its output {output} for one depends on the others"

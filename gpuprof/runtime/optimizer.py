@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: Larger models are skipped: ONNX Runtime holds and writes all weights, even if only zeros.
 _MOST_WEIGHT_BYTES = 2**31
 _ZEROS = "zeros"
+#: Oldest opset with kernels in ONNX Runtime (its page on compatibility: "ONNX 1.2+", which is opset 7).
+_OLDEST_OPSET = 7
 _known: dict[str, tuple[ExecutedNode, ...] | None] = {}
 
 
@@ -39,22 +41,29 @@ def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
 
 
 def find_refusal(path: Path, on_gpu: bool) -> InputError | None:
-    """Return the reason why ONNX Runtime does not load a file; None where it does, or cannot be asked here.
+    """Return the reason why a file cannot be served with ONNX Runtime; None where it can, or it cannot be asked here.
 
-    Models of more than 2 GiB are not tried. ``on_gpu``: the file is meant for a GPU, so that an op without an
-    implementation for a CPU is no reason.
+    Models of more than 2 GiB are not loaded. ``on_gpu``: the file is meant for a GPU, so that an op without an
+    implementation for a CPU is no reason, unless its opset is older than ONNX Runtime's kernels.
     """
     from gpuprof.graph.file import read_onnx
+    from gpuprof.graph.served_interface import find_uncarried
     from gpuprof.runtime.session import open_session
 
-    if executed_nodes(path) is not None or _is_large(read_onnx(path)):
+    file = read_onnx(path)
+    if uncarried := find_uncarried(file):
+        return uncarried
+    # Shapes in external data are read here, but not by ONNX Runtime: only the file itself shows whether it loads.
+    if _is_large(file) or (not file.external and executed_nodes(path) is not None):
         return None
     try:
         open_session(path, threads=1)  # with its weights: zeros in their place may be what was refused
     except UnavailableError:
         return None
     except InputError as error:
-        return None if on_gpu and type(error.__cause__).__name__ == "NotImplemented" else error
+        opset = next((o.version for o in file.model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        lacks_cpu_kernel = type(error.__cause__).__name__ == "NotImplemented" and opset >= _OLDEST_OPSET
+        return None if on_gpu and lacks_cpu_kernel else error
     return None
 
 

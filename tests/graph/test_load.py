@@ -346,13 +346,28 @@ def test_weights_that_do_not_fit_their_op_are_named(tmp_path: Path) -> None:
         load_graph(path)
 
 
-def test_an_output_declared_otherwise_than_computed_is_read_with_a_remark_and_not_batched(tmp_path: Path) -> None:
+def test_an_output_declared_otherwise_than_computed_is_read_with_a_remark(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": ["n", 4]})
-    graph = load_graph(path)
-    assert graph.outputs[0].shape == (1, 3)
-    assert graph.remarks == ("output y is declared ['n', 4]; its shape is [1, 3]",)
-    with pytest.raises(InputError, match="output y is declared"):
+    graph = load_graph(path, 2)
+    assert graph.outputs[0].shape == (2, 3)
+    assert graph.remarks == ("output y is declared ['n', 4]; its shape is [2, 3]",)
+
+
+def test_an_output_whose_first_dimension_does_not_follow_the_batch_as_declared_is_not_batched(tmp_path: Path) -> None:
+    nodes = [node("Relu", ["x"], ["y"]), node("Identity", ["w"], ["anchors"])]
+    declared: dict[str, Dims] = {"y": ["n", 3], "anchors": ["n", 3]}
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["n", 3]}, {**declared}, {"w": floats(1, 3)})
+    assert load_graph(path).remarks == ()
+    with pytest.raises(InputError, match="output anchors is declared"):
         load_graph(path, 2)
+
+
+def test_a_sparse_constant_is_a_weight_with_its_values(tmp_path: Path) -> None:
+    values = onnx.numpy_helper.from_array(integers(2, 5), "shape")
+    sparse = helper.make_sparse_tensor(values, onnx.numpy_helper.from_array(integers(1, 2)), [3])
+    nodes = [node("Constant", [], ["shape"], sparse_value=sparse), node("ConstantOfShape", ["shape"], ["y"])]
+    path = write_model(tmp_path / "m.onnx", [*nodes, node("Relu", ["x"], ["z"])], {"x": ["n", 1]}, {"y": None})
+    assert load_graph(path).outputs[0].shape == (0, 2, 5)
 
 
 def test_an_output_whose_batch_was_left_at_one_is_accepted(tmp_path: Path) -> None:

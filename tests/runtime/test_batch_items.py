@@ -73,7 +73,7 @@ def test_requests_share_a_batch_only_where_all_begin_with_it(
     nodes = [helper.make_node("Mul", ["x", "t"], ["y"])]
     path = write_model(tmp_path / "m.onnx", nodes, {"x": x, "t": t}, {"y": y})
     assert find_mixed_output(path) == found
-    assert found is None or f"the first dimension of its {found} is not the batch" in describe_mixing("m", found)
+    assert found is None or f"the first dimension alone of its {found} must be the batch" in describe_mixing("m", found)
 
 
 def test_of_a_random_model_nobody_can_tell(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from gpuprof.errors import InputError
 from gpuprof.graph.executed_graph import read_executed
-from gpuprof.runtime.optimizer import executed_nodes
+from gpuprof.runtime.optimizer import executed_nodes, find_refusal
 from gpuprof.runtime.session import open_session
+from tests.small_models import integers, write_model
 
 
 def _network(path: Path, domain: str = "") -> Path:
@@ -71,3 +72,32 @@ def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "no.onnx").write_bytes(b"nonsense")
     with pytest.raises(InputError):
         executed_nodes(tmp_path / "no.onnx")
+
+
+@pytest.mark.parametrize(
+    ("kind", "opset", "cpu", "gpu"),
+    [
+        (TensorProto.FLOAT, 7, None, None),
+        (TensorProto.FLOAT, 6, "lacks", "lacks"),  # no device has kernels of opsets before 7
+        (TensorProto.BFLOAT16, 14, "lacks", None),  # a GPU may have a kernel
+        (TensorProto.FLOAT8E5M2, 19, "Protocol cannot carry", "Protocol cannot carry"),
+    ],
+)
+def test_what_serving_refuses_is_known_before(
+    tmp_path: Path, kind: int, opset: int, cpu: str | None, gpu: str | None
+) -> None:
+    op = "Identity" if kind == TensorProto.FLOAT8E5M2 else "Gemm" if opset < 8 else "Add"
+    nodes = [helper.make_node(op, ["x"] * {"Identity": 1, "Gemm": 3, "Add": 2}[op], ["y"])]
+    types = {"x": kind, "y": kind}
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": [4, 4]}, {"y": [4, 4]}, opset=opset, types=types)
+    for on_gpu, message in ((False, cpu), (True, gpu)):
+        error = find_refusal(path, on_gpu)
+        assert message in str(error) if message else error is None
+
+
+def test_a_shape_in_external_data_is_refused_as_onnx_runtime_does(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["N", 8]}, {"y": ["N", 2, 4]}, {"shape": integers(-1, 2, 4)})
+    assert find_refusal(path, on_gpu=True) is None
+    onnx.save(onnx.load(path), str(path), save_as_external_data=True, location="shapes", size_threshold=0)
+    assert "Reshape" in str(find_refusal(path, on_gpu=True))

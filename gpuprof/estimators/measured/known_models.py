@@ -192,6 +192,13 @@ class KnownModels:
             self._only_batches[path] = read_fixed_batch(Path(path))
         return self._only_batches[path]
 
+    def hash_content(self, model: MeasuredModel) -> str | None:
+        """Return the hash of a model's content: as measured, else of its file; None where the file is missing."""
+        from gpuprof.graph.file import read_onnx
+
+        path = Path(model.path or "")
+        return model.sha256 or (read_onnx(path).sha256 if path.is_file() else None)
+
     def read_work(self, model: MeasuredModel) -> WorkByBatch | None:
         """Return the work of a model by batch, None where its file is gone or has changed."""
         if model.name not in self._works:

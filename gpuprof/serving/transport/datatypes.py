@@ -6,48 +6,45 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import InputError
+from gpuprof.graph.served_interface import PROTOCOL_TYPES, uncarried_error
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
 
-#: The protocol's name: bytes of an element, and the names in NumPy, in `gpuprof.domain.model.Tensor` and in ONNX
-#: Runtime. BYTES elements carry their own length; NumPy has no bfloat16, whose bits travel as unsigned 16-bit integers.
+#: The protocol's name: bytes of an element, and the names in NumPy and in ONNX Runtime. BYTES elements carry their
+#: own length; NumPy has no bfloat16, whose bits travel as unsigned 16-bit integers.
 _TYPES = {
-    "BOOL": (1, "bool", "bool", "bool"),
-    "UINT8": (1, "uint8", "uint8", "uint8"),
-    "UINT16": (2, "uint16", "uint16", "uint16"),
-    "UINT32": (4, "uint32", "uint32", "uint32"),
-    "UINT64": (8, "uint64", "uint64", "uint64"),
-    "INT8": (1, "int8", "int8", "int8"),
-    "INT16": (2, "int16", "int16", "int16"),
-    "INT32": (4, "int32", "int32", "int32"),
-    "INT64": (8, "int64", "int64", "int64"),
-    "FP16": (2, "float16", "float16", "float16"),
-    "FP32": (4, "float32", "float32", "float"),
-    "FP64": (8, "float64", "float64", "double"),
-    "BF16": (2, "uint16", "bfloat16", "bfloat16"),
-    "BYTES": (0, "object", "string", "string"),
+    "BOOL": (1, "bool", "bool"),
+    "UINT8": (1, "uint8", "uint8"),
+    "UINT16": (2, "uint16", "uint16"),
+    "UINT32": (4, "uint32", "uint32"),
+    "UINT64": (8, "uint64", "uint64"),
+    "INT8": (1, "int8", "int8"),
+    "INT16": (2, "int16", "int16"),
+    "INT32": (4, "int32", "int32"),
+    "INT64": (8, "int64", "int64"),
+    "FP16": (2, "float16", "float16"),
+    "FP32": (4, "float32", "float"),
+    "FP64": (8, "float64", "double"),
+    "BF16": (2, "uint16", "bfloat16"),
+    "BYTES": (0, "object", "string"),
 }
 ITEM_BYTES = {name: size for name, (size, *_) in _TYPES.items()}
-NUMPY_NAMES = {name: numpy for name, (_, numpy, *_) in _TYPES.items()}
-ONNX_NAMES = {name: onnx for name, (*_, onnx, _) in _TYPES.items()}
+NUMPY_NAMES = {name: numpy for name, (_, numpy, _) in _TYPES.items()}
+ONNX_NAMES = {name: onnx for onnx, name in PROTOCOL_TYPES.items()}
 FROM_ONNX = {f"tensor({onnx})": name for name, (*_, onnx) in _TYPES.items()}
 _LENGTH = struct.Struct("<I")
 
 
-def datatype_of(onnx_type: str, where: str) -> str:
+def datatype_of(onnx_type: str, tensor: str) -> str:
     """Return the protocol's name for an ONNX Runtime type such as ``"tensor(float)"``.
 
     Raises `InputError` for types missing from the protocol: sequences, maps, 8-bit floats, ….
     """
     if onnx_type not in FROM_ONNX:
-        raise InputError(
-            f"{where} has type {onnx_type}, which the Open Inference Protocol cannot carry",
-            "convert it within the model: Cast",
-        )
+        raise uncarried_error(tensor, onnx_type)
     return FROM_ONNX[onnx_type]
 
 

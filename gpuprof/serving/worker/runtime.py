@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuprof.errors import InputError
-from gpuprof.graph.batch_axes import batch_axes
 from gpuprof.graph.merged_model import MergedModel, read_description, read_merged
+from gpuprof.graph.served_interface import find_unbatched, mixed_types_error
 from gpuprof.runtime.sequence_outputs import is_collection, is_sequence_of_maps, to_texts
 from gpuprof.serving.transport.datatypes import NUMPY_NAMES, datatype_of
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec, is_batched
@@ -94,13 +94,16 @@ class OnnxRuntime:
         # Clients tell outputs apart by name: an output that the model lists twice is served once.
         results = list({value.name: value for value in self._session.get_outputs()}.values())
         inputs, outputs = tuple(map(_spec, feeds)), tuple(map(_output_spec, results))
-        mixed = _find_second_batch_dim(feeds, results)
-        batched = is_batched(inputs, outputs) and mixed is None and not _is_batch_not_first(feeds)
+        mixed = None
+        tensors = [value for value in results if not is_collection(value.type)]
+        unbatched = find_unbatched(*({value.name: tuple(value.shape) for value in side} for side in (feeds, tensors)))
+        batched = is_batched(inputs, outputs) and unbatched is None
         batched = batched and all(map(_has_row_each, results)) and not _gives_constant_rows(path, feeds, results)
         if batched and batch > 1 and not self.is_merged:
             mixed = self._find_mixed_output(inputs, outputs)
         if batch > 1 and (mixed or not batched):
-            reason = "the first dimension of all that it takes and gives is not the batch"
+            part = f"its {unbatched}" if unbatched else "all that it takes and gives"
+            reason = f"the first dimension alone of {part} must be the batch"
             reason = f"output {mixed} relates its items to one another" if mixed else reason
             raise InputError(
                 f"{path} cannot be served with batches of {batch}: {reason}",
@@ -111,9 +114,7 @@ class OnnxRuntime:
         self._names = [spec.name for spec in outputs]
         types = {spec.datatype for spec in (*inputs, *outputs)}
         if {"BF16", "BYTES"} <= types:
-            raise InputError(
-                f"{path} takes or gives strings and bfloat16, which ONNX Runtime serves from Python only apart"
-            )
+            raise mixed_types_error(str(path))
         self._bfloat16 = "BF16" in types
 
     def _find_mixed_output(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
@@ -160,17 +161,6 @@ class OnnxRuntime:
             _from_value(value, self.spec.outputs[self.spec.output_index[n]])
             for n, value in zip(names, results, strict=True)
         ]
-
-
-def _find_second_batch_dim(inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
-    """Return an output with the batch in a second dimension as well: such outputs cannot be split by request."""
-    batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
-    return next((str(value.name) for value in outputs if batches & set(value.shape[1:])), None)
-
-
-def _is_batch_not_first(inputs: Sequence[Any]) -> bool:
-    """Tell whether the batch of an input is a later dimension than the first, for instance after the steps."""
-    return any(axis != 0 for axis in batch_axes({value.name: tuple(value.shape) for value in inputs}).values())
 
 
 def _gives_constant_rows(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
@@ -228,7 +218,7 @@ def _output_spec(value: Any) -> TensorSpec:
 
 
 def _spec(value: Any) -> TensorSpec:
-    datatype = datatype_of(value.type, f"tensor {value.name!r}")
+    datatype = datatype_of(value.type, value.name)
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape)
     return TensorSpec(value.name, datatype, shape)
 

@@ -73,4 +73,4 @@ def test_bytes_that_are_no_strings_are_refused_with_a_value_error(data: bytes, c
 def test_a_type_that_the_protocol_lacks_is_said() -> None:
     assert datatype_of("tensor(float)", "x") == "FP32"
     with pytest.raises(InputError, match=r"tensor 'x' has type seq\(tensor\(float\)\)"):
-        datatype_of("seq(tensor(float))", "tensor 'x'")
+        datatype_of("seq(tensor(float))", "x")
