@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +18,33 @@ from types import FunctionType
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_compiling_s, _compiling_cpu_s = 0.0, 0.0
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Leave the time of the context out of `working_s` and `working_cpu_s`.
+
+    Compiling takes seconds, once on a machine, and must not end the searches that need the code.
+    """
+    global _compiling_s, _compiling_cpu_s
+    began, cpu_began = time.monotonic(), time.process_time()
+    try:
+        yield
+    finally:
+        _compiling_s += time.monotonic() - began
+        _compiling_cpu_s += time.process_time() - cpu_began
+
+
+def working_s() -> float:
+    """Return a clock in seconds that stands still within `compiling`."""
+    return time.monotonic() - _compiling_s
+
+
+def working_cpu_s() -> float:
+    """Return this process's processor time in seconds, without that within `compiling`."""
+    return time.process_time() - _compiling_cpu_s
 
 
 def compile_function(function: Function) -> Function:

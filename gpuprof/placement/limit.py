@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
+
+from gpuprof.machine.machine_code import working_cpu_s, working_s
 
 #: Maximum seconds for each granted second of processor time; waiting uses no processor time.
 _MOST_WAITED = 5.0
@@ -52,21 +53,13 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _now() -> float:
-    return time.monotonic()
-
-
-def _cpu_now() -> float:
-    return time.process_time()
-
-
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A time limit that runs from its creation."""
 
     #: None: no limit; searches then stop by counts, so that the same problem has the same result everywhere.
     seconds: float | None = None
-    _started: float = field(default_factory=_now, compare=False)
+    _started: float = field(default_factory=working_s, compare=False)
     #: Minimum processor time, within five times as many seconds: where other programs occupy the processors, the clock
     #: would end a search before its start.
     least_cpu_s: float = 0.0
@@ -79,30 +72,34 @@ class Limit:
             return None
         if is_interrupted():
             return 1e-3
-        return max(1e-3, self._started + self.seconds - _now(), self._least_left_s)
+        return max(1e-3, self._started + self.seconds - working_s(), self._least_left_s)
 
     @property
     def is_over(self) -> bool:
         """Return whether the time is up, or the search was interrupted."""
         if self.seconds is None:
             return False
-        return is_interrupted() or (_now() - self._started >= self.seconds and self._least_left_s <= 0.0)
+        return is_interrupted() or (working_s() - self._started >= self.seconds and self._least_left_s <= 0.0)
 
     @property
     def spent_s(self) -> float:
         """Seconds since the limit was made."""
-        return _now() - self._started
+        return working_s() - self._started
 
     @property
     def _least_left_s(self) -> float:
         if self.least_cpu_s <= 0.0:
             return 0.0
         clock, cpu = self._least_started
-        return min(self.least_cpu_s - (_cpu_now() - cpu), _MOST_WAITED * self.least_cpu_s - (_now() - clock))
+        return min(self.least_cpu_s - (working_cpu_s() - cpu), _MOST_WAITED * self.least_cpu_s - (working_s() - clock))
 
     def with_least(self, cpu_s: float) -> Limit:
         """Return the limit, extended until the process has used ``cpu_s`` of processor time from now on."""
-        return self if self.seconds is None else replace(self, least_cpu_s=cpu_s, _least_started=(_now(), _cpu_now()))
+        return (
+            self
+            if self.seconds is None
+            else replace(self, least_cpu_s=cpu_s, _least_started=(working_s(), working_cpu_s()))
+        )
 
     def keeping(self, seconds: float) -> Limit:
         """Return the limit that ends ``seconds`` earlier, for later work, with a part of the processor time."""

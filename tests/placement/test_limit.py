@@ -6,7 +6,8 @@ import pytest
 
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
-from gpuprof.placement import limit as module
+from gpuprof.machine import machine_code as module
+from gpuprof.machine.machine_code import compiling
 from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.segment import Segments
@@ -22,6 +23,17 @@ def test_what_is_kept_back_ends_the_limit_earlier(monkeypatch: pytest.MonkeyPatc
     assert not whole.keeping(6.9).is_over
     assert whole.keeping(7.0).is_over
     assert Limit().keeping(5.0).seconds is None
+
+
+def test_time_spent_on_compiling_leaves_a_limit_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[0]))
+    whole = Limit(10.0).with_least(5.0)
+    with compiling():
+        now[0] += 30.0
+    now[0] += 4.0
+    assert whole.left_s == pytest.approx(6.0)
+    assert whole.spent_s == pytest.approx(4.0)
 
 
 def test_what_may_be_computed_in_any_case_is_counted_by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
     replicas = _tabulate(kinds)
     state = pool_kernel.new_state(replicas, len(arrivals_ms), group)
     spent, served_by = np.empty(len(arrivals_ms)), np.zeros(len(arrivals_ms), np.int64)
-    pool_kernel.compile_serve()(replicas, state, draws, arrivals_ms, spent, served_by)
+    pool_kernel.serve(replicas, state, draws, arrivals_ms, spent, served_by)
     begin = min(settling // group, groups // 2)
     part = slice(begin * group, groups * group)
     times = _weigh(spent[part], served_by[part], group, strata[begin:], mass, len(kinds))

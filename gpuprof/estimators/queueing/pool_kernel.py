@@ -6,13 +6,14 @@ size of a batch.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.machine.machine_code import compile_function
+from gpuprof.machine.machine_code import compile_function, compiling
 from gpuprof.rules.batching import batch_size_now
 from gpuprof.rules.routing import decay_count, expect_rows, finish_ms, forecast_joining
 
@@ -269,9 +270,15 @@ def _serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, s
             _rank(replicas, state, arrived, chosen, until)
 
 
+def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
+    """Serve the arrivals by machine code, as `_serve` does; the first call on a machine compiles it for seconds."""
+    compiled = _compile_serve()
+    with nullcontext() if compiled.signatures else compiling():
+        compiled(replicas, state, draws, arrived, spent, kinds)
+
+
 @cache
-def compile_serve() -> Any:
-    """Return the compiled function that serves arrivals; its first call in a process loads or compiles it."""
+def _compile_serve() -> Any:
     return compile_function(_run)
 
 
