@@ -91,10 +91,19 @@ class Line:
 def read_measurements() -> list[Measurement]:
     """Return every measurement. Raises `ValueError` when the file is not the one that the sources were written for."""
     content = (FOLDER / "measurements.csv").read_bytes()
-    source = tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))
-    if hashlib.sha256(content).hexdigest() != source["sha256"]:
+    if hashlib.sha256(content).hexdigest() != _read_sources()["sha256"]:
         raise ValueError("measurements.csv is not the file that sources.toml has the hash of")
     return [Measurement(**row) for row in csv.DictReader(content.decode().splitlines())]
+
+
+@cache
+def _read_sources() -> Mapping[str, Any]:
+    return tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))
+
+
+def _power_limits() -> Mapping[str, float]:
+    """Return the power limits in watts of sources whose boards are limited below the catalogue's."""
+    return {name: source["power_w"] for name, source in _read_sources()["sources"].items() if "power_w" in source}
 
 
 def main() -> int:
@@ -139,9 +148,10 @@ def judge(measurements: Iterable[Measurement], folder: Path) -> Iterator[Line]:
 
 def estimate(entry: Measurement, folder: Path) -> Figure:
     """Return the time of a batch in ms; layers are exported into ``folder`` unless they are there."""
-    mode = LaunchMode(entry.runtime)
+    mode, board = LaunchMode(entry.runtime), device(entry.device)
+    board = replace(board, max_power_w=_power_limits().get(entry.source, board.max_power_w))
     kernels = _list_kernels(entry.model, int(entry.size), int(entry.batch), entry.precision, mode, folder)
-    return shipped_model().latency(kernels, device(entry.device), Share(), entry.precision, mode)
+    return shipped_model().latency(kernels, board, Share(), entry.precision, mode)
 
 
 def write_table(lines: Sequence[Line], measurements: Sequence[Measurement]) -> str:
@@ -229,9 +239,9 @@ def _export(name: str, layers: int, path: Path) -> None:
     config._attn_implementation = "eager"
     network = transformers.BertForQuestionAnswering(config).eval()
     tokens = torch.zeros(2, 3, dtype=torch.int64)
-    names = {"input_names": ["tokens"], "output_names": ["start", "end"]}
-    free = {name: {0: "n", 1: "length"} for name in ("tokens", "start", "end")}
-    torch.onnx.export(network, (tokens,), path, dynamo=False, opset_version=_OPSET, dynamic_axes=free, **names)
+    names = {"input_names": ["tokens", "mask"], "output_names": ["start", "end"]}
+    free = {name: {0: "n", 1: "length"} for name in ("tokens", "mask", "start", "end")}
+    torch.onnx.export(network, (tokens, torch.ones_like(tokens)), path, dynamo=False, opset_version=_OPSET, dynamic_axes=free, **names)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,11 @@ class LaunchMode(StrEnum):
         return self in (LaunchMode.ONNXRUNTIME, LaunchMode.ONNXRUNTIME_FUSED)
 
     @property
+    def is_tensorrt(self) -> bool:
+        """Whether TensorRT launches."""
+        return self in (LaunchMode.TENSORRT, LaunchMode.TENSORRT_FUSED)
+
+    @property
     def is_eager(self) -> bool:
         """Whether PyTorch launches each op by itself."""
         return self in (LaunchMode.EAGER, LaunchMode.EAGER_FUSED)
@@ -133,6 +138,8 @@ class _Walk:
     def __init__(self, graph: ModelGraph, precision: str, runtime: LaunchMode) -> None:
         self._ops = graph.ops
         self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
+        if precision == "int8" and runtime.is_tensorrt:  # its normalisations, activations and attention take int8, too
+            self._width = self._operand
         self._narrow = self._width < 4.0
         self._by_onnxruntime, self._fused = runtime.is_onnxruntime, runtime.joins_chains
         self._groups = NodeGroups(
@@ -143,7 +150,7 @@ class _Walk:
             attention=runtime.fuses_attention,
         )
         # The measured products in 8 bits quantise their operands first; in a file quantising is an op of its own.
-        self._width_of_products = max(self._operand, min(self._width, 2.0))
+        self._width_of_products = max(self._operand, 2.0)
         self._width_between = self._operand if precision == "int8" else self._width
         self._of_shapes = _list_of_shapes(graph.ops)
         self._reorders = precision == _REORDERED and not self._fused
@@ -327,8 +334,10 @@ class _Walk:
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
         if self._narrow and op.op_type not in _STREAMED:
-            row["flops"] = max(row["flops"], constant("kernels", "half_flops") * final.elements)
-        if self._by_onnxruntime and (op.op_type == "Clip" or (self._narrow and _is_broadcast(op))):
+            slow_flops = constant("kernels", "half_flops") * self._width / 2.0
+            row["flops"] = max(row["flops"], slow_flops * final.elements)
+        broadcasts = op.op_type in ELEMENTWISE and any(_is_broadcast(self._ops[p]) for p in group)
+        if self._by_onnxruntime and (op.op_type == "Clip" or (self._narrow and broadcasts)):
             row["flops"] = constant("kernels", "slow_flops") * final.elements
         if op.op_type in SOFTMAXES | NORMS:
             row["row"] = _count_row(op)

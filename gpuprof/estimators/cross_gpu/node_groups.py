@@ -34,6 +34,8 @@ ELEMENTWISE = frozenset(
     }
 )  # fmt: skip
 
+#: Products that ONNX Runtime gives a scale.
+_SCALED = frozenset({"MatMul", "FusedMatMul"})
 #: Ops that keep the elements and their order.
 _RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 #: Maximum ops of a kernel: compilers end a chain there (TorchInductor's ``max_fusion_size``).
@@ -77,8 +79,13 @@ class NodeGroups:
             self._find_biases()
         self._find_gelus(by_onnxruntime=by_onnxruntime)
         self._find_swishes()
-        if fused and narrow:
+        if by_onnxruntime:
+            self._find_scales()
+        #: Whether attention adds the biases of its queries, keys and values.
+        self._adds_biases = by_onnxruntime and attention
+        if narrow and (fused or self._adds_biases):
             self._find_joint_products()
+        if narrow and fused:
             self._find_activated_products()
         if fused:
             self._find_chains()
@@ -118,7 +125,7 @@ class NodeGroups:
     def _find_biases(self) -> None:
         """Tie the bias of a linear layer, an addition in exported files, to its product: every runtime fuses them."""
         for place, op in enumerate(self._ops):
-            if op.op_type != "Add" or not any(len(weight.shape) == 1 for weight in op.weights):
+            if not self._adds_weight(place):
                 continue
             before = next((self.maker[t.name] for t in op.inputs if t.name in self.maker), None)
             if before is not None and self._ops[before].op_type in PRODUCTS and self._only_reader(before) == place:
@@ -158,6 +165,19 @@ class NodeGroups:
             if op.op_type in CONVOLUTIONS and (reader := self._normaliser(place)) is not None:
                 self._absorbed[reader] = place
 
+    def _find_scales(self) -> None:
+        """Tie a scaling by a number to the product before it or, as its only reader, behind it."""
+        tied = self._absorbed.keys() | set(self._absorbed.values())
+        for place, op in enumerate(self._ops):
+            is_scaling = op.op_type in ("Mul", "Div") and all(tensor.elements == 1 for tensor in op.inputs[1:])
+            if place in tied or not is_scaling:
+                continue
+            before, reader = self.maker.get(op.inputs[0].name), self._only_reader(place)
+            if before is not None and self._ops[before].op_type in _SCALED and self._only_reader(before) == place:
+                self._absorbed[place] = before
+            elif reader is not None and self._ops[reader].op_type in _SCALED:
+                self._absorbed[place] = reader
+
     def _find_gelus(self, *, by_onnxruntime: bool) -> None:
         """Tie the ops of a GELU written by exporters, ``x (1 + erf(x / sqrt 2)) / 2``, to their last.
 
@@ -179,6 +199,9 @@ class NodeGroups:
                 halves = self.maker.get(self._ops[chain[-1]].inputs[0].name)
                 if halves is not None and halves not in self._absorbed and self._is_scaling(halves, chain[-1]):
                     self._absorbed[halves] = chain[-1]
+                added = self.maker.get(self._ops[before].inputs[0].name)
+                if by_onnxruntime and added is not None and self._is_bias(added, chain[-1]):
+                    self._absorbed[added] = chain[-1]
 
     def _find_joint_products(self) -> None:
         """Tie linear layers with the same input, as queries, keys and values, to the first of them, as
@@ -213,6 +236,14 @@ class NodeGroups:
                 continue
             if op.inputs[0].name in {tensor.name for tensor in self._ops[reader].inputs}:
                 self._absorbed[place] = reader
+
+    def _is_bias(self, place: int, last: int) -> bool:
+        """Return whether an op adds a bias, and all its readers belong to the kernel of ``last``."""
+        readers = {self._anchor(reader) for tensor in self._ops[place].outputs for reader in self.readers[tensor.name]}
+        return self._adds_weight(place) and readers == {last}
+
+    def _adds_weight(self, place: int) -> bool:
+        return self._ops[place].op_type == "Add" and any(len(weight.shape) == 1 for weight in self._ops[place].weights)
 
     def _is_scaling(self, place: int, reader: int) -> bool:
         return self._ops[place].op_type in ("Mul", "Div") and self._only_reader(place) == reader and place != reader
@@ -283,7 +314,8 @@ class NodeGroups:
             if place is None or place in places or not self._is_moving(place):
                 continue
             places.add(place)
-            waiting.extend(self._ops[place].inputs[:1])
+            op = self._ops[place]
+            waiting.extend([tensor for tensor in op.inputs if tensor not in op.weights][:1])
         inside = self._inside | {first, last}
         while outside := {
             place
@@ -301,4 +333,4 @@ class NodeGroups:
         op = self._ops[place]
         scaling = op.op_type in ("Mul", "Div") and op.inputs[0].elements == op.outputs[0].elements
         scaling = scaling and all(t.elements == 1 for t in op.inputs[1:])
-        return scaling or op.op_type in VIEWS | {"Transpose", "Split", "Gather", "Slice"}
+        return scaling or (self._adds_biases and self._adds_weight(place)) or op.op_type in VIEWS | {"Transpose", "Split", "Gather", "Slice"}
