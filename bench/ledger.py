@@ -241,7 +241,8 @@ def _export(name: str, layers: int, path: Path) -> None:
     tokens = torch.zeros(2, 3, dtype=torch.int64)
     names = {"input_names": ["tokens", "mask"], "output_names": ["start", "end"]}
     free = {name: {0: "n", 1: "length"} for name in ("tokens", "mask", "start", "end")}
-    torch.onnx.export(network, (tokens, torch.ones_like(tokens)), path, dynamo=False, opset_version=_OPSET, dynamic_axes=free, **names)
+    settings = {"dynamo": False, "opset_version": _OPSET, "dynamic_axes": free, **names}
+    torch.onnx.export(network, (tokens, torch.ones_like(tokens)), path, **settings)
 
 
 if __name__ == "__main__":

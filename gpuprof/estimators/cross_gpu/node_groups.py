@@ -333,4 +333,5 @@ class NodeGroups:
         op = self._ops[place]
         scaling = op.op_type in ("Mul", "Div") and op.inputs[0].elements == op.outputs[0].elements
         scaling = scaling and all(t.elements == 1 for t in op.inputs[1:])
-        return scaling or (self._adds_biases and self._adds_weight(place)) or op.op_type in VIEWS | {"Transpose", "Split", "Gather", "Slice"}
+        biased = self._adds_biases and self._adds_weight(place)
+        return scaling or biased or op.op_type in VIEWS | {"Transpose", "Split", "Gather", "Slice"}

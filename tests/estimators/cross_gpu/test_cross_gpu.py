@@ -233,7 +233,7 @@ def test_small_batches_of_a_convolutional_network_wait_for_pytorchs_host(tmp_pat
     kernels = list_kernels(load_graph(path, 1), "float32", LaunchMode.EAGER)
     convolutions = kernels.op_types.count("Conv")
     seconds = shipped_model().time_parts(kernels, rates_of(device("h100"), "float32"), LaunchMode.EAGER).total_s
-    assert seconds == pytest.approx(convolutions * 50e-6 + (len(kernels.count) - convolutions) * 25e-6)
+    assert seconds == pytest.approx(convolutions * 50e-6 + (len(kernels.count) - convolutions) * 23e-6)
 
 
 def _convolve(groups: float, channels: float, precision: str) -> float:

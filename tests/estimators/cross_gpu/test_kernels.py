@@ -158,9 +158,38 @@ def test_attention_is_one_kernel_where_the_runtime_fuses_it_and_the_type_has_one
 
 
 def test_other_runtimes_launch_attention_as_the_file_writes_it() -> None:
-    for runtime, kernels in ((LaunchMode.ONNXRUNTIME, 4), (LaunchMode.EAGER, 4), (LaunchMode.TENSORRT, 3)):
+    for runtime, kernels in ((LaunchMode.ONNXRUNTIME, 3), (LaunchMode.EAGER, 4), (LaunchMode.TENSORRT, 3)):
         families = [FAMILIES[family] for family in list_kernels(_attention(), "float16", runtime).ops.family]
         assert len(families) == kernels and families.count("matmul") == 2 and families.count("softmax") == 1
+
+
+def test_onnxruntimes_attention_adds_the_biases_of_one_joint_product() -> None:
+    x, flat, heads = _t("x", 2, 128, 256), _t("f", 2, 128, 4, 64), (2, 4, 128, 64)
+    ops = []
+    for name in "qkv":
+        weight, bias = _t(f"w{name}", 256, 256), _t(f"b{name}", 256)
+        product, linear = _t(f"p{name}", 2, 128, 256), _t(f"l{name}", 2, 128, 256)
+        apart = _t(f"r{name}", *flat.shape)
+        ops += [
+            _op("MatMul", [x, weight], product, [weight]),
+            _op("Add", [bias, product], linear, [bias]),
+            _op("Reshape", [linear], apart),
+            _op("Transpose", [apart], _t(name, *heads) if name != "k" else _t("k", 2, 4, 64, 128)),
+        ]
+    graph = _graph(*ops, *_attention().ops)
+    kernels = list_kernels(graph, "float16", LaunchMode.ONNXRUNTIME_FUSED).ops
+    assert [FAMILIES[family] for family in kernels.family] == ["matmul", "attention"]
+    assert kernels.n[0] == 3 * 256
+
+
+def test_tensorrt_keeps_tensors_in_8_bits_between_products_in_8_bits() -> None:
+    normalised = _op("LayerNormalization", [_t("x", 8, 16, 64)], _t("y", 8, 16, 64))
+    width = {
+        (runtime, precision): list_kernels(_graph(normalised), precision, runtime).ops.written_bytes[0] / (8 * 16 * 64)
+        for runtime in (LaunchMode.TENSORRT, LaunchMode.ONNXRUNTIME)
+        for precision in ("float16", "int8")
+    }
+    assert list(width.values()) == [2.0, 1.0, 2.0, 2.0]
 
 
 def test_heads_before_tokens_are_copied_in_half_precision() -> None:
@@ -232,8 +261,7 @@ def test_a_gelu_written_as_div_erf_add_mul_mul_is_one_kernel_in_any_runtime(runt
         _op("Mul", [m, unit], y, [unit]),
     )
     kernels = list_kernels(_graph(*LINEAR, *gelu), "float32", runtime)
-    bias = ("Add",) if runtime.is_onnxruntime else ()
-    assert kernels.op_types == ("MatMul", *bias, "Mul")
+    assert kernels.op_types == ("MatMul", "Mul")  # ONNX Runtime's GELU adds the bias
 
 
 def test_a_gelu_whose_half_comes_before_its_input_is_five_kernels_in_onnx_runtime() -> None:
