@@ -166,7 +166,7 @@ def test_tools_see_the_public_names_where_they_are() -> None:
 
 #: Modules outside `gpuprof.cli` that are run by themselves (``python -m``) and write on stdout, and what for.
 SPEAKING_ENTRIES = {
-    "runtime/cuda_provider.py": "tells the process that started it what a GPU provider can do",
+    "runtime/gpu_probe.py": "tells the process that started it what a GPU provider can do",
     "serving/engines/ray_keeper.py": "tells the process that started it where its socket is",
 }
 

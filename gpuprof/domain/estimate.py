@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 
 MEASURED = "measured"
@@ -237,9 +238,9 @@ class Estimate:
     variant : str or None
         Runtime, execution and precision of the measurements, as printed by `RuntimeVariant`; None: nothing was
         measured.
-    is_padded : bool
-        Whether a replica with this batch pads partial batches to the full size, so that all batches take equally long;
-        see `gpuprof.rules.padding`.
+    padding : Padding
+        Size to which a replica pads partial batches, which then take as long as a batch of this size; see
+        `gpuprof.rules.padding`.
     """
 
     workload: Workload
@@ -257,7 +258,7 @@ class Estimate:
     unknown_ops: tuple[str, ...] = ()
     overlapped_ms: float = 0.0
     variant: str | None = None
-    is_padded: bool = False
+    padding: Padding = Padding.NONE
 
     @property
     def throughput_rps(self) -> Figure:

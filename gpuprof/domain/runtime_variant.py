@@ -9,12 +9,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, TypeVar
 
 #: Arithmetic precisions of a float32 model.
 _OF_FLOAT32 = frozenset({"float32", "tf32"})
 #: Preferred runtime of `gpuprof serve`, whose figures are preferred too.
 SERVED_BY = "onnxruntime"
+
+
+#: Options of sessions on a GPU, in `RuntimeVariant.execution`, under which a model has a plan for several batch sizes.
+GRAPHS, SESSIONS = "graphs", "sessions"
+
+
+class Padding(StrEnum):
+    """Size to which a replica pads partial batches."""
+
+    NONE = "none"
+    POWERS_OF_TWO = "powers of two"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +43,19 @@ class RuntimeVariant:
     """
 
     runtime: str | None = None  #: ``"onnxruntime"``, ``"pytorch"``, ``"tensorrt"``, …
-    #: ``"fused"``: the runtime's optimizer merges ops; ``"eager"``: each op is launched by itself.
+    #: ``"fused"``: the runtime's optimizer merges ops; ``"eager"``: each op is launched by itself. On a GPU followed by
+    #: the options of `gpuprof.runtime.gpu_session`: ``"fused+channels-last+pinned+graphs"``.
     execution: str | None = None
     precision: str | None = None  #: Main arithmetic: ``"float32"``, ``"tf32"``, ``"float16"``, ``"int8"``, …
 
     def __str__(self) -> str:
         parts = [part for part in (self.runtime, self.execution, self.precision) if part is not None]
         return " ".join(parts) or "an unknown runtime"
+
+    @property
+    def has_size_classes(self) -> bool:
+        """Whether batches of several sizes ran without rebuilding plans in between."""
+        return not {GRAPHS, SESSIONS}.isdisjoint((self.execution or "").split("+"))
 
     def is_comparable(self, variant: RuntimeVariant) -> bool:
         """Return whether figures of two variants may enter the same fit.

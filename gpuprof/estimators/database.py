@@ -18,6 +18,7 @@ from gpuprof.domain.estimate import (
     Workload,
     classify_source,
 )
+from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.creq.creq import UnprofiledRequirements
@@ -30,7 +31,7 @@ from gpuprof.estimators.measured.failures import find_failure, require_no_failur
 from gpuprof.estimators.measured.figures import behaviour_after_pause, estimate_bandwidth, figure_of
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel
-from gpuprof.estimators.measured.padding import is_padded
+from gpuprof.estimators.measured.padding import padding_of
 from gpuprof.estimators.model_latency import ModelLatencies, part_of_one
 from gpuprof.estimators.model_memory import ModelMemory
 from gpuprof.kernel_db.store import KernelDb
@@ -225,12 +226,12 @@ class DatabaseEstimator:
             power_w=figure_of(record, device, workload, "power_w"),
             variant=next((str(variant) for variant in record.variants.get(device.name, ())), None),
             unknown_ops=self._list_unknown(record, latency),
-            is_padded=self._is_padded(record, device),
+            padding=self._find_padding(record, device),
         )
 
-    def _is_padded(self, model: MeasuredModel, device: Device) -> bool:
-        is_served = self._execution.runtime.is_onnxruntime
-        return (is_served or bool(model.points.get(device.name))) and is_padded(model, device)
+    def _find_padding(self, model: MeasuredModel, device: Device) -> Padding:
+        is_served = self._execution.runtime.is_onnxruntime or bool(model.points.get(device.name))
+        return padding_of(model, device) if is_served else Padding.NONE
 
     def _read_work(self, model: MeasuredModel, latency: Figure) -> WorkByBatch | None:
         """Return the work of a model where its measurements do not suffice."""

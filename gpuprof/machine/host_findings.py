@@ -14,7 +14,8 @@ from gpuprof.errors import DISTRIBUTION, GpuprofError, install_hint
 from gpuprof.machine.cgroup import CpuQuota, cgroup_version, cpu_quota_cores, memory_limit_bytes
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.machine.finding import Finding, MachineView, Status
-from gpuprof.runtime.cuda_provider import LIBRARIES_FIX, read_attempt
+from gpuprof.runtime.cuda_provider import LIBRARIES_FIX
+from gpuprof.runtime.gpu_probe import read_probe
 from gpuprof.runtime.module_command import module_command
 from gpuprof.runtime.providers import ORT_CUDA
 
@@ -108,12 +109,13 @@ def _examine_cuda_provider(machine: MachineView) -> Iterator[Finding]:
     runtime = machine.load("onnxruntime")
     if runtime is None or ORT_CUDA not in runtime.get_available_providers():
         return
-    failure = read_attempt(machine.execute(module_command("gpuprof.runtime.cuda_provider")) or "")
-    if failure is None:
-        yield Finding("runtime", "CUDA provider", Status.OK, "runs a convolution on the first GPU")
+    probe = read_probe(machine.execute(module_command("gpuprof.runtime.gpu_probe")) or "")
+    if probe.reason is None:
+        detail = "; ".join([f"runs a small network on the first GPU: {probe.execution}", *probe.remarks])
+        yield Finding("runtime", "CUDA provider", Status.OK, detail)
         return
-    fix = LIBRARIES_FIX if "cannot be loaded" in failure else _PROVIDER_FIX
-    yield Finding("runtime", "CUDA provider", Status.LIMITED, failure, fix)
+    fix = LIBRARIES_FIX if "cannot be loaded" in probe.reason else _PROVIDER_FIX
+    yield Finding("runtime", "CUDA provider", Status.LIMITED, probe.reason, fix)
 
 
 def _examine_extras(machine: MachineView) -> Iterator[Finding]:

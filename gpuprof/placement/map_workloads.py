@@ -15,6 +15,7 @@ from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers
+from gpuprof.rules.padding import padded_size
 from gpuprof.rules.turns import estimate_in_turn, held_shares, involves_turns
 
 #: Largest batch whose queue is computed: every size up to it is estimated.
@@ -76,10 +77,13 @@ def ask_batch_series(
     """
     beside = neighbour_workloads(partition, replica)
     full = ask_estimator(estimator, device, replica_workload(partition, replica, replica.batch), beside)
-    if full.is_padded:
-        return (full,) * replica.batch
-    smaller = (replica_workload(partition, replica, size) for size in range(1, replica.batch))
-    return (*(ask_estimator(estimator, device, workload, beside) for workload in smaller), full)
+    sizes = [padded_size(rows, replica.batch, full.padding) for rows in range(1, replica.batch + 1)]
+    smaller = {
+        size: ask_estimator(estimator, device, replica_workload(partition, replica, size), beside)
+        for size in sizes
+        if size != replica.batch
+    }
+    return tuple(smaller.get(size, full) for size in sizes)
 
 
 def upper_ms(latency: Figure, confidence: float | None) -> float:

@@ -12,6 +12,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload, batch_times, classify_source
 from gpuprof.domain.model_queues import queue_of
+from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
@@ -21,6 +22,7 @@ from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.rules.host_work import disturb_at_worst
+from gpuprof.rules.padding import padded_size
 from gpuprof.rules.turns import estimate_in_turn, involves_turns
 
 
@@ -132,10 +134,13 @@ class PlannedWorkloads:
         estimate = self.estimate(device, workload, beside)
         handover_ms = self.problem.options.host.handover_ms
         # Bounds ignore padding: a padded replica is never quicker, and one time series holds for many batches.
-        if estimate.is_padded and not self.bounds_any_map:
+        padding = Padding.NONE if self.bounds_any_map else estimate.padding
+        if padding is Padding.FULL:
             times = (planned_ms(estimate.latency_ms, self.problem.options.confidence),) * workload.batch
         else:
             times = self._latencies_ms(device, workload, beside)
+            sizes = [padded_size(rows, workload.batch, padding) for rows in range(1, workload.batch + 1)]
+            times = tuple(times[size - 1] for size in sizes)
         return BatchServer(
             latency_ms=tuple(ms + handover_ms for ms in times),
             batch=workload.batch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
@@ -44,6 +45,8 @@ class Collected:
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  #: Caveats for readers of the figures.
     lost: tuple[str, ...] = ()  #: Reasons for missing requested counters; `profile` ends with them.
+    #: Execution of the job and of each neighbour, for sessions with options; see `RuntimeVariant`.
+    executions: tuple[str | None, ...] = ()
 
 
 def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
@@ -69,7 +72,12 @@ def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -
     """
     if not collected.settings.get("provider"):
         return collected
-    variant, *rest = (asdict(executed_variant(job.graph, device)) for job in jobs)
+    variants = [executed_variant(job.graph, device) for job in jobs]
+    variants = [
+        replace(variant, execution=execution or variant.execution)
+        for variant, execution in zip_longest(variants, collected.executions[: len(variants)])
+    ]
+    variant, *rest = map(asdict, variants)
     beside = [replace(row, **columns) for row, columns in zip(collected.colocations, (variant, *rest), strict=False)]
     return replace(
         collected,

@@ -1,11 +1,7 @@
-"""Tests whether ONNX Runtime's provider for NVIDIA GPUs starts here, and finds missing libraries.
+"""ONNX Runtime's provider for NVIDIA GPUs: its options, its missing libraries, and boards without machine code.
 
 ONNX Runtime lists the providers of its build, even those that do not start. If a CUDA library or the driver is missing,
 a session opens on the CPU without an error, so the provider of the open session must be checked.
-
-``python -m gpuprof.runtime.cuda_provider`` opens a session with a single convolution (which needs cuBLAS and cuDNN),
-runs it and prints the result as a JSON object. This needs a child process: a process that has used CUDA holds memory on
-the GPU until its end, and has already read its share.
 """
 
 from __future__ import annotations
@@ -13,11 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import io
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -26,8 +18,6 @@ from typing import Any
 
 from gpuprof.domain.device import Device
 from gpuprof.errors import UnavailableError
-from gpuprof.runtime.module_command import module_command
-from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 
 #: Options of the provider; all affect figures and are recorded in a run's settings. The arena grows by the requested
 #: size: the default, the next power of two, takes up to twice the memory of the model. cuDNN's algorithms are chosen by
@@ -46,10 +36,8 @@ CUDA_OPTIONS: Mapping[str, str] = MappingProxyType(
 #: contain nothing a driver could translate for other GPUs.
 WHEEL_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
 LIBRARIES_FIX = "pip install 'onnxruntime-gpu[cuda,cudnn]', or put them on LD_LIBRARY_PATH"
-_START_S = 120.0
 _NOT_LOADED = re.compile(r"Failed to load (?P<library>\S+?): (?P<reason>.*)")
 _OPENED_BY_LOADER = re.compile(r"^(?P<library>lib\S+): cannot open shared object file")
-_ERROR_LINE = re.compile(r"\[E:.*?\]\s*(?P<said>.*)")
 
 
 def has_wheel_code(compute_capability: str) -> bool:
@@ -128,80 +116,3 @@ def missing_libraries() -> tuple[str, ...]:
         match = _OPENED_BY_LOADER.match(str(error))
         return (match["library"],) if match else ()
     return ()
-
-
-@cache
-def provider_unavailable_reason() -> str | None:
-    """Return None when a session with a single node runs on the first GPU here, else the reason in a line.
-
-    The result is cached; the test runs in a child process.
-    """
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    command = module_command("gpuprof.runtime.cuda_provider")
-    try:
-        process = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_START_S,
-            # The package may not be installed, as in a checkout started from another directory.
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"{ORT_CUDA} cannot be tried: {error}"
-    return read_attempt(process.stdout, process.stderr)
-
-
-def read_attempt(output: str, complaints: str = "") -> str | None:
-    """Return the reason why the program below found no working provider; None: the provider works.
-
-    ``output`` and ``complaints``: the program's stdout and stderr.
-    """
-    try:
-        # The last line: libraries may print before the result.
-        attempt = json.loads(output.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        last = (complaints.strip().splitlines() or ["it says nothing"])[-1]
-        return f"{ORT_CUDA} ends the process that starts it: {last[:300]}"
-    if attempt["runs"]:
-        return None
-    error_line = _ERROR_LINE.search(complaints)
-    missing = ", ".join(attempt["missing"])
-    if missing:
-        return f"{ORT_CUDA} does not start: {missing} cannot be loaded"
-    reason = attempt["error"] or (error_line["said"] if error_line else "it does not say why")
-    return f"{ORT_CUDA} does not start: {reason[:300]}"
-
-
-def main() -> int:
-    """Open and run a single convolution on the GPU and print the result."""
-    import numpy as np
-    import onnxruntime as ort
-    from onnx import TensorProto, helper
-
-    missing = load_cuda_libraries()
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, 4, 4]) for name in ("x", "w", "y")]
-    node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[4, 4], auto_pad="SAME_UPPER")
-    graph = helper.make_graph([node], "one", values[:2], values[2:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    attempt: dict[str, Any] = {"version": ort.__version__, "runs": False, "missing": missing, "error": None}
-    try:
-        providers = [(ORT_CUDA, dict(CUDA_OPTIONS)), ORT_CPU]
-        session = ort.InferenceSession(model.SerializeToString(), providers=providers)
-        x = np.ones((1, 1, 4, 4), np.float32)
-        session.run(None, {"x": x, "w": x})
-        # After the run: the first convolution loads cuDNN, not the session.
-        attempt["runs"] = ORT_CUDA in session.get_providers()
-    except Exception as error:  # any CUDA error is the result of the test
-        attempt["error"] = " ".join(str(error).split())
-    if not attempt["runs"]:
-        attempt["missing"] = missing_libraries()
-    sys.stdout.write(json.dumps(attempt) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError, install_hint, runtime_errors
 from gpuprof.graph.runtime_types import FATAL_ONLY
-from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, check_provider, load_cuda_libraries, provider_unavailable_reason
-from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
+from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, check_provider, load_cuda_libraries
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, ORT_TENSORRT
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -43,6 +45,7 @@ def open_session(
     *,
     threads: int,
     provider: str = ORT_CPU,
+    provider_options: Mapping[str, str] = MappingProxyType({}),
     profile_prefix: str | None = None,
     optimized_path: Path | None = None,
 ) -> Any:
@@ -59,6 +62,8 @@ def open_session(
         Threads within an operator.
     provider : str
         Execution provider; a GPU provider falls back to the CPU only for single nodes, never for the whole session.
+    provider_options : mapping of str to str
+        Options of the provider in addition to `CUDA_OPTIONS`.
     profile_prefix : str or None
         Path, without its ending, of ONNX Runtime's own profile of every node. None: no profile.
     optimized_path : Path or None
@@ -79,23 +84,18 @@ def open_session(
         raise UnavailableError(
             f"ONNX Runtime has no {provider} here", f"it has {', '.join(ort.get_available_providers())}"
         )
-    if provider == ORT_CUDA:
+    if provider != ORT_CPU:
         load_cuda_libraries()
     options = session_options(threads, optimized_path)
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = profile_prefix
     try:
-        session = ort.InferenceSession(str(path), options, providers=_providers(provider))
+        session = ort.InferenceSession(str(path), options, providers=_providers(provider, provider_options))
     except runtime_errors() as error:
         raise translate_error(error, path) from error
     check_provider(session, provider, path)
     return session
-
-
-def gpu_provider() -> str | None:
-    """Return ONNX Runtime's provider for GPUs if it starts here, else None."""
-    return ORT_CUDA if has_cuda_build() and provider_unavailable_reason() is None else None
 
 
 def has_cuda_build() -> bool:
@@ -185,7 +185,9 @@ def session_options(threads: int, optimized_path: Path | None = None) -> onnxrun
     return options
 
 
-def _providers(provider: str) -> list[Any]:
-    if provider == ORT_CPU:
-        return [ORT_CPU]
-    return [(provider, dict(CUDA_OPTIONS)) if provider == ORT_CUDA else provider, ORT_CPU]
+def _providers(provider: str, options: Mapping[str, str]) -> list[Any]:
+    cuda = (ORT_CUDA, {**CUDA_OPTIONS, **(options if provider == ORT_CUDA else {})})
+    if provider in (ORT_CPU, ORT_CUDA):
+        return [ORT_CPU] if provider == ORT_CPU else [cuda, ORT_CPU]
+    # Nodes that TensorRT refuses run by CUDA.
+    return [(provider, dict(options)), *([cuda] if provider == ORT_TENSORRT else []), ORT_CPU]

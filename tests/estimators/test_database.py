@@ -11,6 +11,7 @@ import pytest
 from onnx.helper import make_node as node
 
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Workload
+from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.execution import Execution
@@ -318,22 +319,31 @@ def _write_convolution(path: Path) -> Path:
 def test_partial_batches_of_convolutions_are_padded_on_gpus_alone(tmp_path: Path) -> None:
     path, dense = _write_convolution(tmp_path / "c.onnx"), two_layers(tmp_path / "two.onnx")
     estimator = DatabaseEstimator(None)
-    assert estimator.estimate(str(path), GPU, 4, WHOLE).is_padded
-    assert estimator.estimate(str(path), GPU, 4, WHOLE, [Workload(str(dense), 1, WHOLE)]).is_padded
-    assert not estimator.estimate(str(path), CPU, 4, WHOLE).is_padded
-    assert not estimator.estimate(str(dense), GPU, 4, WHOLE).is_padded
+    assert estimator.estimate(str(path), GPU, 4, WHOLE).padding is Padding.FULL
+    assert estimator.estimate(str(path), GPU, 4, WHOLE, [Workload(str(dense), 1, WHOLE)]).padding is Padding.FULL
+    assert estimator.estimate(str(path), CPU, 4, WHOLE).padding is Padding.NONE
+    assert estimator.estimate(str(dense), GPU, 4, WHOLE).padding is Padding.NONE
     eager = DatabaseEstimator(None, execution=Execution(runtime=LaunchMode.EAGER))
-    assert not eager.estimate(str(path), GPU, 4, WHOLE).is_padded
+    assert eager.estimate(str(path), GPU, 4, WHOLE).padding is Padding.NONE
 
 
-@pytest.mark.parametrize(("runtime", "is_padded"), [("onnxruntime", True), ("pytorch", False), (None, False)])
-def test_measured_models_are_padded_where_onnx_runtime_runs_them(
-    tmp_path: Path, runtime: str | None, is_padded: bool
+@pytest.mark.parametrize(
+    ("runtime", "execution", "padding"),
+    [
+        ("onnxruntime", "fused", Padding.FULL),
+        ("onnxruntime", "fused+channels-last+pinned+graphs", Padding.POWERS_OF_TWO),
+        ("onnxruntime", "fused+pinned+sessions", Padding.POWERS_OF_TWO),
+        ("pytorch", "eager", Padding.NONE),
+        (None, None, Padding.NONE),
+    ],
+)
+def test_measured_models_are_padded_as_the_measured_runtime_pads_them(
+    tmp_path: Path, runtime: str | None, execution: str | None, padding: Padding
 ) -> None:
     path = _write_convolution(tmp_path / "c.onnx")
-    row = replace(measured_row("c", 4, 2.0, device=GPU.name, path=str(path)), runtime=runtime)
-    db = database(tmp_path / "db", [row])
+    row = measured_row("c", 4, 2.0, device=GPU.name, path=str(path))
+    db = database(tmp_path / "db", [replace(row, runtime=runtime, execution=execution)])
     for estimator in (DatabaseEstimator(db), MeasuredEstimator(db)):
-        assert estimator.estimate("c", GPU, 4, WHOLE).is_padded is is_padded
+        assert estimator.estimate("c", GPU, 4, WHOLE).padding is padding
     path.unlink()  # what is not there cannot be served
-    assert not DatabaseEstimator(db).estimate("c", GPU, 4, WHOLE).is_padded
+    assert DatabaseEstimator(db).estimate("c", GPU, 4, WHOLE).padding is Padding.NONE

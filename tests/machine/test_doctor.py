@@ -202,7 +202,7 @@ def test_the_version_of_onnx_runtime_is_the_modules_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attempt", "status", "words"),
     [
-        ({"runs": True, "missing": [], "error": None}, Status.OK, "runs a convolution"),
+        ({"runs": True, "missing": [], "error": None}, Status.OK, "first GPU: fused+pinned; not so"),
         (
             {"runs": False, "missing": ["libcublas.so.13"], "error": None},
             Status.LIMITED,
@@ -215,9 +215,13 @@ def test_the_version_of_onnx_runtime_is_the_modules_own(tmp_path: Path) -> None:
 def test_the_provider_for_gpus_is_tried_and_not_believed(
     tmp_path: Path, attempt: dict[str, Any] | None, status: Status, words: str
 ) -> None:
+    trial = {"probe": "options", "execution": "fused+pinned", "remarks": ["not so"]}
+
     def execute(command: list[str]) -> str | None:
-        assert command[1:] == ["-m", "gpuprof.runtime.cuda_provider"]
-        return None if attempt is None else json.dumps(attempt)
+        assert command[1:] == ["-m", "gpuprof.runtime.gpu_probe"]
+        results = [] if attempt is None else [{"probe": "provider", **attempt}]
+        results += [trial] if attempt and attempt["runs"] else []
+        return "\n".join(map(json.dumps, results)) or None
 
     machine = _bare(tmp_path, load={"onnxruntime": _cuda_build()}.get, execute=execute)
     finding = _find_one(machine, "CUDA provider")

@@ -11,6 +11,7 @@ import pytest
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, PREDICTED, Estimate, Workload
+from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
@@ -31,7 +32,7 @@ class PaddedEstimator(LinearEstimator):
     ) -> Estimate:
         """Return the time of the formula."""
         estimate = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
-        return replace(estimate, is_padded=True)
+        return replace(estimate, padding=Padding.FULL)
 
 
 def _pose(source: str = MEASURED, slowdown: float = 0.05, count: int | None = None) -> Problem:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +16,16 @@ import pytest
 
 from gpuprof.domain.catalogue import device
 from gpuprof.errors import UnavailableError
+from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import gpu_unavailable_reason
-from gpuprof.runtime import cuda_provider, session
-from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, describe_missing_code, load_cuda_libraries, read_attempt
-from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
-from gpuprof.runtime.session import gpu_provider, open_session, runtime_version, session_settings
+from gpuprof.runtime import cuda_provider, gpu_probe
+from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, describe_missing_code, load_cuda_libraries
+from gpuprof.runtime.gpu_probe import GpuProbe, gpu_provider, probe_gpu, read_probe
+from gpuprof.runtime.gpu_session import open_on_gpu
+from gpuprof.runtime.providers import GPU_OPTIONS, ORT_CPU, ORT_CUDA
+from gpuprof.runtime.session import open_session, runtime_version, session_settings
 from tests.profiling.models import write_mlp
+from tests.runtime.played_gpu import play_gpu
 
 
 @pytest.fixture
@@ -58,28 +64,26 @@ def test_the_options_that_are_recorded_are_those_that_are_set(cpu_fallback: list
 
 
 def test_a_provider_that_does_not_start_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "has_cuda_build", lambda: True)
-    monkeypatch.setattr("gpuprof.profiling.gpu.collectors.has_cuda_build", lambda: True)
-    for module in ("gpuprof.runtime.session", "gpuprof.profiling.gpu.collectors"):
-        monkeypatch.setattr(f"{module}.provider_unavailable_reason", lambda: "it does not start")
+    for module in (gpu_probe, collectors):
+        monkeypatch.setattr(module, "has_cuda_build", lambda: True)
+        monkeypatch.setattr(module, "probe_gpu", lambda: GpuProbe("it does not start"))
     assert gpu_provider() is None and gpu_unavailable_reason() == "it does not start"
-    monkeypatch.setattr(session, "provider_unavailable_reason", lambda: None)
+    monkeypatch.setattr(gpu_probe, "probe_gpu", GpuProbe)
     assert gpu_provider() == ORT_CUDA
 
 
 @pytest.mark.parametrize(
     ("printed", "complaints", "reason"),
     [
-        ({"runs": True, "missing": [], "error": None}, "", None),
         ({"runs": False, "missing": ["libcudnn.so.9"], "error": "x"}, "", "libcudnn.so.9 cannot be loaded"),
         ({"runs": False, "missing": [], "error": "CUDA failure 100"}, "", "CUDA failure 100"),
         ({"runs": False, "missing": [], "error": None}, "2026 [E:onnxruntime:Default, a.cc:1] no device", "no device"),
         (None, "Segmentation fault\n", "ends the process that starts it: Segmentation fault"),
     ],
 )
-def test_what_the_attempt_says_becomes_one_reason(printed: Any, complaints: str, reason: str | None) -> None:
-    explanation = read_attempt("" if printed is None else f"noise\n{json.dumps(printed)}\n", complaints)
-    assert explanation is None if reason is None else explanation is not None and reason in explanation
+def test_what_the_attempt_says_becomes_one_reason(printed: Any, complaints: str, reason: str) -> None:
+    output = "" if printed is None else f"noise\n{json.dumps({'probe': 'provider', **printed})}\n"
+    assert reason in (read_probe(output, complaints).reason or "")
 
 
 def test_the_version_is_the_modules_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +115,28 @@ def test_boards_that_the_installed_wheel_has_no_code_for_are_named(monkeypatch: 
 
     monkeypatch.setattr("importlib.metadata.version", missing)
     assert describe_missing_code(device("v100")) is None  # nothing that would serve on a GPU is installed
+
+
+def test_the_probe_runs_a_convolution_and_an_op_of_onnx_runtimes_own_and_tries_the_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a played GPU, without CUDA's runtime: no option that needs pinned memory works."""
+    play_gpu(monkeypatch, lambda options: None)
+    monkeypatch.setattr(
+        gpu_probe, "open_session", lambda path, *, threads, provider: open_session(path, threads=threads)
+    )
+    monkeypatch.setattr(gpu_probe, "open_on_gpu", partial(open_on_gpu, device="cpu"))
+    assert gpu_probe.main() == 0
+    probe = read_probe(capsys.readouterr().out)
+    assert probe.reason is None and probe.execution == "fused" and "libcudart" in probe.remarks[0]
+
+
+def test_no_options_are_tried_where_their_trial_ended_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GPU_OPTIONS, "auto")
+    output = json.dumps({"probe": "provider", "runs": True, "missing": [], "error": None})
+    crashed = SimpleNamespace(stdout=output, stderr="CUDA error: an illegal memory access\n", returncode=-6)
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: crashed)
+    probe_gpu.cache_clear()
+    assert probe_gpu().reason is None and "illegal memory access" in probe_gpu().remarks[0]
+    probe_gpu.cache_clear()
+    assert os.environ[GPU_OPTIONS] == "plain"

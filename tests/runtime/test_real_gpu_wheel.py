@@ -46,7 +46,8 @@ def test_it_lists_the_provider_and_a_session_on_it_is_refused_naming_what_is_mis
     program = f"""
 from pathlib import Path
 from gpuprof.errors import UnavailableError
-from gpuprof.runtime.session import gpu_provider, has_cuda_build, open_session
+from gpuprof.runtime.gpu_probe import gpu_provider
+from gpuprof.runtime.session import has_cuda_build, open_session
 assert has_cuda_build()
 print(gpu_provider())
 try:

@@ -18,7 +18,7 @@ from gpuprof.estimators.cross_gpu.kernels_by_batch import host_seconds
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.gk.gk import ModelRequirement, require
 from gpuprof.estimators.gk.kernel_table import KernelTable, read_kernel_table
-from gpuprof.estimators.measured.padding import is_padded
+from gpuprof.estimators.measured.padding import padding_of
 from gpuprof.estimators.roofline.op_work import GraphWork, work_of
 from gpuprof.estimators.roofline.roofline import op_times_s, roofline_ms, unknown_ms
 from gpuprof.kernel_db.store import KernelDb
@@ -70,7 +70,7 @@ class GkEstimator:
             weight_bytes=work.weight_bytes,
             creq_pct=_creq(required),
             unknown_ops=required.unknown_ops,
-            is_padded=is_padded(self._database.known.find_model(model), device),
+            padding=padding_of(self._database.known.find_model(model), device),
         )
         if not beside:
             return alone

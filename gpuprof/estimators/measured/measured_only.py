@@ -13,7 +13,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.measured.failures import require_success
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import CREQ_METRICS, Point
-from gpuprof.estimators.measured.padding import is_padded
+from gpuprof.estimators.measured.padding import padding_of
 from gpuprof.kernel_db.store import KernelDb
 
 _LITTLE = 1e-6
@@ -49,7 +49,7 @@ class MeasuredEstimator:
             )
         self._require_alone(workload, beside)
         estimate = _estimate_of_point(workload, device, point, MEASURED)
-        return replace(estimate, is_padded=is_padded(self._known.find_model(model), device))
+        return replace(estimate, padding=padding_of(self._known.find_model(model), device))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the share."""

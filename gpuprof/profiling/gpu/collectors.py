@@ -53,11 +53,12 @@ from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.profiling.worker.job import Job, Request
 from gpuprof.profiling.worker.measurement import Crew, ShareBinding, Timing, label
 from gpuprof.profiling.worker.process import Worker, package_path, task_command
-from gpuprof.profiling.worker.runner import outputs_differ
 from gpuprof.profiling.worker.tasks import Resident, WorkerSetup
-from gpuprof.runtime.cuda_provider import provider_unavailable_reason
+from gpuprof.runtime.gpu_probe import gpu_provider, probe_gpu
+from gpuprof.runtime.gpu_session import GpuOptions
+from gpuprof.runtime.output_comparison import outputs_differ
 from gpuprof.runtime.providers import ORT_CUDA
-from gpuprof.runtime.session import gpu_provider, has_cuda_build, runtime_version, session_settings
+from gpuprof.runtime.session import has_cuda_build, runtime_version, session_settings
 
 #: Timing of a request, the GPU's figures meanwhile, and the outputs under a share; or why there are none.
 _Timed = tuple[tuple[Timing, ...], NvmlFigures, dict[str, Any] | None] | GpuprofError
@@ -162,12 +163,12 @@ class GpuCollector:
         timings, sampled, shared = measured
         settings = self._settings(request, timings[0], sampled, [binding.environment for binding in bindings])
         if request.beside:
-            latency_ms = timings[0].stats.latency_p50_ms
-            delay_ms, notes = self._dispatch_beside(request, bindings, latency_ms) if self.timeline else (None, ())
+            delay_ms, notes = self._dispatch_beside(request, bindings, timings[0]) if self.timeline else (None, ())
             rows = gpu_colocation_rows(request, timings, sampled, delay_ms)
-            return Collected(colocations=rows, settings=settings, notes=(*describe_disturbance(timings[0]), *notes))
+            notes = (*describe_disturbance(timings[0]), *_describe_options(timings), *notes)
+            return Collected(colocations=rows, settings=settings, notes=notes, executions=_executions(timings))
         error = None if shared is None else self._compare_outputs(request.job, shared)
-        recorded = self._record(request, bindings[0].environment, recorder)
+        recorded = self._record(request, bindings[0].environment, recorder, timings[0].loaded.gpu)
         recorded = recorded.tie_to_ops(request.job.graph).estimate_occupancy(request.device)
         needed = recorded.requirement(request.device, timings[0].stats.latency_p50_ms)
         columns = timing_columns(timings[0], sampled, idle)
@@ -177,8 +178,14 @@ class GpuCollector:
             kernels=kernel_rows(request, recorded.kernels),
             devices=device_rows(request, recorded),
             settings=settings,
-            notes=(*describe_disturbance(timings[0]), *recorded.notes, *(needed.notes if needed else ())),
+            notes=(
+                *describe_disturbance(timings[0]),
+                *_describe_options(timings),
+                *recorded.notes,
+                *(needed.notes if needed else ()),
+            ),
             lost=recorded.lost,
+            executions=_executions(timings),
         )
 
     def _worker(self, job: Job, environment: Mapping[str, str]) -> Worker:
@@ -200,7 +207,9 @@ class GpuCollector:
     ) -> dict[str, object]:
         settings = {**session_settings(timing.part.threads, self.provider), **(CONDITIONS if self.counters else {})}
         settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
+        gpu = timing.loaded.gpu
         return settings | {
+            "gpu_options": None if gpu is None else gpu.settings(),
             "power": sampled.power_source,
             "temperature_c": sampled.temperature_c,
             "share_by": describe_share_means(environments),
@@ -224,19 +233,26 @@ class GpuCollector:
             versions["ncu"] = tool_version(ncu)
         return {tool: version or "unknown" for tool, version in versions.items()}
 
-    def _record(self, request: Request, environment: Mapping[str, str], recorder: Worker | None) -> Recording:
+    def _record(
+        self, request: Request, environment: Mapping[str, str], recorder: Worker | None, gpu: GpuOptions | None
+    ) -> Recording:
         """Return the profilers' recording of a job."""
         counts: Counters | None = None
         notes, missing = tuple[str, ...](), tuple[str, ...]()
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             directory = Path(name)
-            timelines, unseen = self._timelines_if_seen(request, directory, environment, recorder)
+            timelines, unseen = self._timelines_if_seen(request, directory, environment, recorder, gpu)
             if self.counters:
-                counts, notes, missing = self._count_kernels(request, directory, environment)
+                counts, notes, missing = self._count_kernels(request, directory, environment, gpu)
         return join_recording(timelines, counts, self._tool_versions, (*unseen, *notes), missing)
 
     def _timelines_if_seen(
-        self, request: Request, directory: Path, environment: Mapping[str, str], recorder: Worker | None
+        self,
+        request: Request,
+        directory: Path,
+        environment: Mapping[str, str],
+        recorder: Worker | None,
+        gpu: GpuOptions | None,
     ) -> tuple[Timelines | None, tuple[str, ...]]:
         """Return the timelines, and notes; under a share, or in a worker, a failed recording is left out."""
         if not self.timeline:
@@ -244,11 +260,11 @@ class GpuCollector:
         job, limits = request.job, request.limits
         try:
             if recorder is not None:
-                recorder.send(record_with_kineto, job.path, job.inputs(), directory)
+                recorder.send(record_with_kineto, job.path, job.inputs(), directory, gpu)
                 recorder.receive(limits.tool_s)
                 return RecordedFiles(directory).read_kineto(), ()
-            plain = self._nsys_timeline(request, directory, environment, with_nodes=False)
-            record = lambda: self._nsys_timeline(request, directory, environment, with_nodes=True)  # noqa: E731
+            plain = self._nsys_timeline(request, directory, environment, gpu, with_nodes=False)
+            record = lambda: self._nsys_timeline(request, directory, environment, gpu, with_nodes=True)  # noqa: E731
             return RecordedFiles(directory).join(plain, record), ()
         except UnavailableError as error:
             if recorder is None and not (environment and isinstance(error, UnreadError)):
@@ -256,10 +272,10 @@ class GpuCollector:
             return None, (f"no kernels{' under the share' if environment else ''}: {error}",)
 
     def _dispatch_beside(
-        self, request: Request, bindings: Sequence[ShareBinding], latency_ms: float
+        self, request: Request, bindings: Sequence[ShareBinding], timing: Timing
     ) -> tuple[float | None, tuple[str, ...]]:
         """Return a batch's time in which the device waits for launches while the neighbours run (iGniter, eq. 6)."""
-        environment = bindings[0].environment
+        environment, gpu = bindings[0].environment, timing.loaded.gpu
         with (
             tempfile.TemporaryDirectory(prefix="gpuprof-") as name,
             Crew(request.beside, bindings[1:]) as neighbours,
@@ -268,40 +284,44 @@ class GpuCollector:
             try:
                 if self.timeline == "cupti":
                     with self._worker(request.job, environment) as worker:
-                        worker.call(record_with_kineto, request.job.path, request.job.inputs(), Path(name))
+                        worker.call(record_with_kineto, request.job.path, request.job.inputs(), Path(name), gpu)
                     plain = RecordedFiles(Path(name)).read_kineto().plain
                 else:
-                    plain = self._nsys_timeline(request, Path(name), environment, with_nodes=False)
+                    plain = self._nsys_timeline(request, Path(name), environment, gpu, with_nodes=False)
             except UnreadError as error:
                 return None, (f"no kernels under the share: {error}",)
-        needed = compute_requirement(plain.kernels, plain, None, latency_ms)
+        needed = compute_requirement(plain.kernels, plain, None, timing.stats.latency_p50_ms)
         return (None, ()) if needed is None else (needed.dispatch_ms, needed.notes)
 
     def _nsys_timeline(
-        self, request: Request, directory: Path, environment: Mapping[str, str], with_nodes: bool
+        self,
+        request: Request,
+        directory: Path,
+        environment: Mapping[str, str],
+        gpu: GpuOptions | None,
+        with_nodes: bool,
     ) -> Timeline:
         """Record the program with nsys, by itself or with ONNX Runtime's own profile of its nodes."""
         job, report = request.job, directory / ("with_nodes" if with_nodes else "plain")
         setup = WorkerSetup(provider=self.provider)
         file, model, feeds = report.with_suffix(".task"), job.path.absolute(), job.inputs()
         if with_nodes:
-            command = task_command(file, setup, run_nodes_for_recording, model, feeds, directory)
+            command = task_command(file, setup, run_nodes_for_recording, model, feeds, directory, gpu)
         else:
-            command = task_command(file, setup, run_for_recording, model, feeds)
+            command = task_command(file, setup, run_for_recording, model, feeds, gpu)
         bound = {**package_path(), **environment}
         recording = record_program(command, report, time_limit_s=request.limits.tool_s, environment=bound)
         with describe_recording_errors(), export_report(recording) as sqlite:
             return read_nsys(sqlite).select_runs()
 
     def _count_kernels(
-        self, request: Request, directory: Path, environment: Mapping[str, str]
+        self, request: Request, directory: Path, environment: Mapping[str, str], gpu: GpuOptions | None
     ) -> tuple[Counters | None, tuple[str, ...], tuple[str, ...]]:
         """Return the counters, notes, and the reason for missing counters if a timeline already exists."""
         job, setup = request.job, WorkerSetup(provider=self.provider)
+        task, gpu = directory / "count.task", None if gpu is None else gpu.without_graphs()
         # ncu selects kernels by their range, and replays every kernel for each set of counters: a single run.
-        command = task_command(
-            directory / "count.task", setup, run_for_recording, job.path.absolute(), job.inputs(), repeats=1
-        )
+        command = task_command(task, setup, run_for_recording, job.path.absolute(), job.inputs(), gpu, repeats=1)
         bound = {**package_path(), **environment}
         try:
             with describe_recording_errors():
@@ -343,6 +363,14 @@ class NcuCollector(GpuCollector):
     name, counters = "ncu", True
 
 
+def _executions(timings: Sequence[Timing]) -> tuple[str | None, ...]:
+    return tuple(timing.loaded.gpu.execution if timing.loaded.gpu else None for timing in timings)
+
+
+def _describe_options(timings: Sequence[Timing]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(remark for timing in timings for remark in timing.loaded.remarks))
+
+
 def gpu_unavailable_reason() -> str | None:
     """Return None when ONNX Runtime can use a GPU here, else the reason in a line."""
     if gpu_provider() is not None:
@@ -350,7 +378,7 @@ def gpu_unavailable_reason() -> str | None:
     if importlib.util.find_spec("onnxruntime") is None:
         return f"onnxruntime is not installed: {install_hint('gpu')}"
     if has_cuda_build():
-        return provider_unavailable_reason()
+        return probe_gpu().reason
     return f"this onnxruntime has no {ORT_CUDA}: pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime"
 
 

@@ -185,7 +185,7 @@ def timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> d
         "latency_paused_mean_ms": timing.paused_ms,
         "latency_paused_std_ms": timing.paused_std_ms,
         "throughput_rps": timing.throughput_rps,
-        "client_sms": timing.sms,
+        "client_sms": timing.loaded.sms,
         "memory_peak_bytes": memory_bytes,
         "power_w": sampled.power_w,
         "idle_power_w": idle.power_w,
@@ -200,7 +200,7 @@ def gpu_colocation_rows(
     first, *rest = colocation_rows(request, timings)
     rows = (replace(first, dispatch_ms=delay_ms), *rest)
     return tuple(
-        replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz, client_sms=timing.sms)
+        replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz, client_sms=timing.loaded.sms)
         for row, timing in zip(rows, timings, strict=True)
     )
 

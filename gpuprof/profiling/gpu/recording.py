@@ -28,6 +28,7 @@ from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import RUN_RANGE, Timeline
 from gpuprof.profiling.worker.runner import Run, session_run
 from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Feeds, Resident
+from gpuprof.runtime.gpu_session import GpuOptions
 
 _REPEATS = 5
 
@@ -89,35 +90,44 @@ class Timelines:
     executed: tuple[ExecutedNode, ...] = ()
 
 
-def run_for_recording(resident: Resident, model: Path, feeds: Feeds, repeats: int = _REPEATS) -> None:
-    """Run a model some times in ranges, for another program that records."""
-    run = session_run(resident.open(model), feeds, model)
+def run_for_recording(
+    resident: Resident, model: Path, feeds: Feeds, gpu: GpuOptions | None, repeats: int = _REPEATS
+) -> None:
+    """Run a model some times in ranges, for another program that records; ``gpu``: options of its session."""
+    run = resident.run_of(model, feeds, gpu)
     _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
     _run_marked(run, repeats, _nvtx())
 
 
-def run_nodes_for_recording(resident: Resident, model: Path, feeds: Feeds, directory: Path) -> None:
+def run_nodes_for_recording(
+    resident: Resident, model: Path, feeds: Feeds, directory: Path, gpu: GpuOptions | None
+) -> None:
     """Run a model repeatedly, each run in a range, profiled by ONNX Runtime while an external profiler records."""
-    _record_nodes(resident, model, feeds, RecordedFiles(directory), lambda: nullcontext(_nvtx()))
+    _record_nodes(resident, model, feeds, gpu, RecordedFiles(directory), lambda: nullcontext(_nvtx()))
 
 
-def record_with_kineto(resident: Resident, model: Path, feeds: Feeds, directory: Path) -> None:
+def record_with_kineto(resident: Resident, model: Path, feeds: Feeds, directory: Path, gpu: GpuOptions | None) -> None:
     """Record a model with torch.profiler, without and with ONNX Runtime's own profile."""
     files = RecordedFiles(directory)
-    run = session_run(resident.open(model), feeds, model)
+    run = resident.run_of(model, feeds, gpu)
     _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
     with _kineto(files.kineto) as mark:
         _run_marked(run, _REPEATS, mark)
     del run  # release its memory before another session takes as much
     try:
-        _record_nodes(resident, model, feeds, files, lambda: _kineto(files.kineto_nodes))
+        _record_nodes(resident, model, feeds, gpu, files, lambda: _kineto(files.kineto_nodes))
     except GpuprofError as error:  # the plain recording remains valid
         files.index.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
 
 
-def _record_nodes(resident: Resident, model: Path, feeds: Feeds, files: RecordedFiles, recorder: Any) -> None:
-    """Record with ONNX Runtime's profile of its nodes, and write the profile and the executed graph."""
-    session = resident.open(model, profile_prefix=str(files.directory / "nodes"), optimized_path=files.executed)
+def _record_nodes(
+    resident: Resident, model: Path, feeds: Feeds, gpu: GpuOptions | None, files: RecordedFiles, recorder: Any
+) -> None:
+    """Record with ONNX Runtime's profile of its nodes, and write the profile and the executed graph.
+
+    Without CUDA graphs, which launch the kernels of all nodes at once.
+    """
+    session = resident.open(model, gpu, profile_prefix=str(files.directory / "nodes"), optimized_path=files.executed)
     run = session_run(session, feeds, model)
     _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
     with recorder() as mark:

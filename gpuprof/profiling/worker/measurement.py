@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from gpuprof.machine.cpu_share import own_cores
 from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, TimingLimits
 from gpuprof.profiling.worker.process import PATIENCE_S, Worker
 from gpuprof.profiling.worker.statistics import LatencyStats, summarize
-from gpuprof.profiling.worker.tasks import Resident, Sample, WorkerSetup
+from gpuprof.profiling.worker.tasks import Loaded, Resident, Sample, WorkerSetup
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 
 
@@ -36,7 +36,7 @@ class Timing:
     paused_ms: float | None
     paused_std_ms: float | None
     part: CpuSlice  #: The share as cores.
-    sms: int | None = None  #: SMs granted to the processes; None: on a CPU, or unknown.
+    loaded: Loaded = field(default_factory=Loaded)  #: SMs and options of the session on a GPU.
     disturbance: str | None = None  #: Other use of the machine meanwhile, which makes the figures unstable.
 
 
@@ -107,7 +107,7 @@ class Crew:
         tuple of Timing
             Timing of each job over the time in which all were running.
         """
-        feeds, sms = self._load(jobs, limits)
+        feeds, loaded = self._load(jobs, limits)
         warm_up_s = limits.warm_up_s if len(self._everybody()) > 1 else 0.0
         load = MachineLoad({core for part in self.parts for core in part.cores})
         begin()
@@ -134,7 +134,7 @@ class Crew:
             paused = self.leader.call(Resident.time_pauses, feeds[0], usual_ns, limits)
         window = _common_window(samples)
         return tuple(
-            _timing(job, self.parts[number], samples[number], window, limits, sms[number], paused, disturbance)
+            _timing(job, self.parts[number], samples[number], window, limits, loaded[number], paused, disturbance)
             for number, job in enumerate(jobs)
         )
 
@@ -153,8 +153,8 @@ class Crew:
             with suppress(GpuprofError):
                 _receive_all(self._everybody())
 
-    def _load(self, jobs: Sequence[Job], limits: TimingLimits) -> tuple[list[dict[str, Any]], list[int | None]]:
-        """Load all models at once, before any is timed; return each job's inputs, and its SMs."""
+    def _load(self, jobs: Sequence[Job], limits: TimingLimits) -> tuple[list[dict[str, Any]], list[Loaded]]:
+        """Load all models at once, before any is timed; return each job's inputs, and how it was loaded."""
         feeds = [job.inputs() for job in jobs]
         for number, (job, workers) in enumerate(zip(jobs, self._workers, strict=True)):
             for place, worker in enumerate(workers):
@@ -164,8 +164,8 @@ class Crew:
                 worker.what = label(job)
                 warm_up_s = limits.warm_up_s if self._is_on_cpu else limits.min_time_s
                 worker.send(Resident.load, job.path, feeds[number], warm_up_s)
-        sms = _receive_all(self._everybody())
-        return feeds, [sms[workers[0]] for workers in self._workers]
+        loaded = _receive_all(self._everybody())
+        return feeds, [loaded[workers[0]] for workers in self._workers]
 
     def _start(self, number: int, job: Job) -> Worker:
         return Worker(self._setups[number], label(job), self._environments[number])
@@ -228,7 +228,7 @@ def _timing(
     samples: Sequence[Sample],
     window: tuple[int, int],
     limits: TimingLimits,
-    sms: int | None,
+    loaded: Loaded,
     paused: Sequence[int],
     disturbance: str | None,
 ) -> Timing:
@@ -252,6 +252,6 @@ def _timing(
         paused_ms=fmean(paused) / 1e6 if paused else None,
         paused_std_ms=stdev(paused) / 1e6 if paused else None,
         part=part,
-        sms=sms,
+        loaded=loaded,
         disturbance=disturbance,
     )

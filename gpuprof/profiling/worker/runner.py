@@ -1,4 +1,4 @@
-"""Runs an open session as a function of its inputs, and compares outputs."""
+"""Runs an open session as a function of its inputs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuprof.errors import InputError, runtime_errors
+from gpuprof.errors import runtime_errors
 from gpuprof.graph.element_types import elem_type
-from gpuprof.runtime.sequence_outputs import to_numbers
 from gpuprof.runtime.session import translate_error
 
 #: Function that runs a batch and returns the outputs by name, on the host.
@@ -75,30 +74,3 @@ def _on_host(value: Any) -> Any:
     buffer = (ctypes.c_char * (prod(shape) * np.dtype(_BITS[kind]).itemsize)).from_address(value.data_ptr())
     plain = np.frombuffer(bytes(buffer), tensor_dtype_to_np_dtype(elem_type(kind.removeprefix("tensor(").rstrip(")"))))
     return plain.astype(np.float32).reshape(shape)
-
-
-def outputs_differ(alone: Mapping[str, Any], shared: Mapping[str, Any], tolerance: float = 1e-2) -> str | None:
-    """Return a line on outputs that differ between runs with and without a share beyond ``tolerance``; None: equal.
-
-    The tolerance is relative to the largest value of an output: with other SMs a library picks other kernels with
-    another order of additions, in TF32 to about three digits.
-    """
-    import numpy as np
-
-    if alone.keys() != shared.keys():
-        raise InputError("the outputs of both runs have different names", "were they of one model?")
-    for name, value in alone.items():
-        expected, outputs = to_numbers(value), to_numbers(shared[name])
-        if expected.shape != outputs.shape:
-            return f"output {name} has shape {outputs.shape} under the share and {expected.shape} without"
-        if expected.dtype.kind != "f":
-            if not np.array_equal(expected, outputs):
-                return f"output {name} is another under the share than without"
-            continue
-        if not np.array_equal(np.isfinite(expected), np.isfinite(outputs)):
-            return f"output {name} is not finite where it is without the share, or the other way round"
-        scale = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected)))
-        gap = float(np.max(np.abs(expected - outputs), initial=0.0, where=np.isfinite(expected)))
-        if gap > tolerance * scale:
-            return f"output {name} differs under the share by {gap:.3g} at values up to {scale:.3g}"
-    return None

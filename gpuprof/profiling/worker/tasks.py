@@ -15,12 +15,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 from gpuprof.machine.visible_sms import visible_sms
 from gpuprof.profiling.worker.job import TimingLimits
-from gpuprof.profiling.worker.runner import Run, outputs_differ, session_run
+from gpuprof.profiling.worker.runner import Run, session_run
 from gpuprof.profiling.worker.statistics import is_median_known
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.batch_items import find_mixed_output
+from gpuprof.runtime.gpu_session import GpuOptions, GpuSession, PinnedMemory, is_bindable, open_on_gpu, rows_of
+from gpuprof.runtime.output_comparison import outputs_differ
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.runtime.session import open_session
 
@@ -66,6 +70,15 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded model: the SMs granted to the process and the options of the session, on a GPU."""
+
+    sms: int | None = None
+    gpu: GpuOptions | None = None
+    remarks: tuple[str, ...] = ()  #: Reasons against refused options.
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Batches of a process: starts and durations, CPU time in between, and memory above an idle process."""
 
@@ -97,12 +110,22 @@ class Resident:
         self._idle_bytes: int | None = None
         self._baseline_bytes = 0
 
-    def open(self, model: Path, **options: Any) -> Any:
-        """Return a session with the worker's provider and threads."""
-        return open_session(model, threads=self.setup.threads, provider=self.setup.provider, **options)
+    def open(self, model: Path, gpu: GpuOptions | None = None, **options: Any) -> Any:
+        """Return a session with the worker's provider and threads, and the options ``gpu`` but graphs."""
+        if gpu is not None:
+            gpu = gpu.without_graphs()
+            options |= {"provider": gpu.provider, "provider_options": gpu.provider_options()}
+        return open_session(model, **{"threads": self.setup.threads, "provider": self.setup.provider, **options})
 
-    def load(self, model: Path, feeds: Feeds, warm_up_s: float) -> int | None:
-        """Load a model and run batches of ``feeds`` for a while; return the SMs granted to this process of a GPU."""
+    def run_of(self, model: Path, feeds: Feeds, gpu: GpuOptions | None = None) -> Run:
+        """Return a function that runs a model as it is served: with the options ``gpu`` on a GPU."""
+        if gpu is None:
+            return session_run(self.open(model), feeds, model)
+        session = GpuSession(model, gpu, rows_of(feeds), threads=self.setup.threads, memory=PinnedMemory())
+        return partial(session.run, feeds)
+
+    def load(self, model: Path, feeds: Feeds, warm_up_s: float) -> Loaded:
+        """Load a model, choose its options on a GPU, and run batches of ``feeds`` for a while."""
         self.unload()
         # As at the start of a process: memory of this size returns to the system when a model is closed.
         _set_mmap_threshold(2**17)
@@ -112,10 +135,16 @@ class Resident:
         self._baseline_bytes = self._idle_bytes + held_bytes
         session = self.open(model)
         _set_mmap_threshold(2**25)
-        self._run = session_run(session, feeds, model)
-        self._run_on = lambda fresh: session_run(session, fresh, model)()
+        is_on_gpu, gpu = self.setup.provider == ORT_CUDA, None
+        if is_on_gpu and is_bindable(session):
+            session = None  # its memory is the trial's
+            gpu = open_on_gpu(model, feeds, rows_of(feeds), threads=self.setup.threads)
+            self._run, self._run_on = partial(gpu.run, feeds), gpu.run
+        else:
+            self._run = session_run(session, feeds, model)
+            self._run_on = lambda fresh: session_run(session, fresh, model)()
         Effort(time_s=warm_up_s, min_repeats=WARM_UP_RUNS).repeat(self._run)
-        return visible_sms() if self.setup.provider == ORT_CUDA else None
+        return Loaded(visible_sms() if is_on_gpu else None, gpu.options if gpu else None, gpu.remarks if gpu else ())
 
     def unload(self) -> None:
         """Release the loaded model and its memory, so that the next one's is measured alone."""
@@ -175,8 +204,11 @@ class Resident:
     def outputs(self) -> dict[str, Any] | None:
         """Return the outputs of the loaded model; None for outputs that differ between runs."""
         assert self._run is not None
-        first, second = self._run(), self._run()
-        return None if outputs_differ(first, second) else dict(first)
+        # Copied: the next batch overwrites the outputs.
+        first = {
+            name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in self._run().items()
+        }
+        return None if outputs_differ(first, self._run()) else first
 
 
 def profile_nodes(resident: Resident, model: Path, feeds: Feeds, directory: Path, effort: Effort) -> Path:
@@ -231,7 +263,6 @@ def time_shapes(
 
     Inputs and outputs are bound once: the time is of the device, not of the runtime's copies.
     """
-    import numpy as np
     import onnxruntime as ort
 
     session = resident.open(model)

@@ -11,8 +11,8 @@ from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices
+from gpuprof.runtime.gpu_probe import gpu_provider
 from gpuprof.runtime.providers import ORT_CUDA
-from gpuprof.runtime.session import gpu_provider
 from gpuprof.serving.machine.gpu_places import find_gpu
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.machine_parts import MachineParts

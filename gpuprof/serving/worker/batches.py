@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -110,24 +110,23 @@ def serve_one_by_one(stream: BlockingStream, batches: BatchRunner) -> None:
             return
 
 
-def serve_overlapped(stream: BlockingStream, batches: BatchRunner) -> None:
+def serve_overlapped(stream: BlockingStream, batches: BatchRunner, computing: Executor) -> None:
     """Answer batches in order until the router has gone; inputs of the next are copied during the current batch.
 
-    This thread receives and copies, another computes and answers. The router sends a batch in advance, so that there
-    is a next batch under sufficient load.
+    This thread receives and copies; ``computing``, of a single thread, computes and answers. The router sends a batch
+    in advance, so that there is a next batch under sufficient load.
     """
-    with ThreadPoolExecutor(1) as computing:
-        last: Future[None] | None = None
-        while (frame := stream.receive()) is not None:
-            batch: GatheredBatch | ModelError | None
-            try:
-                batch = None if frame.kind == FrameKind.PING else batches.begin(frame)
-            except ModelError as error:
-                batch = error
-            if last is not None:
-                last.result()  # at most one copied batch ahead, which bounds the memory
-            number = None if frame.kind == FrameKind.PING else frame.head[0]
-            last = computing.submit(_answer, stream, batches, number, batch)
+    last: Future[None] | None = None
+    while (frame := stream.receive()) is not None:
+        batch: GatheredBatch | ModelError | None
+        try:
+            batch = None if frame.kind == FrameKind.PING else batches.begin(frame)
+        except ModelError as error:
+            batch = error
+        if last is not None:
+            last.result()  # at most one staged batch ahead: there are two buffers
+        number = None if frame.kind == FrameKind.PING else frame.head[0]
+        last = computing.submit(_answer, stream, batches, number, batch)
 
 
 def _answer(

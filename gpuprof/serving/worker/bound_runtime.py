@@ -1,22 +1,19 @@
-"""ONNX Runtime on a GPU with I/O binding: inputs are copied to the device before the model runs.
+"""ONNX Runtime on a GPU: inputs of the next batch are gathered in pinned memory during the current batch.
 
-The copy goes through the default stream, the model through a stream of its session, which does not wait for the
-default stream. So a batch is copied during the previous batch if another thread does the copying. Source: ONNX
-Runtime's documentation, "I/O Binding" and "CUDA Execution Provider".
-
-Models listed in `gpuprof.rules.padding` get full batches only: smaller batches are padded.
+Models run as `gpuprof.runtime.gpu_session` decides, in the same way as in `gpuprof profile`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpuprof.graph.op_types import list_op_types
-from gpuprof.rules.padding import needs_padding
-from gpuprof.serving.worker.runtime import ModelError, OnnxRuntime
+from gpuprof.rules.padding import padded_size
+from gpuprof.runtime.gpu_session import GpuSession, HostMemory, StagedBatch, is_bindable, open_on_gpu, open_plainly
+from gpuprof.serving.worker.runtime import ModelError, OnnxRuntime, varied_inputs
 
 if TYPE_CHECKING:
     from gpuprof.serving.transport.datatypes import Array
@@ -24,83 +21,75 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StagedInputs:
-    """Inputs in the memory from which the model runs."""
+    """Inputs of a batch on their way to the device."""
 
-    binding: Any  #: I/O binding; None: inputs that cannot be bound, and are passed unchanged.
+    batch: StagedBatch | None  #: None: inputs that cannot be bound, and are passed unchanged.
     inputs: Sequence[Array]
-    #: Number of requested rows of a padded batch; None: all.
-    rows: int | None = None
 
 
 class BoundRuntime(OnnxRuntime):
-    """A session that copies inputs to its device in a step before the run.
+    """A model on a GPU. It must be created and run in a single thread; `stage` may be called in another.
 
-    ``device``: ONNX Runtime's name of the device, ``"cuda"``, which is the first visible device of the process.
+    ``device``: ONNX Runtime's name of the device, ``"cuda"``, which is the first visible device of the process;
+    ``memory``: default pinned memory.
     """
 
     def __init__(
-        self, name: str, version: str, path: Path, batch: int, threads: int, provider: str, device: str = "cuda"
+        self,
+        name: str,
+        version: str,
+        path: Path,
+        batch: int,
+        threads: int,
+        provider: str,
+        device: str = "cuda",
+        memory: HostMemory | None = None,
     ) -> None:
         super().__init__(name, version, path, batch, threads, provider)
-        self._device = device
+        self._gpu: GpuSession | None = None
+        if not is_bindable(self._session):
+            return
+        self._session = None  # its memory is the trial's
+        rows = self.spec.max_batch or None
+        names = [spec.name for spec in self.spec.inputs]
         # A merged model's members have their own numbers of rows, possibly 0.
-        is_padded = self.spec.max_batch > 1 and not self.is_merged and needs_padding(list_op_types(path))
-        self.full_rows = self.spec.max_batch if is_padded else None
-        datatypes = {spec.datatype for spec in (*self.spec.inputs, *self.spec.outputs)}
-        self._can_bind = not datatypes & {"BYTES", "BF16"}  # strings stay on the host; NumPy has no bfloat16
+        if not self.is_merged:
+            feeds = dict(zip(names, varied_inputs(self.spec.inputs, rows, seed=0), strict=True))
+            try:
+                self._gpu = open_on_gpu(path, feeds, rows, threads=threads, memory=memory, device=device)
+            except self._errors as error:  # not every model works on random inputs
+                sys.stderr.write(f"{name}: no options for GPUs were tried: {error}\n")
+        if self._gpu is None:
+            self._gpu = open_plainly(path, None if self.is_merged else rows, threads=threads, device=device)
+        remarks = "".join(f"; {remark}" for remark in self._gpu.remarks)
+        sys.stderr.write(f"{name} runs {self._gpu.options.execution}{remarks}\n")
+
+    def list_sizes(self, batch: int) -> tuple[int, ...]:
+        """Return the batch sizes that the session runs, ascending."""
+        if self._gpu is None:
+            return tuple(range(1, batch + 1))
+        padding = self._gpu.options.padding
+        return tuple(sorted({padded_size(rows, batch, padding) for rows in range(1, batch + 1)}))
 
     def stage(self, inputs: Sequence[Array]) -> StagedInputs:
-        """Copy inputs to the device. Raises `ModelError` when the device has no memory left for them."""
-        import numpy as np
-        import onnxruntime as ort
-
-        inputs, rows = self._fill_up(inputs)
-        if not self._can_bind or any(array.size == 0 for array in inputs):
-            return StagedInputs(None, inputs, rows)
-        binding = self._session.io_binding()
-        try:
-            for spec, array in zip(self.spec.inputs, inputs, strict=True):
-                value = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._device, 0)
-                binding.bind_ortvalue_input(spec.name, value)
-        except self._errors as error:
-            raise ModelError(" ".join(str(error).split())[:300]) from error
-        return StagedInputs(binding, inputs, rows)
-
-    def _fill_up(self, inputs: Sequence[Array]) -> tuple[Sequence[Array], int | None]:
-        """Return full inputs, and the number of their requested rows; None for unchanged inputs.
-
-        The padding copies the last row: unlike zeros, such values are valid inputs of the model.
-        """
-        import numpy as np
-
-        rows = len(inputs[0]) if inputs and self.full_rows is not None else 0
-        if self.full_rows is None or not 0 < rows < self.full_rows:
-            return inputs, None
-        missing = self.full_rows - rows
-        return [np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for array in inputs], rows
+        """Gather inputs for the device."""
+        if self._gpu is None:
+            return StagedInputs(None, inputs)
+        feeds = {spec.name: array for spec, array in zip(self.spec.inputs, inputs, strict=True)}
+        return StagedInputs(self._gpu.stage(feeds), inputs)
 
     def run_staged(self, inputs: StagedInputs, positions: Sequence[int]) -> list[Array]:
-        """Run the model on staged inputs; return the outputs at ``positions``, on the host.
+        """Run the model on staged inputs; return the outputs at ``positions``, valid until the next batch is run.
 
         Raises `ModelError` when the model fails on the inputs.
         """
-        if inputs.binding is None:
-            return _drop_filling(super().run(inputs.inputs, positions), inputs.rows)
-        binding = inputs.binding
+        if inputs.batch is None or self._gpu is None:
+            return super().run(inputs.inputs, positions)
         try:
-            for position in positions:
-                binding.bind_output(self._names[position], self._device)
-            self._session.run_with_iobinding(binding)
-            outputs: list[Array] = binding.copy_outputs_to_cpu()
+            return self._gpu.run_staged(inputs.batch, [self._names[position] for position in positions])
         except self._errors as error:
             raise ModelError(" ".join(str(error).split())[:300]) from error
-        return _drop_filling(outputs, inputs.rows)
 
     def run(self, inputs: Sequence[Array], positions: Sequence[int]) -> list[Array]:
-        """Copy inputs to the device and run the model on them."""
+        """Run the model on inputs; return the outputs as `run_staged`."""
         return self.run_staged(self.stage(inputs), positions)
-
-
-def _drop_filling(outputs: list[Array], rows: int | None) -> list[Array]:
-    """Return the requested rows. Outputs without a row per item are checked by the caller."""
-    return outputs if rows is None else [array[:rows] if array.ndim else array for array in outputs]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.merged_model import MergedModel, read_description, read_merged
 from gpuprof.graph.served_interface import find_unbatched, mixed_types_error
 from gpuprof.runtime.sequence_outputs import is_collection, is_sequence_of_maps, to_texts
@@ -87,7 +87,7 @@ class OnnxRuntime:
         if not path.is_file():
             raise InputError(f"cannot read {path}: no such file")
         self._session = open_session(path, threads=threads, provider=provider)
-        self._errors = runtime_errors()
+        self._errors: tuple[type[Exception], ...] = (*runtime_errors(), UnavailableError)
         merged = _read_merged(self._session, path)
         self.is_merged = merged is not None
         feeds = self._session.get_inputs()
@@ -126,8 +126,11 @@ class OnnxRuntime:
         def run(feeds: Arrays) -> Arrays:
             return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
 
+        def draw(seed: int) -> Arrays:
+            return dict(zip(axes, varied_inputs(inputs, ITEMS, seed), strict=True))
+
         try:  # quantisation is unknown here, so the wider tolerance applies
-            return first_mixed(run, lambda seed: _varied_inputs(inputs, ITEMS, seed), axes, quantised=True)
+            return first_mixed(run, draw, axes, quantised=True)
         except self._errors:  # not every model works on random inputs
             return None
 
@@ -223,22 +226,26 @@ def _spec(value: Any) -> TensorSpec:
     return TensorSpec(value.name, datatype, shape)
 
 
-def _varied_inputs(inputs: Sequence[TensorSpec], rows: int, seed: int) -> dict[str, Array]:
-    """Return inputs with different items, open dimensions 1: standard normal, or 0 and 1; masks are all ones."""
+def varied_inputs(inputs: Sequence[TensorSpec], rows: int | None, seed: int) -> list[Array]:
+    """Return inputs with different items, open dimensions 1: standard normal, or 0 and 1; masks are all ones.
+
+    ``rows``: items of the batch; None: the first dimension is no batch.
+    """
     import numpy as np
 
     random = np.random.default_rng(seed)
-    arrays: dict[str, Array] = {}
+    arrays: list[Array] = []
     for spec in inputs:
-        shape = (rows, *(1 if size == -1 else size for size in spec.shape[1:]))
+        sizes = [1 if size == -1 else size for size in spec.shape]
+        shape = sizes if rows is None else (rows, *sizes[1:])
         if spec.datatype == "BYTES":
-            arrays[spec.name] = np.full(shape, "a", dtype=object)
+            arrays.append(np.full(shape, "a", dtype=object))
         elif "mask" in spec.name.lower() or spec.datatype == "BOOL":
-            arrays[spec.name] = np.ones(shape, NUMPY_NAMES[spec.datatype])
+            arrays.append(np.ones(shape, NUMPY_NAMES[spec.datatype]))
         elif spec.datatype.startswith(("INT", "UINT")):
-            arrays[spec.name] = random.integers(0, 2, shape).astype(NUMPY_NAMES[spec.datatype])
+            arrays.append(random.integers(0, 2, shape).astype(NUMPY_NAMES[spec.datatype]))
         else:
-            arrays[spec.name] = random.standard_normal(shape).astype(NUMPY_NAMES[spec.datatype])
+            arrays.append(random.standard_normal(shape).astype(NUMPY_NAMES[spec.datatype]))
     return arrays
 
 

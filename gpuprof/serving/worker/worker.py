@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,11 @@ def run_worker(number: str, key: RendezvousKey, arena: memoryview | None) -> int
 def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryview | None) -> int:
     """Load the model, report it, and run batches; return the exit code of the process."""
     with ExitStack() as stack:
+        # ONNX Runtime keeps CUDA graphs for each thread: the same one loads the model, warms it up and runs batches.
+        computing = stack.enter_context(ThreadPoolExecutor(1))
+        is_on_gpu = order["provider"] == ORT_CUDA
         try:
-            runtime = _start(order, stack)
+            runtime = computing.submit(_start, order, stack).result() if is_on_gpu else _start(order, stack)
             turn = stack.enter_context(open_turns(order["turns"])) if order["turns"] else None
         except GpuprofError as error:
             stream.send(FrameKind.REFUSED, [type(error).__name__, error.message, error.fix])
@@ -84,10 +88,11 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
         gc.collect()
         gc.freeze()  # existing objects stay; later collections skip them
         stream.send(FrameKind.READY, runtime.spec.to_message())
-        is_overlapped = isinstance(runtime, BoundRuntime)
-        (serve_overlapped if is_overlapped else serve_one_by_one)(
-            stream, BatchRunner(runtime, memoryview(b"") if arena is None else arena, turn)
-        )
+        batches = BatchRunner(runtime, memoryview(b"") if arena is None else arena, turn)
+        if is_on_gpu:
+            serve_overlapped(stream, batches, computing)
+        else:
+            serve_one_by_one(stream, batches)
     return 0
 
 
@@ -106,27 +111,22 @@ def _start(order: dict[str, Any], stack: ExitStack) -> Runtime:
         provider=order["provider"],
     )
     with suppress(ModelError):  # not every model works on zeros
-        for rows in _list_warm_sizes(runtime, order["batch"], order["provider"]):
+        for rows in _list_warm_sizes(runtime, order["batch"]):
             runtime.run(example_inputs(runtime.spec, rows), range(len(runtime.spec.outputs)))
     return runtime
 
 
-def _list_warm_sizes(runtime: Runtime, batch: int, provider: str) -> tuple[int, ...]:
-    if not runtime.spec.max_batch:
-        return (1,)
-    if isinstance(runtime, BoundRuntime) and runtime.full_rows is not None:
-        return (runtime.full_rows,)  # smaller ones are filled up
-    return warm_sizes(batch, provider)
-
-
-def warm_sizes(batch: int, provider: str) -> tuple[int, ...]:
+def _list_warm_sizes(runtime: Runtime, batch: int) -> tuple[int, ...]:
     """Return the batch sizes at which a model runs before it is served, ascending.
 
-    On a CPU these are the powers of two, which are common. On a GPU they are all sizes: the first run of each size
-    chooses algorithms, plans and allocates, which takes many times the batch time and would delay requests.
+    On a CPU these are the powers of two, which are common. On a GPU they are all sizes that are run: the first run of
+    each size chooses algorithms, plans, allocates and captures a graph, which takes many times the batch time and would
+    delay requests.
     """
-    if provider == ORT_CUDA:
-        return tuple(range(1, batch + 1))
+    if not runtime.spec.max_batch:
+        return (1,)
+    if isinstance(runtime, BoundRuntime):
+        return runtime.list_sizes(batch)
     return tuple(sorted({2**power for power in range(batch.bit_length())} | {batch}))
 
 

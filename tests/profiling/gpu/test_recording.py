@@ -31,7 +31,7 @@ def test_nodes_are_recorded_in_a_session_of_their_own_on_the_clock_of_the_trace(
     """Real files of both on the CPU, where the trace has runs and no kernels: nodes lie within the runs."""
     pytest.importorskip("torch")  # of the extra `export`
     job, files = a_job(write_mlp(tmp_path / "m.onnx")), RecordedFiles(tmp_path)
-    record_with_kineto(Resident(WorkerSetup()), job.path, job.inputs(), tmp_path)
+    record_with_kineto(Resident(WorkerSetup()), job.path, job.inputs(), tmp_path, None)
     timelines = files.join(
         read_json_trace(files.kineto, False).select_runs(),
         lambda: read_json_trace(files.kineto_nodes, False).select_runs(),
@@ -65,12 +65,14 @@ def test_nodes_that_cannot_be_recorded_cost_none_of_the_plain_recording(tmp_path
 def test_a_profiler_can_run_the_program_by_itself(tmp_path: Path) -> None:
     job, environment = a_job(write_mlp(tmp_path / "m.onnx")), package_path()
     command = task_command(
-        tmp_path / "a.task", WorkerSetup(), run_nodes_for_recording, job.path, job.inputs(), tmp_path
+        tmp_path / "a.task", WorkerSetup(), run_nodes_for_recording, job.path, job.inputs(), tmp_path, None
     )
     subprocess.run(command, env=environment, check=True)
     assert RecordedFiles(tmp_path).executed.is_file()
     job.path.write_bytes(b"no model")
-    command = task_command(tmp_path / "b.task", WorkerSetup(), run_for_recording, job.path, job.inputs(), repeats=1)
+    command = task_command(
+        tmp_path / "b.task", WorkerSetup(), run_for_recording, job.path, job.inputs(), None, repeats=1
+    )
     completed = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     assert completed.returncode == InputError.exit_code and completed.stderr.startswith("error: ")
 

@@ -12,7 +12,7 @@ from gpuprof.machine.busy_cores import MachineLoad
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.profiling.worker.measurement import Crew, ShareBinding, slices_of
 from gpuprof.profiling.worker.process import Worker
-from gpuprof.profiling.worker.tasks import Sample
+from gpuprof.profiling.worker.tasks import Loaded, Sample
 from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import QUICK, a_job
@@ -104,5 +104,5 @@ def test_neighbours_end_their_batch_before_they_are_ended(tmp_path: Path, monkey
     jobs = [a_job(write_mlp(tmp_path / "mlp.onnx"))]
     with Crew(jobs, [ShareBinding(ORT_CPU, {})]) as crew:
         with crew.keep_running(jobs, QUICK):
-            assert results == [None]  # loaded
+            assert results == [Loaded()]
         assert isinstance(results[-1], Sample)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gpuprof.serving.worker.batches import BatchRunner, serve_one_by_one, serve_
 from gpuprof.serving.worker.bound_runtime import BoundRuntime, StagedInputs
 from gpuprof.serving.worker.runtime import ModelError, NullRuntime, OnnxRuntime, Runtime
 from tests.reruns import serves_in_real_time
+from tests.runtime.played_gpu import PlayedMemory, play_gpu
 from tests.serving.test_models import TYPES, identity, lookup
 from tests.small_models import floats, write_model
 
@@ -27,8 +29,13 @@ pytestmark = serves_in_real_time
 CPU = "CPUExecutionProvider"
 
 
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_gpu(monkeypatch, lambda options: None)
+
+
 def bound(path: Path, batch: int = 4) -> BoundRuntime:
-    return BoundRuntime("m", "1", path, batch, 1, CPU, device="cpu")
+    return BoundRuntime("m", "1", path, batch, 1, CPU, "cpu", PlayedMemory())
 
 
 def test_bound_inputs_give_what_unbound_ones_give(tmp_path: Path) -> None:
@@ -38,7 +45,7 @@ def test_bound_inputs_give_what_unbound_ones_give(tmp_path: Path) -> None:
     for rows in ([0], [4, 2, 1], [3, 3, 3, 3]):
         inputs = [np.array(rows, np.int64)]
         staged = runtime.stage(inputs)
-        assert staged.binding is not None
+        assert staged.batch is not None
         (expected,), (actual,) = plain.run(inputs, [0]), runtime.run_staged(staged, [0])
         assert actual.dtype == expected.dtype and actual.tolist() == expected.tolist()
 
@@ -60,7 +67,7 @@ def test_what_cannot_be_bound_is_run_as_it_is(tmp_path: Path, kind: str) -> None
     runtime = bound(path)
     array: Any = np.array([["a", "é"]], object) if kind == "BYTES" else np.array([[16256, 0]], np.uint16)
     staged = runtime.stage([array])
-    assert staged.binding is None
+    assert staged.batch is None
     assert runtime.run_staged(staged, [0])[0].tolist() == array.tolist()
 
 
@@ -109,52 +116,16 @@ def convolution(path: Path) -> Path:
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_partial_batches_of_convolutions_are_filled_up_and_what_fills_them_is_dropped(
-    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rows: int
 ) -> None:
     runtime = bound(convolution(tmp_path / "m.onnx"))
     batch = np.random.default_rng(rows).standard_normal((rows, 2, 5, 5)).astype(np.float32)
-    shapes: list[Any] = []
-    monkeypatch.setattr(runtime, "_session", spy := SpiedSession(runtime._session, shapes))
-    (output,) = runtime.run([batch], [0])
-    assert spy.shapes == [[4, 2, 5, 5]], "the runtime makes its plans anew for another shape"
+    staged = runtime.stage([batch])
+    assert staged.batch is not None and len(staged.batch.feeds["x"]) == {1: 1, 3: 4, 4: 4}[rows]
+    (output,) = runtime.run_staged(staged, [0])
     (expected,) = OnnxRuntime("m", "1", tmp_path / "m.onnx", 4, 1, CPU).run([batch], [0])
     assert output.shape == (rows, 3, 1, 1)
     np.testing.assert_allclose(output, expected, rtol=1e-5)
-
-
-def test_other_models_get_their_partial_batches_as_they_are(tmp_path: Path) -> None:
-    lookup(path := tmp_path / "m.onnx")
-    runtime = bound(path)
-    assert runtime.full_rows is None
-    assert runtime.stage([np.array([1, 2], np.int64)]).rows is None
-
-
-def test_a_model_with_convolutions_that_shares_no_batch_is_run_as_it_is(tmp_path: Path) -> None:
-    runtime = bound(convolution(tmp_path / "m.onnx"), batch=1)
-    assert runtime.full_rows is None
-
-
-class SpiedSession:
-    """A session that remembers the shapes of the inputs that were bound."""
-
-    def __init__(self, session: Any, shapes: list[Any]) -> None:
-        self._session, self.shapes = session, shapes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def io_binding(self) -> Any:
-        binding, shapes = self._session.io_binding(), self.shapes
-
-        class Binding:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(binding, name)
-
-            def bind_ortvalue_input(self, name: str, value: Any) -> None:
-                shapes.append(list(value.shape()))
-                binding.bind_ortvalue_input(name, value)
-
-        return Binding()
 
 
 class SlowRuntime(BoundRuntime):
@@ -183,7 +154,10 @@ class SlowRuntime(BoundRuntime):
 def answers(runtime: Runtime, how: Any, values: list[float]) -> list[tuple[int, Any]]:
     """Send batches of one value each, a ping after the first, and return the answers."""
     ours, theirs = socket.socketpair()
-    worker = threading.Thread(target=how, args=(BlockingStream(theirs), BatchRunner(runtime, memoryview(b""))))
+    computing = ThreadPoolExecutor(1)
+    arguments: list[Any] = [BlockingStream(theirs), BatchRunner(runtime, memoryview(b""))]
+    arguments += [computing] if how is serve_overlapped else []
+    worker = threading.Thread(target=how, args=arguments)
     worker.start()
     router = BlockingStream(ours)
     for number, value in enumerate(values):
@@ -202,6 +176,7 @@ def answers(runtime: Runtime, how: Any, values: list[float]) -> list[tuple[int, 
     ours.close()
     worker.join(20.0)
     assert not worker.is_alive()
+    computing.shutdown()
     theirs.close()
     return answered
 

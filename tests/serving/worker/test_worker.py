@@ -21,8 +21,8 @@ from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
 from gpuprof.serving.worker import worker
 from gpuprof.serving.worker.bound_runtime import BoundRuntime
-from gpuprof.serving.worker.worker import warm_sizes
 from tests.reruns import serves_in_real_time
+from tests.runtime.played_gpu import PlayedMemory, play_gpu
 from tests.small_models import write_model
 
 pytestmark = serves_in_real_time
@@ -75,18 +75,21 @@ def test_nor_does_it_fail_when_nobody_is(router: socket.socket) -> None:
     assert work() == 0
 
 
-def test_on_a_gpu_every_batch_size_is_run_before_it_is_served() -> None:
-    assert warm_sizes(6, ORT_CUDA) == (1, 2, 3, 4, 5, 6)
-    assert warm_sizes(6, ORT_CPU) == (1, 2, 4, 6) and warm_sizes(1, ORT_CUDA) == (1,)
-
-
-def test_a_model_whose_batches_are_filled_up_is_run_at_the_full_one_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("op", "memory", "sizes"),
+    [
+        ("Conv", None, [6]),  # without CUDA's runtime partial batches are padded
+        ("Conv", PlayedMemory(), [1, 2, 4, 6]),
+        ("Add", PlayedMemory(), [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_on_a_gpu_every_size_that_is_run_is_run_before_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, memory: PlayedMemory | None, sizes: list[int]
 ) -> None:
-    """On a GPU; here ONNX Runtime's provider for the CPU stands in for it."""
+    play_gpu(monkeypatch, lambda options: None)
     weights = {"w": np.ones((1, 1, 3, 3), np.float32)}
-    nodes = [helper.make_node("Conv", ["x", "w"], ["y"])]
-    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["N", 1, 4, 4]}, {"y": ["N", 1, 2, 2]}, weights)
+    nodes = [helper.make_node(op, ["x", "w"], ["y"])]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["N", 1, 3, 3]}, {"y": ["N", 1, None, None]}, weights)
     ran: list[int] = []
 
     class Watched(BoundRuntime):
@@ -94,12 +97,12 @@ def test_a_model_whose_batches_are_filled_up_is_run_at_the_full_one_alone(
             ran.append(len(inputs[0]))
             return super().run(inputs, wanted)
 
-    monkeypatch.setattr(worker, "open_runtime", lambda *_, **__: Watched("m", "1", path, 6, 1, ORT_CPU, device="cpu"))
+    monkeypatch.setattr(worker, "open_runtime", lambda *_, **__: Watched("m", "1", path, 6, 1, ORT_CPU, "cpu", memory))
     order = ORDER | {"path": str(path), "batch": 6, "provider": ORT_CUDA, "sha256": None}
     monkeypatch.setattr(worker, "check_model_file", lambda *_: None)
     with ExitStack() as held:
         worker._start(order, held)
-    assert ran == [6]
+    assert ran == sizes
 
 
 class _Router:

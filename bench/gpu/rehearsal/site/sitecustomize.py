@@ -7,6 +7,7 @@ says so. ``REHEARSAL_WITHOUT`` names packages that are to be missing, as they ar
 
 from __future__ import annotations
 
+import ctypes
 import importlib.machinery
 import importlib.util
 import os
@@ -40,9 +41,12 @@ def _torch(module: ModuleType) -> None:
 def _onnxruntime(module: Any) -> None:
     listed = module.get_available_providers()
     module.get_available_providers = lambda: ["CUDAExecutionProvider", *listed]
-    make, bind = module.OrtValue.ortvalue_from_numpy, module.IOBinding.bind_output
+    make, allocate = module.OrtValue.ortvalue_from_numpy, module.OrtValue.ortvalue_from_shape_and_type
     module.OrtValue.ortvalue_from_numpy = lambda array, *device: make(array)
-    module.IOBinding.bind_output = lambda self, name, *device: bind(self, name)
+    module.OrtValue.ortvalue_from_shape_and_type = lambda shape, kind, *device: allocate(shape, kind)
+    for name in ("bind_input", "bind_output"):
+        bind = getattr(module.IOBinding, name)
+        setattr(module.IOBinding, name, lambda self, tensor, device="cpu", *more, bind=bind: bind(self, tensor, "cpu", *more))
 
 
 def _visible_sms(module: Any) -> None:
@@ -50,10 +54,30 @@ def _visible_sms(module: Any) -> None:
 
 
 def _cuda_provider(module: Any) -> None:
-    refused = os.environ.get("REHEARSAL_MPS") == "refuse" and "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in os.environ
-    module.provider_unavailable_reason = lambda: "rehearsed: refused" if refused else None
     module.load_cuda_libraries = lambda: ()
     module.check_provider = lambda session, provider, path: None
+
+
+def _gpu_probe(module: Any) -> None:
+    refused = os.environ.get("REHEARSAL_MPS") == "refuse" and "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in os.environ
+    if refused:
+        module.probe_gpu = lambda: module.GpuProbe("rehearsed: refused")
+
+
+class _PlayedMemory:
+    """Pinned memory and copies of the CUDA runtime, on the host."""
+
+    def allocate(self, size: int) -> Any:
+        import numpy as np
+
+        return np.zeros(size, np.uint8)
+
+    def copy(self, target: int, source: int, size: int, kind: int) -> None:
+        ctypes.memmove(target, source, size)
+
+
+def _gpu_session(module: Any) -> None:
+    module.PinnedMemory = _PlayedMemory
 
 
 def _profiler(module: ModuleType) -> None:
@@ -78,8 +102,8 @@ def _recording(module: Any) -> None:
     from bench.gpu.rehearsal import kernels
 
     if count_last_run := os.environ.get(kernels.COUNTED):
-        opened = module.session_run
-        module.session_run = lambda *given, **more: kernels.count_last_run(opened(*given, **more), count_last_run)
+        opened = module.Resident.run_of
+        module.Resident.run_of = lambda *given, **more: kernels.count_last_run(opened(*given, **more), count_last_run)
 
 
 _AFTER: dict[str, Callable[[ModuleType], None]] = {
@@ -87,6 +111,8 @@ _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "gpuprof.machine.visible_sms": _visible_sms,
     "torch": _torch,
     "gpuprof.runtime.cuda_provider": _cuda_provider,
+    "gpuprof.runtime.gpu_probe": _gpu_probe,
+    "gpuprof.runtime.gpu_session": _gpu_session,
     "torch.profiler.profiler": _profiler,
     "gpuprof.profiling.gpu.recording": _recording,
 }
