@@ -145,7 +145,7 @@ gpus = local_gpus()
 kind = "gpu" if gpus else "cpu"
 working = [name for name in ("cupti", "nsys", "nvml", "ncu") if gpus and works(name)]
 timing = next((name for name in working if name != "ncu"), "nvml") if gpus else "ort"
-from gpuprof.runtime.session import gpu_provider
+from gpuprof.runtime.gpu_probe import gpu_provider
 counting = f"{timing}+ncu" if timing != "nvml" else "ncu"
 others = ",".join(name for name in working if name != timing)
 print(kind, gpus[0].name if gpus else "cpu", timing, counting if gpus and works(counting) else "none", others or "none", (gpus and gpu_provider()) or "CPUExecutionProvider")
@@ -159,7 +159,7 @@ if [ "$kind" = cpu ]; then
   shared="squeezenet" others="shufflenet" batches=1,2 more_batches=1,2 most_batches=1,2 batch=1 shares=50,100 row_s=0.5 load_s=5
   matrices="--device cpu --size 1024 --mib 256" op_batches=1
 elif [ -n "${REHEARSE:-}" ]; then
-  shared="mlp transformer_encoder lstm_classifier" others="random_mlp" batches=1,16 more_batches=1 most_batches=1,2 batch=16
+  shared="mlp transformer_encoder lstm_classifier" others="random_cnn" batches=1,16 more_batches=1 most_batches=1,2 batch=16
   shares=20,50 row_s=0.3 load_s=5 op_batches=1 matrices="--device cpu --as-gpu --size 512 --mib 64"
 else
   shared="resnet50 bert_base mobilenet_v2" others="vgg19 gpt2 densenet121 t5_small efficientnet_b7"

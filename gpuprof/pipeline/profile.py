@@ -25,6 +25,7 @@ from gpuprof.profiling.sweep.campaign import Campaign
 from gpuprof.profiling.sweep.cell import Cell, CellResult
 from gpuprof.profiling.sweep.igniter_cells import igniter_cells
 from gpuprof.profiling.sweep.planning import NamedModel
+from gpuprof.runtime.providers import ORT_CPU
 
 
 def profile(
@@ -80,12 +81,13 @@ def profile(
         neighbours = [planning.parse_neighbour(text, target.device) for text in chosen.beside]
         if chosen.batches is None and not chosen.igniter:
             pairs = [
-                planning.free_batch_or_keep(model, sizes, path / COPIES) for model in _read_models(models, settings)
+                planning.free_batch_or_keep(model, sizes, path / COPIES)
+                for model in _read_models(models, path, settings, target.collector)
             ]
             notes.add(*(why for _, why in pairs if why))
             named_models = [model for model, _ in pairs]
         else:
-            named_models = _free_models(models, sizes, path, settings)
+            named_models = _free_models(models, sizes, path, settings, target.collector)
         notes.add(*_describe_sizes(named_models))
         if chosen.igniter:
             cells: Sequence[Cell] = [cell for model in named_models for cell in igniter_cells(model)]
@@ -111,7 +113,7 @@ def profile_ops(
         target = _choose_target(chosen.device, settings, notes)
         path = database_path(chosen.db)
         sizes = chosen.batches or chosen.usual_batches
-        named_models = _free_models(models, sizes, path, settings)
+        named_models = _free_models(models, sizes, path, settings, target.collector)
         notes.add(*_describe_sizes(named_models))
         plans = [
             OpProfiler(KernelDb.create(path), target.device, target.collector, part, settings.force)
@@ -193,16 +195,28 @@ def resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tupl
 
 
 def _free_models(
-    models: Sequence[PathArgument] | PathArgument, batches: Sequence[int], db: Path, settings: ProfileSettings
+    models: Sequence[PathArgument] | PathArgument,
+    batches: Sequence[int],
+    db: Path,
+    settings: ProfileSettings,
+    collector: Collector,
 ) -> list[NamedModel]:
-    return [planning.free_batch_model(model, batches, db / COPIES) for model in _read_models(models, settings)]
+    return [
+        planning.free_batch_model(model, batches, db / COPIES)
+        for model in _read_models(models, db, settings, collector)
+    ]
 
 
-def _read_models(models: Sequence[PathArgument] | PathArgument, settings: ProfileSettings) -> list[NamedModel]:
+def _read_models(
+    models: Sequence[PathArgument] | PathArgument, db: Path, settings: ProfileSettings, collector: Collector
+) -> list[NamedModel]:
     """Return the named models, each at every size and with its given inputs."""
     if not models:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     parsed = planning.parse_models(name_models(models))
+    if settings.precision is not None:
+        provider = getattr(collector, "provider", ORT_CPU)
+        parsed = planning.convert_models(parsed, db / COPIES, provider)
     files = {name: Path(file) for name, file in settings.input_data.items()}
     return planning.attach_data(planning.size_models(parsed, combine_sizes(settings.dims)), files)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
@@ -60,6 +60,12 @@ class ProfileSettings(Settings):
         "--dim",
         metavar="NAME=SIZE[,SIZE...]",
         repeated=True,
+    )
+    precision: Literal["float16"] | None = option(
+        None,
+        "float16: measure converted copies, under the models' names with -float16 appended; default: the files as they "
+        "are.",
+        values="float16",
     )
     input_data: DataFiles = option(
         {},

@@ -14,7 +14,10 @@ _TOLERANCE = 1e-2
 
 
 def outputs_differ(
-    expected: Mapping[str, Any], outputs: Mapping[str, Any], condition: str = "under the share"
+    expected: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    condition: str = "under the share",
+    tolerance: float = _TOLERANCE,
 ) -> str | None:
     """Return a line on outputs that differ from the expected ones beyond the tolerance; None: equal.
 
@@ -37,6 +40,6 @@ def outputs_differ(
         is_finite = np.isfinite(wanted)
         scale = float(np.max(np.abs(wanted), initial=0.0, where=is_finite))
         gap = float(np.max(np.abs(wanted - actual), initial=0.0, where=is_finite))
-        if gap > _TOLERANCE * scale:
+        if gap > tolerance * scale:
             return f"output {name} differs {condition} by {gap:.3g} at values up to {scale:.3g}"
     return None

@@ -146,7 +146,7 @@ def test_sessions_that_prepare_each_shape_anew_get_full_batches(
     assert _bound_shapes(session) == {(6, 2, 5, 5)}
 
 
-def test_an_option_that_is_slower_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_channels_last_is_refused_where_it_is_slower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = [0.0]
 
     class Slower(PlayedSession):
@@ -165,7 +165,7 @@ def test_an_option_that_is_slower_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     session = open_played(convolution(tmp_path / "m.onnx"), random_batch())
     assert session.options.execution == "fused+pinned+graphs"
-    assert "a full batch takes 2 ms, without it 1 ms" in session.remarks[0]
+    assert "a full batch takes 2 ms, plainly 1 ms" in session.remarks[0]
 
 
 def test_without_cudas_runtime_batches_are_bound_one_by_one(opened: list[Any], tmp_path: Path) -> None:

@@ -15,10 +15,14 @@ from gpuprof.domain.sizes import Sizes, require_dimensions
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.graph.batch_plan import NoBatchError
 from gpuprof.graph.input_data import InputData, Sample, group_by_sizes, model_inputs, read_input_data
+from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_runnable, read_fixed_batch, read_free_dims, require_sizes
 from gpuprof.profiling.sweep.cell import Cell
 from gpuprof.profiling.worker.job import Job
-from gpuprof.runtime.free_batch import ensure_dynamic_batch
+from gpuprof.profiling.worker.process import Worker
+from gpuprof.profiling.worker.tasks import WorkerSetup, compare_outputs
+from gpuprof.runtime.free_batch import TOLERANCE, ensure_dynamic_batch
+from gpuprof.runtime.half_precision import convert_to_float16
 
 _MAX_BATCH = 65_536
 
@@ -92,6 +96,23 @@ def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
                 f"{namesake.path} and {model.path} are both called {model.name}", f"name one: other={model.path}"
             )
     return tuple(models)
+
+
+def convert_models(models: Sequence[NamedModel], directory: Path, provider: str) -> tuple[NamedModel, ...]:
+    """Return copies of the models in float16, compared with the originals on ``provider``.
+
+    A CPU computes in float32, so that only a GPU shows whether values overflow. Raises `InputError` when a model cannot
+    be converted, or its outputs differ.
+    """
+    copies = []
+    with Worker(WorkerSetup(provider=provider), "float16") as worker:
+        for model in models:
+            path, feeds = convert_to_float16(model.path, directory), random_inputs(model.load_graph(1))
+            tolerance = TOLERANCE["float16"]
+            if difference := worker.call(compare_outputs, model.path, path, feeds, tolerance):
+                raise InputError(f"{model.name} cannot be run in float16: {difference}", "leave out --precision")
+            copies.append(replace(model, name=f"{model.name}-float16", path=path))
+    return tuple(copies)
 
 
 def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[NamedModel]:

@@ -224,6 +224,12 @@ def profile_nodes(resident: Resident, model: Path, feeds: Feeds, directory: Path
     return Path(session.end_profiling())
 
 
+def compare_outputs(resident: Resident, model: Path, converted: Path, feeds: Feeds, tolerance: float) -> str | None:
+    """Return how the outputs of a converted model differ from the original's, if they do."""
+    answers = [session_run(resident.open(file), feeds, file)() for file in (model, converted)]
+    return outputs_differ(answers[0], answers[1], "in the converted model", tolerance)
+
+
 def check_model(resident: Resident, model: Path, batches: bool) -> str | None:
     """Load a model; with ``batches`` return the output that keeps requests from sharing a batch, if any."""
     resident.open(model)
