@@ -65,7 +65,6 @@ class ProfileSettings(Settings):
         None,
         "float16: measure converted copies, under the models' names with -float16 appended; default: the files as they "
         "are.",
-        values="float16",
     )
     input_data: DataFiles = option(
         {},
