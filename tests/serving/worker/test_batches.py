@@ -99,7 +99,7 @@ def test_a_batch_that_is_not_the_first_dimension_is_no_batch_of_requests(tmp_pat
         tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["steps", "batch", 4]}, {"y": None}
     )
     assert OnnxRuntime("m", "1", path, 1, 1, CPU).spec.max_batch == 0
-    with pytest.raises(InputError, match="batches of 4: the first dimension of all that it takes and gives is not the"):
+    with pytest.raises(InputError, match="batches of 4: the first dimension alone of its input x must be the batch"):
         OnnxRuntime("m", "1", path, 4, 1, CPU)
 
 
