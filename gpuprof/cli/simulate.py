@@ -161,8 +161,11 @@ def _show_tables(outcome: SimulationOutcome) -> None:
 
 
 def show_comparison(result: SimulateResult, chosen: Format) -> None:
-    """Print each policy's result for the same load."""
-    print_rows(result.rows(), _POLICIES, chosen)
+    """Print each policy's result for the same load; as JSON everything."""
+    if chosen is Format.JSON:
+        print_json(result.document())
+    else:
+        print_rows(result.rows(), _POLICIES, chosen)
 
 
 def _show_stages(models: Sequence[ModelOutcome]) -> None:

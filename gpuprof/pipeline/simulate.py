@@ -134,7 +134,10 @@ class SimulateResult(Result):
         return self._document(self.runs[0])
 
     def _document(self, run: ScheduledRun) -> dict[str, object]:
-        return run.outcome.document() | {"basis": dict(self.basis)}
+        document = run.outcome.document() | {"basis": dict(self.basis)}
+        if run.timetable is not None:
+            document["rescheduling"] = asdict(summarize_autoscaling(str(run.policy), run.timetable, run.outcome))
+        return document
 
     def write(self, path: PathArgument) -> None:
         """Write everything as JSON, for ``gpuprof report`` too, or the verdicts as .md or JUnit's .xml.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from gpuprof.reporting.figures import (
     evaluation_figure,
     goodput_figure,
     goodput_over_time_figure,
+    in_time_over_time_figure,
     load_figures,
     misses_figure,
     stage_figure,
@@ -109,6 +110,8 @@ def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap 
             return [_make_map_section(deployment, where)], deployment
         if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.simulation/"):
             return _make_simulation_sections(content, where), None
+        if _is_policies(content):
+            return _make_policy_sections(content, where), None
         if _is_rows(content, ("goodput_rps", "lag_p99_ms")) or _is_rows(content, ("goodput_rps", "p99_ms")):
             return [_make_load_section(content, where)], None
         if _is_rows(content, ("policy", "gpus", "goodput_rps", "seconds")):
@@ -129,6 +132,15 @@ def _is_rows(content: Any, keys: Sequence[str]) -> bool:
         isinstance(content, list)
         and bool(content)
         and all(isinstance(row, dict) and all(key in row for key in keys) for row in content)
+    )
+
+
+def _is_policies(content: Any) -> bool:
+    """Return whether the content is the output of ``simulate`` for several policies."""
+    return (
+        isinstance(content, dict)
+        and bool(content)
+        and all(isinstance(run, dict) and "rescheduling" in run for run in content.values())
     )
 
 
@@ -184,7 +196,7 @@ def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Se
         stage_figure(models),
         misses_figure(models),
     ]
-    charts.append(devices_over_time_figure(content.get("epochs", ())))
+    charts.append(devices_over_time_figure({"devices": content.get("epochs", ())}))
     charts.append(utilization_figure(content["replicas"]))
     how = "a sample of the replicas" if content["method"] == "sampled" else "every request"
     text = (
@@ -208,6 +220,23 @@ def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Se
             for model_series in series
         ),
     ]
+
+
+def _make_policy_sections(runs: Mapping[str, Mapping[str, Any]], where: str) -> list[Section]:
+    """Return a section that compares how policies followed the same load, and the folded sections of each."""
+    rows = [run["rescheduling"] for run in runs.values()]
+    keys = ("policy", "mean_gpus", "most_gpus", "cost", "maps", "started", "goodput_rps", "in_time_pct", "worst_p99_ms")
+    devices = devices_over_time_figure({policy: run["epochs"] for policy, run in runs.items()})
+    charts = (*([] if devices is None else [devices]), in_time_over_time_figure(runs))
+    sections = [
+        Section("Policies over time", f"{where}: the same requests.", charts, _make_table(rows, keys), "simulated")
+    ]
+    for policy, run in runs.items():
+        sections += [
+            replace(section, title=f"{section.title}: {policy}", is_folded=True)
+            for section in _make_simulation_sections(run, where)
+        ]
+    return sections
 
 
 def _make_load_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
@@ -257,6 +286,11 @@ _HEADINGS = {
     "p95_pct": "p95 error %",
     "coverage_pct": "inside 90% interval, %",
     "count": "figures",
+    "mean_gpus": "devices in the mean",
+    "most_gpus": "devices at most",
+    "cost": "dollars",
+    "started": "replicas started",
+    "worst_p99_ms": "worst p99 ms",
 }
 
 

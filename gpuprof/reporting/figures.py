@@ -121,13 +121,32 @@ def goodput_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
     )
 
 
-def devices_over_time_figure(epochs: Sequence[Row]) -> Chart | None:
-    """Return how many devices the maps held over time; None when the map did not change."""
-    if len(epochs) < 2:
+def devices_over_time_figure(epochs: Mapping[str, Sequence[Row]]) -> Chart | None:
+    """Return how many devices the maps of each policy held over time; None when no map changed."""
+    if all(len(maps) < 2 for maps in epochs.values()):
         return None
-    steps = [(float(time), float(epoch["gpus"])) for epoch in epochs for time in (epoch["begin_s"], epoch["end_s"])]
-    line = Line("devices", tuple(time for time, _ in steps), tuple(gpus for _, gpus in steps), 0)
-    return Chart("Devices over time", Axis("time in s"), Axis("devices", low=0.0, is_count=True), lines=(line,))
+    lines = []
+    for color, (name, maps) in enumerate(epochs.items()):
+        steps = [(float(time), float(epoch["gpus"])) for epoch in maps for time in (epoch["begin_s"], epoch["end_s"])]
+        lines.append(Line(name, tuple(time for time, _ in steps), tuple(gpus for _, gpus in steps), color))
+    y = Axis("devices", low=0.0, is_count=True)
+    return Chart("Devices over time", Axis("time in s"), y, lines=tuple(lines))
+
+
+def in_time_over_time_figure(runs: Mapping[str, Row]) -> Chart:
+    """Return the part of all requests within their SLO over time, for each policy's simulation."""
+    lines = []
+    for color, (name, run) in enumerate(runs.items()):
+        windows = list(zip(*(model["in_time"] for model in run["series"]), strict=True))
+        arrived = list(zip(*(model["arrived"] for model in run["series"]), strict=True))
+        points = [
+            ((begin + end) / 2, 100.0 * sum(counts) / sum(requests))
+            for (begin, end), counts, requests in zip(pairwise(run["times_s"]), windows, arrived, strict=True)
+            if sum(requests)
+        ]
+        lines.append(Line(name, tuple(time for time, _ in points), tuple(pct for _, pct in points), color))
+    y = Axis("requests in %", low=0.0, high=100.0)
+    return Chart("Requests within their SLO over time", Axis("time in s"), y, lines=tuple(lines))
 
 
 def misses_figure(models: Sequence[Row]) -> Chart | None:

@@ -15,6 +15,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline import planning
+from gpuprof.pipeline.report import report
 from gpuprof.pipeline.simulate import make_scheduler, plan_timetable
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
@@ -94,14 +95,23 @@ def test_policies_are_compared_on_the_same_load(planned_folder: Path, capsys: py
         str(planned_folder / "both.json"),
     ]
     assert main(["simulate", str(planned_folder / "map.json"), *words, "--json"]) == 0
-    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)}
     documents = json.loads((planned_folder / "both.json").read_text())
-    assert list(rows) == list(documents) == ["parvagpu", "optimal"]
+    assert json.loads(capsys.readouterr().out) == documents
+    rows = {name: document["rescheduling"] for name, document in documents.items()}
+    assert list(rows) == ["parvagpu", "optimal"]
     assert documents["parvagpu"]["requests"] == documents["optimal"]["requests"]
     for name, row in rows.items():
         assert row["maps"] == len(documents[name]["epochs"]) > 1
         assert row["held_gpu_hours"] >= row["gpu_hours"] > 0
         assert row["goodput_rps"] == pytest.approx(documents[name]["goodput_rps"])
+    sections = report([planned_folder / "both.json"], planned_folder / "report.html").sections
+    together, *others = sections
+    devices, in_time = together.charts
+    assert [line.name for line in devices.lines] == [line.name for line in in_time.lines] == ["parvagpu", "optimal"]
+    assert max(devices.lines[0].y) == rows["parvagpu"]["most_gpus"]
+    assert [section.title for section in others if "Simulation" in section.title] == [
+        "Simulation: parvagpu", "Simulation: optimal",
+    ]  # fmt: skip
 
 
 def test_each_map_is_planned_from_the_one_before(planned_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
