@@ -115,12 +115,12 @@ class Replica(_MapElement):
     ``batch_latency_ms`` is the predicted mean time of a batch of 1, 2, … ``batch`` requests, for the router and the
     simulator.
 
-    Replicas of a partition with the same number of ``turns`` above 0 take turns in one share: one batch runs at a
-    time, in order of dispatch. Their batch times include the longest wait, for a full batch of each other replica;
-    ``turn_ms`` is the time of a full batch without the wait.
+    Replicas of a partition with the same number of ``turns`` above 0 are the models of one worker: a process with one
+    share and one context, which runs one batch at a time, in order of dispatch. Their batch times are without the
+    waits for other batches, and the memory of the context is part of the first replica's.
     """
 
-    omitted_if_empty = ("turns", "turn_ms")
+    omitted_if_empty = ("turns",)
 
     model: str
     batch: Annotated[int, Field(ge=1, le=65536)]
@@ -132,25 +132,6 @@ class Replica(_MapElement):
     batch_latency_ms: tuple[NonNegative, ...] | None = None
     predicted: ReplicaPrediction
     turns: Annotated[int, Field(ge=0, le=4096)] = 0
-    turn_ms: NonNegative | None = None
-
-    @property
-    def wait_for_turn_ms(self) -> float:
-        """Longest wait for the replica's turn, included in its predicted batch time; 0 without turns."""
-        return 0.0 if self.turn_ms is None else max(0.0, self.predicted.latency_ms - self.turn_ms)
-
-    @property
-    def cycle_fraction(self) -> float:
-        """The replica's turn as a fraction of the cycle; 1 without turns."""
-        if self.turn_ms is None or not self.predicted.latency_ms > 0.0:
-            return 1.0
-        return min(1.0, self.turn_ms / self.predicted.latency_ms)
-
-    def own_batch_ms(self) -> tuple[float, ...] | None:
-        """Return ``batch_latency_ms`` without waits for a turn; never negative, even for an inconsistent map."""
-        if self.batch_latency_ms is None or self.turn_ms is None:
-            return self.batch_latency_ms
-        return tuple(max(0.0, ms - self.wait_for_turn_ms) for ms in self.batch_latency_ms)
 
 
 class MigInstance(_MapElement):

@@ -225,6 +225,8 @@ class Estimate:
         Peak memory of a process (Mreq), weights included.
     weight_bytes : int or None
         Weights within ``memory_bytes``.
+    context_bytes : int
+        Part of ``memory_bytes`` that a process holds once for all its models: context and code. 0: unknown.
     creq_pct : mapping of str to Figure, as pairs
         Compute requirement by metric: ``max_occupancy``, ``wavg_occupancy`` (WAO), ``wavg_sm_util`` (WSM).
     dram_pct, l2_pct : Figure or None
@@ -251,6 +253,7 @@ class Estimate:
     pause_cv: float | None = None
     memory_bytes: Figure | None = None
     weight_bytes: int | None = None
+    context_bytes: int = 0
     creq_pct: Sequence[tuple[str, Figure]] = ()
     dram_pct: Figure | None = None
     l2_pct: Figure | None = None
@@ -270,6 +273,10 @@ class Estimate:
         low = None if latency.high is None else per_ms / (latency.high - overlap_ms)
         high = None if not latency.low or latency.low <= overlap_ms else per_ms / (latency.low - overlap_ms)
         return Figure(per_ms / (latency.value - overlap_ms), latency.source, low, high)
+
+    def added_bytes(self, process_bytes: int) -> int:
+        """Return what the model adds to a process that has a context, of the memory of a process of its own."""
+        return max(process_bytes - self.context_bytes, self.weight_bytes or 0)
 
     def creq(self, metric: str) -> Figure | None:
         """Return the compute requirement by ``metric``, None where the metric is missing."""

@@ -9,6 +9,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, Figure, Workload
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.held_graph import NARROW, hold_graph
 from gpuprof.estimators.measured.curve import BatchCurve
@@ -16,7 +17,7 @@ from gpuprof.estimators.measured.figures import blend_figures
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.estimators.measured.size_selection import blend_measured
-from gpuprof.estimators.memory.reserved_memory import predict_held, predict_process
+from gpuprof.estimators.memory.reserved_memory import PROCESS, predict_held, predict_process
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import source_of
 
@@ -65,6 +66,19 @@ class ModelMemory:
             reading = curve.at(workload.batch)
             return Figure(*reading) if reading else curve.extrapolate(workload.batch)
         return self._predict(model, device, workload.batch)
+
+    def context_bytes(self, device: Device, memory: Figure | None, weight_bytes: int) -> int:
+        """Return the part of the peak memory that is the context of a process on a GPU, 0 where it is unknown.
+
+        A prediction from weights and activations includes a constant one. A measured context is not told apart, so the
+        smallest is assumed, in figures that can include one: others are an allocator's.
+        """
+        if device.kind != "gpu" or memory is None:
+            return 0
+        if memory.source.startswith(PROCESS):
+            return int(constant("memory", "process_bytes"))
+        least = int(constant("memory", "least_process_bytes"))
+        return least if memory.is_observed and memory.value - weight_bytes >= least else 0
 
     def _predict(self, model: MeasuredModel, device: Device, batch: int) -> Figure | None:
         """Return the memory of weights and activations, under any share; None without the model's file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -17,16 +17,13 @@ from gpuprof.domain.deployment import (
     Partition,
 )
 from gpuprof.domain.device import Device
-from gpuprof.domain.sojourn import BatchServer
 from gpuprof.placement.device_assignment import DeviceAddress, number_devices
 from gpuprof.placement.early_stop import name_stop
 from gpuprof.placement.evidence import ABSOLUTE_ROUNDING
 from gpuprof.placement.objective import measure
-from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import Problem
-
-_Disturbances = Mapping[PlacedReplica, BatchServer]
 
 
 def to_map(problem: Problem, placement: Placement, created: str | None = None) -> DeploymentMap:
@@ -34,11 +31,9 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
 
     ``created``: time of creation; without it, the same problem gives the same bytes.
     """
-    predictor = Predictor(problem)
+    predictor = Predictor(problem, placement.gpus)
     addresses, moves = number_devices(problem, placement.gpus)
-    disturbances = predictor.disturbances(placement.gpus)
-    predictor.pool_replicas(placement.gpus, disturbances)
-    nodes = tuple(_make_nodes(addresses, problem, predictor, disturbances))
+    nodes = tuple(_make_nodes(addresses, problem, predictor))
     deployment = DeploymentMap(
         policy=placement.policy,
         created=created,
@@ -84,30 +79,27 @@ def _drop_refuted_bounds(problem: Problem, placement: Placement) -> Placement:
 
 
 def _make_nodes(
-    addresses: Sequence[tuple[DeviceAddress, PlacedGpu]],
-    problem: Problem,
-    predictor: Predictor,
-    disturbances: _Disturbances,
+    addresses: Sequence[tuple[DeviceAddress, PlacedGpu]], problem: Problem, predictor: Predictor
 ) -> Iterator[Node]:
     for name, group in groupby(addresses, key=lambda pair: pair[0].node):
-        gpus = [
-            _make_gpu(address.index, gpu, problem.device(gpu.device), predictor, disturbances) for address, gpu in group
-        ]
+        gpus = [_make_gpu(address.index, gpu, problem.device(gpu.device), predictor) for address, gpu in group]
         yield Node(name=name, gpus=tuple(gpus))
 
 
-def _make_gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Gpu:
+def _make_gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor) -> Gpu:
     sorted_partitions = sorted(placed.partitions, key=lambda partition: partition.start or 0)
-    partitions = tuple(_make_partition(partition, device, predictor, disturbances) for partition in sorted_partitions)
+    partitions = tuple(_make_partition(partition, device, predictor) for partition in sorted_partitions)
     return Gpu(index=index, device=placed.device, partitions=partitions)
 
 
-def _make_partition(
-    placed: PlacedPartition, device: Device, predictor: Predictor, disturbances: _Disturbances
-) -> Partition:
+def _make_partition(placed: PlacedPartition, device: Device, predictor: Predictor) -> Partition:
     mig = None if placed.mig is None else MigInstance(profile=placed.mig, start=placed.start or 0)
-    replicas = tuple(predictor.replica(device, r, placed.beside(r), disturbances) for r in placed.replicas)
-    return Partition(mig=mig, replicas=replicas, unshared=placed.unshared, oversubscribed=placed.oversubscribed)
+    return Partition(
+        mig=mig,
+        replicas=predictor.replicas(device, placed),
+        unshared=placed.unshared,
+        oversubscribed=placed.oversubscribed,
+    )
 
 
 def _describe_models(problem: Problem, predictor: Predictor) -> dict[str, DeployedModel]:

@@ -156,14 +156,16 @@ def _check_instances(where: str, gpu: Gpu, device: Device) -> Iterator[Violation
 def _check_partition(where: str, partition: Partition, device: Device, evidence: Evidence) -> Iterator[Violation]:
     yield from _check_turns(where, partition)
     replicas = partition.replicas
-    shares = math.fsum({replica.turns or -n: replica.sm_share_pct for n, replica in enumerate(replicas)}.values())
+    # Replicas of a worker have one share and one process.
+    workers = {replica.turns or -number: replica for number, replica in enumerate(replicas)}
+    shares = math.fsum(replica.sm_share_pct for replica in workers.values())
     if not (partition.unshared or partition.oversubscribed) and shares > 100.0 * (1.0 + _TOLERANCE):
         meaning = "an oversubscribed partition may: its replicas contend for SMs"
         yield Violation("share", where, f"the replicas' shares add up to {shares:g}% ({meaning})")
     for name in ("unshared", "oversubscribed"):
         if getattr(partition, name) and device.kind != "gpu":
             yield Violation("share", where, f"{device.name} cannot be {name}: its replicas are held to cores")
-    clients = sum(replica.processes for replica in replicas)
+    clients = sum(replica.processes for replica in workers.values())
     if device.kind == "gpu" and clients > _MOST_CLIENTS:
         yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")
     least = _LEAST_SHARE_PCT if device.kind == "gpu" else _LEAST_SHARE_PCT / device.compute_units
@@ -191,27 +193,32 @@ def _gib(count: float) -> str:
 
 
 def _needed_bytes(location: Location, evidence: Evidence) -> int:
-    """Return the memory of all processes of a replica by the estimator, 0 where it is unknown."""
+    """Return the memory of all processes of a replica by the estimator, 0 where it is unknown.
+
+    The context of a worker is counted with its first replica.
+    """
     if evidence.estimator is None:
         return 0
-    replica = location.replica
+    replica, replicas = location.replica, location.partition.replicas
     try:
         workload = replica_workload(location.partition, replica, replica.batch)
-        memory = ask_estimator(evidence.estimator, location.device, workload).memory_bytes
+        estimate = ask_estimator(evidence.estimator, location.device, workload)
     except InputError:
         return 0
+    if estimate.memory_bytes is None:
+        return 0
+    is_first = next(r for r in replicas if r is replica or (replica.turns and r.turns == replica.turns)) is replica
     # Rounded down, where policies round up: a fraction of a byte breaks no rule.
-    return 0 if memory is None else math.floor(upper_ms(memory, evidence.confidence)) * replica.processes
+    of_process = math.floor(upper_ms(estimate.memory_bytes, evidence.confidence))
+    return (of_process if is_first else estimate.added_bytes(of_process)) * replica.processes
 
 
 def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
-    """Yield replicas that cannot take turns, and times that differ from the longest wait for a turn."""
+    """Yield replicas that cannot be models of one worker."""
     groups: defaultdict[int, list[Replica]] = defaultdict(list)
     for replica in partition.replicas:
         groups[replica.turns].append(replica)
-    for replica in groups.pop(0, []):
-        if replica.turn_ms is not None:
-            yield Violation("share", where, f"{replica.model} takes no turns, but has a turn_ms")
+    groups.pop(0, None)
     for number, replicas in groups.items():
         models = " and ".join(dict.fromkeys(replica.model for replica in replicas))
         if partition.unshared:
@@ -221,15 +228,6 @@ def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
             yield Violation("share", where, f"{models} take turns {number} in shares of {shares}: it must be one share")
         if any(replica.processes > 1 for replica in replicas):
             yield Violation("share", where, f"{models} take turns {number}: each must be one process of one model")
-        turns_ms = [replica.turn_ms for replica in replicas if replica.turn_ms]
-        if len(turns_ms) < len(replicas):
-            yield Violation("figures", where, f"{models} take turns {number}, but one of them has no turn_ms")
-            continue
-        cycle_ms = math.fsum(turns_ms)
-        for replica in replicas:
-            if not is_rounded_to(replica.predicted.latency_ms, cycle_ms):
-                text = f"waits and runs for {replica.predicted.latency_ms:.4g} ms at most"
-                yield Violation("figures", where, f"{replica.model} {text}, but turns {number} take {cycle_ms:.4g} ms")
 
 
 def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
@@ -382,23 +380,39 @@ def _check_slos(deployment: DeploymentMap, locations: Sequence[Location], eviden
 
 
 def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evidence) -> Iterator[Violation]:
-    """Check the papers' rule: a batch within its part of the SLO, the rate within the throughput."""
-    partition, replica, where = location.partition, location.replica, location.where
-    latency, throughput = replica.predicted.latency_ms, replica.predicted.throughput_rps
-    if evidence.estimator is not None:
-        workload, beside = replica_workload(partition, replica, replica.batch), neighbour_workloads(partition, replica)
-        try:
-            estimate = ask_estimator(evidence.estimator, location.device, workload, beside)
-        except InputError as error:
-            yield Violation("slo", where, str(error))
-            return
-        latency = upper_ms(estimate.latency_ms, evidence.confidence)
-        throughput = 1000.0 * replica.batch * replica.processes / (latency - estimate.overlapped_ms)
+    """Check the papers' rule: a batch within its part of the SLO, the rate within the throughput.
+
+    A batch of a worker is in time after the longest wait: for a full batch of each other model.
+    """
+    replica, where = location.replica, location.where
+    mates = [r for r in location.partition.replicas if r is not replica and replica.turns and r.turns == replica.turns]
+    try:
+        latency, each_ms = _read_batch_ms(location, evidence)
+        waits_ms = math.fsum(_read_batch_ms(replace(location, replica=mate), evidence)[0] for mate in mates)
+    except InputError as error:
+        yield Violation("slo", where, str(error))
+        return
     budget_ms = (evidence.latency_budget or 1.0) * demands[replica.model].slo.latency_ms
-    if not 0.0 < latency < budget_ms * (1.0 + _TOLERANCE):
-        yield Violation("slo", where, f"a batch of {replica.model} takes {latency:.4g} ms of {budget_ms:.4g} ms")
+    if not 0.0 < latency + waits_ms < budget_ms * (1.0 + _TOLERANCE):
+        text = f"a batch of {replica.model} takes {latency + waits_ms:.4g} ms of {budget_ms:.4g} ms"
+        yield Violation("slo", where, f"{text}, waits for its turn included" if mates else text)
+    throughput = 1000.0 * replica.batch * replica.processes / (each_ms + waits_ms) if each_ms > 0.0 else 0.0
     if replica.rate_rps > throughput * (1.0 + _TOLERANCE):
         yield Violation("rate", where, _describe_excess_rate(replica, throughput))
+
+
+def _read_batch_ms(location: Location, evidence: Evidence) -> tuple[float, float]:
+    """Return the time of a full batch, and without its part that overlaps with another batch.
+
+    Raises `InputError` where the estimator cannot answer.
+    """
+    partition, replica = location.partition, location.replica
+    if evidence.estimator is None:
+        return replica.predicted.latency_ms, replica.predicted.latency_ms - replica.predicted.overlapped_ms
+    workload, beside = replica_workload(partition, replica, replica.batch), neighbour_workloads(partition, replica)
+    estimate = ask_estimator(evidence.estimator, location.device, workload, beside)
+    latency = upper_ms(estimate.latency_ms, evidence.confidence)
+    return latency, latency - estimate.overlapped_ms
 
 
 def _describe_excess_rate(replica: Replica, most_rps: float) -> str:
@@ -431,13 +445,14 @@ def _check_busy_time(locations: Sequence[Location], evidence: Evidence) -> Itera
 def _needed_time(location: Location, evidence: Evidence) -> float:
     """Return the part of a partition's SM time a replica needs at its rate.
 
-    Within a share, the replica needs its share while a batch runs. Without a share, or with an unmeasured smaller share
-    that claims the speed of the whole partition (USHER's premise), it needs the time of a batch alone in the partition,
-    times the part of the SMs the batch keeps active: ``wavg_sm_util`` where measured, else all of them.
+    Within a share, the replica needs its share while a batch runs, and a model of a worker the worker's share. Without
+    a share, or with an unmeasured smaller share that claims the speed of the whole partition (USHER's premise), it
+    needs the time of a batch alone in the partition, times the part of the SMs the batch keeps active:
+    ``wavg_sm_util`` where measured, else all of them.
     """
     partition, replica, device = location.partition, location.replica, location.device
-    if len(partition.replicas) < 2 or replica.turns:
-        return 0.0  # bounded by the checks of rates and turns
+    if len(partition.replicas) < 2:
+        return 0.0  # bounded by the check of rates
     throughput_rps, share = replica.predicted.throughput_rps, replica.sm_share_pct / 100.0
     if evidence.estimator is not None:
         workload = replica_workload(partition, replica, replica.batch)
@@ -447,7 +462,8 @@ def _needed_time(location: Location, evidence: Evidence) -> float:
             full_estimate = ask_estimator(evidence.estimator, device, full_share)
         except InputError:
             return 0.0  # reported with the SLO
-        if share == 1.0 or _is_claimed(estimate, full_estimate):
+        throughput_rps = estimate.throughput_rps.value if replica.turns else throughput_rps
+        if not replica.turns and (share == 1.0 or _is_claimed(estimate, full_estimate)):
             utilization = full_estimate.creq("wavg_sm_util")
             is_measured = utilization is not None and utilization.is_observed
             share = min(1.0, utilization.value / 100.0) if utilization is not None and is_measured else 1.0

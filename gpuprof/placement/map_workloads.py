@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
 
@@ -14,9 +15,9 @@ from gpuprof.domain.estimate import MOST_VARIATION, Estimate, Estimator, Figure,
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
-from gpuprof.rules.host_work import LoadedReplica, disturb_servers
+from gpuprof.rules.host_work import disturb_servers
 from gpuprof.rules.padding import padded_size
-from gpuprof.rules.turns import estimate_in_turn, held_shares, involves_turns
+from gpuprof.rules.turns import LoadedReplica, add_waits, estimate_turn, held_shares, involves_turns
 
 #: Largest batch whose queue is computed: every size up to it is estimated.
 MOST_BATCH = 4096
@@ -62,7 +63,7 @@ def ask_estimator(
     if device.fraction(workload.share) <= 0.0:
         raise InputError(f"a share of {workload.share.sm_pct:g}% is nothing of a device")
     if involves_turns(workload, beside):
-        return estimate_in_turn(partial(ask_estimator, estimator, device), workload, beside)
+        return estimate_turn(partial(ask_estimator, estimator, device), workload, beside)
     return estimator.estimate(
         workload.model, device, workload.batch, workload.share, sorted(beside), workload.processes
     )
@@ -102,8 +103,8 @@ def upper_ms(latency: Figure, confidence: float | None) -> float:
 def map_servers(locations: Sequence[Location], evidence: Evidence) -> list[BatchServer | str]:
     """Return every replica as a queue, or the reason why its queue cannot be computed.
 
-    Times hold at the evidence's confidence. Where all replicas run on one device, times include the host's work for
-    them.
+    Times hold at the evidence's confidence, and include waits for turns. Where all replicas run on one device, times
+    include the host's work for them.
     """
     servers = [_make_server(location, evidence) for location in locations]
     loaded = [
@@ -111,11 +112,19 @@ def map_servers(locations: Sequence[Location], evidence: Evidence) -> list[Batch
         for location, server in zip(locations, servers, strict=True)
         if not isinstance(server, str)
     ]
-    shares = math.fsum(held_shares((replica.share_pct, replica.turns) for replica in loaded))
-    is_one_machine = len({location.where for location in locations}) == 1
-    if not is_one_machine or len(loaded) < len(locations) or shares > 100.0 * (1.0 + 1e-8):
+    if len(loaded) < len(locations):
         return servers
-    return list(disturb_servers(evidence.host, loaded, evidence.queueing))
+    shares = math.fsum(held_shares((replica.share_pct, replica.turns) for replica in loaded))
+    if len({location.where for location in locations}) == 1 and shares <= 100.0 * (1.0 + 1e-8):
+        disturbed = disturb_servers(evidence.host, loaded, evidence.queueing)
+        loaded = [replace(replica, server=server) for replica, server in zip(loaded, disturbed, strict=True)]
+    by_partition: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for position, location in enumerate(locations):
+        by_partition[location.where, id(location.partition)].append(position)
+    for positions in by_partition.values():
+        for position, server in zip(positions, add_waits([loaded[p] for p in positions]), strict=True):
+            servers[position] = server
+    return servers
 
 
 def _make_server(location: Location, evidence: Evidence) -> BatchServer | str:

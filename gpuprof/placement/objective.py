@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpuprof.domain.deployment import DeploymentMap, Replica, share_of
 from gpuprof.domain.device import Device
+from gpuprof.rules.turns import list_firsts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,13 @@ def measure(
     """
     used_gpus = [gpu for node in deployment.nodes for gpu in node.gpus if any(p.replicas for p in gpu.partitions)]
     units = busy = memory = 0.0
-    for _, gpu, partition, replica in deployment.places():
-        device = devices[gpu.device]
-        # A replica taking turns has the share for its part of a cycle.
-        replica_units = device.fraction(share_of(partition, replica)) * device.compute_units * replica.cycle_fraction
-        units += replica_units
-        busy += replica_units * _busy(replica) * (1.0 if activity is None else activity(gpu.device, replica))
-        memory += replica.memory_limit_bytes or replica.predicted.memory_bytes or 0
+    for name, partition in [(gpu.device, partition) for gpu in used_gpus for partition in gpu.partitions]:
+        device, firsts = devices[name], list_firsts([replica.turns for replica in partition.replicas])
+        for replica, is_first in zip(partition.replicas, firsts, strict=True):
+            replica_units = device.fraction(share_of(partition, replica)) * device.compute_units
+            units += replica_units if is_first else 0.0
+            busy += replica_units * _busy(replica) * (1.0 if activity is None else activity(name, replica))
+            memory += replica.memory_limit_bytes or replica.predicted.memory_bytes or 0
     all_units = sum(devices[gpu.device].compute_units for gpu in used_gpus)
     all_memory = sum(devices[gpu.device].dram_bytes for gpu in used_gpus)
     return Objective(

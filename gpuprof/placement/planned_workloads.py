@@ -23,7 +23,15 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.rules.host_work import disturb_at_worst
 from gpuprof.rules.padding import padded_size
-from gpuprof.rules.turns import estimate_in_turn, involves_turns
+from gpuprof.rules.turns import (
+    LoadedReplica,
+    add_waits,
+    cycles_ms,
+    estimate_turn,
+    involves_turns,
+    list_firsts,
+    without_turn_mates,
+)
 
 
 def planned_ms(latency: Figure, confidence: float | None) -> float:
@@ -95,7 +103,7 @@ class PlannedWorkloads:
             self.problem.limits.check_time()
             try:
                 if involves_turns(workload, key[2]):
-                    self._estimates[key] = estimate_in_turn(partial(self.estimate, device), workload, key[2])
+                    self._estimates[key] = estimate_turn(partial(self.estimate, device), workload, key[2])
                 else:
                     self._estimates[key] = self.problem.estimator.estimate(
                         workload.model, device, workload.batch, workload.share, key[2], workload.processes
@@ -168,6 +176,18 @@ class PlannedWorkloads:
             times_ms += [planned_ms(time, confidence) for time in batch_times(self.problem.estimator, *arguments)]
         return tuple(times_ms[: workload.batch])
 
+    def servers(self, device: Device, partition: PlacedPartition) -> tuple[BatchServer, ...]:
+        """Return the replicas of a partition at their rates, slowed by their neighbours and by waits for turns.
+
+        Raises `InputError` where a replica has no estimate beside the others.
+        """
+        loaded = []
+        for replica in partition.replicas:
+            concurrent = without_turn_mates(replica.workload, partition.beside(replica))
+            server = replace(self.server(device, replica.workload, concurrent), max_wait_ms=replica.max_wait_ms)
+            loaded.append(LoadedReplica(server, replica.rate_rps, replica.share.sm_pct, replica.turns))
+        return add_waits(loaded)
+
     def is_claimed(self, device: Device, workload: Workload) -> bool:
         """Return whether an estimator claims, by a measured requirement, that an unmeasured share slows no batch down.
 
@@ -181,12 +201,56 @@ class PlannedWorkloads:
         full = self.estimate(device, replace(workload, share=Share(mig=workload.share.mig)))
         return is_rounded_to(held.latency_ms.value, full.latency_ms.value)
 
-    def memory_bytes(self, estimate: Estimate) -> int | None:
-        """Return the planned memory of all processes of a workload, by the rule of `planned_ms`."""
+    def memory_bytes(self, estimate: Estimate, *, has_context: bool = True) -> int | None:
+        """Return the planned memory of all processes of a workload, by the rule of `planned_ms`.
+
+        ``has_context``: False for a model of a worker whose context is counted with another model.
+        """
         if estimate.memory_bytes is None:
             return None
-        of_process = planned_ms(estimate.memory_bytes, self.problem.options.confidence)
-        return math.ceil(of_process) * estimate.workload.processes
+        of_process = math.ceil(planned_ms(estimate.memory_bytes, self.problem.options.confidence))
+        return (of_process if has_context else estimate.added_bytes(of_process)) * estimate.workload.processes
+
+    def with_memory(self, device: Device, partition: PlacedPartition) -> PlacedPartition:
+        """Return a partition with the memory of its replicas, each worker's context with its first replica.
+
+        Raises `InputError` where a replica has no estimate.
+        """
+        firsts = list_firsts([replica.turns for replica in partition.replicas])
+        estimates = [self.estimate(device, replica.workload) for replica in partition.replicas]
+        replicas = tuple(
+            replace(replica, memory_bytes=self.memory_bytes(estimate, has_context=is_first))
+            for replica, estimate, is_first in zip(partition.replicas, estimates, firsts, strict=True)
+        )
+        return replace(partition, replicas=replicas)
+
+    def keeps_slos(self, device: Device, partition: PlacedPartition) -> bool:
+        """Return whether every replica keeps its SLO at its rate, beside its neighbours and with its turns.
+
+        False where the estimator refuses a query.
+        """
+        demands = [self.problem.demand(replica.model) for replica in partition.replicas]
+        try:
+            if self.problem.options.latency_budget is not None:
+                return self._keeps_budgets(device, partition, demands)
+            servers = zip(demands, partition.replicas, self.servers(device, partition), strict=True)
+            return all(self._is_in_time(demand, server, replica.rate_rps) for demand, replica, server in servers)
+        except InputError:
+            return False
+
+    def _keeps_budgets(self, device: Device, partition: PlacedPartition, demands: Sequence[Demand]) -> bool:
+        replicas = partition.replicas
+        estimates = [self.estimate(device, replica.workload, partition.beside(replica)) for replica in replicas]
+        cycles = cycles_ms(
+            [planned_ms(estimate.latency_ms, self.problem.options.confidence) for estimate in estimates],
+            [replica.turns for replica in replicas],
+        )
+        for demand, estimate, replica, ms in zip(demands, estimates, replicas, cycles, strict=True):
+            if replica.turns:
+                estimate = replace(estimate, latency_ms=Figure(ms, estimate.latency_ms.source))
+            if not self.is_within_budget(demand, estimate, replica.rate_rps):
+                return False
+        return True
 
     def tail_ms(
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()

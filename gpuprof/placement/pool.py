@@ -75,9 +75,7 @@ class Pools:
     def _of_gpu(self, gpu: PlacedGpu) -> Iterator[tuple[PlacedReplica, BatchServer]]:
         device = self.problem.device(gpu.device)
         for partition in gpu.partitions:
-            for replica in partition.replicas:
-                server = self.segments.server(device, replica.workload, partition.beside(replica))
-                yield replica, replace(server, max_wait_ms=replica.max_wait_ms)
+            yield from zip(partition.replicas, self.segments.servers(device, partition), strict=True)
 
     def served_rps(self, gpus: Sequence[PlacedGpu]) -> dict[str, float]:
         """Return the rate at which each model's replicas keep its SLO, up to the demanded rate."""

@@ -18,14 +18,13 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
-from gpuprof.placement.placement import PlacedGpu, PlacedReplica
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.rules.host_work import LoadedReplica, disturb_servers
-from gpuprof.rules.turns import without_turn_mates
+from gpuprof.rules.host_work import disturb_servers
+from gpuprof.rules.turns import LoadedReplica, add_waits
 
 Interval = tuple[float, float]
-_CALM: Mapping[PlacedReplica, BatchServer] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +43,51 @@ class _Pool:
 
 
 class Predictor:
-    """Predicts with mean times, whatever the planning confidence, and gives intervals.
+    """Predicts a placement with mean times, whatever the planning confidence, and gives intervals.
 
-    The requests of a model go to the replica that is expected to answer first, so call `pool_replicas` with all
-    replicas before `replica`; otherwise each replica is assumed to be alone.
+    The requests of a model go to the replica that is expected to answer first.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, gpus: Sequence[PlacedGpu]) -> None:
         self._problem = problem
         self._segments = Segments(replace(problem, options=replace(problem.options, confidence=MEANS)))
-        self._pools: dict[str, _Pool] = {}
         self._goodput: dict[str, float] = {}
+        #: By the identity of a partition, whose replicas may equal those of another partition with other neighbours.
+        self._servers: dict[int, tuple[BatchServer, ...]] = {}
+        self._pools: dict[str, _Pool] = {}
+        if problem.options.latency_budget is None:
+            self._pool_replicas(gpus)
 
-    def pool_replicas(self, gpus: Sequence[PlacedGpu], disturbances: Mapping[PlacedReplica, BatchServer]) -> None:
+    def _pool_replicas(self, gpus: Sequence[PlacedGpu]) -> None:
         """Solve the queue of each model's replicas at their total planned rate."""
-        if self._problem.options.latency_budget is not None:
-            return
-        by_model: dict[str, list[tuple[PlacedReplica, BatchServer, Estimate]]] = {}
+        by_model: dict[str, list[tuple[float, BatchServer, Estimate]]] = {}
         for gpu in gpus:
             device = self._problem.device(gpu.device)
-            for partition in gpu.partitions:
-                for replica in partition.replicas:
-                    beside = partition.beside(replica)
-                    server = disturbances.get(replica) or self._undisturbed_server(device, replica, beside)
-                    estimate = self._segments.estimate(device, replica.workload, beside)
-                    by_model.setdefault(replica.model, []).append((replica, server, estimate))
-        for model, replicas in by_model.items():
-            rate = math.fsum(r.rate_rps for r, _, _ in replicas)
-            self._pools[model] = self._solve(model, rate, [(server, estimate) for _, server, estimate in replicas])
+            loaded = [self._load(device, part) for part in gpu.partitions]
+            # Host work disturbs the batches of a placement on a single machine; see `gpuprof.rules.host_work`.
+            if len(gpus) == 1:
+                every = [replica for replicas in loaded for replica in replicas]
+                servers = iter(disturb_servers(self._problem.options.host, every, self._problem.queueing))
+                loaded = [[replace(replica, server=next(servers)) for replica in replicas] for replicas in loaded]
+            for partition, replicas in zip(gpu.partitions, loaded, strict=True):
+                self._servers[id(partition)] = add_waits(replicas)
+                for placed, server in zip(partition.replicas, self._servers[id(partition)], strict=True):
+                    estimate = self._segments.estimate(device, placed.workload, partition.beside(placed))
+                    by_model.setdefault(placed.model, []).append((placed.rate_rps, server, estimate))
+        for model, pool in by_model.items():
+            rate = math.fsum(rate_rps for rate_rps, _, _ in pool)
+            self._pools[model] = self._solve(model, rate, [(server, estimate) for _, server, estimate in pool])
+
+    def _load(self, device: Device, partition: PlacedPartition) -> list[LoadedReplica]:
+        return [
+            LoadedReplica(
+                self._undisturbed_server(device, placed, partition.beside(placed)),
+                placed.rate_rps,
+                placed.share.sm_pct,
+                placed.turns,
+            )
+            for placed in partition.replicas
+        ]
 
     def _solve(self, model: str, rate_rps: float, replicas: Sequence[tuple[BatchServer, Estimate]]) -> _Pool:
         queueing, arrivals = queue_of(self._problem.queueing, model), Arrivals(rate_rps)
@@ -84,53 +100,38 @@ class Predictor:
             {(server, estimate.latency_ms): position for position, (server, estimate) in enumerate(replicas)},
         )
 
-    def disturbances(self, gpus: Sequence[PlacedGpu]) -> dict[PlacedReplica, BatchServer]:
-        """Return the replicas of a placement whose batches the host's work disturbs, as disturbed servers.
-
-        This applies to a placement on a single machine; see `gpuprof.rules.host_work`.
-        """
-        work = self._problem.options.host
-        if not work.can_disturb or len(gpus) != 1:
-            return {}
-        device = self._problem.device(gpus[0].device)
-        placed = [(replica, part.beside(replica)) for part in gpus[0].partitions for replica in part.replicas]
-        loaded = [
-            LoadedReplica(self._undisturbed_server(device, r, beside), r.rate_rps, r.share.sm_pct, r.turns)
-            for r, beside in placed
-        ]
-        servers = disturb_servers(work, loaded, self._problem.queueing)
-        return {r: server for (r, _), server in zip(placed, servers, strict=True)}
-
     def _undisturbed_server(self, device: Device, placed: PlacedReplica, beside: Sequence[Workload]) -> BatchServer:
         server = self._segments.undisturbed_server(device, placed.workload, beside)
         return replace(server, max_wait_ms=placed.max_wait_ms)
 
-    def replica(
-        self,
-        device: Device,
-        placed: PlacedReplica,
-        beside: Sequence[Workload],
-        disturbances: Mapping[PlacedReplica, BatchServer] = _CALM,
+    def replicas(self, device: Device, partition: PlacedPartition) -> tuple[Replica, ...]:
+        """Return the replicas of a partition of the placement for the map."""
+        servers = self._servers.get(id(partition), (None,) * len(partition.replicas))
+        return tuple(
+            self._predict_replica(device, placed, partition.beside(placed), server)
+            for placed, server in zip(partition.replicas, servers, strict=True)
+        )
+
+    def _predict_replica(
+        self, device: Device, placed: PlacedReplica, beside: Sequence[Workload], server: BatchServer | None
     ) -> Replica:
-        """Return the replica for the map, with ``beside`` running on the same device."""
         estimate = self._segments.estimate(device, placed.workload, beside)
+        utilization = placed.rate_rps / estimate.throughput_rps.value
         prediction = ReplicaPrediction(
             **batch_figures(estimate),
             goodput_rps=min(placed.rate_rps, estimate.throughput_rps.value),
-            utilization=placed.rate_rps / estimate.throughput_rps.value,
+            utilization=utilization,
             memory_bytes=placed.memory_bytes,
             creq=_required_compute(placed),
             mreq=_required_memory(placed, estimate),
         )
         latencies, rate_rps = None, placed.rate_rps
-        if self._problem.options.latency_budget is None:
-            undisturbed = self._undisturbed_server(device, placed, beside)
-            server = disturbances.get(placed, undisturbed)
-            if placed.model not in self._pools:
-                self._pools[placed.model] = self._solve(placed.model, placed.rate_rps, [(server, estimate)])
-            latencies = undisturbed.latency_ms
+        if server is not None:
+            latencies = self._undisturbed_server(device, placed, beside).latency_ms
             part, ends = self._pools[placed.model].part(server, estimate.latency_ms)
             prediction, rate_rps = self._with_queueing(prediction, placed.model, part, ends), part.rate_rps
+            if placed.turns:  # the replica's part of the time of its worker, without waits
+                prediction = prediction.model_copy(update={"utilization": utilization})
         self._goodput[placed.model] = self._goodput.get(placed.model, 0.0) + prediction.goodput_rps
         return Replica(
             model=placed.model,
@@ -143,14 +144,7 @@ class Predictor:
             batch_latency_ms=latencies,
             predicted=prediction,
             turns=placed.turns,
-            turn_ms=self._turn_ms(device, placed.workload, beside),
         )
-
-    def _turn_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> float | None:
-        """Return the time of a full batch during its turn, None for a replica without turns."""
-        if not workload.turns:
-            return None
-        return self._segments.estimate(device, workload, without_turn_mates(workload, beside)).latency_ms.value
 
     def model(self, name: str) -> ModelPrediction:
         """Return the predictions of a model over all its replicas."""

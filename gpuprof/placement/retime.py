@@ -13,7 +13,6 @@ from gpuprof.placement.map_workloads import (
     replica_workload,
 )
 from gpuprof.placement.predict import batch_figures
-from gpuprof.rules.turns import without_turn_mates
 
 
 def retime_map(deployment: DeploymentMap, evidence: Evidence, name: str) -> DeploymentMap:
@@ -43,14 +42,14 @@ def _retime_gpu(gpu: Gpu, evidence: Evidence, estimator: Estimator) -> Gpu:
 def _retime_replica(
     gpu: Gpu, partition: Partition, replica: Replica, evidence: Evidence, estimator: Estimator
 ) -> Replica:
-    beside = neighbour_workloads(partition, replica)
     device = evidence.devices.get(gpu.device)
     if device is None:
         raise InputError(f"unknown device {gpu.device!r}")
     if replica.batch_latency_ms is not None:
         estimates = ask_batch_series(estimator, device, partition, replica)
     else:
-        estimates = (ask_estimator(estimator, device, replica_workload(partition, replica, replica.batch), beside),)
+        workload, beside = replica_workload(partition, replica, replica.batch), neighbour_workloads(partition, replica)
+        estimates = (ask_estimator(estimator, device, workload, beside),)
     full = estimates[-1]
     predicted = replica.predicted.model_copy(
         update={
@@ -62,10 +61,4 @@ def _retime_replica(
     )
     handover_ms = evidence.host.handover_ms
     times = None if replica.batch_latency_ms is None else tuple(e.latency_ms.value + handover_ms for e in estimates)
-    changes: dict[str, object] = {"predicted": predicted, "batch_latency_ms": times}
-    if replica.turns:
-        workload = replica_workload(partition, replica, replica.batch)
-        changes["turn_ms"] = ask_estimator(
-            estimator, device, workload, without_turn_mates(workload, beside)
-        ).latency_ms.value
-    return replica.model_copy(update=changes)
+    return replica.model_copy(update={"predicted": predicted, "batch_latency_ms": times})

@@ -1,110 +1,213 @@
-"""Time sharing on a CPU: lightly loaded models take turns in one share instead of a share each.
+"""Shared workers: lightly loaded models take turns in one process instead of a process and a share each.
 
-The least profiled share of a CPU is mostly a core, so a machine of two cores would hold only two models. Models that
-take turns (`gpuprof.rules.turns`) run one batch at a time on all cores of their share; each batch waits for at most one
-batch of each of the others, and every SLO must hold with that wait.
+A process needs the memory of a context, and the least profiled share of a CPU is mostly a core. The models of a worker
+(`gpuprof.rules.turns`) run one batch at a time on all of its share and hold one context; every SLO must hold with the
+waits for the other models' batches.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import pairwise, product
 
+from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Workload
+from gpuprof.domain.estimate import Workload, batch_times
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.model_queues import ModelQueues, ShapedQueue
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.optimal.incumbent import objective_value
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem, collect_evidence
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
+from gpuprof.rules.turns import held_shares, list_firsts
+
+#: Parts of a device's time up to which the models with a single replica move to workers: a map for each.
+_LIGHT = (0.1, 0.3, 1.0)
+#: Numbers of workers of a device that are tried, each in an equal share: small batches use small shares better.
+_WORKERS = (1, 2, 3, 5, 10)
+#: Batches of a worker's models, as the arrivals within so many SLOs: the first that keeps every SLO.
+_BATCH_SLOS = (0.5, 2.0)
+#: Multiple of a mean batch from which batches are not evaluated for a bound, and largest mean batch used.
+_FAR, _SMALL = 4.0, 16.0
 
 
-def share_time(problem: Problem, placement: Placement, limit: Limit) -> Placement:
-    """Return the placement with CPUs time-shared where this serves more demands, or takes fewer devices.
+def share_workers(problem: Problem, placement: Placement, limit: Limit) -> Placement:
+    """Return the placement with light models in shared workers where this serves more demands, or costs less.
 
-    Bounds for maps without time sharing are replaced by bounds from the devices' work. Unchanged with the option
-    ``isolate``, or without a CPU in the fleet.
+    Bounds for maps without shared workers are replaced by bounds that hold with them. Unchanged with the option
+    ``isolate``; under a latency budget only CPUs are shared, as the papers' rules know no shared process on a GPU.
     """
-    devices = {entry.device.name: entry.device for entry in problem.fleet.entries if entry.device.kind == "cpu"}
-    if problem.options.isolate or not devices:
+    devices = {
+        entry.device.name: entry.device
+        for entry in problem.fleet.entries
+        if entry.device.kind == "cpu" or problem.options.latency_budget is None
+    }
+    if problem.options.isolate or not devices or len(problem.demands) < 2:
         return placement
-    segments = Segments(problem)
-    sharing = _TimeSharing(problem, segments, devices)
-    gpus = list(placement.gpus)
-    try:
-        for unplaced in placement.unplaced:  # in any case
-            gpus = sharing.add(gpus, unplaced.model, unplaced.rate_rps)
-        with problem.limits.until(limit):
-            gpus = sharing.join(gpus)
-    except TimeUpError:
-        pass  # the joins so far are sound
-    shared = placement
-    if sharing.changed:
-        shared = with_unplaced(problem, segments, replace(placement, gpus=tuple(gpus), unplaced=()))
-        shared = replace(shared, found_by="time sharing")
-        if check(to_map(problem, shared), collect_evidence(problem)):
-            shared = placement  # replicas on several devices are one queue, which no device alone can verify
-    return _with_work_bounds(problem, segments, shared)
+    packing = _Packing(problem, Segments(problem), devices)
+    best, tried = placement, set[tuple[str, ...]]()
+    limit = limit.with_least((limit.seconds or 0.0) / 8.0)  # however long the search took
+    with problem.limits.until(limit), suppress(TimeUpError):
+        for most_busy in _LIGHT:
+            light = packing.list_light(placement, most_busy)
+            if len(light) < 2 or light in tried:
+                continue
+            tried.add(light)
+            gpus = packing.pack(placement, light)
+            shared = with_unplaced(problem, packing.segments, replace(placement, gpus=tuple(gpus), unplaced=()))
+            shared = replace(shared, found_by="shared workers")
+            is_better = objective_value(problem, shared) < objective_value(problem, best)
+            if is_better and not check(to_map(problem, shared), collect_evidence(problem)):
+                best = shared
+    if best.unplaced:
+        return replace(best, lower_bound_gpus=None, lower_bound_cost_per_hour=None, upper_bound_goodput_rps=None)
+    least_gpus, least_cost = 1, min(entry.price_per_hour for entry in problem.fleet.entries)
+    with problem.limits.until(limit), suppress(TimeUpError):
+        least_gpus, least_cost = _bound_shared(problem, packing.segments)
+    return replace(
+        best, lower_bound_gpus=least_gpus, lower_bound_cost_per_hour=least_cost, upper_bound_goodput_rps=None
+    )
 
 
 @dataclass(slots=True)
-class _TimeSharing:
-    """Joins models on CPUs; ``changed`` is True after any join."""
+class _Packing:
+    """Packs models in workers."""
 
     problem: Problem
     segments: Segments
-    devices: Mapping[str, Device]
-    changed: bool = False
+    devices: Mapping[str, Device]  #: Devices that may have workers.
 
-    def add(self, gpus: Sequence[PlacedGpu], model: str, rate_rps: float) -> list[PlacedGpu]:
-        """Return the devices with an unplaced demand: on a device that can share time, else on a new device."""
-        used_counts = Counter(gpu.device for gpu in gpus)
-        spare = (
-            PlacedGpu(entry.device.name, ())
+    def list_light(self, placement: Placement, most_busy: float) -> tuple[str, ...]:
+        """Return the models to be moved to workers: unplaced ones, and those with a replica that is busy little.
+
+        The tightest SLO comes first, so that a worker's models are alike in it, then the busiest model.
+        """
+        busy: dict[str, float] = {shortfall.model: 0.0 for shortfall in placement.unplaced}
+        counts = Counter(replica.model for gpu in placement.gpus for replica in gpu.replicas())
+        for gpu in placement.gpus:
+            for replica in gpu.replicas() if gpu.device in self.devices else ():
+                part = self._busy(self.problem.device(gpu.device), replica)
+                if counts[replica.model] == 1 and part <= most_busy and not replica.share.mig:
+                    busy[replica.model] = part
+        demands = [self.problem.demand(model) for model in busy]
+        demands.sort(key=lambda demand: (-demand.priority, demand.slo.latency_ms, -busy[demand.model]))
+        return tuple(demand.model for demand in demands)
+
+    def pack(self, placement: Placement, light: Sequence[str]) -> list[PlacedGpu]:
+        """Return the devices of the other models with workers of light models beside them, and further devices.
+
+        Models that fit nowhere are left out.
+        """
+        left, gpus = list(light), list[PlacedGpu]()
+        for gpu in placement.gpus:
+            partitions = (
+                replace(part, replicas=tuple(replica for replica in part.replicas if replica.model not in light))
+                for part in gpu.partitions
+            )
+            rest = PlacedGpu(gpu.device, tuple(partition for partition in partitions if partition.replicas))
+            if rest.partitions:
+                gpus.append(self._fill(rest, left, 1))
+        usual: tuple[FleetEntry, int] | None = None
+        while left and (entries := self._list_free(gpus)):
+            options = [usual] if usual else list(product(entries, _WORKERS))
+            filled = [self._fill(PlacedGpu(entry.device.name, ()), left[:], workers) for entry, workers in options]
+            counts = [len(list(gpu.replicas())) for gpu in filled]
+            best = max(range(len(options)), key=lambda n: (counts[n] / options[n][0].price_per_hour, -options[n][1]))
+            if counts[best]:
+                gpus.append(filled[best])
+            # A model that fits on no empty device is left out.
+            del left[: max(1, counts[best])]
+            is_usual = len(left) > counts[best] > 0 and options[best][0] in self._list_free(gpus)
+            usual = options[best] if is_usual else None  # the last device may be of another kind
+        return gpus
+
+    def _list_free(self, gpus: Sequence[PlacedGpu]) -> list[FleetEntry]:
+        """Return the kinds of devices of which another may have workers."""
+        used = Counter(gpu.device for gpu in gpus)
+        return [
+            entry
             for entry in self.problem.fleet.entries
-            if entry.device.name in self.devices and used_counts[entry.device.name] < (entry.count or math.inf)
-        )
-        replicas = Counter(replica.model for gpu in gpus for replica in gpu.replicas())
-        most = self.problem.demand(model).max_replicas or math.inf
-        for position, gpu in enumerate((*gpus, *spare)):
-            if replicas[model] >= most and all(replica.model != model for replica in gpu.replicas()):
+            if entry.device.name in self.devices and used[entry.device.name] < (entry.count or math.inf)
+        ]
+
+    def _fill(self, gpu: PlacedGpu, left: list[str], workers: int) -> PlacedGpu:
+        """Return a device with so many workers more, of as many models from the begin of ``left`` as fit, taken off."""
+        device = self.devices.get(gpu.device)
+        if device is None or any(part.mig or part.unshared for part in gpu.partitions):
+            return gpu
+        replicas = tuple(gpu.replicas())
+        free_pct = 100.0 - sum(held_shares((replica.share.sm_pct, replica.turns) for replica in replicas))
+        share = self._find_share(device, left, free_pct / workers)
+        filled, most, failed = gpu, 0, len(left) + 1
+        while share and most + 1 < failed:
+            count = min(2 * most + 1, (most + failed) // 2)
+            partition = self._make_partition(device, replicas, share, workers, left[:count])
+            if partition is None:
+                failed = count
+            else:
+                filled, most = PlacedGpu(gpu.device, (partition,)), count
+        del left[:most]
+        return filled
+
+    def _find_share(self, device: Device, models: Sequence[str], most_pct: float) -> Share | None:
+        """Return the largest share up to ``most_pct`` that is listed for all of the models."""
+        listed = [set(self.problem.estimator.shares(self.segments.first_alike(model), device)) for model in models]
+        if not listed:
+            return None
+        fitting = [s for s in set.intersection(*listed) if not s.mig and s.sm_pct <= most_pct * (1.0 + TOLERANCE)]
+        return max(fitting, key=lambda share: share.sm_pct, default=None)
+
+    def _make_partition(
+        self,
+        device: Device,
+        replicas: tuple[PlacedReplica, ...],
+        share: Share,
+        workers: int,
+        models: Sequence[str],
+    ) -> PlacedPartition | None:
+        """Return the partition with the models dealt to workers, None where memory, processes or an SLO forbid it."""
+        tried = set[tuple[int, ...]]()
+        for slos in _BATCH_SLOS:
+            batches = tuple(self._choose_batch(device, model, share, slos) for model in models)
+            if batches in tried:
                 continue
-            partition = self._share(gpu, [PlacedReplica(model, 1, 1, Share(), rate_rps)])
-            if partition is not None:
-                self.changed = True
-                shared_gpu = PlacedGpu(gpu.device, (partition,))
-                return [*gpus[:position], shared_gpu, *gpus[position + 1 :]]
-        return list(gpus)
+            tried.add(batches)
+            members = (
+                PlacedReplica(model, batch, 1, share, self.problem.demand(model).rate_rps, turns=1 + number % workers)
+                for number, (model, batch) in enumerate(zip(models, batches, strict=True))
+            )
+            partition = PlacedPartition((*replicas, *members))
+            with suppress(InputError):
+                partition = self.segments.with_memory(device, partition)
+                if self._fits(device, partition) and self.segments.keeps_slos(device, partition):
+                    return partition
+        return None
 
-    def join(self, gpus: Sequence[PlacedGpu]) -> list[PlacedGpu]:
-        """Return the models of the devices on fewer devices, the least loaded emptied first."""
-        remaining = sorted(gpus, key=self._load)
-        position = 0
-        while position < len(remaining):
-            source = remaining[position]
-            for index in range(len(remaining) - 1, -1, -1):
-                target = remaining[index]
-                if index == position or target.device not in self.devices or source.device not in self.devices:
-                    continue
-                partition = self._share(target, list(source.replicas()))
-                if partition is not None:
-                    self.changed = True
-                    remaining[index] = PlacedGpu(target.device, (partition,))
-                    del remaining[position]
-                    position -= 1
-                    break
-            position += 1
-        return remaining
+    def _choose_batch(self, device: Device, model: str, share: Share, slos: float) -> int:
+        """Return the least batch that holds the requests which arrive within so many SLOs, or the largest."""
+        demand = self.problem.demand(model)
+        arrivals = slos * demand.rate_rps * demand.slo.latency_ms / 1000.0
+        batches = self.segments.search_space.listed_batches(self.segments.first_alike(model), device, share)
+        return next((batch for batch in batches if batch >= arrivals), max(batches, default=1))
 
-    def _load(self, gpu: PlacedGpu) -> float:
-        return math.fsum(self._busy(self.problem.device(gpu.device), replica) for replica in gpu.replicas())
+    def _fits(self, device: Device, partition: PlacedPartition) -> bool:
+        """Return whether the memory and the number of processes suffice."""
+        firsts = list_firsts([replica.turns for replica in partition.replicas])
+        processes = sum(r.processes for r, is_first in zip(partition.replicas, firsts, strict=True) if is_first)
+        has_memory = sum(replica.memory_bytes or 0 for replica in partition.replicas) <= device.dram_bytes
+        return has_memory and (device.kind != "gpu" or processes <= MPS_CLIENTS)
 
     def _busy(self, device: Device, replica: PlacedReplica) -> float:
         """Return the part of a device's time a replica takes."""
@@ -114,145 +217,106 @@ class _TimeSharing:
             return device.fraction(replica.share)
         return device.fraction(replica.share) * replica.rate_rps / throughput_rps
 
-    def _share(self, gpu: PlacedGpu, new_replicas: Sequence[PlacedReplica]) -> PlacedPartition | None:
-        """Return a device's partition with further models, None where no time sharing keeps all SLOs.
 
-        The busiest replicas keep their shares as long as the others can take turns in the rest of the device.
-        """
-        device = self.devices.get(gpu.device)
-        if device is None or any(partition.mig for partition in gpu.partitions):
-            return None
-        rates: dict[str, float] = {}
-        for replica in (*gpu.replicas(), *new_replicas):
-            rates[replica.model] = rates.get(replica.model, 0.0) + replica.rate_rps
-        names = {replica.model for replica in new_replicas}
-        by_size = sorted(
-            (replica for replica in gpu.replicas() if not replica.turns and replica.model not in names),
-            key=lambda replica: -self._busy(device, replica),
-        )
-        for size in range(len(by_size), -1, -1):
-            fixed = by_size[:size]
-            left = dict(rates)
-            for replica in fixed:
-                left[replica.model] -= replica.rate_rps
-            rotating = {model: rate for model, rate in left.items() if rate > TOLERANCE * rates[model]}
-            if len(rotating) < 2 or rotating.keys() & {replica.model for replica in fixed}:
-                continue
-            for share in self._shares(device, rotating, 100.0 - math.fsum(replica.share.sm_pct for replica in fixed)):
-                partition = self._take_turns(device, fixed, rotating, share)
-                if partition is not None:
-                    return partition
-        return None
+def _bound_shared(problem: Problem, segments: Segments) -> tuple[int, float]:
+    """Return bounds of the devices and the cost per hour that hold for maps with and without shared workers.
 
-    def _shares(self, device: Device, rates: Mapping[str, float], free_pct: float) -> Iterator[Share]:
-        """Yield the largest share within ``free_pct`` that is listed for every model."""
-        sets = [set(self.problem.estimator.shares(model, device)) for model in rates]
-        fitting = [share for share in set.intersection(*sets) if not share.mig and share.sm_pct <= free_pct + TOLERANCE]
-        yield from sorted(fitting, key=lambda share: -share.sm_pct)[:1]
-
-    def _take_turns(
-        self, device: Device, fixed: Sequence[PlacedReplica], rates: Mapping[str, float], share: Share
-    ) -> PlacedPartition | None:
-        for cycles in count(1):  # a batch that holds the arrivals of more cycles waits less, until none is large enough
-            batches = self._choose_batches(device, rates, share, cycles)
-            if batches is None:
-                return None
-            replicas = list(fixed)
-            for model, rate_rps in rates.items():
-                workload = Workload(model, batches[model], share, turns=1)
-                memory = self.segments.memory_bytes(self.segments.estimate(device, replace(workload, turns=0)))
-                replicas.append(PlacedReplica(model, batches[model], 1, share, rate_rps, memory_bytes=memory, turns=1))
-            partition = PlacedPartition(tuple(replicas))
-            if self._keeps_slos(device, partition):
-                return partition
-        return None
-
-    def _choose_batches(
-        self, device: Device, rates: Mapping[str, float], share: Share, cycles: int
-    ) -> dict[str, int] | None:
-        """Return for each model the least batch holding the arrivals of ``cycles`` cycles, None where none does.
-
-        A larger batch lengthens the cycle, so batches grow from the least until all are large enough.
-        """
-        sizes = {model: self.segments.search_space.listed_batches(model, device, share) for model in rates}
-        if not all(sizes.values()):
-            return None
-        smallest = {model: batches[0] for model, batches in sizes.items()}
-        while True:
-            try:
-                cycle_s = 1e-3 * math.fsum(
-                    self.segments.latency_ms(device, Workload(model, batch, share)) for model, batch in smallest.items()
-                )
-            except InputError:
-                return None
-            least = {
-                model: next((batch for batch in sizes[model] if batch > cycles * rate_rps * cycle_s), None)
-                for model, rate_rps in rates.items()
-            }
-            larger = {model: max(batch, smallest[model]) for model, batch in least.items() if batch is not None}
-            if len(larger) < len(smallest):
-                return None
-            if larger == smallest:
-                return smallest
-            smallest = larger
-
-    def _keeps_slos(self, device: Device, partition: PlacedPartition) -> bool:
-        if sum(replica.memory_bytes or 0 for replica in partition.replicas) > device.dram_bytes:
-            return False
-        return all(
-            self.segments.meets(
-                self.problem.demand(replica.model),
-                device,
-                replica.workload,
-                replica.rate_rps,
-                partition.beside(replica),
-            )
-            for replica in partition.replicas
-        )
-
-
-def _with_work_bounds(problem: Problem, segments: Segments, placement: Placement) -> Placement:
-    """Return the placement with bounds that also hold for maps with time sharing.
-
-    A request takes a part of a device's time, the least over the allowed batches and shares; the total over all
-    requests bounds the number of devices.
+    Each request takes part of a device's time (`_least_part`), and each model of a worker at least its memory without a
+    context; their sums bound the devices.
     """
-    least_devices, least_cost = 0.0, 0.0
+    least_devices = least_cost = least_memory = 0.0
     for demand in problem.demands:
         parts = [
-            (part, part * entry.price_per_hour)
+            (part, part * entry.price_per_hour, _least_memory_part(segments, demand.model, entry.device))
             for entry in problem.fleet.entries
-            if (part := _least_part(segments, demand.model, entry.device)) is not None
+            if (part := _least_part(segments, demand, entry.device)) is not None
         ]
         if not parts:
             continue  # no map serves it
-        least_devices += demand.rate_rps * min(part for part, _ in parts)
-        least_cost += demand.rate_rps * min(cost for _, cost in parts)
-    if placement.unplaced:
-        return replace(placement, lower_bound_gpus=None, lower_bound_cost_per_hour=None, upper_bound_goodput_rps=None)
+        least_devices += min(part for part, *_ in parts)
+        least_cost += min(cost for _, cost, _ in parts)
+        least_memory += min(memory for *_, memory in parts)
     cheapest = min(entry.price_per_hour for entry in problem.fleet.entries)
-    count = max(1, math.ceil(least_devices - 1e-6))
+    count = max(1, math.ceil(max(least_devices, least_memory) - 1e-6))
     same_price = len({entry.price_per_hour for entry in problem.fleet.entries}) == 1
-    return replace(
-        placement,
-        lower_bound_gpus=count,
-        lower_bound_cost_per_hour=count * cheapest if same_price else max(cheapest, least_cost),
-        upper_bound_goodput_rps=None,
-    )
+    return count, count * cheapest if same_price else max(cheapest, least_cost)
 
 
-def _least_part(segments: Segments, model: str, device: Device) -> float | None:
-    """Return the least part of a device's time in seconds a request takes, None without a workload.
+def _least_part(segments: Segments, demand: Demand, device: Device) -> float | None:
+    """Return the least part of a device's time a demand takes, None without a workload.
 
-    Zero, which bounds nothing, where batches between the listed ones may run: they are too many to evaluate.
+    Under the queueing model with Poisson requests at the rate r, the fraction q that keeps the SLO is in batches of at
+    most 1 + 2 r SLO / q such requests on average, since requests of a batch that keep the SLO arrive within an SLO of
+    each other. A convex lower bound of the time per request at this average bounds the mean time per request.
     """
+    model, space = segments.first_alike(demand.model), segments.search_space
+    timely = 1.0
+    mean_batch = math.inf
+    is_shaped = isinstance(segments.problem.queueing, ShapedQueue | ModelQueues)
+    if segments.problem.options.latency_budget is None:
+        timely = demand.slo.percentile / 100.0
+    if segments.problem.options.latency_budget is None and not is_shaped:
+        mean_batch = 1.0 + 2.0 * demand.rate_rps * demand.slo.latency_ms / 1000.0 / timely
+    shares = list(segments.problem.estimator.shares(model, device))
+    shares += [Share(pct, mig) for mig in {share.mig for share in shares} for pct in space.steps(model, device, mig)]
     parts = []
-    for share in segments.problem.estimator.shares(model, device):
-        if segments.search_space.is_dense(model, device, share):
-            return 0.0
-        for workload in segments.workloads(model, device, share):
-            try:
-                parts.append(device.fraction(share) / segments.throughput_rps(device, workload))
-            except InputError:
-                continue
+    for share in shares:
+        if space.is_dense(model, device, share):
+            return 0.0  # batches between the listed ones are too many to evaluate
+        for count in space.processes(share):
+            each_ms = _bound_ms(segments, device, Workload(model, 1, share, count), mean_batch)
+            if each_ms is not None:
+                parts.append(device.fraction(share) * each_ms * timely * demand.rate_rps / 1000.0)
     return min(parts, default=None)
+
+
+def _bound_ms(segments: Segments, device: Device, workload: Workload, mean_batch: float) -> float | None:
+    """Return a lower bound of the mean time per request in batches of a mean size, None without an estimate.
+
+    ``workload``: its batch is ignored. Batches far beyond a small mean are treated as without work, which hardly lowers
+    the bound. Large means are not used: the most efficient of the listed batches is the bound.
+    """
+    problem, batches = segments.problem, segments.search_space.listed_batches(workload.model, device, workload.share)
+    count = math.ceil(_FAR * mean_batch) if mean_batch <= _SMALL else 0
+    if count and max(batches, default=0) >= count:
+        with suppress(InputError):
+            arguments = workload.model, device, range(1, count + 1), workload.share, workload.processes
+            figures = batch_times(problem.estimator, *arguments)
+            each_ms = [planned_ms(figure, problem.options.confidence) / (n + 1) for n, figure in enumerate(figures)]
+            return _bound_mean([*each_ms, 0.0], mean_batch) / workload.processes
+    least = math.inf
+    for batch in batches:
+        with suppress(InputError):
+            least = min(least, 1000.0 / segments.throughput_rps(device, replace(workload, batch=batch)))
+    return None if math.isinf(least) else least
+
+
+def _bound_mean(values: Sequence[float], mean: float) -> float:
+    """Return a lower bound of the mean value of sizes 1, 2, … of a mean up to ``mean``, by their lower convex hull."""
+    hull: list[tuple[float, float]] = []
+    for point in enumerate(values, 1):
+        while len(hull) > 1 and _is_above(hull[-1], hull[-2], point):
+            hull.pop()
+        hull.append(point)
+    least = min((value for size, value in hull if size <= mean), default=hull[0][1])
+    for (size, value), (next_size, next_value) in pairwise(hull):
+        if size <= mean < next_size:
+            least = min(least, value + (mean - size) * (next_value - value) / (next_size - size))
+    return least
+
+
+def _is_above(point: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
+    """Return whether a point is not below the line between two others."""
+    slope = (right[1] - left[1]) / (right[0] - left[0])
+    return point[1] >= left[1] + slope * (point[0] - left[0])
+
+
+def _least_memory_part(segments: Segments, model: str, device: Device) -> float:
+    """Return the least part of a device's memory a model of a worker takes, without a context; 0 where unknown."""
+    with suppress(InputError):
+        batches = segments.search_space.listed_batches(segments.first_alike(model), device, Share())
+        estimate = segments.estimate(device, Workload(model, min(batches), Share()))
+        process_bytes = segments.memory_bytes(estimate)
+        if process_bytes is not None:
+            return estimate.added_bytes(process_bytes) / (device.dram_bytes - estimate.context_bytes)
+    return 0.0

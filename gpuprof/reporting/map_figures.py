@@ -75,10 +75,11 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
                 top = low + 0.3
                 yield Box("", at + _GAP, at + width - _GAP, low, top, tip, 0, partition.mig.profile, strip=True)
         for replica in partition.replicas:
-            share_width = width * replica.sm_share_pct / 100.0 * replica.cycle_fraction
+            mates = sum(bool(replica.turns) and r.turns == replica.turns for r in partition.replicas)
+            share_width = width * replica.sm_share_pct / 100.0 / max(1, mates)
             part = width / len(partition.replicas) if partition.unshared else share_width
             share = "no share" if partition.unshared else f"{replica.sm_share_pct:g}% share"
-            share += f" by turns {replica.turns}" if replica.turns else ""
+            share += f" of worker {replica.turns}" if replica.turns else ""
             color = models.index(replica.model) if replica.model in models else len(models)
             label = f"{replica.model} b{replica.batch}" + (f"×{replica.processes}" if replica.processes > 1 else "")
             tip = (

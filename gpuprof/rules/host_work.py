@@ -21,6 +21,7 @@ from gpuprof.domain.planned_with import PlannedWith
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices
+from gpuprof.rules.turns import LoadedReplica
 
 #: Requests per second at which the cost is measured: with hardly any concurrent host work, and with much.
 CALM_RPS, BUSY_RPS = 60.0, 600.0
@@ -78,16 +79,6 @@ class HostWork:
 
 #: No host work: unmeasured, or batches run on a GPU.
 NO_HOST_WORK = HostWork()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedReplica:
-    """A replica at its request rate: undisturbed ``server``, ``share_pct`` of the CPU, and turn group ``turns``."""
-
-    server: BatchServer
-    rate_rps: float
-    share_pct: float
-    turns: int = 0
 
 
 def host_work_of_plan(planned_with: PlannedWith) -> HostWork:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.domain.estimate import MOST_VARIATION
+from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.rules.batching import wait_limit_ms
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 from gpuprof.rules.routing import RULES
+from gpuprof.rules.turns import LoadedReplica, add_waits, find_mean_waits
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.host import core_arrays
 from gpuprof.simulator.state import NS_PER_MS, ClusterArrays
 
 #: Least coefficient of variation; smaller values are treated as 0, because the gamma shape 1 / cv² would overflow.
 _LEAST_VARIATION = 1e-6
+_LEAST_MS = 1e-6  # a batch time must be above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,8 @@ def build_cluster(
         chain[positions], following[positions[:-1]] = row, positions[1:]
     replicas = [place.replica for place in places]
     of_model = np.array([models.index(replica.model) for replica in replicas], np.int64)
-    latency = _latencies(replicas)
+    turn_ms = _latencies(replicas)
+    latency = turn_ms + find_waits(places)[:, None]
     turns = _number_turns(places)
     wait_ms = np.array(
         [_max_wait_ms(deployment, replica, row.tolist()) for replica, row in zip(replicas, latency, strict=True)]
@@ -147,7 +152,7 @@ def build_cluster(
         batch=np.array([replica.batch for replica in replicas], np.int64),
         latency_ms=latency,
         turns=turns,
-        turn_ms=_turn_times(replicas, latency) if (turns >= 0).any() else latency,
+        turn_ms=turn_ms,
         max_wait_ms=wait_ms,
         cv=_drop_least(np.array([replica.predicted.latency_cv for replica in replicas])),
         pause_factor=np.array([replica.predicted.pause_factor for replica in replicas]),
@@ -192,11 +197,34 @@ def _number_turns(places: Sequence[PlacedInstance]) -> NDArray[np.int64]:
     )
 
 
-def _turn_times(replicas: Sequence[Replica], latency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return batch times without the wait for a turn."""
-    waits = np.array([replica.wait_for_turn_ms for replica in replicas])
-    floor_ms = 1e-6  # a batch time must be above 0
-    return np.asarray(np.maximum(latency - waits[:, None], floor_ms))
+def find_waits(places: Sequence[PlacedInstance]) -> NDArray[np.float64]:
+    """Return the mean wait of each replica for its turn, in milliseconds."""
+    return np.array([wait_ms for replicas in _load_partitions(places) for wait_ms in find_mean_waits(replicas)])
+
+
+def list_queues(places: Sequence[PlacedInstance]) -> list[BatchServer]:
+    """Return each replica as a queue of its own, with waits for turns as part of its batch times."""
+    return [server for replicas in _load_partitions(places) for server in add_waits(replicas)]
+
+
+def _load_partitions(places: Sequence[PlacedInstance]) -> Iterator[list[LoadedReplica]]:
+    for _, group in groupby(places, key=lambda place: id(place.partition)):
+        yield [_load(place.replica) for place in group]
+
+
+def _load(replica: Replica) -> LoadedReplica:
+    predicted = replica.predicted
+    times = replica.batch_latency_ms or (predicted.latency_ms,) * replica.batch
+    server = BatchServer(
+        tuple(max(ms, _LEAST_MS) for ms in times),
+        replica.batch,
+        replica.max_wait_ms,
+        replica.processes,
+        predicted.latency_cv,
+        predicted.pause_factor,
+        predicted.pause_cv,
+    )
+    return LoadedReplica(server, replica.rate_rps, replica.sm_share_pct, replica.turns)
 
 
 def _max_wait_ms(deployment: DeploymentMap, replica: Replica, latency_ms: Sequence[float]) -> float:

@@ -15,9 +15,10 @@ import numpy as np
 
 from gpuprof.domain.arrival_process import ArrivalProcess, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError
 from gpuprof.rules.host_work import NO_HOST_WORK
-from gpuprof.simulator.cluster import SimulationOptions, places_of
+from gpuprof.simulator.cluster import SimulationOptions, list_queues, places_of
 from gpuprof.simulator.engine import simulate_to_tally
 from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
 from gpuprof.simulator.state import Tally
@@ -62,21 +63,22 @@ def sample_replicas(deployment: DeploymentMap, limit: int) -> tuple[DeploymentMa
     least one replica.
     """
     places = places_of(deployment)
-    kinds = Counter(_kind(place.replica) for place in places)
+    queues = list_queues(places)
+    kinds = Counter(_kind(place.replica, queue) for place, queue in zip(places, queues, strict=True))
     of_model = Counter(place.replica.model for place in places)
     to_keep = {
         kind: min(count, max(1, round(count * limit / max(limit, of_model[kind[0]])))) for kind, count in kinds.items()
     }
     nodes = []
     capacity, all_capacity = dict.fromkeys(deployment.models, 0.0), dict.fromkeys(deployment.models, 0.0)
-    for place in places:
-        replica, kind = place.replica, _kind(place.replica)
+    for place, queue in zip(places, queues, strict=True):
+        replica, kind = place.replica, _kind(place.replica, queue)
         all_capacity[replica.model] += capacity_rps(replica)
         if to_keep[kind]:
             to_keep[kind] -= 1
             capacity[replica.model] += capacity_rps(replica)
-            # Each replica gets its own device: its batch times include interference and waits for its turn.
-            single = replica.model_copy(update={"turns": 0, "turn_ms": None})
+            # Each replica gets its own device: its batch times include interference and, by its queue, waits for turns.
+            single = _wait_without_mates(replica, queue) if replica.turns else replica
             partition = Partition(mig=place.partition.mig, replicas=(single,))
             gpu = Gpu(index=place.gpu.index, device=place.gpu.device, partitions=(partition,))
             nodes.append(Node(name=place.node.name, gpus=(gpu,)))
@@ -84,8 +86,15 @@ def sample_replicas(deployment: DeploymentMap, limit: int) -> tuple[DeploymentMa
     return deployment.model_copy(update={"nodes": tuple(nodes)}), fractions
 
 
-def _kind(replica: Replica) -> tuple[str, object]:
-    return replica.model, (replica.batch_latency_ms, replica.predicted, replica.batch, replica.processes)
+def _wait_without_mates(replica: Replica, queue: BatchServer) -> Replica:
+    """Return a replica of a worker with the waits for its turns in its batch times."""
+    factors = {name: getattr(queue, name) for name in ("latency_cv", "pause_factor", "pause_cv")}
+    predicted = replica.predicted.model_copy(update={"latency_ms": queue.latency_ms[-1], **factors})
+    return replica.model_copy(update={"turns": 0, "batch_latency_ms": queue.latency_ms, "predicted": predicted})
+
+
+def _kind(replica: Replica, queue: BatchServer) -> tuple[str, object]:
+    return replica.model, (queue, replica.predicted, replica.batch, replica.processes)
 
 
 def capacity_rps(replica: Replica) -> float:

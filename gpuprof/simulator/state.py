@@ -51,8 +51,8 @@ class ClusterArrays(NamedTuple):
     #: ``replica_model``, ``batch``: Shape (R,).
     replica_model: Ints
     batch: Ints
-    #: ``latency_ms``, ``turn_ms``: Shape (R, B). Mean time of a batch by its size, with the longest wait for its turn,
-    #: and without.
+    #: ``latency_ms``, ``turn_ms``: Shape (R, B). Mean time of a batch by its size, with the mean wait for its turn, and
+    #: without.
     latency_ms: Any
     turn_ms: Floats
     turns: Ints  #: Shape (R,). Group number: replicas of a group run a single batch at a time; -1: no turns.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuprof.domain.deployment import Replica
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.share import Share
@@ -13,13 +14,20 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.placement.contract import ExponentialQueue, LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.predict import Predictor
-from gpuprof.placement.problem import Options
+from gpuprof.placement.problem import Options, Problem
 
 REPLICA = PlacedReplica("m", 4, 1, Share(50.0), 100.0)
 
 
+def predict(given: Problem, placed: PlacedReplica, *neighbours: PlacedReplica) -> Replica:
+    """Return the first replica of a partition."""
+    partition = PlacedPartition((placed, *neighbours))
+    predictor = Predictor(given, [PlacedGpu("plain", (partition,))])
+    return predictor.replicas(plain_device(), partition)[0]
+
+
 def test_a_replica_is_predicted_at_its_part_of_the_rate() -> None:
-    predicted = Predictor(problem([demand("m", 200.0, 60.0)])).replica(plain_device(), REPLICA, ())
+    predicted = predict(problem([demand("m", 200.0, 60.0)]), REPLICA)
     server = BatchServer((6.0, 8.0, 10.0, 12.0), 4, 0.0)
     sojourn = ExponentialQueue().sojourn(Arrivals(100.0), server)
     assert predicted.batch_latency_ms == (6.0, 8.0, 10.0, 12.0)
@@ -29,7 +37,7 @@ def test_a_replica_is_predicted_at_its_part_of_the_rate() -> None:
 
 
 def test_intervals_enclose_the_predictions() -> None:
-    predicted = Predictor(problem([demand("m", 200.0, 40.0)])).replica(plain_device(), REPLICA, ()).predicted
+    predicted = predict(problem([demand("m", 200.0, 40.0)]), REPLICA).predicted
     for value, interval in (
         (predicted.p99_ms, predicted.p99_ms_interval),
         (predicted.goodput_rps, predicted.goodput_rps_interval),
@@ -52,15 +60,14 @@ class _RoughQueue(ExponentialQueue):
 @pytest.mark.parametrize("rate", [50.0, 60.0, 70.0, 80.0, 90.0])
 def test_narrow_intervals_enclose_predictions_that_are_simulated(rate: float) -> None:
     given = replace(problem([demand("m", rate, 40.0)], None, LinearEstimator(interval=1e-5)), queueing=_RoughQueue())
-    predicted = Predictor(given).replica(plain_device(), replace(REPLICA, rate_rps=rate), ()).predicted
+    predicted = predict(given, replace(REPLICA, rate_rps=rate)).predicted
     assert predicted.p99_ms is not None and predicted.p99_ms_interval is not None
     assert predicted.p99_ms_interval[0] <= predicted.p99_ms <= predicted.p99_ms_interval[1]
 
 
 def test_the_prediction_is_that_of_the_means_whatever_was_planned_with() -> None:
     plain, careful = (
-        Predictor(problem([demand("m")], options=Options(confidence=confidence))).replica(plain_device(), REPLICA, ())
-        for confidence in (None, 0.9)
+        predict(problem([demand("m")], options=Options(confidence=confidence)), REPLICA) for confidence in (None, 0.9)
     )
     assert plain == careful
 
@@ -68,7 +75,7 @@ def test_the_prediction_is_that_of_the_means_whatever_was_planned_with() -> None
 def test_memory_that_nobody_observed_is_predicted_and_never_a_limit() -> None:
     placed = replace(REPLICA, memory_bytes=2**30)
     measured, guessed = (
-        Predictor(problem([demand("m")], estimator=LinearEstimator(source=source))).replica(plain_device(), placed, ())
+        predict(problem([demand("m")], estimator=LinearEstimator(source=source)), placed)
         for source in ("measured", "roofline, uncalibrated")
     )
     assert (measured.memory_limit_bytes, measured.predicted.memory_bytes) == (2**30, 2**30)
@@ -77,15 +84,14 @@ def test_memory_that_nobody_observed_is_predicted_and_never_a_limit() -> None:
 
 def test_under_the_papers_rule_goodput_is_throughput_up_to_the_rate_and_nothing_is_said_of_percentiles() -> None:
     given = problem([demand("m")], options=Options(latency_budget=0.5))
-    predicted = Predictor(given).replica(plain_device(), replace(REPLICA, rate_rps=400.0), ()).predicted
+    predicted = predict(given, replace(REPLICA, rate_rps=400.0)).predicted
     assert predicted.goodput_rps == pytest.approx(4000.0 / 12.0)
     assert predicted.p99_ms is None
 
 
 def test_a_neighbour_that_slows_down_is_in_the_prediction() -> None:
     given = problem([demand("m")], estimator=LinearEstimator(slowdown=1.0))
-    alone = Predictor(given).replica(plain_device(), REPLICA, ())
-    beside = Predictor(given).replica(plain_device(), REPLICA, (REPLICA.workload,))
+    alone, beside = predict(given, REPLICA), predict(given, REPLICA, replace(REPLICA))
     assert beside.predicted.latency_ms == 2.0 * alone.predicted.latency_ms
 
 
@@ -108,10 +114,8 @@ def test_of_equal_replicas_that_are_not_equally_sure_each_has_its_own_interval()
         PlacedGpu("plain", (PlacedPartition((sure,)),)),
         PlacedGpu("plain", (PlacedPartition((sure, unsure)),)),
     ]
-    predictor = Predictor(given)
-    predictor.pool_replicas(gpus, {})
-    alone = predictor.replica(plain_device(), sure, ()).predicted
-    beside = predictor.replica(plain_device(), sure, (unsure.workload,)).predicted
+    predictor = Predictor(given, gpus)
+    alone, beside = (predictor.replicas(plain_device(), gpu.partitions[0])[0].predicted for gpu in gpus)
     assert alone.p99_ms == beside.p99_ms
     assert alone.p99_ms_interval is not None and beside.p99_ms_interval is not None
     assert beside.p99_ms_interval[1] > alone.p99_ms_interval[1]

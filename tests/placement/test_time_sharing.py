@@ -68,6 +68,6 @@ def test_work_bounds_the_devices_and_no_bound_is_above_the_plan() -> None:
 
 
 def test_an_slo_that_waiting_would_break_is_left_unserved_on_one_machine() -> None:
-    placement = solve(make_problem(1, (5.0,) * 6, slo_ms=12.5))
+    placement = solve(make_problem(1, (5.0,) * 6, slo_ms=3.12))
     assert placement.unplaced
     assert placement.upper_bound_goodput_rps is None

@@ -13,11 +13,11 @@ from gpuprof.rules.host_work import (
     CALM_RPS,
     STAYS,
     HostWork,
-    LoadedReplica,
     disturb_at_worst,
     disturb_servers,
     lengthen_times,
 )
+from gpuprof.rules.turns import LoadedReplica
 
 
 class Linear:

@@ -1,4 +1,4 @@
-"""Turns in one share: how long a batch waits for its own at most, and who runs at once with whom."""
+"""Turns of the models of a worker: concurrent neighbours, waits for other models' batches, shares and cores."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.rules.cpu_slices import plan_shared_slices
-from gpuprof.rules.turns import estimate_in_turn, held_shares
+from gpuprof.rules.turns import LoadedReplica, add_waits, cycles_ms, estimate_turn, held_shares, list_firsts
 
 ALONE_MS = {"a": 4.0, "b": 6.0, "c": 10.0, "d": 1.0}
 SLOWS = {"a": 1.1, "b": 1.2, "c": 1.5, "d": 2.0}
@@ -33,34 +35,17 @@ def runs(model: str, turns: int = 0, share: float = 40.0) -> Workload:
     return Workload(model, 1, Share(share), turns=turns)
 
 
-def test_the_longest_wait_is_a_batch_of_each_of_those_who_take_turns_too() -> None:
-    estimate = estimate_in_turn(TurnQuestions(), runs("a", 1), [runs("b", 1), runs("c", 1)])
-    assert estimate.latency_ms.source == "measured"
-    time = estimate.latency_ms
-    assert [time.value, time.low, time.high] == pytest.approx([20.0, 18.0, 22.0])
-    assert estimate.throughput_rps.value == pytest.approx(50.0)  # a batch of one in each cycle
-    # Deviations of 0.4, 0.6 and 1 ms, which have nothing to do with one another.
-    assert estimate.latency_cv == pytest.approx(math.sqrt(0.4**2 + 0.6**2 + 1.0) / 20.0)
-
-
 def test_those_who_take_turns_do_not_slow_one_another_and_others_slow_each_of_them() -> None:
     ask = TurnQuestions()
-    estimate = estimate_in_turn(ask, runs("a", 1), [runs("b", 1), runs("d")])
-    assert estimate.latency_ms.value == pytest.approx(2.0 * 4.0 + 2.0 * 6.0)
+    estimate = estimate_turn(ask, runs("a", 1), [runs("b", 1), runs("d")])
+    assert estimate.latency_ms.value == pytest.approx(2.0 * 4.0) and estimate.workload.turns == 1
     assert set(ask.beside) == {("d",)}
 
 
 def test_of_others_who_take_turns_the_one_runs_that_slows_most() -> None:
     beside = [runs("c", 2, 60.0), runs("b", 2, 60.0)]
-    assert estimate_in_turn(TurnQuestions(), runs("a"), beside).latency_ms.value == pytest.approx(1.5 * 4.0)
-    assert estimate_in_turn(TurnQuestions(), runs("a"), beside[::-1]).latency_ms.value == pytest.approx(1.5 * 4.0)
-
-
-def test_the_sum_is_called_by_the_least_sure_of_its_parts() -> None:
-    def ask(workload: Workload, beside: Sequence[Workload]) -> Estimate:
-        return Estimate(workload, "device", Figure(1.0, "roofline" if workload.model == "b" else "measured"))
-
-    assert estimate_in_turn(ask, runs("a", 1), [runs("b", 1)]).latency_ms == Figure(2.0, "roofline")
+    assert estimate_turn(TurnQuestions(), runs("a"), beside).latency_ms.value == pytest.approx(1.5 * 4.0)
+    assert estimate_turn(TurnQuestions(), runs("a"), beside[::-1]).latency_ms.value == pytest.approx(1.5 * 4.0)
 
 
 def test_who_takes_turns_has_one_share_with_the_others_and_the_same_cores() -> None:
@@ -69,3 +54,56 @@ def test_who_takes_turns_has_one_share_with_the_others_and_the_same_cores() -> N
     first, second, third, fourth = plan_shared_slices(shares, range(4))
     assert first == third and len(first.cores) == 2
     assert len({first.cores, second.cores, fourth.cores}) == 3
+
+
+def test_a_worker_is_counted_with_its_first_replica() -> None:
+    assert list_firsts([1, 0, 1, 2, 0, 2]) == [True, True, False, True, True, False]
+    assert cycles_ms([4.0, 6.0, 10.0], [1, 0, 1]) == (14.0, 6.0, 14.0)
+
+
+def load(times_ms: Sequence[float], rate_rps: float, turns: int = 1, cv: float = 0.0) -> LoadedReplica:
+    return LoadedReplica(BatchServer(tuple(times_ms), len(times_ms), 0.0, latency_cv=cv), rate_rps, 100.0, turns)
+
+
+def test_replicas_without_turns_or_mates_wait_for_nobody() -> None:
+    alone = load([4.0], 50.0, turns=0), load([10.0], 10.0, turns=0), load([3.0, 4.0], 100.0, turns=2)
+    assert [server.latency_ms for server in add_waits(alone)] == [(4.0,), (10.0,), (3.0, 4.0)]
+
+
+def test_one_mate_is_waited_for_by_the_rest_of_its_batch() -> None:
+    first, _ = add_waits([load([4.0], 1e-6), load([10.0], 20.0)])
+    # It runs for 20% of the time, and 5 ms are left on average.
+    assert first.pause_factor * first.latency_ms[0] - 4.0 == pytest.approx(0.2 * 10.0 / 2.0, rel=0.01)
+
+
+def test_a_worker_with_more_work_than_time_has_the_longest_waits_and_serves_one_of_its_models_too_little() -> None:
+    loaded = [load([10.0, 12.0], 90.0), load([6.0], 100.0), load([1.0], 5.0)]
+    servers = add_waits(loaded)
+    assert [server.latency_ms[-1] for server in servers] == pytest.approx([19.0] * 3)
+    assert any(replica.rate_rps >= server.capacity_rps for replica, server in zip(loaded, servers, strict=True))
+
+
+#: 99th percentiles in milliseconds of 300 s of a worker of each kind, simulated event by event.
+SIMULATED = [
+    pytest.param([([1.5, 1.9, 2.3, 2.7], 45.0, 0.0)] * 12, {0: 15.8}, id="alike at 81%"),
+    pytest.param([([1.5, 1.9, 2.3, 2.7], 10.0, 0.0)] * 30, {0: 6.1}, id="many light"),
+    pytest.param([([1.0], 20.0, 0.0)] * 41, {0: 14.3}, id="many without batches"),
+    pytest.param([([8.48], 20.0, 0.0)] * 4, {0: 68.0}, id="few without batches"),
+    pytest.param([([10.0, 15.0], 20.0, 0.0), ([4.0], 60.0, 0.0)], {0: 27.7}, id="a pair"),
+    pytest.param(
+        [([5.0, 8.0, 11.0, 14.0], 20.0, 0.2), ([20.0, 35.0], 5.0, 0.1), ([3.0], 30.0, 0.0), ([8.0], 10.0, 0.0)],
+        {0: 30.0, 1: 53.0, 3: 34.0},
+        id="unlike",
+    ),
+]
+
+
+@pytest.mark.parametrize(("models", "p99_ms"), SIMULATED)
+def test_waits_give_the_simulated_percentiles(
+    models: Sequence[tuple[Sequence[float], float, float]], p99_ms: dict[int, float]
+) -> None:
+    loaded = [load(times, rate, cv=cv) for times, rate, cv in models]
+    servers = add_waits(loaded)
+    for position, simulated in p99_ms.items():
+        sojourn = BatchQueue().sojourn(Arrivals(loaded[position].rate_rps), servers[position])
+        assert sojourn.percentile(99.0) == pytest.approx(simulated, rel=0.15)

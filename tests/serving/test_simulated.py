@@ -74,7 +74,7 @@ def test_a_batch_at_hand_behind_another_counts_as_queued(tmp_path: Path) -> None
 
 
 def test_replicas_that_take_turns_run_one_batch_at_a_time(tmp_path: Path) -> None:
-    turns = {"latency_ms": 80.0, "turns": 1, "turn_ms": 40.0}  # either waits for 40 ms at most
+    turns = {"latency_ms": 40.0, "turns": 1}
     replicas = [replica("a", **turns), replica("b", **turns), replica("c", latency_ms=40.0)]
     document = map_of(dict.fromkeys("abc", "nowhere.onnx"), replicas, slo_ms=60_000.0)
     with running(tmp_path, document, "--simulate") as server:

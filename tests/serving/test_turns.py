@@ -16,7 +16,7 @@ def test_replicas_that_take_turns_are_served_from_the_same_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the workers meet
-    turns = {"turns": 1, "turn_ms": 0.2, "latency_ms": 0.4}
+    turns = {"turns": 1, "latency_ms": 0.2}
     document = map_of(dict.fromkeys("abc", "null:4"), [replica("a", **turns), replica("b", **turns), replica("c")])
     with running(tmp_path, document) as server:
         for _ in range(20):

@@ -12,7 +12,8 @@ from gpuprof.domain.arrival_process import ArrivalProcess, GammaArrivals, Record
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.rules.host_work import HostWork, LoadedReplica, disturb_servers
+from gpuprof.rules.host_work import HostWork, disturb_servers
+from gpuprof.rules.turns import LoadedReplica
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.outcome import SimulationOutcome

@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import Replica
-from gpuprof.simulator.cluster import SimulationOptions
+from gpuprof.simulator.cluster import SimulationOptions, list_queues, places_of
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.sampling import sample_replicas
 from tests.simulator.maps import make_map, replica
 
 
 def group(own_ms: dict[str, float], turns: int = 1) -> list[Replica]:
-    """Replicas for batches of one that take turns; their batch times in the map are whole cycles."""
-    cycle = sum(own_ms.values())
+    """Replicas of one worker, for batches of one."""
     return [
-        replica(model, [cycle]).model_copy(update={"turns": turns, "turn_ms": turn_ms, "sm_share_pct": 40.0})
+        replica(model, [turn_ms]).model_copy(update={"turns": turns, "sm_share_pct": 40.0})
         for model, turn_ms in own_ms.items()
     ]
 
@@ -44,10 +43,14 @@ def test_groups_and_devices_take_their_turns_apart() -> None:
     assert [model.mean_ms for model in result.models] == [10.0, 14.0, 5.0, 10.0, 3.0, 6.0]
 
 
-def test_a_sample_has_the_longest_waits_where_the_others_are_left_out() -> None:
-    small, _ = sample_replicas(make_map([group({"a": 10.0, "b": 4.0})] * 40), 4)
-    kept = [replica for *_, replica in small.places()]
-    assert all(not kept_item.turns and kept_item.batch_latency_ms == (14.0,) for kept_item in kept)
+def test_a_sample_has_the_waits_of_the_replicas_that_are_left_out() -> None:
+    whole = make_map([group({"a": 10.0, "b": 4.0})] * 40)
+    small, _ = sample_replicas(whole, 4)
+    places = places_of(whole)
+    queues = {place.replica.model: queue for place, queue in zip(places, list_queues(places), strict=True)}
+    for *_, kept in small.places():
+        assert not kept.turns and kept.batch_latency_ms == queues[kept.model].latency_ms
+        assert kept.batch_latency_ms[0] > {"a": 10.0, "b": 4.0}[kept.model]
 
 
 @settings(max_examples=40, deadline=None)

@@ -16,6 +16,8 @@ from gpuprof.domain.estimate import Figure
 from gpuprof.estimators.constants import constant
 
 SOURCE = "weights and live activations, scaled"
+#: Begin of the source of a whole process's memory, with its context.
+PROCESS = "process, "
 
 
 def predict_reserved(weight_bytes: float, activation_bytes: float, precision: str | None = None) -> Figure:
@@ -33,7 +35,7 @@ def predict_held(weight_bytes: float, activation_bytes: float, precision: str | 
     """Return the GPU memory of a process of ONNX Runtime, with its interval; ``precision`` as in `predict_reserved`."""
     context, held = constant("memory", "process_bytes"), constant("memory", "held_activations") * activation_bytes
     value = context + weight_bytes + held
-    source = f"process, {SOURCE}" if precision is None else f"process, {SOURCE}, in {precision}"
+    source = f"{PROCESS}{SOURCE}" if precision is None else f"{PROCESS}{SOURCE}, in {precision}"
     low = constant("memory", "least_process_bytes") + weight_bytes + constant("memory", "low") * held
     return Figure(value, source, low, context + constant("memory", "high") * (value - context))
 
@@ -45,4 +47,4 @@ def predict_process(weight_bytes: float, activation_bytes: float, precision: str
     """
     reserved, context = predict_reserved(weight_bytes, activation_bytes, precision), constant("memory", "process_bytes")
     low = constant("memory", "least_process_bytes") + (reserved.low or 0.0)
-    return Figure(context + reserved.value, f"process, {reserved.source}", low, 2.0 * context + reserved.upper())
+    return Figure(context + reserved.value, f"{PROCESS}{reserved.source}", low, 2.0 * context + reserved.upper())

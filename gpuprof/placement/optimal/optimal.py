@@ -10,7 +10,7 @@ from gpuprof.placement.optimal.measured_first import restrict_to_measured
 from gpuprof.placement.optimal.search import Search
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.time_sharing import share_time
+from gpuprof.placement.time_sharing import share_workers
 from gpuprof.placement.unplaced_reasons import with_reasons
 
 
@@ -41,19 +41,20 @@ class Optimal:
         """
         limit, incumbent = Limit(problem.options.time_limit_s), None
         limit = limit.with_least((limit.seconds or 0.0) / 2.0)  # where other programs occupy the processors
+        search_limit = limit if problem.options.isolate else limit.keeping((limit.seconds or 0.0) / 4.0)
         plain_problem = replace(problem, options=replace(problem.options, explains=False))
         measured = None if problem.previous is not None else restrict_to_measured(plain_problem)
         if measured is not None:
-            incumbent = self._search(measured, limit.keeping((limit.seconds or 0.0) / 2.0))
+            incumbent = self._search(measured, search_limit.keeping((limit.seconds or 0.0) / 2.0))
             if incumbent.unplaced or not is_proven_optimal(measured, incumbent):
                 incumbent = None
         if incumbent is None:
-            incumbent = self._search(plain_problem, limit)
+            incumbent = self._search(plain_problem, search_limit)
         else:
-            candidate = self._search(plain_problem, limit)
+            candidate = self._search(plain_problem, search_limit)
             if objective_value(problem, candidate) < objective_value(problem, incumbent):
                 incumbent = candidate
-        incumbent = raise_by_work(problem, share_time(problem, incumbent, limit))
+        incumbent = raise_by_work(problem, share_workers(problem, incumbent, limit))
         return with_reasons(problem, incumbent, limit)
 
     def _search(self, problem: Problem, limit: Limit) -> Placement:

@@ -6,8 +6,8 @@ With temporal sharing several models take turns in a gpu-let, see `gpuprof.place
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Demand
@@ -64,7 +64,7 @@ class Gpulet:
     #: True if models may also share a gpu-let in time (`duty_cycle`). A workload takes turns, with its whole rate or
     #: not at all, in the first gpu-let keeping all SLOs: at its present size, else the workload goes to a free part,
     #: else to a gpu-let that also takes the free part of its GPU. Cycles are chosen by times alone; all models must
-    #: also keep their SLOs beside the other gpu-let, with the longest wait for their turn.
+    #: also keep their SLOs beside the other gpu-let, with their waits for turns.
     temporal: bool = False
     #: False skips the co-location check, as in gpu-lets+ in iGniter's §5, whose throughputs are those of workloads
     #: alone. Its maps need not be sound.
@@ -183,11 +183,12 @@ class _OpenGpus:
         other_replicas = [replica for place, gpulet in enumerate(gpu.lets) if place != number for replica in gpulet]
         for cycle in list_duty_cycles(turn_demands)[:_MOST_CYCLES]:
             replicas = tuple(
-                self._replica_in_turn(device, Workload(model, batch, share, turns=number + 1), rate_rps)
+                PlacedReplica(model, batch, 1, share, rate_rps, turns=number + 1)
                 for (model, rate_rps), batch in zip(rates, cycle.batches, strict=True)
             )
-            if self._do_all_keep_slos(device, PlacedPartition((*other_replicas, *replicas))):
-                return replicas
+            partition = self.segments.with_memory(device, PlacedPartition((*other_replicas, *replicas)))
+            if self._do_all_keep_slos(device, partition):
+                return partition.replicas[len(other_replicas) :]
         return None
 
     def _turn_demand(self, device: Device, share: Share, model: str, rate_rps: float) -> TurnDemand:
@@ -199,27 +200,17 @@ class _OpenGpus:
                 continue
         return TurnDemand(rate_rps, self.problem.demand(model).slo.latency_ms, times)
 
-    def _replica_in_turn(self, device: Device, workload: Workload, rate_rps: float) -> PlacedReplica:
-        memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
-        arguments = workload.model, workload.batch, 1, workload.share, rate_rps
-        return PlacedReplica(*arguments, memory_bytes=memory, turns=workload.turns)
-
     def _do_all_keep_slos(self, device: Device, partition: PlacedPartition) -> bool:
         """Return whether memory suffices and each replica keeps its SLO with its waits, beside neighbours if aware."""
         total_bytes = sum(replica.memory_bytes or 0 for replica in partition.replicas)
         if total_bytes > device.dram_bytes or len(partition.replicas) > MPS_CLIENTS:
             return False
-        return all(
-            self.segments.meets(self.problem.demand(r.model), device, r.workload, r.rate_rps, beside)
-            for r, beside in self._list_neighbours(partition)
-        )
-
-    def _list_neighbours(self, partition: PlacedPartition) -> Iterator[tuple[PlacedReplica, tuple[Workload, ...]]]:
-        for replica in partition.replicas:
-            beside = partition.beside(replica)
-            if not self.aware:
-                beside = tuple(neighbour for neighbour in beside if replica.turns and neighbour.turns == replica.turns)
-            yield replica, beside
+        if self.aware:
+            return self.segments.keeps_slos(device, partition)
+        lets: defaultdict[int, list[PlacedReplica]] = defaultdict(list)
+        for position, replica in enumerate(partition.replicas):
+            lets[replica.turns or -position].append(replica)
+        return all(self.segments.keeps_slos(device, PlacedPartition(tuple(replicas))) for replicas in lets.values())
 
     def _fresh(self, entry: FleetEntry, segment: Segment, missing_rps: float) -> float:
         name, gpu = entry.device.name, _Gpu(entry)

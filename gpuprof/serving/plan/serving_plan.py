@@ -280,7 +280,7 @@ def _make_order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, g
     if isinstance(part, _GpuPart):
         return replace(order, provider=gpu_provider() or ORT_CUDA, gpu=part.share, with_mps=part.with_mps)
     if part is None:
-        times_ms, cv = _latency_ms(replica, without_turn_mates=True), replica.predicted.latency_cv
+        times_ms, cv = _latency_ms(replica), replica.predicted.latency_cv
         return replace(order, provider=SIMULATED_PROVIDER, group=group, latency_ms=times_ms, latency_cv=cv)
     return replace(order, threads=part.threads, cores=part.cores, quota_cores=part.quota_cores, group=group)
 
@@ -298,18 +298,13 @@ def _make_plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan
     )
 
 
-def _latency_ms(replica: Replica, *, without_turn_mates: bool = False) -> tuple[float, ...]:
-    """Return the predicted time of a batch of 1, 2, …; a straight line where the map has only the full batch.
-
-    With ``without_turn_mates``, the times exclude waits for a turn.
-    """
-    times = replica.own_batch_ms() if without_turn_mates else replica.batch_latency_ms
-    if times:
+def _latency_ms(replica: Replica) -> tuple[float, ...]:
+    """Return the predicted time of a batch of 1, 2, …; a straight line where the map has only the full batch."""
+    if times := replica.batch_latency_ms:
         return (*times[: replica.batch], *[times[-1]] * (replica.batch - len(times)))
-    full_ms, waits_ms = replica.predicted.latency_ms, replica.wait_for_turn_ms
+    full_ms = replica.predicted.latency_ms
     # Half of the time is assumed to be independent of the rows, until the router has measured batches.
-    times_ms = [(full_ms - waits_ms) * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1)]
-    return tuple(times_ms if without_turn_mates else (ms + waits_ms for ms in times_ms))
+    return tuple(full_ms * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1))
 
 
 def _plan_members(model: DeployedModel, file: Path) -> tuple[PlannedMember, ...]:

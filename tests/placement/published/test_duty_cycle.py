@@ -12,6 +12,7 @@ from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, solve_and_check
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.policies import make_policy
+from gpuprof.placement.problem import Options
 from gpuprof.placement.published.duty_cycle import DutyCycle, TurnDemand, list_duty_cycles
 from gpuprof.placement.published.gpulet import Gpulet
 
@@ -57,18 +58,19 @@ def test_models_of_low_rates_take_turns_in_one_part_of_a_device() -> None:
     assert len(solve_and_check(Gpulet(), given)[0].gpus) == 5
 
 
-def test_a_batch_is_planned_to_wait_for_one_of_each_of_the_others() -> None:
-    _, deployment = solve_and_check(Gpulet(temporal=True), problem(LOW_RATES, estimator=LinearEstimator(slowdown=0.5)))
+def test_under_a_latency_budget_a_batch_is_in_time_after_one_of_each_of_the_others() -> None:
+    given = problem(LOW_RATES, estimator=LinearEstimator(slowdown=0.5), options=Options(latency_budget=0.5))
+    _, deployment = solve_and_check(Gpulet(temporal=True), given)
     groups: dict[int, list[Replica]] = {}
     for *_, replica in deployment.places():
         groups.setdefault(replica.turns, []).append(replica)
     turns = [group for number, group in groups.items() if number and len(group) > 1]
     assert turns
     for group in turns:
-        cycle_ms = math.fsum(member.turn_ms or 0.0 for member in group)
+        cycle_ms = math.fsum(member.predicted.latency_ms for member in group)
         for member in group:
-            assert member.predicted.latency_ms == pytest.approx(cycle_ms)
-            assert member.own_batch_ms()[-1] == pytest.approx(member.turn_ms)  # type: ignore[index]
+            assert cycle_ms < 0.5 * given.demand(member.model).slo.latency_ms
+            assert member.rate_rps * cycle_ms <= 1000.0 * member.batch * (1.0 + 1e-9)
 
 
 def test_what_slows_neighbours_down_is_no_matter_for_those_who_take_turns() -> None:
@@ -109,9 +111,6 @@ def test_cores_of_a_cpu_are_shared_by_turns_too() -> None:
     [
         ({"sm_share_pct": 60.0}, "it must be one"),
         ({"processes": 2}, "each must be one process of one model"),
-        ({"turn_ms": None}, "has no turn_ms"),
-        ({"turn_ms": 1.0}, "ms at most, but turns 1 take"),
-        ({"turns": 0}, "takes no turns"),
     ],
 )
 def test_the_check_refuses_turns_that_cannot_be_taken(change: dict[str, object], said: str) -> None:
