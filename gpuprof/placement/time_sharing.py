@@ -17,7 +17,7 @@ from itertools import pairwise, product
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload, batch_times
-from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.model_queues import ModelQueues, ShapedQueue
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -71,14 +71,25 @@ def share_workers(problem: Problem, placement: Placement, limit: Limit) -> Place
             is_better = objective_value(problem, shared) < objective_value(problem, best)
             if is_better and not check(to_map(problem, shared), collect_evidence(problem)):
                 best = shared
-    if best.unplaced:
-        return replace(best, lower_bound_gpus=None, lower_bound_cost_per_hour=None, upper_bound_goodput_rps=None)
-    least_gpus, least_cost = 1, min(entry.price_per_hour for entry in problem.fleet.entries)
+    bounds = _Bounds(1, min(entry.price_per_hour for entry in problem.fleet.entries), None)
     with problem.limits.until(limit), suppress(TimeUpError):
-        least_gpus, least_cost = _bound_shared(problem, packing.segments)
+        bounds = _bound_shared(problem, packing.segments)
+    is_whole = not best.unplaced
     return replace(
-        best, lower_bound_gpus=least_gpus, lower_bound_cost_per_hour=least_cost, upper_bound_goodput_rps=None
+        best,
+        lower_bound_gpus=bounds.gpus if is_whole else None,
+        lower_bound_cost_per_hour=bounds.cost_per_hour if is_whole else None,
+        upper_bound_goodput_rps=None if is_whole else bounds.goodput_rps,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Lower bounds of the devices and the cost of maps of all demands; upper bound of the goodput of any map."""
+
+    gpus: int
+    cost_per_hour: float
+    goodput_rps: float | None  #: None for a fleet of as many devices as needed.
 
 
 @dataclass(slots=True)
@@ -218,13 +229,14 @@ class _Packing:
         return device.fraction(replica.share) * replica.rate_rps / throughput_rps
 
 
-def _bound_shared(problem: Problem, segments: Segments) -> tuple[int, float]:
-    """Return bounds of the devices and the cost per hour that hold for maps with and without shared workers.
+def _bound_shared(problem: Problem, segments: Segments) -> _Bounds:
+    """Return bounds that hold for maps with and without shared workers.
 
     Each request takes part of a device's time (`_least_part`), and each model of a worker at least its memory without a
-    context; their sums bound the devices.
+    context; their sums bound the devices, and the time of all devices the requests.
     """
-    least_devices = least_cost = least_memory = 0.0
+    least_parts: list[tuple[float, float]] = []  # of a device's time, and the rate
+    least_cost = least_memory = 0.0
     for demand in problem.demands:
         parts = [
             (part, part * entry.price_per_hour, _least_memory_part(segments, demand.model, entry.device))
@@ -233,13 +245,23 @@ def _bound_shared(problem: Problem, segments: Segments) -> tuple[int, float]:
         ]
         if not parts:
             continue  # no map serves it
-        least_devices += min(part for part, *_ in parts)
+        least_parts.append((min(part for part, *_ in parts), demand.rate_rps))
         least_cost += min(cost for _, cost, _ in parts)
         least_memory += min(memory for *_, memory in parts)
-    cheapest = min(entry.price_per_hour for entry in problem.fleet.entries)
-    count = max(1, math.ceil(max(least_devices, least_memory) - 1e-6))
-    same_price = len({entry.price_per_hour for entry in problem.fleet.entries}) == 1
-    return count, count * cheapest if same_price else max(cheapest, least_cost)
+    prices = {entry.price_per_hour for entry in problem.fleet.entries}
+    count = max(1, math.ceil(max(math.fsum(part for part, _ in least_parts), least_memory) - 1e-6))
+    cost = count * min(prices) if len(prices) == 1 else max(min(prices), least_cost)
+    return _Bounds(count, cost, _bound_goodput(problem.fleet, least_parts))
+
+
+def _bound_goodput(fleet: Fleet, least_parts: Sequence[tuple[float, float]]) -> float | None:
+    """Return the rate that the time of all devices allows, those requests first that take least of it."""
+    counts = [entry.count for entry in fleet.entries]
+    free, most_rps = math.fsum(count or 0 for count in counts), 0.0
+    for part, rate_rps in sorted(least_parts, key=lambda pair: pair[0] / pair[1]):
+        served = min(1.0, free / part) if part > 0.0 else 1.0
+        most_rps, free = most_rps + served * rate_rps, free - served * part
+    return None if None in counts else most_rps
 
 
 def _least_part(segments: Segments, demand: Demand, device: Device) -> float | None:
