@@ -45,7 +45,7 @@ class Options:
     overhead_ms: float = 0.0  #: Time of every request outside the replica.
     host: HostWork = NO_HOST_WORK  #: Work of the host for serving, beside the batches.
     gpus_per_node: int = 8  #: Devices per machine of an elastic fleet.
-    isolate: bool = False  #: True if every replica has a share of its own: no turns in a share of a CPU.
+    isolate: bool = False  #: True if every replica has a process and a share of its own: no shared workers.
     time_limit_s: float | None = None  #: Time limit of searching policies, which then return the incumbent.
     seed: int = 0
     #: True if a policy explains unplaced demands, which may take longer than the map: where a map is chosen among

@@ -156,7 +156,7 @@ class _Packing:
     def _fill(self, gpu: PlacedGpu, left: list[str], workers: int) -> PlacedGpu:
         """Return a device with so many workers more, of as many models from the begin of ``left`` as fit, taken off."""
         device = self.devices.get(gpu.device)
-        if device is None or any(part.mig or part.unshared for part in gpu.partitions):
+        if device is None or any(part.mig or part.unshared or part.oversubscribed for part in gpu.partitions):
             return gpu
         replicas = tuple(gpu.replicas())
         free_pct = 100.0 - sum(held_shares((replica.share.sm_pct, replica.turns) for replica in replicas))

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solve_and_check
+from gpuprof.placement.feasibility import check
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import Placement
-from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.problem import Options, Problem, collect_evidence
 
 LAPTOP = replace(plain_device(), name="cpu-test", kind="cpu", compute_units=2)
 
@@ -68,6 +72,60 @@ def test_work_bounds_the_devices_and_no_bound_is_above_the_plan() -> None:
 
 
 def test_an_slo_that_waiting_would_break_is_left_unserved_on_one_machine() -> None:
-    placement = solve(make_problem(1, (5.0,) * 6, slo_ms=3.12))
-    assert placement.unplaced
-    assert placement.upper_bound_goodput_rps is None
+    placement = solve(make_problem(1, (5.0,) * 6, slo_ms=3.3))
+    assert placement.unplaced and any(replica.turns for replica in placement.gpus[0].replicas())
+    assert placement.upper_bound_goodput_rps is not None
+    assert placement.upper_bound_goodput_rps >= sum(placement.rates_rps().values())
+
+
+class Contexts(LinearEstimator):
+    """A process holds 1 GiB, of which 900 MiB are its context."""
+
+    def estimate(self, *arguments: Any, **named: Any) -> Estimate:
+        memory = Figure(float(2**30), MEASURED)
+        return replace(super().estimate(*arguments, **named), memory_bytes=memory, context_bytes=900 * 2**20)
+
+
+def plan_alike(count: int, **options: bool) -> tuple[Placement, DeploymentMap]:
+    demands = [demand(f"m{number}", 4.0, 400.0) for number in range(count)]
+    given = problem(demands, estimator=Contexts(), options=Options(**options))  # type: ignore[arg-type]
+    gpu = replace(plain_device(), dram_bytes=6 * 2**30)
+    return solve_and_check(Optimal(), replace(given, fleet=Fleet((FleetEntry(gpu, None),))))
+
+
+def test_workers_hold_one_context_and_devices_grow_with_the_models_of_small_memory() -> None:
+    counts = []
+    for count in (1, 6, 7, 20, 41):
+        placement, deployment = plan_alike(count)
+        assert not placement.unplaced
+        assert placement.lower_bound_gpus is not None and placement.lower_bound_gpus <= len(placement.gpus)
+        counts.append(len(placement.gpus))
+        for node in deployment.nodes:
+            for gpu in node.gpus:
+                assert sum(r.predicted.memory_bytes or 0 for r in gpu.partitions[0].replicas) <= 6 * 2**30
+    assert counts == sorted(counts) and counts[-1] == 1
+    assert len(plan_alike(7, isolate=True)[0].gpus) == 2  # six processes fit a device
+
+
+def test_the_check_refuses_a_worker_whose_queue_or_memory_is_too_long() -> None:
+    _, deployment = plan_alike(12)
+    (node,) = deployment.nodes
+    (gpu,) = node.gpus
+    (partition,) = gpu.partitions
+    assert {replica.turns for replica in partition.replicas} >= {1}
+    given = problem(
+        [demand(f"m{number}", 4.0, 400.0) for number in range(12)],
+        [(replace(plain_device(), dram_bytes=6 * 2**30), None)],
+        Contexts(),
+    )
+
+    def check_changed(**update: object) -> str:
+        replicas = tuple(replica.model_copy(update=update) for replica in partition.replicas)
+        changed = gpu.model_copy(update={"partitions": (partition.model_copy(update={"replicas": replicas}),)})
+        models = {name: model.model_copy(update={"rate_rps": 1e6}) for name, model in deployment.models.items()}
+        nodes = (node.model_copy(update={"gpus": (changed,)}),)
+        broken = deployment.model_copy(update={"nodes": nodes, "models": models})
+        return " ".join(map(str, check(broken, collect_evidence(given))))
+
+    assert "serves at most" in check_changed(rate_rps=40.0)
+    assert "GiB" in check_changed(turns=0, sm_share_pct=5.0)
