@@ -466,26 +466,18 @@ def _describe_gpu(name: str, numbers: Mapping[str, float | None]) -> GpuDescript
 
 
 def _read_with_package(context: Any, package: Any) -> Counters:
-    kernels = []
-    gpus: dict[int, GpuDescription] = {}
+    launches: list[dict[str, str]] = []
     demangled = getattr(package.IAction, "NameBase_DEMANGLED", None)
     parts = [context.range_by_idx(index) for index in range(context.num_ranges())]
     for action in (part.action_by_idx(index) for part in parts for index in range(part.num_actions())):
         names = set(action.metric_names())
-        label = str(action.name() if demangled is None else action.name(demangled))
-        kernel: dict[str, Any] = {"name": label, "process_id": 0, "stream_id": 0}
-        for metric, name in column_of(names).items():
+        cells = {_NAME: str(action.name() if demangled is None else action.name(demangled))}
+        for metric in names & {*column_of(names), *(f"{_ATTRIBUTE}{name}" for name in _DESCRIBING)}:
             value = action.metric_by_name(metric)
-            kernel[name] = in_column_unit(name, float(value.as_double()), str(value.unit() or ""))
-        if _GPU in names and 0 not in gpus:
-            attributes = {name: f"{_ATTRIBUTE}{name}" for name in _DESCRIBING}
-            numbers = {
-                name: float(action.metric_by_name(metric).as_double())
-                for name, metric in attributes.items()
-                if metric in names
-            }
-            gpus[0] = _describe_gpu(str(action.metric_by_name(_GPU).as_string()), numbers)
-        kernels.append(kernel)
-    if not kernels:
+            cells |= {metric: repr(float(value.as_double())), f"{metric} unit": str(value.unit() or "")}
+        if _GPU in names:
+            cells[_GPU] = str(action.metric_by_name(_GPU).as_string())
+        launches.append(cells)
+    if not launches:
         raise InputError("the report has no kernel", "was any launched in the range that was asked for?")
-    return Counters(pd.DataFrame(kernels), gpus)
+    return _make_counters(launches, {}, column_of({name for cells in launches for name in cells}))
