@@ -101,7 +101,9 @@ def build_problem(
     foreign = {name for name in models.values() if is_foreign and not profiled_models.is_known(name)}
     named = size_demands(named, profiled_models, planning.dims, note, foreign)
     sources = source_names(named)
-    _require_servable(graphs, profiled_models, devices, planning)
+    files = _find_files(database, graphs)
+    sourced = {model: files[model] for model in models.values() if model in files}
+    _require_servable(sourced, profiled_models, devices, planning)
     default = planning.estimator == DEFAULT
     # Notes come from the default estimator, whichever estimator plans: no other reads the database's models.
     estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
@@ -126,7 +128,6 @@ def build_problem(
     targets = [entry.device.name for entry in devices.entries]
     for remark in (*describe_superseded(measured, names), *describe_variants(measured, names, targets)):
         note(remark)
-    files = _find_files(database, graphs)
     if options.max_batch > 1:
         _note_mixing_models(measured.verdicts, files, list(dict.fromkeys(models.values())), note)
     files |= {service: files[model] for service, model in models.items() if model in files}
@@ -144,7 +145,9 @@ def build_problem(
     return divide_slos(problem) if chains else problem
 
 
-def _require_servable(graphs: Mapping[str, Path], models: KnownModels, fleet: Fleet, planning: PlanningOptions) -> None:
+def _require_servable(
+    files: Mapping[str, ModelFile], models: KnownModels, fleet: Fleet, planning: PlanningOptions
+) -> None:
     """Raise `InputError` for a file that cannot be served with ONNX Runtime; measured files have been loaded."""
     from gpuprof.domain.runtime_variant import SERVED_BY
     from gpuprof.graph.file import read_onnx
@@ -154,8 +157,10 @@ def _require_servable(graphs: Mapping[str, Path], models: KnownModels, fleet: Fl
     if not (planning.runtime or SERVED_BY).startswith(SERVED_BY):
         return
     on_gpu = any(entry.device.kind != "cpu" for entry in fleet.entries)
-    for name, path in graphs.items():
-        is_loaded = models.has_measured(name)
+    for name, file in files.items():
+        path, is_loaded = Path(file.path or ""), models.has_measured(name)
+        if is_loaded and not path.is_file():
+            continue
         if refusal := find_uncarried(read_onnx(path)) if is_loaded else find_refusal(path, on_gpu):
             raise refusal
 

@@ -48,3 +48,14 @@ def test_check_names_a_file_that_the_runtime_does_not_load(folder: Path, capsys:
     assert main(["check", "map.json", "--allow-changed", "--json"]) == 1
     (fault,) = json.loads(capsys.readouterr().out)["violations"]
     assert fault["rule"] == "file" and "is not a registered function" in fault["message"]
+
+
+def test_place_refuses_types_that_the_protocol_lacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = [helper.make_tensor_value_info(name, kind, ["n", 4]) for name, kind in (("x", 19), ("y", 1))]
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)], "g", values[:1], values[1:]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    onnx.save(model, folder / "other.onnx")
+    assert main(["place", "--gpus", "h100-sxm"]) == 3
+    assert "tensor 'x' has type float8e5m2" in capsys.readouterr().err

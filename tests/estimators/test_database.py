@@ -151,6 +151,14 @@ def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) 
     assert estimator.known.count_superseded("net") == 1
 
 
+def test_without_a_database_a_file_that_mixes_its_items_is_planned_with_batches_of_one(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Softmax", ["x"], ["y"], axis=0)], {"x": ["N", 4]}, {"y": ["N", 4]})
+    estimator = DatabaseEstimator(None, {"m": path})
+    assert estimator.batches("m", GPU, WHOLE)[-1] > 1
+    assert estimator.verdicts.judge(path, load_graph(path).sha256) == "y"
+    assert estimator.batches("m", GPU, WHOLE) == (1,)
+
+
 def test_co_locations_of_an_older_file_under_the_same_name_do_not_count_either(tmp_path: Path) -> None:
     def beside(run: str, sha256: str, took_ms: float) -> ColocationRow:
         label, at = "other:1:50%", {"latency_mean_ms": took_ms, "solo_latency_mean_ms": 10.0, "model_sha256": sha256}
