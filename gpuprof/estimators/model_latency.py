@@ -111,7 +111,7 @@ class ModelLatencies:
         reading = surface.read_latency(workload.batch, part, lambda: self._shape(model, device))
         point = surface.nearest(workload.batch, part)
         if processes != workload.processes or reading.source == EXTRAPOLATED:
-            figure = self._extrapolate(model, device, workload, reading.value, point.relative_error)
+            figure = self._extrapolate(model, device, workload, reading.value, point)
             return replace(figure, source=point.mark_source(figure.source)), point.cv
         return self._with_interval(reading, point, device), point.cv
 
@@ -123,21 +123,22 @@ class ModelLatencies:
         return self._processes[key]
 
     def _extrapolate(
-        self, model: MeasuredModel, device: Device, workload: Workload, value: float, measured_error: float
+        self, model: MeasuredModel, device: Device, workload: Workload, value: float, nearest: Point
     ) -> Figure:
         """Return an extrapolated figure, clipped to the bounds from the measurements."""
         key = model.name, device.name
         if key not in self._envelopes:
             self._envelopes[key] = LatencyEnvelope(model.points[device.name], device)
         low, high = self._envelopes[key].interval(workload.batch, workload.share, workload.processes)
-        low, high = low / (1.0 + measured_error), high * (1.0 + measured_error)
+        low, high = nearest.ends_of(low)[0] or low, nearest.ends_of(high)[1] or high
         return Figure(min(max(value, low), high), EXTRAPOLATED, low, high)
 
     def _with_interval(self, reading: Reading, point: Point, device: Device) -> Figure:
-        error: float | None = point.relative_error or None
+        source, (low, high) = point.mark_source(reading.source), point.ends_of(reading.value)
         if reading.source == INTERPOLATED:
-            error = self._calibration(device).interpolation_error(point.relative_error)
-        return figure_within(reading.value, point.mark_source(reading.source), error)
+            ends = (point.relative_error, point.low_error or 0.0)
+            return figure_within(reading.value, source, self._calibration(device).interpolation_error(max(ends)))
+        return Figure(reading.value, source, low, high)
 
     def predict(self, model: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
         """Return the times of batches of a model without measurements on the device."""

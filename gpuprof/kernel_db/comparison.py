@@ -167,6 +167,30 @@ def compare_cells(
     return changes
 
 
+def pool_variances(cells: Iterable[Sequence[float]]) -> float:
+    """Return the variance between runs of a cell, relative and over all cells with several runs.
+
+    0 with fewer than `_LEAST_CELLS` of these. ``cells``: latencies of each cell's runs.
+    """
+    repeated = [[math.log(latency_ms) for latency_ms in runs] for runs in cells if len(runs) > 1]
+    if len(repeated) < _LEAST_CELLS:
+        return 0.0
+    squares = math.fsum(statistics.variance(logs) * (len(logs) - 1) for logs in repeated)
+    return squares / sum(len(logs) - 1 for logs in repeated)
+
+
+def predict_next_run(latencies_ms: Sequence[float], pooled_variance: float) -> tuple[float, float]:
+    """Return the 90% interval of the latency of a further run of a cell, Student's prediction interval of the logs.
+
+    ``latencies_ms``: of two or more runs; ``pooled_variance``: of `pool_variances`.
+    """
+    logs = [math.log(latency_ms) for latency_ms in latencies_ms]
+    freedom = len(logs) - 1 + (_SHARED_FREEDOM if pooled_variance else 0)
+    deviation = math.sqrt(max(statistics.variance(logs), pooled_variance) * (1.0 + 1.0 / len(logs)))
+    middle, half_width = statistics.fmean(logs), _student_quantile(0.95, freedom) * deviation
+    return math.exp(middle - half_width), math.exp(middle + half_width)
+
+
 def _logs(runs: Iterable[CellRun]) -> list[float]:
     return [math.log(run.latency_ms) for run in runs]
 

@@ -18,6 +18,8 @@ from gpuprof.kernel_db.comparison import (
     RunSelection,
     compare_cells,
     compare_ops,
+    pool_variances,
+    predict_next_run,
     read_cells,
 )
 from gpuprof.kernel_db.schema import ModelRow, OpRow, RunRow
@@ -50,6 +52,19 @@ def test_a_planted_slowdown_of_five_percent_is_found_in_95_of_100_pairs() -> Non
     compared = [compare_cells(*draw(rng, slowdown=0.05))[0] for _ in range(300)]
     assert sum(change.verdict is ChangeVerdict.SLOWER for change in compared) >= 285
     assert all(change.smallest is not None and change.smallest > 0.0 for change in compared)
+
+
+@pytest.mark.parametrize(("cells", "runs"), [(2, 3), (40, 2), (40, 3), (40, 8)])
+def test_a_further_run_is_within_its_interval_nine_times_of_ten(cells: int, runs: int) -> None:
+    rng = random.Random(10)
+    inside = total = 0
+    for _ in range(1600 // cells):
+        drawn = [[50.0 * math.exp(rng.gauss(0.0, 0.2)) for _ in range(runs + 1)] for _ in range(cells)]
+        variance = pool_variances([cell[:runs] for cell in drawn])
+        for *measured, further in drawn:
+            low, high = predict_next_run(measured, variance)
+            inside, total = inside + (low <= further <= high), total + 1
+    assert 0.87 <= inside / total <= 0.98
 
 
 def test_the_smallest_change_reported_is_found_as_often_as_stated() -> None:

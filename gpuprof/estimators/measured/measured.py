@@ -10,6 +10,7 @@ from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import Sizes, split_name
+from gpuprof.kernel_db.comparison import pool_variances, predict_next_run
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import model_at_dims
 from gpuprof.kernel_db.store import KernelDb
@@ -73,8 +74,8 @@ class Point:
     processes: int
     latency_ms: float  #: Mean, or the median where no mean is known.
     cv: float  #: Standard deviation over mean, 0 where unknown.
-    #: Half of the 90% interval of the mean over the mean, which covers the means of all runs of the workload; 0 where
-    #: unknown.
+    #: Upper end of the 90% interval over the latency, less 1; 0 where unknown. The interval covers the runs of the
+    #: workload, and of an unstable row its median, which disturbances change less than its mean.
     relative_error: float
     #: ``pause_factor``, ``pause_cv``: Time after a pause over that of a batch without a pause, and its own coefficient
     #: of variation; 1.0 and ``cv`` where not measured.
@@ -83,6 +84,14 @@ class Point:
     figures: Mapping[str, float]  #: Other measured columns by name; unmeasured columns are absent.
     stable: bool = True  #: False where the row is marked unstable.
     computed: bool = False  #: True where a program computed the row, and nothing was measured.
+    low_error: float | None = None  #: The latency over the interval's lower end, less 1; None: `relative_error`.
+
+    def ends_of(self, value: float) -> tuple[float | None, float | None]:
+        """Return the ends of the interval of a value in proportion to the latency; None where it is unknown."""
+        low_error = self.relative_error if self.low_error is None else self.low_error
+        if not (low_error or self.relative_error):
+            return None, None
+        return value / (1.0 + low_error), value * (1.0 + self.relative_error)
 
     def mark_source(self, source: str) -> str:
         """Return the source of a figure from this point, with the point's marks."""
@@ -178,7 +187,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
         model.weight_bytes = model.weight_bytes if row.weight_bytes is None else row.weight_bytes
     _keep_variants(models, [row for row in current if _latency(row) is not None and not row.error])
     chosen: dict[tuple[object, ...], MeasuredRow] = {}
-    latencies: dict[tuple[object, ...], list[float]] = {}
+    runs: dict[tuple[object, ...], list[MeasuredRow]] = {}
     failed: dict[tuple[object, ...], MeasuredRow] = {}
     for row in current:
         key = (row.name, row.device, row.batch, row.sm_share_pct, row.mig_profile, row.processes)
@@ -189,14 +198,19 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
                 failed[key] = row
         elif _latency(row) is not None and variant_of(row) in variants:
             failed.pop(key, None)
-            latencies.setdefault(key, []).append(_latency(row) or 0.0)
+            runs.setdefault(key, []).append(row)
             if key not in chosen or row.stable or not chosen[key].stable:
                 chosen[key] = row
+    latencies = {workload: [_latency(row) or 0.0 for row in repeats] for workload, repeats in runs.items()}
+    variances = {
+        device: pool_variances(times for workload, times in latencies.items() if workload[1] == device)
+        for device in {row.device for row in chosen.values()}
+    }
     for workload, row in chosen.items():
         if workload not in failed:
-            models[row.name].points.setdefault(row.device, []).append(
-                _point(row, latencies[workload], row.run_id in computed)
-            )
+            computes = row.run_id in computed
+            point = _point(row, runs[workload], latencies[workload], variances[row.device], computes)
+            models[row.name].points.setdefault(row.device, []).append(point)
     for row in failed.values():
         models[row.name].failures.setdefault(row.device, []).append(_failure(row))
     return models
@@ -232,28 +246,40 @@ def _list_computed_runs(db: KernelDb) -> frozenset[str]:
     return frozenset(run["run_id"] for run in runs if run["collector"] == COMPUTED)
 
 
-def _point(row: MeasuredRow, latencies: Sequence[float], computed: bool) -> Point:
-    """Return the point of a row; ``latencies``: means of all runs of its workload, covered by its interval."""
+def _point(
+    row: MeasuredRow, runs: Sequence[MeasuredRow], latencies: Sequence[float], variance: float, computed: bool
+) -> Point:
+    """Return the point of a row.
+
+    ``runs``, ``latencies``: rows of the workload, and their latencies; ``variance``: of `pool_variances`.
+    """
     latency = _latency(row) or 0.0
     cv = row.latency_std_ms / latency if row.latency_std_ms is not None else 0.0
     # 1.645 standard errors of the mean hold 90% of a normal distribution.
     error = 1.645 * cv / row.repeats**0.5 if row.repeats else 0.0
     if row.latency_p50_low_ms is not None and row.latency_p50_high_ms is not None and row.latency_p50_ms:
         error = max(error, (row.latency_p50_high_ms - row.latency_p50_low_ms) / (2.0 * row.latency_p50_ms))
-    error = max(error, max(latencies) / latency - 1.0, latency / min(latencies) - 1.0)
     if row.stable is False:
         error = max(error, min(cv, MOST_VARIATION))
+    low_ms, high_ms = latency / (1.0 + error), latency * (1.0 + error)
+    if len(latencies) > 1:
+        next_low_ms, next_high_ms = predict_next_run(latencies, variance)
+        low_ms, high_ms = min(low_ms, *latencies, next_low_ms), max(high_ms, *latencies, next_high_ms)
+    medians = [run.latency_p50_ms for run in runs if run.latency_p50_ms]
+    if row.stable is False and medians:
+        low_ms = min(low_ms, *medians, *(predict_next_run(medians, variance) if len(medians) > 1 else ()))
     return Point(
         row.batch,
         Share(row.sm_share_pct, row.mig_profile),
         row.processes,
         latency,
         min(cv, MOST_VARIATION),
-        error,
+        high_ms / latency - 1.0,
         *_after_pause(row, latency, min(cv, MOST_VARIATION)),
         {name: float(value) for name in _FIGURES if (value := getattr(row, name)) is not None},
         row.stable is not False,
         computed,
+        latency / low_ms - 1.0,
     )
 
 

@@ -146,13 +146,11 @@ def _requirements(point: Point) -> list[float]:
 
 
 def _estimate_of_point(workload: Workload, device: Device, point: Point, source: str) -> Estimate:
-    error = point.relative_error
-    ends = (point.latency_ms / (1.0 + error), point.latency_ms * (1.0 + error)) if error else (None, None)
     figures = {name: Figure(value, point.mark_source(MEASURED)) for name, value in point.figures.items()}
     return Estimate(
         workload=workload,
         device=device.name,
-        latency_ms=Figure(point.latency_ms, point.mark_source(source), *ends),
+        latency_ms=Figure(point.latency_ms, point.mark_source(source), *point.ends_of(point.latency_ms)),
         latency_cv=point.cv,
         pause_factor=point.pause_factor,
         pause_cv=point.pause_cv,
