@@ -189,10 +189,10 @@ def note_omitted_batches(
     for demand, entry in product(demands, fleet.entries):
         with suppress(InputError):  # the default estimator may not know the model, either may have no batch
             listed, possible = (
-                max(batch for batch in estimator.batches(demand.model, entry.device, Share()) if batch <= max_batch)
+                max((b for b in estimator.batches(demand.model, entry.device, Share()) if b <= max_batch), default=0)
                 for estimator in (chosen, default)
             )
-            if listed < possible:
+            if 0 < listed < possible:
                 cuts.append(f"{demand.model} up to {listed} instead of {possible}")
     if cuts:
         note(f"batches are those that the estimator lists: {', '.join(dict.fromkeys(cuts))}")
