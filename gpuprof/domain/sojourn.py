@@ -163,3 +163,10 @@ class QuickQueueModel(QueueModel, Protocol):
     """
 
     is_analytic: bool  #: Always True: marks such a model.
+
+    def guess_load(self, server: BatchServer, count: int, limit_ms: float, percent: float) -> float:
+        """Return about the largest load at which ``count`` equal replicas answer ``percent`` of requests in time.
+
+        The load is a part of the capacity; 0.0 where the replicas are late at any load. For searches that verify their
+        choice.
+        """

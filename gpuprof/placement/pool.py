@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.domain.sojourn import BatchServer
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.rate_limit import find_tail_ms
 from gpuprof.placement.segment import Segments
 
 Gpus = tuple[PlacedGpu, ...]
@@ -42,9 +43,9 @@ class Pools:
         key = (demand.model, frozenset(servers.items()), rate_rps)
         if key not in self._late:
             self.problem.limits.check_time()
-            arrivals = Arrivals(rate_rps)
-            sojourn = queue_of(self.problem.queueing, demand.model).pool(arrivals, list(servers.elements())).whole
-            self._late[key] = not sojourn.percentile(demand.slo.percentile) <= demand.slo.latency_ms
+            queueing = queue_of(self.problem.queueing, demand.model)
+            tail_ms = find_tail_ms(queueing, list(servers.elements()), demand.slo, rate_rps)
+            self._late[key] = not tail_ms <= demand.slo.latency_ms
         return not self._late[key]
 
     def most_rps(self, demand: Demand, servers: Counter[BatchServer], upto_rps: float) -> float:

@@ -9,13 +9,13 @@ the last cell of the bisection, and only the ends of that cell are evaluated. Th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Slo
 from gpuprof.domain.model_queues import ShapedQueue
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.load_search import HALVED
 from gpuprof.placement.rate_bound import most_within_rps
@@ -100,7 +100,7 @@ class RateLimits:
 
     def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, limits: _KnownRates) -> bool:
         """Evaluate a rate between the known rates, store the result, and return whether it is in time."""
-        tail = math.inf if rate_rps > limits.most_rps else _tail_ms(queueing, server, slo, rate_rps)
+        tail = math.inf if rate_rps > limits.most_rps else find_tail_ms(queueing, (server,), slo, rate_rps)
         passes = tail <= slo.latency_ms
         if passes:
             limits.passes_rps, limits.passes_ms = rate_rps, tail
@@ -124,28 +124,28 @@ class RateLimits:
         return id(queueing)
 
 
-def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> float:
+def find_tail_ms(queueing: QueueModel, servers: Sequence[BatchServer], slo: Slo, rate_rps: float) -> float:
     """Return the time at the SLO's percentile, only as precise as its comparison with the SLO needs."""
-    if rate_rps >= server.capacity_rps:
+    if rate_rps >= math.fsum(server.capacity_rps for server in servers):
         return math.inf
     arrivals = Arrivals(rate_rps)
-    if _is_simulated(queueing, server):
-        coarse = _finite_tail_ms(queueing.pool(arrivals, (server,), coarse=True).whole, slo)
+    if _is_simulated(queueing, servers):
+        coarse = queueing.pool(arrivals, servers, coarse=True).whole.percentile(slo.percentile)
         if coarse > (1.0 + _COARSE_ERROR) * slo.latency_ms:
             return coarse
         # The error of a coarse tail depends on the shape: with waves of an hour it may have seen none of them.
         if coarse < (1.0 - _COARSE_ERROR) * slo.latency_ms and not isinstance(queueing, ShapedQueue):
             return coarse
-    return _finite_tail_ms(queueing.sojourn(arrivals, server), slo)
+    if len(servers) == 1:
+        return queueing.sojourn(arrivals, servers[0]).percentile(slo.percentile)
+    return queueing.pool(arrivals, servers).whole.percentile(slo.percentile)
 
 
-def _is_simulated(queueing: QueueModel, server: BatchServer) -> bool:
+def _is_simulated(queueing: QueueModel, servers: Sequence[BatchServer]) -> bool:
     """Return whether a queue must be simulated, as under non-Poisson requests: a coarse answer is cheaper."""
-    return isinstance(queueing, ShapedQueue) or server.processes > 1 or server.pause_cv not in (None, server.latency_cv)
-
-
-def _finite_tail_ms(sojourn: Sojourn, slo: Slo) -> float:
-    return sojourn.percentile(slo.percentile) if sojourn.utilization < 1.0 else math.inf
+    server = servers[0]
+    is_single = len(servers) == 1 and server.processes == 1 and server.pause_cv in (None, server.latency_cv)
+    return isinstance(queueing, ShapedQueue) or not is_single
 
 
 def _guess(limits: _KnownRates, capacity_rps: float, limit_ms: float) -> float:

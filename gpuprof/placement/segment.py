@@ -70,6 +70,12 @@ class Segments(PlannedWorkloads):
         self._best_of: dict[tuple[str, str], dict[Share, Segment | None]] = {}
         self._last_largest: dict[tuple[str, str], tuple[int, int]] = {}
 
+    def forget(self, model: str) -> None:
+        """Drop the cached segments of a model and of its equivalents, whose capacities have changed."""
+        for cache in (self._segments, self._best, self._best_of):
+            for key in [key for key in cache if self.first_alike(key[0]) == model]:
+                cache.pop(key)
+
     def device_reason(self, demand: Demand, device: Device, find: Callable[[], str | None]) -> str | None:
         """Return the reason of ``find`` why the device serves none of the demand, cached for all policies."""
         queueing = self.problem.queueing

@@ -36,17 +36,17 @@ _SEED = 20240229
 #: further. For a coarse answer, fewer: it is then late by little, and its callers solve the whole pool.
 _MOST_REPLICAS, _MOST_COARSE_REPLICAS = 96, 24
 #: Least number of requests with gamma gaps, and of full batches.
-_REQUESTS, _GROUPS = 1 << 17, 1 << 14
+_REQUESTS, _GROUPS = 1 << 15, 1 << 12
 #: Number of requests of other arrival processes, whose law is not known.
-_UNWEIGHTED = 16 * _REQUESTS
+_UNWEIGHTED = 1 << 21
 #: Reduction of the number of requests for a coarse answer, and of those left out at the begin.
-_COARSER, _COARSER_BEGIN = 30, 4
+_COARSER, _COARSER_BEGIN = 8, 4
 #: Number of longest full batches left out of the statistics, and seen at least. Many replicas of large batches that all
 #: begin idle stay synchronised for this time, and the router's counts of arrivals must fill.
 _SETTLING = 40.0
 _SETTLED = 4.0 * _SETTLING
 #: Number of random numbers, drawn once: a power of two.
-_SCORES = 4 * _REQUESTS
+_SCORES = 1 << 19
 #: Bins of the histogram of the times, equal in logarithm.
 _BINS = 1 << 11
 #: Least number of groups observed in a stratum.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
+from gpuprof.estimators.queueing.load_guess import guess_load
 from gpuprof.estimators.queueing.scaling import LATTICE_SERVICES, make_overload
 
 
@@ -43,6 +44,10 @@ class BatchQueue:
 
         whole = solve_replica(arrivals.rate_rps, servers[0])
         return PoolSojourn(whole, (ServedPart(arrivals.rate_rps, whole),))
+
+    def guess_load(self, server: BatchServer, count: int, limit_ms: float, percent: float) -> float:
+        """Return about the largest load at which equal replicas answer in time, by a formula."""
+        return guess_load(server, count, limit_ms, percent)
 
 
 def _is_analysed(arrivals: Arrivals, server: BatchServer) -> bool:

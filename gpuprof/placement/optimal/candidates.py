@@ -40,16 +40,14 @@ class CandidateSegments:
     with_claims: bool = False  #: Whether claimed shares (`Segments.is_claimed`) are offered, as for a bound.
     #: Whether some shares are claimed.
     has_claims: bool = field(default=False, init=False)
-    _listed: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
 
     def list_choices(self) -> Choices:
         """Return the segments, by model."""
-        if not self._listed:
-            demands = [d for d in self.problem.demands if self.segments.first_alike(d.model) == d.model]
-            segments = {demand.model: list(self._list_segments(demand)) for demand in demands}
-            self._offer_leaner(segments)
-            self._listed = {model: drop_dominated(options) for model, options in segments.items()}
-        return name_alike(self.problem, self.segments, self._listed)
+        demands = [d for d in self.problem.demands if self.segments.first_alike(d.model) == d.model]
+        segments = {demand.model: list(self._list_segments(demand)) for demand in demands}
+        self._offer_leaner(segments)
+        choices = {model: drop_dominated(options) for model, options in segments.items()}
+        return name_alike(self.problem, self.segments, choices)
 
     def list_undivided(self) -> Choices:
         """Return the segments of whole devices and whole instances, which have no neighbours, by model."""

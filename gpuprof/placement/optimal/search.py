@@ -85,7 +85,7 @@ class Search:
                 continue
             segments = self._make_segments(problem)
             first_fit = partial(place_first_fit, problem, segments)
-            for placement in self._repair(problem, "first fit", first_fit, is_limited=False):
+            for placement in self._repair(segments, "first fit", first_fit, is_limited=False):
                 if best is None or self._judge.rank(placement) < self._judge.rank(best):
                     best = placement
         assert best is not None
@@ -129,13 +129,13 @@ class Search:
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
         """Yield maps of undivided partitions, of patterns with neighbours, and of the program without neighbours."""
-        yield from self._run_program(offers, offers.list_undivided())
+        yield from self._run_program(offers, offers.list_undivided)
         choices, is_partial = offers.list_choices(), self._is_counted and bool(self._best.unplaced)
         limit = self.limit.keeping((self.limit.left_s or 0.0) / 4.0)
         stock = CuttingStock(offers.problem, planner, choices, limit, is_partial).place()
         if stock is not None:
             yield self._judge.settle(stock, "patterns of replicas")
-        yield from self._run_program(offers, choices, is_every=True)
+        yield from self._run_program(offers, offers.list_choices, is_every=True)
 
     def _halve_limit(self) -> Limit:
         """Return a limit at half of the time left."""
@@ -200,33 +200,36 @@ class Search:
         self._best = replace(self._best, upper_bound_goodput_rps=most)
 
     def _run_program(
-        self, offers: CandidateSegments, choices: Choices, *, is_every: bool = False
+        self, offers: CandidateSegments, list_choices: Callable[[], Choices], *, is_every: bool = False
     ) -> Iterator[Placement]:
         """Yield the maps of the program; over all choices with a latency budget it also gives the bound."""
         problem, limit = offers.problem, self._halve_limit()
 
         def place(demands: Sequence[Demand]) -> Gpus:
-            plan = plan_by_program(problem, choices, demands, limit, fair=self.fair)
+            plan = plan_by_program(problem, list_choices(), demands, limit, fair=self.fair)
             if problem.options.latency_budget is not None and is_every:
                 self._bound_budget(offers, plan.bound)
             return plan.pack(problem, offers.segments)
 
-        yield from self._repair(problem, "integer program", place)
+        yield from self._repair(offers.segments, "integer program", place)
 
     def _repair(
         self,
-        problem: Problem,
+        segments: Segments,
         method: str,
         place: Callable[[Sequence[Demand]], Gpus],
         *,
         is_limited: bool = True,
     ) -> Iterator[Placement]:
-        """Yield the maps of a method, its demands raised where the replicas of a pool are together too slow.
+        """Yield the maps of a method, repaired where the replicas of a pool are together too slow.
 
+        Their capacities are corrected by their queues, and the demands of pools of corrected replicas are raised.
         ``is_limited``: whether the time limit ends the repairs; the first map is repaired to its end, since a search
         must not call a demand impossible for want of time.
         """
+        problem = segments.problem
         rates = {demand.model: demand.rate_rps for demand in problem.demands}
+        corrected: set[str] = set()
         for _ in range(_MOST_REPAIRS):
             gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
             placement = self._judge.settle(gpus, method)
@@ -234,6 +237,10 @@ class Search:
             if not self.is_pooled or not placement.unplaced or self._is_counted or (is_limited and self.limit.is_over):
                 return
             for unplaced in placement.unplaced:
+                if unplaced.model not in corrected and isinstance(segments, PooledSegments):
+                    corrected.add(unplaced.model)
+                    if segments.correct(unplaced.model, gpus):
+                        continue
                 rate_rps = problem.demand(unplaced.model).rate_rps
                 served_rps = max(rate_rps - unplaced.rate_rps, rate_rps / 2.0)
                 rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION)
