@@ -291,14 +291,14 @@ class PlannedWorkloads:
         except InputError:
             return False
         queueing = queue_of(self.problem.queueing, demand.model)
-        return self.problem.limits.in_time(queueing, server, demand.slo, NEARLY_IDLE * server.capacity_rps)
+        return self.problem.limits.in_time(queueing, (server,), demand.slo, NEARLY_IDLE * server.capacity_rps)
 
     def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
         return self.meets(demand, device, workload, demand.rate_rps, beside)
 
     def _is_in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
         queueing = queue_of(self.problem.queueing, demand.model)
-        return self.problem.limits.in_time(queueing, server, demand.slo, rate_rps)
+        return self.problem.limits.in_time(queueing, (server,), demand.slo, rate_rps)
 
     def is_within_budget(self, demand: Demand, estimate: Estimate, rate_rps: float) -> bool:
         """Return whether a replica with this estimate keeps the papers' rule: a batch within its part of the SLO."""

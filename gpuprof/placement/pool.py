@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.model_queues import queue_of
@@ -13,7 +13,6 @@ from gpuprof.domain.sojourn import BatchServer
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.rate_limit import find_tail_ms
 from gpuprof.placement.segment import Segments
 
 Gpus = tuple[PlacedGpu, ...]
@@ -31,39 +30,24 @@ class Pools:
 
     problem: Problem  #: Without a latency budget.
     segments: Segments  #: Segments of the same problem.
-    _kept: dict[tuple[str, frozenset[tuple[BatchServer, int]]], float] = field(default_factory=dict)
-    _late: dict[tuple[str, frozenset[tuple[BatchServer, int]], float], bool] = field(default_factory=dict)
 
     def keeps(self, demand: Demand, servers: Counter[BatchServer], rate_rps: float) -> bool:
         """Return whether these replicas together serve a rate within the demand's SLO."""
         if rate_rps <= 0.0:
             return True
-        if rate_rps >= math.fsum(server.capacity_rps * count for server, count in servers.items()):
+        if not servers:
             return False
-        key = (demand.model, frozenset(servers.items()), rate_rps)
-        if key not in self._late:
-            self.problem.limits.check_time()
-            queueing = queue_of(self.problem.queueing, demand.model)
-            tail_ms = find_tail_ms(queueing, list(servers.elements()), demand.slo, rate_rps)
-            self._late[key] = not tail_ms <= demand.slo.latency_ms
-        return not self._late[key]
+        queueing = queue_of(self.problem.queueing, demand.model)
+        return self.problem.limits.in_time(queueing, tuple(servers.elements()), demand.slo, rate_rps)
 
     def most_rps(self, demand: Demand, servers: Counter[BatchServer], upto_rps: float) -> float:
         """Return the largest rate up to ``upto_rps`` these replicas serve together within the SLO."""
         if not servers:
             return 0.0
-        if self.keeps(demand, servers, upto_rps):
-            return upto_rps
-        key = (demand.model, frozenset(servers.items()))
-        if key not in self._kept:
-            low, high = 0.0, min(upto_rps, math.fsum(server.capacity_rps * count for server, count in servers.items()))
-            least = _NO_RATE * high  # a closer search is useless where this rate is not kept
-            while high - low > _PRECISION * high and high > least:
-                middle = (low + high) / 2.0
-                low, high = (middle, high) if self.keeps(demand, servers, middle) else (low, middle)
-            # ``upto_rps`` is not in the key: it was not kept, so the largest rate lies below it.
-            self._kept[key] = low
-        return min(self._kept[key], upto_rps)
+        queueing, pool = queue_of(self.problem.queueing, demand.model), tuple(servers.elements())
+        # A closer search is useless where this rate is late.
+        idle_rps = _NO_RATE * min(upto_rps, math.fsum(server.capacity_rps for server in pool))
+        return self.problem.limits.largest_rps(queueing, pool, demand.slo, idle_rps, upto_rps, _PRECISION)
 
     def servers(self, gpus: Sequence[PlacedGpu]) -> dict[str, Counter[BatchServer]]:
         """Return the replicas of each model as servers, slowed by their neighbours."""

@@ -57,6 +57,15 @@ class _GroupLimits:
         guess = queueing.guess_load(server, count, slo.latency_ms, slo.percentile)
         return guess * self._corrections.get((id(queueing), server, slo), 1.0)
 
+    def can_bear(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
+        """Return whether ``count`` replicas answer a demand in time at a load."""
+        queueing, slo = queue_of(self.problem.queueing, demand.model), demand.slo
+        if load >= 1.0:
+            return False
+        if isinstance(queueing, QuickQueueModel) or (id(queueing), server, slo, count) in self._loads:
+            return load <= self.load(server, demand, count) * (1.0 + RATE_PRECISION)
+        return self._tail_ms(queueing, server, slo, count, load) <= slo.latency_ms
+
     def correct(self, server: BatchServer, demand: Demand, count: int) -> bool:
         """Correct the formula's loads of a replica by a coarse queue; return whether this was still to do."""
         queueing, slo = queue_of(self.problem.queueing, demand.model), demand.slo
@@ -121,7 +130,9 @@ class PooledSegments(Segments):
         parts = parts_in_time(server, demand.slo.latency_ms)
         if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - SLACK:
             return 0.0  # equal replicas cannot compensate for each other's lateness
-        replica_rps, count = min(_LIKELY * ceiling, rate * LESS), 0
+        if least_rps and not self._groups.can_bear(server, demand, _count(rate, least_rps), least_rps / capacity):
+            return 0.0  # less is not used (see `make`), and more need not be searched
+        replica_rps, count = min(least_rps or _LIKELY * ceiling, rate * LESS), 0
         for _ in range(_ROUNDS):
             needed_count = _count(rate, replica_rps)
             if needed_count == count:
@@ -135,15 +146,12 @@ class PooledSegments(Segments):
     def _is_in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
         count = max(1, math.floor(demand.rate_rps / rate_rps + 1e-9)) if rate_rps > 0.0 else 1
         load = rate_rps / server.capacity_rps
-        if load >= 1.0:
-            return False
-        likely = self._groups.load(server, demand, count)
         if count > 1:
-            return load <= likely * (1.0 + RATE_PRECISION)
-        if isinstance(queue_of(self.problem.queueing, demand.model), QuickQueueModel) and (
-            not likely / _SURE <= load <= likely * _SURE
-        ):
-            return load < likely
+            return self._groups.can_bear(server, demand, count, load)
+        if isinstance(queue_of(self.problem.queueing, demand.model), QuickQueueModel):
+            likely = self._groups.load(server, demand, 1)
+            if not likely / _SURE <= load <= likely * _SURE:
+                return load < likely
         return super()._is_in_time(demand, server, rate_rps)
 
     def tail_ms(

@@ -1,4 +1,4 @@
-"""The largest rate of a replica within an SLO, found by solving as few queues as possible.
+"""The largest rate of a replica, or of a pool, within an SLO, found by solving as few queues as possible.
 
 Results are cached across the policies that work on a problem. A rate below a rate in time is in time, and a rate above
 a late rate is late, so most queries are answered from earlier ones. The search is a bisection with guessed cells:
@@ -9,7 +9,8 @@ the last cell of the bisection, and only the ends of that cell are evaluated. Th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -45,7 +46,7 @@ class _KnownRates:
 class RateLimits:
     """Caches the largest rates of replicas; a single object serves all policies on the same problem."""
 
-    _known: dict[tuple[int, BatchServer, Slo], _KnownRates] = field(default_factory=dict)
+    _known: dict[tuple[int, frozenset[tuple[BatchServer, int]], Slo], _KnownRates] = field(default_factory=dict)
     _models: dict[int, QueueModel] = field(default_factory=dict)
     _limit: Limit = field(default_factory=Limit)
 
@@ -63,44 +64,58 @@ class RateLimits:
         if self._limit.is_over:
             raise TimeUpError
 
-    def in_time(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> bool:
-        """Return whether a replica answers ``rate_rps`` within the SLO."""
-        limits = self._of(queueing, server, slo)
+    def in_time(self, queueing: QueueModel, servers: Collection[BatchServer], slo: Slo, rate_rps: float) -> bool:
+        """Return whether replicas with a common stream answer ``rate_rps`` within the SLO."""
+        limits = self._of(queueing, servers, slo)
         if rate_rps <= limits.passes_rps or rate_rps >= limits.fails_rps:
             return rate_rps <= limits.passes_rps
-        return self._ask(queueing, server, slo, rate_rps, limits)
+        return self._ask(queueing, servers, slo, rate_rps, limits)
 
     def largest_rps(
-        self, queueing: QueueModel, server: BatchServer, slo: Slo, idle_rps: float, wanted_rps: float
+        self,
+        queueing: QueueModel,
+        servers: Collection[BatchServer],
+        slo: Slo,
+        idle_rps: float,
+        wanted_rps: float,
+        precision: float = RATE_PRECISION,
     ) -> float:
-        """Return the largest rate within the SLO, to `RATE_PRECISION` from below.
+        """Return the largest rate of replicas with a common stream within the SLO, to ``precision`` from below.
 
         ``idle_rps``: the result is 0.0 where this rate is late; ``wanted_rps``: upper limit of the search.
         """
-        if self.in_time(queueing, server, slo, wanted_rps):
+        if self.in_time(queueing, servers, slo, wanted_rps):
             return wanted_rps
-        if idle_rps >= wanted_rps or not self.in_time(queueing, server, slo, idle_rps):
+        if idle_rps >= wanted_rps or not self.in_time(queueing, servers, slo, idle_rps):
             return 0.0
-        limits, count = self._of(queueing, server, slo), 0
+        capacity_rps = math.fsum(server.capacity_rps for server in servers)
+        limits, count = self._of(queueing, servers, slo), 0
         while True:
             halve = count % HALVED == HALVED - 1
-            guess = None if halve else _guess(limits, server.capacity_rps, slo.latency_ms)
-            below, above = _cell(idle_rps, wanted_rps, limits, guess)
+            guess = None if halve else _guess(limits, capacity_rps, slo.latency_ms)
+            below, above = _cell(idle_rps, wanted_rps, limits, guess, precision)
             if below > limits.passes_rps:
-                self._ask(queueing, server, slo, below, limits)
+                self._ask(queueing, servers, slo, below, limits)
             elif above < limits.fails_rps:
-                self._ask(queueing, server, slo, above, limits)
+                self._ask(queueing, servers, slo, above, limits)
             else:
                 return below
             count += 1
 
     def bound_rps(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
         """Return a rate above which a replica is late by its times alone, infinite where only the queue decides."""
-        return self._of(queueing, server, slo).most_rps
+        return self._of(queueing, (server,), slo).most_rps
 
-    def _ask(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, limits: _KnownRates) -> bool:
+    def _ask(
+        self,
+        queueing: QueueModel,
+        servers: Collection[BatchServer],
+        slo: Slo,
+        rate_rps: float,
+        limits: _KnownRates,
+    ) -> bool:
         """Evaluate a rate between the known rates, store the result, and return whether it is in time."""
-        tail = math.inf if rate_rps > limits.most_rps else find_tail_ms(queueing, (server,), slo, rate_rps)
+        tail = math.inf if rate_rps > limits.most_rps else _find_tail_ms(queueing, tuple(servers), slo, rate_rps)
         passes = tail <= slo.latency_ms
         if passes:
             limits.passes_rps, limits.passes_ms = rate_rps, tail
@@ -108,15 +123,16 @@ class RateLimits:
             limits.fails_rps, limits.fails_ms = rate_rps, tail
         return passes
 
-    def _of(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> _KnownRates:
+    def _of(self, queueing: QueueModel, servers: Collection[BatchServer], slo: Slo) -> _KnownRates:
         self.check_time()
-        key = (self._number(queueing), server, slo)
+        key = (self._number(queueing), frozenset(Counter(servers).items()), slo)
         limits = self._known.get(key)
         if limits is None:
             limits = self._known[key] = _KnownRates()
             # Other models may be rules of thumb, which allow more than batches can do.
             if getattr(queueing, "is_analytic", False):
-                limits.most_rps = (1.0 + RATE_PRECISION) * most_within_rps(server, slo.latency_ms, slo.percentile)
+                bounds = (most_within_rps(server, slo.latency_ms, slo.percentile) for server in servers)
+                limits.most_rps = (1.0 + RATE_PRECISION) * math.fsum(bounds)
         return limits
 
     def _number(self, queueing: QueueModel) -> int:
@@ -124,7 +140,7 @@ class RateLimits:
         return id(queueing)
 
 
-def find_tail_ms(queueing: QueueModel, servers: Sequence[BatchServer], slo: Slo, rate_rps: float) -> float:
+def _find_tail_ms(queueing: QueueModel, servers: Sequence[BatchServer], slo: Slo, rate_rps: float) -> float:
     """Return the time at the SLO's percentile, only as precise as its comparison with the SLO needs."""
     if rate_rps >= math.fsum(server.capacity_rps for server in servers):
         return math.inf
@@ -165,9 +181,11 @@ def _guess(limits: _KnownRates, capacity_rps: float, limit_ms: float) -> float:
     return capacity_rps * (1.0 - 1.0 / target)
 
 
-def _cell(low: float, high: float, limits: _KnownRates, guess: float | None) -> tuple[float, float]:
+def _cell(
+    low: float, high: float, limits: _KnownRates, guess: float | None, precision: float
+) -> tuple[float, float]:
     """Return the last cell of a bisection for a limit at ``guess``; without a guess, its next undecided half."""
-    while high - low > RATE_PRECISION * low:
+    while high - low > precision * low:
         middle = (low + high) / 2.0
         if limits.passes_rps < middle < limits.fails_rps and guess is None:
             return middle, high

@@ -296,7 +296,7 @@ class Segments(PlannedWorkloads):
         if not self._is_in_time(demand, server, min(least_rps, target_rps)):
             return 0.0  # less than ``least_rps`` is not used (see `make`)
         queueing = queue_of(self.problem.queueing, demand.model)
-        return self.problem.limits.largest_rps(queueing, server, demand.slo, idle, target_rps)
+        return self.problem.limits.largest_rps(queueing, (server,), demand.slo, idle, target_rps)
 
     def _most_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
         """Return an upper bound of a replica's rate within the demand's SLO, by its times alone."""

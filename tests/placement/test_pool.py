@@ -17,7 +17,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.model_queues import ShapedQueue
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import LinearEstimator, evidence, plain_device, problem
@@ -134,15 +134,34 @@ def test_one_that_serves_everything_alone_is_offered_for_just_that() -> None:
         assert max(segment.capacity_rps for segment in kind(given).best(demand, device)) == 50.0
 
 
-class CountingQueue(BatchQueue):
-    """Counts the pools of several replicas that it is asked for."""
+class CountingQueue:
+    """Counts the pools of several replicas that it is asked for; has no formula for their load."""
 
     def __init__(self) -> None:
         self.asked = 0
 
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        return BatchQueue().sojourn(arrivals, server)
+
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         self.asked += len(servers) > 1
-        return super().pool(arrivals, servers, coarse=coarse)
+        return BatchQueue().pool(arrivals, servers, coarse=coarse)
+
+
+def test_a_replica_that_serves_less_than_the_formula_says_is_corrected_by_its_queue() -> None:
+    given = make_problem(4000.0, 14.0)
+    demand, device, workload = given.demands[0], given.fleet.entries[0].device, Workload("m", 4, Share(100.0))
+    guessed, solved = PooledSegments(given), PooledSegments(replace(given, queueing=CountingQueue()))
+    before, exact = guessed.make(demand, device, workload), solved.make(demand, device, workload)
+    assert before is not None
+    assert exact is not None
+    assert before.capacity_rps == pytest.approx(exact.capacity_rps, rel=0.05)
+    gpu = PlacedGpu(device.name, (PlacedPartition((before.replica(500.0),)),))
+    assert guessed.correct("m", (gpu,) * 7)
+    after = guessed.make(demand, device, workload)
+    assert after is not None
+    assert after.capacity_rps == pytest.approx(exact.capacity_rps, rel=0.01)
+    assert not guessed.correct("m", (gpu,) * 7)  # corrected already
 
 
 def test_two_queues_tell_that_a_replica_among_others_serves_less_than_is_needed() -> None:

@@ -62,7 +62,7 @@ def _server(batch: int, start: float, cv: float = 0.0) -> BatchServer:
 def test_the_largest_rate_is_that_of_plain_bisection(batch: int, start: float, times: float, part: float) -> None:
     server = _server(batch, start)
     slo, wanted = Slo(times * server.latency_ms[0]), part * server.capacity_rps
-    rate_rps = RateLimits().largest_rps(ExponentialQueue(), server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
+    rate_rps = RateLimits().largest_rps(ExponentialQueue(), (server,), slo, server.capacity_rps * NEARLY_IDLE, wanted)
     assert rate_rps == _plain(ExponentialQueue(), server, slo, wanted)
 
 
@@ -71,7 +71,7 @@ def test_the_largest_rate_is_that_of_plain_bisection(batch: int, start: float, t
 def test_for_real_queues_too(batch: int, start: float, times: float, cv: float) -> None:
     server, model = _server(batch, start, cv), BatchQueue()
     slo, wanted = Slo(times * server.latency_ms[-1]), server.capacity_rps
-    rate_rps = RateLimits().largest_rps(model, server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
+    rate_rps = RateLimits().largest_rps(model, (server,), slo, server.capacity_rps * NEARLY_IDLE, wanted)
     assert rate_rps == _plain(model, server, slo, wanted)
 
 
@@ -85,7 +85,7 @@ class QuickQueueCounter(SolvedQueueCounter):
 def test_no_queue_is_asked_for_where_no_batch_is_quick_enough() -> None:
     server, quick = _server(8, 10.0), QuickQueueCounter(BatchQueue())
     slo, most = Slo(0.9 * server.latency_ms[0]), server.capacity_rps
-    assert RateLimits().largest_rps(quick, server, slo, most * NEARLY_IDLE, most) == 0.0
+    assert RateLimits().largest_rps(quick, (server,), slo, most * NEARLY_IDLE, most) == 0.0
     assert not quick.solved
 
 
@@ -94,9 +94,9 @@ def test_rates_above_those_of_the_batches_that_are_quick_enough_are_late_without
     slo, limits = Slo(server.latency_ms[1]), RateLimits()  # batches of one and two are in time
     most = 2000.0 / server.latency_ms[1] / 0.99
     assert limits.bound_rps(quick, server, slo) == pytest.approx(most, rel=0.011)
-    assert not limits.in_time(quick, server, slo, 1.02 * most)
+    assert not limits.in_time(quick, (server,), slo, 1.02 * most)
     assert not quick.solved
-    assert not limits.in_time(quick, server, slo, 0.98 * most)
+    assert not limits.in_time(quick, (server,), slo, 0.98 * most)
     assert quick.solved
 
 
@@ -105,7 +105,7 @@ def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:
     for batch, start, times in ((1, 1.0, 3.0), (2, 4.0, 2.5), (4, 2.0, 4.0), (8, 6.0, 2.0), (8, 1.0, 6.0)):
         server = _server(batch, start)
         slo, most = Slo(times * server.latency_ms[-1]), server.capacity_rps
-        RateLimits().largest_rps(guessed, server, slo, most * NEARLY_IDLE, most)
+        RateLimits().largest_rps(guessed, (server,), slo, most * NEARLY_IDLE, most)
         _plain(plain, server, slo, most)
     assert len(guessed.solved) <= 0.8 * len(plain.solved)
 
@@ -113,12 +113,12 @@ def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:
 def test_what_was_found_for_one_policy_is_not_solved_again_for_another() -> None:
     counting = SolvedQueueCounter(ExponentialQueue())
     limits, server, slo = RateLimits(), _server(4, 2.0), Slo(30.0)
-    rate_rps = limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, server.capacity_rps)
+    rate_rps = limits.largest_rps(counting, (server,), slo, server.capacity_rps * NEARLY_IDLE, server.capacity_rps)
     before = len(counting.solved)
-    assert limits.in_time(counting, server, slo, rate_rps / 2.0)
-    assert not limits.in_time(counting, server, slo, rate_rps * (1.0 + 2.0 * RATE_PRECISION))
+    assert limits.in_time(counting, (server,), slo, rate_rps / 2.0)
+    assert not limits.in_time(counting, (server,), slo, rate_rps * (1.0 + 2.0 * RATE_PRECISION))
     assert (
-        limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, rate_rps / 3.0) == rate_rps / 3.0
+        limits.largest_rps(counting, (server,), slo, server.capacity_rps * NEARLY_IDLE, rate_rps / 3.0) == rate_rps / 3.0
     )
     assert len(counting.solved) == before
 
@@ -136,16 +136,16 @@ def test_no_rate_is_in_time_that_is_late_by_the_queue_that_maps_are_checked_by(
         queueing.pool(arrivals, (server,), coarse=is_coarse).whole.percentile(99.0) for is_coarse in (True, False)
     )
     for limit_ms in (0.5 * fine, 0.9 * fine, 0.999 * fine):
-        assert not RateLimits().in_time(queueing, server, Slo(limit_ms), arrivals.rate_rps)
-    assert RateLimits().in_time(queueing, server, Slo(1.001 * max(coarse, fine)), arrivals.rate_rps)
+        assert not RateLimits().in_time(queueing, (server,), Slo(limit_ms), arrivals.rate_rps)
+    assert RateLimits().in_time(queueing, (server,), Slo(1.001 * max(coarse, fine)), arrivals.rate_rps)
 
 
 def test_queues_of_different_models_are_kept_apart() -> None:
     limits, server, slo = RateLimits(), _server(4, 2.0), Slo(15.0)
     idle, most = server.capacity_rps * NEARLY_IDLE, server.capacity_rps
-    limits.largest_rps(ExponentialQueue(), server, slo, idle, most)
-    rate_rps = limits.largest_rps(BatchQueue(), server, slo, idle, most)
-    assert rate_rps == RateLimits().largest_rps(BatchQueue(), server, slo, idle, most)
+    limits.largest_rps(ExponentialQueue(), (server,), slo, idle, most)
+    rate_rps = limits.largest_rps(BatchQueue(), (server,), slo, idle, most)
+    assert rate_rps == RateLimits().largest_rps(BatchQueue(), (server,), slo, idle, most)
 
 
 def _best_plainly(segments: Segments, wanted: Demand, share: Share) -> Segment | None:

@@ -37,8 +37,8 @@ _SEED = 20240229
 _MOST_REPLICAS, _MOST_COARSE_REPLICAS = 96, 24
 #: Least number of requests with gamma gaps, and of full batches.
 _REQUESTS, _GROUPS = 1 << 15, 1 << 12
-#: Number of requests of other arrival processes, whose law is not known.
-_UNWEIGHTED = 1 << 21
+#: Number of requests of other arrival processes, whose law is not known, and for a coarse answer.
+_UNWEIGHTED, _UNWEIGHTED_COARSE = 1 << 21, 1 << 16
 #: Reduction of the number of requests for a coarse answer, and of those left out at the begin.
 _COARSER, _COARSER_BEGIN = 8, 4
 #: Number of longest full batches left out of the statistics, and seen at least. Many replicas of large batches that all
@@ -99,9 +99,10 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
     settling = round(_SETTLING / 1000.0 * max(server.latency_ms[-1] for server, _ in kinds) * arrivals.rate_rps)
     group = max(1, round(math.fsum(server.batch * server.capacity_rps * count for server, count in kinds) / capacity))
     requests = max(_REQUESTS, _GROUPS * group, round(settling * _SETTLED / _SETTLING))
-    requests = requests if arrivals.process is None else _UNWEIGHTED
     if coarse:
         settling, requests = settling // _COARSER_BEGIN, requests // _COARSER
+    if arrivals.process is not None:
+        requests = _UNWEIGHTED_COARSE if coarse else _UNWEIGHTED
     arrivals_ms = _draw_arrivals(arrivals, settling + requests)
     group = min(group, len(arrivals_ms))
     groups = len(arrivals_ms) // group
