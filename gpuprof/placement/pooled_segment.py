@@ -102,7 +102,9 @@ class PooledSegments(Segments):
         """Solve the queues of a model's replicas in a map; return whether their capacities were corrected."""
         first, workloads = self.problem.demand(self.first_alike(model)), Counter[tuple[str, Workload]]()
         for gpu in gpus:
-            workloads.update((gpu.device, o.workload) for o in gpu.replicas() if self.first_alike(o.model) == first.model)
+            workloads.update(
+                (gpu.device, o.workload) for o in gpu.replicas() if self.first_alike(o.model) == first.model
+            )
         is_corrected = False
         for (device, workload), count in workloads.items():
             server = self.server(self.problem.device(device), workload)

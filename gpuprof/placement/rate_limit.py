@@ -181,9 +181,7 @@ def _guess(limits: _KnownRates, capacity_rps: float, limit_ms: float) -> float:
     return capacity_rps * (1.0 - 1.0 / target)
 
 
-def _cell(
-    low: float, high: float, limits: _KnownRates, guess: float | None, precision: float
-) -> tuple[float, float]:
+def _cell(low: float, high: float, limits: _KnownRates, guess: float | None, precision: float) -> tuple[float, float]:
     """Return the last cell of a bisection for a limit at ``guess``; without a guess, its next undecided half."""
     while high - low > precision * low:
         middle = (low + high) / 2.0

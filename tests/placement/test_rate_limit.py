@@ -118,7 +118,8 @@ def test_what_was_found_for_one_policy_is_not_solved_again_for_another() -> None
     assert limits.in_time(counting, (server,), slo, rate_rps / 2.0)
     assert not limits.in_time(counting, (server,), slo, rate_rps * (1.0 + 2.0 * RATE_PRECISION))
     assert (
-        limits.largest_rps(counting, (server,), slo, server.capacity_rps * NEARLY_IDLE, rate_rps / 3.0) == rate_rps / 3.0
+        limits.largest_rps(counting, (server,), slo, server.capacity_rps * NEARLY_IDLE, rate_rps / 3.0)
+        == rate_rps / 3.0
     )
     assert len(counting.solved) == before
 

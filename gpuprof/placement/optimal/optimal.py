@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.incumbent import is_proven_optimal, objective_value, raise_by_work
+from gpuprof.placement.optimal.incumbent import raise_by_work
 from gpuprof.placement.optimal.measured_first import restrict_to_measured
 from gpuprof.placement.optimal.search import Search
 from gpuprof.placement.placement import Placement
@@ -45,18 +45,15 @@ class Optimal:
         plain_problem = replace(problem, options=replace(problem.options, explains=False))
         measured = None if problem.previous is not None else restrict_to_measured(plain_problem)
         if measured is not None:
-            incumbent = self._search(measured, search_limit.keeping((limit.seconds or 0.0) / 2.0))
-            if incumbent.unplaced or not is_proven_optimal(measured, incumbent):
-                incumbent = None
-        if incumbent is None:
-            incumbent = self._search(plain_problem, search_limit)
-        else:
-            candidate = self._search(plain_problem, search_limit)
-            if objective_value(problem, candidate) < objective_value(problem, incumbent):
-                incumbent = candidate
+            first_limit = search_limit.keeping((limit.seconds or 0.0) / 2.0)
+            incumbent = self._make_search(measured, first_limit, with_bound=False).find_map()
+        start = None if incumbent is None or incumbent.unplaced else incumbent
+        incumbent = self._make_search(plain_problem, search_limit, start).find_map()
         incumbent = raise_by_work(problem, share_workers(problem, incumbent, limit))
         return with_reasons(problem, incumbent, limit)
 
-    def _search(self, problem: Problem, limit: Limit) -> Placement:
+    def _make_search(
+        self, problem: Problem, limit: Limit, start: Placement | None = None, *, with_bound: bool = True
+    ) -> Search:
         is_pooled = self.pooled and problem.options.latency_budget is None
-        return Search(problem, limit, is_pooled=is_pooled, fair=self.fair).find_map()
+        return Search(problem, limit, is_pooled=is_pooled, fair=self.fair, start=start, with_bound=with_bound)

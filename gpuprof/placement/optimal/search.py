@@ -35,7 +35,7 @@ from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
 #: Maximum number of programs for demands whose replicas are together too slow.
-_MOST_REPAIRS = 4
+_MOST_REPAIRS = 8
 
 
 @dataclass(slots=True)
@@ -46,6 +46,8 @@ class Search:
     limit: Limit
     is_pooled: bool  #: Whether the replicas of a model have one queue.
     fair: bool  #: As in `gpuprof.placement.optimal.optimal.Optimal`.
+    start: Placement | None = None  #: A map of all demands to begin with, in place of a first fit.
+    with_bound: bool = True  #: Whether the cost of every map is bounded; else a further search does.
     _judge: Judge = field(init=False)
     _best: Placement = field(init=False)
 
@@ -79,13 +81,14 @@ class Search:
 
     def _place_first(self) -> Placement:
         """Return the cheapest first fit on a single kind of device, or on a counted fleet on all kinds."""
-        best: Placement | None = None
-        for cost, problem in list_single_kinds(self.problem, self._make_segments(self.problem)):
+        best = self.start
+        kinds = () if best is not None else list_single_kinds(self.problem, self._make_segments(self.problem))
+        for cost, problem in kinds:
             if best is not None and not best.unplaced and cost >= sum_prices(self.problem, best.gpus):
                 continue
             segments = self._make_segments(problem)
             first_fit = partial(place_first_fit, problem, segments)
-            for placement in self._repair(segments, "first fit", first_fit, is_limited=False):
+            for placement in self._repair(segments, "first fit", first_fit, Limit(None)):
                 if best is None or self._judge.rank(placement) < self._judge.rank(best):
                     best = placement
         assert best is not None
@@ -100,12 +103,10 @@ class Search:
         return is_proven_optimal(self.problem, raise_by_work(self.problem, self._best))
 
     def _search(self) -> None:
-        """Raise the bound and improve the map until both meet."""
-        by_queues, is_placed = self.problem.options.latency_budget is None, not self._best.unplaced
-        if by_queues and not self._is_done:
-            self._bound_queues(self._halve_limit())
+        """Improve the map and raise the bound until both meet."""
         if self._is_done:
             return
+        by_queues = self.problem.options.latency_budget is None
         problem = self._narrow()
         segments = self._make_segments(problem)
         offers = CandidateSegments(problem, segments)
@@ -115,8 +116,10 @@ class Search:
             starts.append(placement)
             if self._is_done:
                 return
-        if by_queues and not is_placed and not self._best.unplaced:
-            self._bound_queues(self.limit)
+        if by_queues and self.with_bound:
+            self._bound_queues(self._halve_limit())
+            if self._is_done:
+                return
         local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
         kinds = {entry.device.name for entry in problem.fleet.entries}
         feasible = [start for start in starts if kinds.issuperset(gpu.device for gpu in start.gpus)]
@@ -128,14 +131,13 @@ class Search:
                     return
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
-        """Yield maps of undivided partitions, of patterns with neighbours, and of the program without neighbours."""
+        """Yield maps of undivided partitions, of the program without neighbours, and of patterns with neighbours."""
         yield from self._run_program(offers, offers.list_undivided)
+        yield from self._run_program(offers, offers.list_choices, is_every=True)
         choices, is_partial = offers.list_choices(), self._is_counted and bool(self._best.unplaced)
-        limit = self.limit.keeping((self.limit.left_s or 0.0) / 4.0)
-        stock = CuttingStock(offers.problem, planner, choices, limit, is_partial).place()
+        stock = CuttingStock(offers.problem, planner, choices, self._halve_limit(), is_partial).place()
         if stock is not None:
             yield self._judge.settle(stock, "patterns of replicas")
-        yield from self._run_program(offers, offers.list_choices, is_every=True)
 
     def _halve_limit(self) -> Limit:
         """Return a limit at half of the time left."""
@@ -179,8 +181,9 @@ class Search:
         cost, entries = math.inf, self._entries
         if not self._best.unplaced:
             cost, entries = sum_prices(self.problem, self._best.gpus), self._list_cheaper()
-        table = BoundTable(self.problem, entries)
-        self._raise_cost_bound(bound_by_table(self.problem, table, cost, limit))
+        with self.problem.limits.until(limit), suppress(TimeUpError):
+            table = BoundTable(self.problem, entries)
+            self._raise_cost_bound(bound_by_table(self.problem, table, cost, limit))
 
     @property
     def _is_counted(self) -> bool:
@@ -211,21 +214,19 @@ class Search:
                 self._bound_budget(offers, plan.bound)
             return plan.pack(problem, offers.segments)
 
-        yield from self._repair(offers.segments, "integer program", place)
+        yield from self._repair(offers.segments, "integer program", place, limit)
 
     def _repair(
         self,
         segments: Segments,
         method: str,
         place: Callable[[Sequence[Demand]], Gpus],
-        *,
-        is_limited: bool = True,
+        limit: Limit,
     ) -> Iterator[Placement]:
         """Yield the maps of a method, repaired where the replicas of a pool are together too slow.
 
         Their capacities are corrected by their queues, and the demands of pools of corrected replicas are raised.
-        ``is_limited``: whether the time limit ends the repairs; the first map is repaired to its end, since a search
-        must not call a demand impossible for want of time.
+        The first map is repaired without a limit: a search must not call a demand impossible for want of time.
         """
         problem = segments.problem
         rates = {demand.model: demand.rate_rps for demand in problem.demands}
@@ -234,7 +235,7 @@ class Search:
             gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
             placement = self._judge.settle(gpus, method)
             yield placement
-            if not self.is_pooled or not placement.unplaced or self._is_counted or (is_limited and self.limit.is_over):
+            if not self.is_pooled or not placement.unplaced or self._is_counted or limit.is_over:
                 return
             for unplaced in placement.unplaced:
                 if unplaced.model not in corrected and isinstance(segments, PooledSegments):
@@ -265,7 +266,7 @@ class Search:
         """Keep what runs already where that costs nothing, and give spare capacity to uncertain estimates."""
         if self.problem.previous is not None:
             self._best = KeptMap(self.problem, self._judge, self.problem.previous).choose(self._best, self._plan_rest)
-        elif not self._best.unplaced:
+        elif not self._best.unplaced and (self.start is None or self._best.gpus != self.start.gpus):
             self._best = self._judge.drop_replicas(self._best)
             spare = SpareCapacity(self.problem, self._make_segments(self.problem), self.limit)
             spread = self._judge.settle(self._judge.share_out(spare.distribute(self._best.gpus)), "")
