@@ -45,7 +45,7 @@ class Optimal:
         plain_problem = replace(problem, options=replace(problem.options, explains=False))
         measured = None if problem.previous is not None else restrict_to_measured(plain_problem)
         if measured is not None:
-            first_limit = search_limit.keeping((limit.seconds or 0.0) / 2.0)
+            first_limit = search_limit.keeping((search_limit.seconds or 0.0) / 2.0)
             incumbent = self._make_search(measured, first_limit, with_bound=False).find_map()
         start = None if incumbent is None or incumbent.unplaced else incumbent
         incumbent = self._make_search(plain_problem, search_limit, start).find_map()
