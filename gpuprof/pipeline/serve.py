@@ -25,7 +25,7 @@ from gpuprof.pipeline.serve_settings import ServeSettings
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.change.adapt import AdaptSettings
 from gpuprof.serving.control import send_apply
-from gpuprof.serving.plan.planner import MapSource
+from gpuprof.serving.plan.serving_plan import MapSource
 from gpuprof.serving.server import EngineMaker, Ready
 
 #: Address for --public.
@@ -84,7 +84,7 @@ def run_map_server(
     ``note``: called with each remark immediately.
     """
     from gpuprof.rules.routing import routing_rule
-    from gpuprof.serving.plan.planner import Planner
+    from gpuprof.serving.plan.serving_plan import Planner
     from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
     from gpuprof.serving.server import run_server
     from gpuprof.serving.server_settings import ServerSettings

@@ -22,9 +22,8 @@ from gpuprof.serving.change.worker_fleet import PlanChange, WorkerFleet
 from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.engines.local_engine import Engine, LocalEngine
 from gpuprof.serving.front import Front
-from gpuprof.serving.plan.planner import MapSource, Planner
+from gpuprof.serving.plan.serving_plan import MapSource, Planner
 from gpuprof.serving.protocol.http_api import ApiSettings, HttpApi
-from gpuprof.serving.protocol.large_texts import warm_up
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
@@ -96,7 +95,7 @@ class Server:
         watch, listen = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self.stalls.run())
         try:
             await self._front.reserve()
-            await asyncio.gather(self._start_workers(), self._api.service.side_process.run(warm_up))
+            await asyncio.gather(self._start_workers(), self._api.service.side_process.run(int))
             if not self._stop.is_set():
                 where = await self._front.start()
                 port = self._front.http_port

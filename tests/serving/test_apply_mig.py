@@ -15,7 +15,7 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.machine.gpu_holder import GpuHolder
 from gpuprof.serving.machine.gpu_places import LocalGpu, LocalMigInstance
 from gpuprof.serving.machine.machine_parts import MachineParts
-from gpuprof.serving.plan.planner import MapSource, Planner
+from gpuprof.serving.plan.serving_plan import MapSource, Planner
 from tests.machine.test_mig_layout import Smi
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running

@@ -1,12 +1,14 @@
-"""Turns a deployment map into workers, each with its model and its share of a device."""
+"""Turns a deployment map into replicas and the orders of their workers, each with its model and share of a device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.map_file import read_map
 from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
@@ -25,6 +27,7 @@ from gpuprof.serving.worker.runtime import NULL_PREFIX, null_bytes
 
 _CPU_PREFIX = "cpu"
 SIMULATED_PREFIX = "sim:"
+NO_PARTS: Mapping[str, MachineParts] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,52 +45,71 @@ class PlannedReplica:
     fault: InputError | None = None  #: The reason why the replica has no orders.
 
 
-def plan_workers(
-    deployment: DeploymentMap,
-    base: Path,
-    group: str,
-    node: str | None = None,
-    *,
-    simulated: bool = False,
-    shadow_pct: float = 0.0,
-    parts: Mapping[str, MachineParts] | None = None,
-    allow_changed: bool = False,
-) -> tuple[PlannedReplica, ...]:
-    """Plan the workers of one node of a map on this machine, or of all nodes on the machines of a cluster.
+@dataclass(frozen=True, slots=True)
+class MapSource:
+    """A map, and the directory searched first for its model files."""
 
-    A replica whose model has no file gets no orders but a fault. Raises `InputError` when the node is unknown, or the
-    shares exceed the device; `UnavailableError` when a machine lacks a device of the map.
+    deployment: DeploymentMap
+    base: Path
 
-    Parameters
-    ----------
-    base : Path
-        Directory of the map, searched first for model files.
-    group : str
-        Prefix of the control groups' names, unique to this server.
-    node : str or None
-        This machine's node in the map; None: the only node.
-    simulated : bool
-        If True, nothing is computed and batches take their predicted time, on all nodes. A device whose name starts
-        with ``sim:`` is simulated anyway.
-    shadow_pct : float
-        Additional percent of its device for the standby of each replica, as far as available; 0: no standbys.
-    parts : mapping of str to MachineParts, optional
-        Parts of a cluster's machines, by node; None: every node is this machine.
-    allow_changed : bool
-        If True, model files may differ from the planned files.
-    """
-    uses_all_nodes = node is None and (simulated or parts is not None)
-    nodes = deployment.nodes if uses_all_nodes else (chosen_node(deployment, node),)
-    local_parts = MachineParts.here() if parts is None else MachineParts(())
-    planning = _OrderBuilder(deployment, base, group, shadow_pct, allow_changed)
-    planned: list[PlannedReplica] = []
-    for planned_node in nodes:
-        machine = local_parts if parts is None else parts.get(planned_node.name, local_parts)
-        placed = list(_assign_parts(planned_node, machine, simulated))
-        planned += planning.replicas(placed, machine, "" if parts is None else planned_node.name)
-    if not planned:
-        raise InputError("the map places no replica on this node", "nothing can be served from it")
-    return tuple(planned)
+    @classmethod
+    def read_map(cls, path: Path) -> MapSource:
+        """Read the map at ``path``. Raises `InputError` as `gpuprof.domain.map_file.read_map` does."""
+        return cls(read_map(path), path.absolute().parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans the workers of maps: at the start, for ``gpuprof apply``, and when a machine is replaced by another."""
+
+    group: str  #: Prefix of the control groups' names, unique to this server.
+    node: str | None = None  #: This machine's node in the map; None: the only node.
+    #: True if nothing is computed and batches take their predicted time, on all nodes. A device whose name starts with
+    #: ``sim:`` is simulated anyway.
+    simulated: bool = False
+    shadow_pct: float = 0.0  #: Additional percent of its device for a standby, as far as available; 0: no standbys.
+    cluster: bool = False  #: True if the map's nodes are machines of a cluster.
+    apply_mig: bool = False  #: True if GPUs are partitioned into the MIG instances of the map.
+    allow_changed: bool = False  #: True if model files may differ from the planned files.
+
+    def nodes(self, source: MapSource) -> dict[str, dict[str, list[tuple[str, int]]]]:
+        """Return the nodes of a map whose machines must be connected before its workers can be planned.
+
+        Raises `InputError` when this machine's node in the map is ambiguous.
+
+        Returns
+        -------
+        dict of str to dict of str to list of (str, int)
+            By node and number of the GPU, the MIG instances to create: none unless ``apply_mig``.
+        """
+        if self.cluster:
+            nodes = [node for node in source.deployment.nodes if needs_machine(node, self.simulated)]
+        elif self.apply_mig and not self.simulated:
+            nodes = [chosen_node(source.deployment, self.node)]
+        else:
+            return {}
+        return {node.name: mig_layouts(node) if self.apply_mig else {} for node in nodes}
+
+    def plan(self, source: MapSource, parts: Mapping[str, MachineParts] = NO_PARTS) -> tuple[PlannedReplica, ...]:
+        """Return the replicas of one node of a map on this machine, or of all nodes on the machines of a cluster.
+
+        A replica whose model has no file gets no orders but a fault. Raises `InputError` when the node is unknown, or
+        the shares exceed the device; `UnavailableError` when a machine lacks a device of the map. ``parts``: the parts
+        of the machines of `nodes`.
+        """
+        deployment, has_machines = source.deployment, self.cluster or bool(parts)
+        uses_all_nodes = self.cluster or (self.node is None and (self.simulated or has_machines))
+        nodes = deployment.nodes if uses_all_nodes else (chosen_node(deployment, self.node),)
+        here = MachineParts(()) if has_machines else MachineParts.here()
+        builder = _OrderBuilder(self, source)
+        planned: list[PlannedReplica] = []
+        for node in nodes:
+            machine = parts.get(node.name, here)
+            placed = list(_assign_parts(node, machine, self.simulated))
+            planned += builder.replicas(placed, machine, node.name if has_machines else "")
+        if not planned:
+            raise InputError("the map places no replica on this node", "nothing can be served from it")
+        return tuple(planned)
 
 
 def _public_names(deployment: DeploymentMap) -> dict[str, PublicName]:
@@ -119,15 +141,9 @@ _Placed = tuple[str, str, Replica, _Part]
 class _OrderBuilder:
     """Turns the replicas of the nodes into orders, node by node."""
 
-    def __init__(
-        self, deployment: DeploymentMap, base: Path, group: str, shadow_pct: float, allow_changed: bool
-    ) -> None:
-        self._allow_changed = allow_changed
-        self._deployment = deployment
-        self._base = base
-        self._group = group
-        self._shadow_pct = shadow_pct
-        self._public_names = _public_names(deployment)
+    def __init__(self, planner: Planner, source: MapSource) -> None:
+        self._planner, self._deployment, self._base = planner, source.deployment, source.base
+        self._public_names = _public_names(source.deployment)
         self._counts: dict[str, int] = {}
 
     def replicas(self, placed: Sequence[_Placed], machine: MachineParts, node: str) -> Iterator[PlannedReplica]:
@@ -142,15 +158,15 @@ class _OrderBuilder:
             name = self._next_name(replica.model)
             plan = _make_plan(replica, name, place, mig)
             try:
-                order = self._make_order(replica, part, f"{self._group}-{name}", node)
+                order = self._make_order(replica, part, f"{self._planner.group}-{name}", node)
                 members = _plan_members(model, Path(order.path))
             except InputError as fault:
                 yield PlannedReplica(replica.model, plan, fault=fault)
                 continue
             if replica.turns:  # replicas with turns also share the quota of their cores
-                turns = f"{self._group}-{place}-{mig}-turns{replica.turns}"
+                turns = f"{self._planner.group}-{place}-{mig}-turns{replica.turns}"
                 order = replace(order, turns=turns, group=turns)
-            extra_pct = self._shadow_pct
+            extra_pct = self._planner.shadow_pct
             standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
             yield PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members)
 
@@ -164,7 +180,7 @@ class _OrderBuilder:
         order = replace(
             _make_order(replica, find(self._deployment, replica.model, self._base), part, group),
             node=node,
-            sha256="" if self._allow_changed else self._deployment.models[replica.model].sha256 or "",
+            sha256="" if self._planner.allow_changed else self._deployment.models[replica.model].sha256 or "",
         )
         public = self._public_names.get(replica.model)
         return order if public is None else replace(order, model=public.name, version=public.version)

@@ -21,8 +21,7 @@ from gpuprof.serving.protocol.descriptions import Descriptions
 from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer, read_large_call, write_infer
 from gpuprof.serving.protocol.http_message import CONTENT_GRPC, HttpHead
 from gpuprof.serving.protocol.http_route import HttpClient, Route
-from gpuprof.serving.protocol.inference_service import MOST_CACHED, InferenceService
-from gpuprof.serving.protocol.large_texts import ON_LOOP_BYTES
+from gpuprof.serving.protocol.inference_service import MOST_CACHED, ON_LOOP_BYTES, InferenceService
 from gpuprof.serving.protocol.open_inference import SERVICE, message_class, service_methods
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.router import Router

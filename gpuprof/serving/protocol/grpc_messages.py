@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
-from gpuprof.serving.protocol.large_texts import refuse_long_text
+from gpuprof.serving.protocol.inference_service import refuse_long_text
 from gpuprof.serving.protocol.open_inference import field_number, message_class
 from gpuprof.serving.router.infer_request import (
     InferRequest,
-    Urgency,
+    SentTensor,
     check_rows,
     check_size,
-    check_tensor,
+    collect_inputs,
+    collect_outputs,
     find_batch_key,
-    refuse_unsupported,
+    read_urgency,
     to_tensor_bytes,
 )
 from gpuprof.serving.transport.datatypes import join_strings
-from gpuprof.serving.transport.inference import InputTensor, OutputTensor, RefusedError, bad_request
+from gpuprof.serving.transport.inference import OutputTensor, RefusedError, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
 
@@ -63,21 +64,6 @@ def decode_infer(data: Buffer) -> InferMessage:
         raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, reason) from None
 
 
-def read_urgency(request: Any) -> Urgency:
-    """Return the urgency of a ModelInferRequest.
-
-    Raises
-    ------
-    RefusedError
-        400, for malformed parameters.
-    """
-    if not request.parameters:
-        return Urgency(None, 0)
-    parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
-    timeout_us, priority = (_whole(parameters, name) for name in ("timeout", "priority"))
-    return Urgency(timeout_us / 1000.0 if timeout_us else None, priority)
-
-
 def read_infer(spec: ModelSpec, message: InferMessage, data: Buffer) -> InferRequest:
     """Read and check the request in ``data``.
 
@@ -87,15 +73,14 @@ def read_infer(spec: ModelSpec, message: InferMessage, data: Buffer) -> InferReq
         400, with the reason.
     """
     request = message.request
-    inputs = _tensors(spec, message, memoryview(data))
-    urgency = read_urgency(request)
+    inputs = collect_inputs(spec, _list_tensors(message, memoryview(data)))
+    outputs = collect_outputs(spec, [(entry.name, _read_parameters(entry)) for entry in request.outputs])
     return InferRequest(
         id=request.id or None,
         rows=check_rows(spec, inputs),
         inputs=inputs,
-        outputs=_outputs(spec, request),
-        timeout_ms=urgency.timeout_ms,
-        priority=urgency.priority,
+        outputs=outputs or None,
+        urgency=read_urgency(_read_parameters(request)),
         batch_key=find_batch_key(spec, inputs),
     )
 
@@ -149,71 +134,33 @@ def write_stream_error(message: str, request_id: str) -> bytes:
     return data
 
 
-def _tensors(spec: ModelSpec, message: InferMessage, data: memoryview) -> list[InputTensor]:
-    """Return the inputs, in the order of the model's."""
+def _list_tensors(message: InferMessage, data: memoryview) -> Iterator[SentTensor]:
     entries, spans = message.request.inputs, message.spans
     if spans and len(spans) != len(entries):
         raise bad_request(f"{len(entries)} inputs need as many raw contents but got {len(spans)}")
-    by_position: dict[int, InputTensor] = {}
     for number, entry in enumerate(entries):
-        position = spec.input_index.get(entry.name)
-        if position is None or position in by_position:
-            names = ", ".join(spec.input_index)
-            raise bad_request(
-                f"model {spec.name!r} has {'no' if position is None else 'one'} input {entry.name!r} ({names})"
-            )
-        _refuse_unsupported(entry)
-        tensor = spec.inputs[position]
-        shape = check_tensor(tensor, entry.datatype, list(entry.shape))
-        if not spans:
-            contents = _from_contents(tensor, entry.contents)
-            check_size(tensor, shape, contents)
-            by_position[position] = InputTensor(shape, contents)
-            continue
-        if entry.HasField("contents") and entry.contents.ListFields():
+        if spans and entry.HasField("contents") and entry.contents.ListFields():
             raise bad_request(f"input {entry.name!r} has both typed and raw contents")
-        span = spans[number]
-        check_size(tensor, shape, data[span])
-        by_position[position] = InputTensor(shape, (span.start, span.stop - span.start))
-    missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in by_position]
-    if missing:
-        raise bad_request(f"model {spec.name!r} needs input {', '.join(missing)}")
-    return [by_position[position] for position in range(len(spec.inputs))]
+        read = partial(_read_raw, data, spans[number]) if spans else partial(_read_contents, entry.contents)
+        yield SentTensor(entry.name, entry.datatype, list(entry.shape), _read_parameters(entry), read)
 
 
-def _from_contents(tensor: TensorSpec, contents: Any) -> bytes:
+def _read_raw(data: memoryview, span: slice, tensor: TensorSpec, shape: list[int]) -> tuple[int, int]:
+    check_size(tensor, shape, data[span])
+    return span.start, span.stop - span.start
+
+
+def _read_contents(contents: Any, tensor: TensorSpec, shape: list[int]) -> bytes:
     if tensor.datatype not in _CONTENTS:
         raise bad_request(f"input {tensor.name!r} of type {tensor.datatype} must be sent as raw contents")
     values = list(getattr(contents, _CONTENTS[tensor.datatype]))
-    return join_strings(values) if tensor.datatype == "BYTES" else to_tensor_bytes(tensor, values)
+    data = join_strings(values) if tensor.datatype == "BYTES" else to_tensor_bytes(tensor, values)
+    check_size(tensor, shape, data)
+    return data
 
 
-def _outputs(spec: ModelSpec, request: Any) -> list[int] | None:
-    positions = []
-    for entry in request.outputs:
-        position = spec.output_index.get(entry.name)
-        if position is None or position in positions:
-            names = ", ".join(spec.output_index)
-            raise bad_request(f"model {spec.name!r} has no output {entry.name!r} or it is asked for twice ({names})")
-        _refuse_unsupported(entry)
-        positions.append(position)
-    return positions or None
-
-
-def _refuse_unsupported(entry: Any) -> None:
-    if entry.parameters:
-        refuse_unsupported({name: _value(parameter) for name, parameter in entry.parameters.items()})
-
-
-def _value(parameter: Any) -> Any:
-    field = parameter.WhichOneof("parameter_choice")
-    return None if field is None else getattr(parameter, field)
-
-
-def _whole(parameters: dict[str, Any], name: str) -> int:
-    value = parameters.get(name)
-    if value is None:
-        return 0
-    if type(value) is not int or value < 0:
-        raise bad_request(f"the parameter {name!r} must be a whole number that is not negative")
-    return value
+def _read_parameters(entry: Any) -> dict[str, Any]:
+    if not entry.parameters:
+        return {}
+    choices = {name: (value, value.WhichOneof("parameter_choice")) for name, value in entry.parameters.items()}
+    return {name: getattr(value, choice) for name, (value, choice) in choices.items() if choice is not None}

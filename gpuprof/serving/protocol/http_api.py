@@ -16,15 +16,9 @@ from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.http_route import HttpClient, Route, allow_only
 from gpuprof.serving.protocol.infer_response import write_response
-from gpuprof.serving.protocol.inference_service import InferenceService
-from gpuprof.serving.protocol.large_texts import (
-    ON_LOOP_BYTES,
-    read_large_request,
-    refuse_long_text,
-    write_large_response,
-)
+from gpuprof.serving.protocol.inference_service import ON_LOOP_BYTES, InferenceService, refuse_long_text
 from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
-from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request, read_urgency
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_json_urgency, read_request
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
@@ -167,7 +161,8 @@ class HttpApi:
         refuse_long_text(json_bytes)
         if json_bytes <= ON_LOOP_BYTES:
             return model, read_request(model.spec, RequestBody(body.data, json_bytes))
-        return model, await self.service.run_beside(read_large_request, model.spec, bytes(body.data), json_bytes)
+        large = RequestBody(bytes(body.data), json_bytes)
+        return model, await self.service.run_beside(read_request, model.spec, large)
 
     def _answer_request(
         self,
@@ -222,7 +217,7 @@ class HttpApi:
         copies = [OutputTensor(output.position, output.shape, bytes(output.data)) for output in outputs]
         head = replace(request, inputs=[])
         try:
-            text, tensors = await self.service.run_beside(write_large_response, model.spec, head, copies)
+            text, tensors = await self.service.run_beside(write_response, model.spec, head, copies)
         except RefusedError as refusal:
             client.refuse(refusal)
         else:
@@ -233,4 +228,4 @@ class HttpApi:
 
 def _refuse_early(model: ServedModel, text: Buffer, client: str) -> None:
     """Refuse a request before its tensors have arrived if it could not be answered in time."""
-    model.refuse_early(partial(read_urgency, text), client)
+    model.refuse_early(partial(read_json_urgency, text), client)

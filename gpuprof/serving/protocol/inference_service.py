@@ -25,8 +25,20 @@ Answer = Callable[[ServedModel, HttpClient, InferRequest, Inference, list[Output
 Submit = Callable[[ServedModel, InferRequest, RequestBody], None]
 #: Reads a body in another process; returns the model and the request.
 Read = Callable[[RequestBody], Awaitable[tuple[ServedModel, InferRequest]]]
+#: Maximum text parsed on the event loop: a few milliseconds' work. Another process parses longer ones; threads would
+#: not help, since making a million Python objects holds the interpreter's lock.
+ON_LOOP_BYTES = 1 << 18
+#: Longer texts are refused: tensors can be sent as binary data.
+MAX_TEXT_BYTES = 1 << 24
 #: Number of cached requests, and of heads.
 MOST_CACHED = 256
+
+
+def refuse_long_text(size: int) -> None:
+    """Refuse a text too long to parse. Raises `RefusedError`: 413."""
+    if size > MAX_TEXT_BYTES:
+        message = f"the request has {size} bytes of text, more than {MAX_TEXT_BYTES}: send tensors as binary data"
+        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
 
 
 class InferenceService:
@@ -68,7 +80,7 @@ class InferenceService:
         body: RequestBody,
     ) -> None:
         """Submit a request. Raises `RefusedError`. ``limit_ms``: deadline of the call itself."""
-        deadline_ms = model.limit_deadline_ms(request.timeout_ms)
+        deadline_ms = model.limit_deadline_ms(request.urgency.timeout_ms)
         inference = Inference(
             request.rows,
             request.find_tensors(body),
@@ -77,7 +89,7 @@ class InferenceService:
             deadline_ms if limit_ms is None else min(deadline_ms, limit_ms),
             partial(answer, model, client, request),
             client.refuse,
-            request.priority,
+            request.urgency.priority,
             body.slot,
             request.batch_key,
             traceparent,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -42,7 +43,17 @@ class RequestBody:
     arrived: float = 0.0  #: Arrival of the request, monotonic seconds.
 
 
-@dataclass(frozen=True, slots=True)
+class Urgency(NamedTuple):
+    """The fields of a request that admission control needs."""
+
+    timeout_ms: float | None = None  #: Timeout of the request; None: the model's SLO.
+    priority: int = 0  #: 0 is served first.
+
+
+ANY_TIME = Urgency()
+
+
+@dataclass(slots=True)  # made for many requests: frozen it would take three times as long
 class InferRequest:
     """An inference request, parsed and checked: everything but the bytes of its tensors."""
 
@@ -52,8 +63,7 @@ class InferRequest:
     inputs: list[InputTensor]
     outputs: list[int] | None = None  #: Requested positions, in the order of the request; None: all.
     binary: frozenset[int] | None = None  #: Positions of outputs with binary data; None: all.
-    timeout_ms: float | None = None
-    priority: int = 0  #: 0 where none was given.
+    urgency: Urgency = ANY_TIME
     batch_key: object = None  #: Requests with equal keys can share a batch: their shapes without the batch dimension.
 
     def find_tensors(self, body: RequestBody) -> list[InputTensor]:
@@ -69,21 +79,13 @@ class InferRequest:
         return inputs
 
 
-@dataclass(frozen=True, slots=True)
-class Urgency:
-    """The fields of a request that admission control needs."""
-
-    timeout_ms: float | None  #: Timeout of the request; None: the model's SLO.
-    priority: int  #: 0 is served first.
-
-
 def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
     """Read and check a request. Raises `RefusedError`: 400, with the reason."""
     if not body.json_bytes and len(body.data):
         return _read_raw_request(spec, body)
     head = _parse_json(memoryview(body.data)[: body.json_bytes])
     parameters = _read_object(head, "parameters")
-    inputs = _Inputs(spec, body).read_entries(head.get("inputs"))
+    inputs = collect_inputs(spec, _BodyReader(body).list_tensors(head.get("inputs")))
     outputs, binary = _read_outputs(spec, head.get("outputs"), parameters)
     return InferRequest(
         id=_read_id(head),
@@ -91,8 +93,7 @@ def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
         inputs=inputs,
         outputs=outputs,
         binary=binary,
-        timeout_ms=_read_timeout_ms(parameters),
-        priority=_read_count(parameters, "priority", 0),
+        urgency=read_urgency(parameters),
         batch_key=find_batch_key(spec, inputs),
     )
 
@@ -128,12 +129,28 @@ def _read_raw_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
     return InferRequest(None, 1, inputs, batch_key=find_batch_key(spec, inputs))
 
 
-def read_urgency(text: Buffer) -> Urgency:
+def read_urgency(parameters: Mapping[str, Any]) -> Urgency:
+    """Return the urgency of a request with these parameters. Raises `RefusedError`: 400, for malformed ones."""
+    if not parameters:
+        return ANY_TIME
+    timeout_us = _read_count(parameters, "timeout")
+    return Urgency(timeout_us / 1000.0 if timeout_us else None, _read_count(parameters, "priority"))
+
+
+def read_json_urgency(text: Buffer) -> Urgency:
     """Return the urgency of a request from its JSON. Raises `RefusedError`: 400, for malformed JSON."""
-    if not len(text):
-        return Urgency(None, 0)
-    parameters = _read_object(_parse_json(text), "parameters")
-    return Urgency(_read_timeout_ms(parameters), _read_count(parameters, "priority", 0))
+    return read_urgency(_read_object(_parse_json(text), "parameters") if len(text) else {})
+
+
+class SentTensor(NamedTuple):
+    """A tensor as a client sends it."""
+
+    name: object
+    datatype: object
+    shape: object
+    parameters: Mapping[str, Any]
+    #: Returns the bytes of an input of this shape, or their position in the body and size.
+    read: Callable[[TensorSpec, list[int]], Buffer | tuple[int, int]]
 
 
 def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
@@ -176,54 +193,73 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
     return dims
 
 
-class _Inputs:
-    """Reads the inputs of a request, whose binary tensors follow the JSON in order."""
+def collect_inputs(spec: ModelSpec, tensors: Iterable[SentTensor]) -> list[InputTensor]:
+    """Return the checked tensors of a request in the order of the model's inputs. Raises `RefusedError`: 400."""
+    by_position: dict[int, InputTensor] = {}
+    for sent in tensors:
+        position = spec.input_index.get(sent.name) if isinstance(sent.name, str) else None
+        if position is None:
+            names = ", ".join(spec.input_index)
+            raise bad_request(f"model {spec.name!r} has no input {_shorten(sent.name)} (it has {names})")
+        if position in by_position:
+            raise bad_request(f"input {sent.name!r} is given twice")
+        refuse_unsupported(sent.parameters)
+        tensor = spec.inputs[position]
+        shape = check_tensor(tensor, sent.datatype, sent.shape)
+        by_position[position] = InputTensor(shape, sent.read(tensor, shape))
+    missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in by_position]
+    if missing:
+        raise bad_request(f"model {spec.name!r} needs input {', '.join(missing)}")
+    return [by_position[position] for position in range(len(spec.inputs))]
 
-    def __init__(self, spec: ModelSpec, body: RequestBody) -> None:
-        self._spec = spec
-        self._body = body
+
+def collect_outputs(spec: ModelSpec, outputs: Iterable[tuple[object, Mapping[str, Any]]]) -> list[int]:
+    """Return the positions of requested outputs, given by name and parameters. Raises `RefusedError`: 400."""
+    positions: list[int] = []
+    for name, parameters in outputs:
+        position = spec.output_index.get(name) if isinstance(name, str) else None
+        if position is None or position in positions:
+            names = ", ".join(spec.output_index)
+            problem = "no" if position is None else "only one"
+            raise bad_request(f"model {spec.name!r} has {problem} output {_shorten(name)} (it has {names})")
+        refuse_unsupported(parameters)
+        positions.append(position)
+    return positions
+
+
+class _BodyReader:
+    """Reads the tensors of a body, of which the binary ones follow the JSON in order."""
+
+    def __init__(self, body: RequestBody) -> None:
+        self._data = memoryview(body.data)
         self._position = body.json_bytes
 
-    def read_entries(self, entries: object) -> list[InputTensor]:
-        """Return the inputs listed in the request."""
+    def list_tensors(self, entries: object) -> Iterator[SentTensor]:
+        """Yield the inputs listed in the request."""
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise bad_request('the request must have a list of "inputs"')
-        index = self._spec.input_index
-        by_position: list[InputTensor | None] = [None] * len(self._spec.inputs)
         for entry in entries:
-            name = entry.get("name")
-            position = index.get(name) if isinstance(name, str) else None
-            if position is None:
-                names = ", ".join(index)
-                raise bad_request(f"model {self._spec.name!r} has no input {_shorten(name)} (it has {names})")
-            if by_position[position] is not None:
-                raise bad_request(f"input {name!r} is given twice")
-            by_position[position] = self._read_tensor(self._spec.inputs[position], entry)
-        if self._position != len(self._body.data):
-            raise bad_request(f"{len(self._body.data) - self._position} bytes follow the last binary tensor")
-        missing = [tensor.name for tensor, value in zip(self._spec.inputs, by_position, strict=True) if value is None]
-        if missing:
-            raise bad_request(f"model {self._spec.name!r} needs input {', '.join(map(repr, missing))}")
-        return [tensor for tensor in by_position if tensor is not None]
+            parameters = _read_object(entry, "parameters")
+            read = partial(self._read, entry, parameters.get("binary_data_size"))
+            yield SentTensor(entry.get("name"), entry.get("datatype"), entry.get("shape"), parameters, read)
+        if self._position != len(self._data):
+            raise bad_request(f"{len(self._data) - self._position} bytes follow the last binary tensor")
 
-    def _read_tensor(self, tensor: TensorSpec, entry: dict[str, Any]) -> InputTensor:
-        shape = check_tensor(tensor, entry.get("datatype"), entry.get("shape"))
-        parameters = _read_object(entry, "parameters")
-        refuse_unsupported(parameters)
-        size = parameters.get("binary_data_size")
+    def _read(
+        self, entry: dict[str, Any], size: object, tensor: TensorSpec, shape: list[int]
+    ) -> Buffer | tuple[int, int]:
         if size is None:
-            return InputTensor(shape, self._read_json_values(tensor, shape, entry))
+            return self._read_json_values(tensor, shape, entry)
         if "data" in entry:
             raise bad_request(f"input {tensor.name!r} has both data and binary data")
-        if type(size) is not int or size < 0 or self._position + size > len(self._body.data):
+        start = self._position
+        if type(size) is not int or size < 0 or start + size > len(self._data):
             raise bad_request(
                 f"input {tensor.name!r} has binary data of {_shorten(size)} bytes, which the request does not hold"
             )
-        start = self._position
         self._position += size
-        data = memoryview(self._body.data)[start : start + size]
-        check_size(tensor, shape, data)
-        return InputTensor(shape, (start, size))
+        check_size(tensor, shape, self._data[start : start + size])
+        return start, size
 
     def _read_json_values(self, tensor: TensorSpec, shape: list[int], entry: dict[str, Any]) -> bytes:
         values = entry.get("data")
@@ -267,21 +303,10 @@ def _read_outputs(
         return None, None if is_binary else frozenset()
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise bad_request('"outputs" must be a list of objects')
-    positions = []
-    binary = set()
-    for entry in entries:
-        name = entry.get("name")
-        position = spec.output_index.get(name) if isinstance(name, str) else None
-        if position is None or position in positions:
-            names = ", ".join(spec.output_index)
-            problem = "no" if position is None else "only one"
-            raise bad_request(f"model {spec.name!r} has {problem} output {_shorten(name)} (it has {names})")
-        entry_parameters = _read_object(entry, "parameters")
-        refuse_unsupported(entry_parameters)
-        if entry_parameters.get("binary_data", is_binary) is True:
-            binary.add(position)
-        positions.append(position)
-    return positions, frozenset(binary)
+    wanted = [(entry.get("name"), _read_object(entry, "parameters")) for entry in entries]
+    positions = collect_outputs(spec, wanted)
+    binary = [parameters.get("binary_data", is_binary) is True for _, parameters in wanted]
+    return positions, frozenset(position for position, flag in zip(positions, binary, strict=True) if flag)
 
 
 def _parse_json(text: Buffer) -> dict[str, Any]:
@@ -292,11 +317,6 @@ def _parse_json(text: Buffer) -> dict[str, Any]:
     if not isinstance(head, dict):
         raise bad_request("the request must be a JSON object")
     return head
-
-
-def _read_timeout_ms(parameters: dict[str, Any]) -> float | None:
-    timeout_us = _read_count(parameters, "timeout", 0)
-    return timeout_us / 1000.0 if timeout_us else None
 
 
 def refuse_unsupported(parameters: Mapping[str, Any]) -> None:
@@ -315,8 +335,8 @@ def _read_object(head: dict[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
-def _read_count(parameters: dict[str, Any], key: str, default: int) -> int:
-    value = parse_whole(parameters.get(key, default))
+def _read_count(parameters: Mapping[str, Any], key: str) -> int:
+    value = parse_whole(parameters.get(key, 0))
     if value is None or not 0 <= value <= MAX_PARAMETER:
         raise bad_request(f"the parameter {key!r} must be a whole number from 0 to {MAX_PARAMETER}")
     return value

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from bisect import bisect_left
 from dataclasses import dataclass
-
-from gpuprof.serving.transport.free_space import FreeSpace
 
 #: Alignment of tensors: suitable for vector instructions, and a cache line.
 ALIGNMENT = 64
@@ -43,7 +42,9 @@ class Arena:
         os.ftruncate(self.fd, capacity)
         self._map = mmap.mmap(self.fd, capacity)
         self._memory = memoryview(self._map)
-        self._free = FreeSpace(capacity)
+        #: Free pieces, position and size, by position: the first that fits is taken, so that memory in frequent use
+        #: stays at the beginning and large pieces stay whole.
+        self._free = [(0, capacity)]
         self._taken: dict[int, int] = {}
         self._touched = 0
         self._poison = poison
@@ -52,9 +53,12 @@ class Arena:
     def take(self, size: int) -> Slot | None:
         """Return a slot of at least ``size`` bytes, None when the arena is full."""
         size = _whole_pages(size)
-        offset = self._free.take(size)
-        if offset is None:
+        index = next((index for index, (_, free) in enumerate(self._free) if free >= size), None)
+        if index is None:
             return None
+        offset, free = self._free.pop(index)
+        if free > size:
+            self._free.insert(index, (offset + size, free - size))
         self._taken[offset] = size
         self._touched = max(self._touched, offset + size)
         self.used += size
@@ -72,7 +76,14 @@ class Arena:
                 end = min(begin + len(_POISONED), slot.offset + slot.size)
                 self._memory[begin:end] = _POISONED[: end - begin]
         self.used -= slot.size
-        self._free.give_back(slot.offset, slot.size)
+        begin, end = slot.offset, slot.offset + slot.size
+        index = bisect_left(self._free, (begin, 0))
+        if index < len(self._free) and self._free[index][0] == end:
+            end += self._free.pop(index)[1]
+        if index and sum(self._free[index - 1]) == begin:
+            index -= 1
+            begin, _ = self._free.pop(index)
+        self._free.insert(index, (begin, end - begin))
 
     def view(self, offset: int, size: int) -> memoryview:
         """Return ``size`` bytes from ``offset`` on, writable."""

@@ -13,26 +13,27 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: The protocol's name: bytes of an element, and the names in NumPy and in ONNX Runtime. BYTES elements carry their
-#: own length; NumPy has no bfloat16, whose bits travel as unsigned 16-bit integers.
+#: The protocol's name: bytes of an element, its code in `struct`, and the names in NumPy and in ONNX Runtime. BYTES
+#: elements carry their own length; NumPy has no bfloat16, whose bits travel as unsigned 16-bit integers.
 _TYPES = {
-    "BOOL": (1, "bool", "bool"),
-    "UINT8": (1, "uint8", "uint8"),
-    "UINT16": (2, "uint16", "uint16"),
-    "UINT32": (4, "uint32", "uint32"),
-    "UINT64": (8, "uint64", "uint64"),
-    "INT8": (1, "int8", "int8"),
-    "INT16": (2, "int16", "int16"),
-    "INT32": (4, "int32", "int32"),
-    "INT64": (8, "int64", "int64"),
-    "FP16": (2, "float16", "float16"),
-    "FP32": (4, "float32", "float"),
-    "FP64": (8, "float64", "double"),
-    "BF16": (2, "uint16", "bfloat16"),
-    "BYTES": (0, "object", "string"),
+    "BOOL": (1, "?", "bool", "bool"),
+    "UINT8": (1, "B", "uint8", "uint8"),
+    "UINT16": (2, "H", "uint16", "uint16"),
+    "UINT32": (4, "I", "uint32", "uint32"),
+    "UINT64": (8, "Q", "uint64", "uint64"),
+    "INT8": (1, "b", "int8", "int8"),
+    "INT16": (2, "h", "int16", "int16"),
+    "INT32": (4, "i", "int32", "int32"),
+    "INT64": (8, "q", "int64", "int64"),
+    "FP16": (2, "e", "float16", "float16"),
+    "FP32": (4, "f", "float32", "float"),
+    "FP64": (8, "d", "float64", "double"),
+    "BF16": (2, "", "uint16", "bfloat16"),
+    "BYTES": (0, "", "object", "string"),
 }
 ITEM_BYTES = {name: size for name, (size, *_) in _TYPES.items()}
-NUMPY_NAMES = {name: numpy for name, (_, numpy, _) in _TYPES.items()}
+_STRUCT_CODES = {name: code for name, (_, code, *_) in _TYPES.items()}
+NUMPY_NAMES = {name: numpy for name, (_, _, numpy, _) in _TYPES.items()}
 ONNX_NAMES = {name: onnx for onnx, name in PROTOCOL_TYPES.items()}
 FROM_ONNX = {f"tensor({onnx})": name for name, (*_, onnx) in _TYPES.items()}
 _LENGTH = struct.Struct("<I")
@@ -101,21 +102,10 @@ def to_bytes(values: list[Any], datatype: str) -> bytes:
     if datatype == "BF16":
         raise ValueError("has type BF16, which JSON cannot carry: send it as binary data")
     values = _of_kind(values, datatype)
-    import numpy as np
-
     try:
-        with np.errstate(over="ignore"):
-            array = np.asarray(values, dtype=NUMPY_NAMES[datatype])
-            # A finite value beyond the type's range has become infinite; typed contents of gRPC may be infinite.
-            if (
-                array.dtype.kind == "f"
-                and np.isinf(array).any()
-                and np.isfinite(np.asarray(values)[np.isinf(array)]).any()
-            ):
-                raise OverflowError
-    except (OverflowError, TypeError, ValueError):
+        return struct.pack(f"<{len(values)}{_STRUCT_CODES[datatype]}", *values)
+    except (OverflowError, struct.error):
         raise ValueError(f"has a value that is out of the range of {datatype}") from None
-    return array.tobytes()
 
 
 def to_json(data: bytes | bytearray | memoryview, datatype: str, count: int) -> list[Any]:
@@ -127,10 +117,7 @@ def to_json(data: bytes | bytearray | memoryview, datatype: str, count: int) -> 
         return [text.decode(errors="replace") for text in split_strings(data, count)]
     if datatype == "BF16":
         raise ValueError("has type BF16, which JSON cannot carry: ask for binary data")
-    import numpy as np
-
-    values: list[Any] = np.frombuffer(data, NUMPY_NAMES[datatype]).tolist()
-    return values
+    return list(struct.unpack(f"<{count}{_STRUCT_CODES[datatype]}", data))
 
 
 def parse_whole(value: object) -> int | None:
@@ -141,7 +128,7 @@ def parse_whole(value: object) -> int | None:
 
 
 def _of_kind(values: list[Any], datatype: str) -> list[Any]:
-    """Return values from which NumPy can make an array of this type."""
+    """Return values that `struct` can pack as this type."""
     kinds = set(map(type, values))
     if datatype == "BOOL":
         bool_types: set[type] = {bool, int}

@@ -142,7 +142,7 @@ def test_the_replicas_of_a_gpu_are_ordered_with_their_part_of_it(monkeypatch: py
     monkeypatch.setattr(machine_parts, "list_local_gpus", lambda: (LocalGpu(0, "h100", "GPU-1"),))
     document = map_of({"m": "null:4"}, [replica("m", sm_share_pct=60.0, processes=2, memory_limit_bytes=1 << 30)])
     document["nodes"][0]["gpus"][0]["device"] = "h100"
-    (planned,) = serving_plan.plan_workers(parse_map(document, "test"), Path(), "g")
+    (planned,) = serving_plan.Planner("g").plan(serving_plan.MapSource(parse_map(document, "test"), Path()))
     assert [order.gpu for order in planned.orders] == [GpuShare("GPU-1", 30.0, 1 << 30)] * 2
     assert all(order.with_mps and order.provider == "CUDAExecutionProvider" for order in planned.orders)
 
@@ -152,7 +152,9 @@ def test_replicas_of_an_unshared_gpu_are_sent_to_mps_without_a_percentage(monkey
     document = map_of({"a": "null:4", "b": "null:4"}, [replica("a", memory_limit_bytes=1 << 30), replica("b")])
     document["nodes"][0]["gpus"][0]["device"] = "h100"
     document["nodes"][0]["gpus"][0]["partitions"][0]["unshared"] = True
-    planned = serving_plan.plan_workers(parse_map(document, "test"), Path(), "g", shadow_pct=10.0)
+    planned = serving_plan.Planner("g", shadow_pct=10.0).plan(
+        serving_plan.MapSource(parse_map(document, "test"), Path())
+    )
     orders = [order for plan in planned for order in plan.orders]
     assert all(order.with_mps and order.gpu is not None for order in orders)
     assert [order.gpu.environment(MpsDaemon("/pipes")) for order in orders if order.gpu is not None] == [

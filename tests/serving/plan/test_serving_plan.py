@@ -7,12 +7,12 @@ import pytest
 from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.cpu_share import own_cores
-from gpuprof.serving.plan.serving_plan import plan_workers
+from gpuprof.serving.plan.serving_plan import MapSource, Planner
 from tests.serving.running import map_of, replica
 
 
 def plan(document: dict, base: Path = Path(), node: str | None = None):  # type: ignore[no-untyped-def, type-arg]
-    return plan_workers(parse_map(document, "test"), base, "g", node)
+    return Planner("g", node).plan(MapSource(parse_map(document, "test"), base))
 
 
 def test_each_replica_has_cores_of_its_own_and_an_order_for_each_process() -> None:

@@ -85,7 +85,7 @@ def grpc_body(rows: int, names: list[str], data: bytes, missing: int, parameters
 
 def plain(request: InferRequest, body: RequestBody) -> tuple[object, ...]:
     inputs = [(t.shape, t.data if isinstance(t.data, tuple) else bytes(t.data)) for t in request.find_tensors(body)]
-    return inputs, request.id, request.rows, request.outputs, request.binary, request.timeout_ms, request.priority
+    return inputs, request.id, request.rows, request.outputs, request.binary, request.urgency
 
 
 def read_call(spec: ModelSpec, body: RequestBody) -> InferRequest:

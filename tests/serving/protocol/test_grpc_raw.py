@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from gpuprof.serving.protocol.grpc_messages import decode_infer, read_urgency
+from gpuprof.serving.protocol.grpc_messages import _read_parameters, decode_infer
 from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
-from gpuprof.serving.router.infer_request import Urgency
+from gpuprof.serving.router.infer_request import Urgency, read_urgency
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError
 
@@ -68,4 +68,4 @@ def test_a_large_call_that_is_cut_off_is_refused() -> None:
 def test_how_urgent_a_call_is_stands_in_its_parameters(timeout_us: int, priority: int) -> None:
     message = request([], timeout=timeout_us)
     message.parameters["priority"].uint64_param = priority
-    assert read_urgency(message) == Urgency(timeout_us / 1000.0 if timeout_us else None, priority)
+    assert read_urgency(_read_parameters(message)) == Urgency(timeout_us / 1000.0 if timeout_us else None, priority)

@@ -13,12 +13,9 @@ import pytest
 
 from gpuprof.errors import UnavailableError
 from gpuprof.serving.protocol.grpc_messages import read_large_call
-from gpuprof.serving.protocol.large_texts import (
-    MAX_TEXT_BYTES,
-    read_large_request,
-    refuse_long_text,
-    write_large_response,
-)
+from gpuprof.serving.protocol.infer_response import write_response
+from gpuprof.serving.protocol.inference_service import MAX_TEXT_BYTES, refuse_long_text
+from gpuprof.serving.router.infer_request import RequestBody, read_request
 from gpuprof.serving.transport.inference import OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.watch.side_process import SideProcess
@@ -52,10 +49,10 @@ def test_requests_and_answers_are_read_and_written_elsewhere_as_they_would_be_he
     async def test(process: SideProcess) -> None:
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 20_000], "data": list(range(20_000))}
         data = json.dumps({"id": "7", "inputs": [tensor]}).encode()
-        request = await process.run(read_large_request, SPEC, data, len(data))
+        request = await process.run(read_request, SPEC, RequestBody(data, len(data)))
         assert request.id == "7" and isinstance(request.inputs[0].data, bytes)
         outputs = [OutputTensor(0, [1, 20_000], request.inputs[0].data)]
-        text, binary = await process.run(write_large_response, SPEC, request, outputs)
+        text, binary = await process.run(write_response, SPEC, request, outputs)
         assert json.loads(text)["outputs"][0]["data"] == list(range(20_000)) and not binary
         message = service_pb2.ModelInferRequest(model_name="m", id="7")
         message.inputs.add(name="x", datatype="FP32", shape=[1, 3]).contents.fp32_contents.extend([1.0, 2.0, 3.0])
@@ -68,7 +65,7 @@ def test_requests_and_answers_are_read_and_written_elsewhere_as_they_would_be_he
 def test_an_error_there_is_an_error_here_and_after_a_death_another_process_follows() -> None:
     async def test(process: SideProcess) -> None:
         with pytest.raises(RefusedError, match="not JSON") as raised:
-            await process.run(read_large_request, SPEC, b"nothing", 7)
+            await process.run(read_request, SPEC, RequestBody(b"nothing", 7))
         assert raised.value.status == HTTPStatus.BAD_REQUEST
         with pytest.raises(UnavailableError, match="ValueError: invalid literal"):
             await process.run(int, "x")

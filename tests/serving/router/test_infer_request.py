@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.serving.protocol.infer_response import write_response
-from gpuprof.serving.router.infer_request import MAX_STRINGS, RequestBody, Urgency, read_request, read_urgency
+from gpuprof.serving.router.infer_request import MAX_STRINGS, RequestBody, Urgency, read_json_urgency, read_request
 from gpuprof.serving.transport.inference import OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
@@ -33,15 +33,15 @@ def read_body(head: object, binary: bytes = b"") -> Any:
 def test_json_inputs_become_bytes_in_the_order_of_the_model() -> None:
     request = read_body({"id": "7", "inputs": [S, X], "parameters": {"timeout": 5000, "priority": 2}})
     assert [bytes(tensor.data) for tensor in request.inputs] == [struct.pack("2f", 1, 2), b"\x02\x00\x00\x00\xc3\xa9"]
-    assert (request.id, request.rows, request.timeout_ms, request.priority) == ("7", 1, 5.0, 2)
+    assert (request.id, request.rows, request.urgency) == ("7", 1, Urgency(5.0, 2))
 
 
 def test_how_urgent_a_request_is_can_be_read_of_its_json_alone() -> None:
-    assert read_urgency(orjson.dumps({"parameters": {"timeout": 5000, "priority": 2}})) == Urgency(5.0, 2)
-    assert read_urgency(orjson.dumps({"inputs": "not looked at"})) == Urgency(None, 0)
+    assert read_json_urgency(orjson.dumps({"parameters": {"timeout": 5000, "priority": 2}})) == Urgency(5.0, 2)
+    assert read_json_urgency(orjson.dumps({"inputs": "not looked at"})) == Urgency(None, 0)
     for wrong in (b"{", b"[]", b'{"parameters": {"timeout": -1}}', b'{"parameters": 3}'):
         with pytest.raises(RefusedError) as refused:
-            read_urgency(wrong)
+            read_json_urgency(wrong)
         assert refused.value.status == 400
 
 

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.serving.transport.arena import POISON, Arena, Slot, map_arena
-from gpuprof.serving.transport.free_space import FreeSpace
 
 SIZE = st.integers(1, 300_000)
 
@@ -107,12 +106,3 @@ def test_what_one_side_writes_the_other_reads() -> None:
     arena.view(slot.offset, 5)[:] = b"hello"
     assert bytes(map_arena(arena.fd, arena.capacity)[slot.offset : slot.offset + 5]) == b"hello"
     arena.close()
-
-
-def test_the_smallest_piece_that_is_large_enough_is_taken() -> None:
-    space = FreeSpace(100)
-    assert [space.take(size) for size in (20, 10, 30, 10, 30)] == [0, 20, 30, 60, 70]
-    space.give_back(0, 20)
-    space.give_back(30, 30)
-    assert space.take(15) == 0
-    assert space.take(25) == 30
