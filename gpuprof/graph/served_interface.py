@@ -33,18 +33,17 @@ def find_uncarried(file: OnnxFile) -> InputError | None:
 
     Outputs that are sequences or maps are served as texts.
     """
-    inputs = [info for info in file.model.graph.input if info.name not in file.weights]
+    outputs = {info.name for info in file.model.graph.output}
     carried = set()
-    for info in (*inputs, *file.model.graph.output):
-        kind = info.type.WhichOneof("value")
-        if kind == "tensor_type" and info.type.tensor_type.elem_type:  # else the runtime infers it
-            name = dtype_name(info.type.tensor_type.elem_type)
-            carried.add(PROTOCOL_TYPES.get(name, ""))
-        else:
-            name = str(kind).removesuffix("_type")
-            carried.add("" if kind in ("optional_type", "sparse_tensor_type") else "BYTES")
-        if "" in carried:
+    for info in (*file.model.graph.input, *file.model.graph.output):
+        kind, number = info.type.WhichOneof("value"), info.type.tensor_type.elem_type
+        if info.name in file.weights or kind is None or (kind == "tensor_type" and not number):
+            continue  # not sent, or of a type that the runtime infers
+        name = dtype_name(number) if kind == "tensor_type" else kind.removesuffix("_type")
+        is_text = name in ("sequence", "map") and info.name in outputs
+        if not is_text and name not in PROTOCOL_TYPES:
             return uncarried_error(info.name, name)
+        carried.add("BYTES" if is_text else PROTOCOL_TYPES[name])
     return mixed_types_error(file.path.name) if {"BF16", "BYTES"} <= carried else None
 
 
@@ -52,7 +51,7 @@ def uncarried_error(tensor: str, kind: str) -> InputError:
     """Return the error of a tensor whose type the protocol lacks."""
     return InputError(
         f"tensor {tensor!r} has type {kind}, which the Open Inference Protocol cannot carry",
-        "convert it within the model: Cast",
+        "convert it within the model: Cast, or tensors in place of sequences",
     )
 
 

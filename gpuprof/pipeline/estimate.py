@@ -37,7 +37,9 @@ class EstimateOptions(Settings):
 
     title: ClassVar[str] = "Workloads"
 
-    batches: Batches = option((1,), "Batch sizes, separated by commas.", "--batch")
+    batches: Batches | None = option(
+        None, "Batch sizes, separated by commas; default: 1, or the only one that a model can be run at.", "--batch"
+    )
     device: str | None = option(
         None,
         "Device of the catalogue, the database or --device-file, or cpu; default: the one with most measurements.",
@@ -131,7 +133,7 @@ def estimate(
 
     chosen = EstimateOptions.collect(options, fields)
     with NoteList() as notes:
-        if not chosen.batches:
+        if chosen.batches == ():
             raise InputError("an estimate needs a batch size", "name at least one, such as 1")
         database = open_database(chosen.db, needed=not models)
         notes.add(*describe_empty(chosen.db, database))
@@ -153,7 +155,7 @@ def estimate(
         neighbours = _resolve_neighbours(chosen.beside, target, part)
         estimates = []
         for name in names:
-            for size in chosen.batches:
+            for size in chosen.batches or (_find_only_batch(source, name) or 1,):
                 estimates.append(source.estimate(name, target, size, part, neighbours, chosen.processes))
                 _check_memory(estimates[-1], target)
                 if chosen.strict:
@@ -216,6 +218,13 @@ def _size_models(
             sized.append(name)
     remarks = [remark for name in sized if (remark := models.describe_sizes(name))]
     return [sized_name(split_name(name)[0], models.sizes_of(name)) for name in sized], remarks
+
+
+def _find_only_batch(source: Estimator, model: str) -> int | None:
+    """Return the batch that a model's file fixes; None where it fixes none, or the estimator reads no files."""
+    from gpuprof.estimators.database import DatabaseEstimator
+
+    return source.known.read_fixed_batch(model) if isinstance(source, DatabaseEstimator) else None
 
 
 def _resolve_share(share: Share | str, device: Device) -> Share:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
 import gpuprof
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure
@@ -10,6 +11,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.pipeline.estimate import describe_full_occupancy
 from tests.profiling.models import write_mlp
+from tests.small_models import write_model
 
 
 @pytest.fixture
@@ -40,6 +42,12 @@ def test_the_frame_has_a_row_for_each_batch_and_the_notebook_shows_it(mlp: Path)
     assert result._repr_html_().count("<tr") == 3
     with pytest.raises(InputError, match=r"batches of EstimateOptions must be"):
         gpuprof.estimate([mlp], batches=(0,), device="a100-80")
+
+
+def test_by_default_a_model_is_estimated_at_the_batch_that_it_fixes(tmp_path: Path, mlp: Path) -> None:
+    fixed = write_model(tmp_path / "fixed.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": [8, 64]}, {"y": None})
+    estimates = gpuprof.estimate([fixed, mlp], device="a100-80").estimates
+    assert [estimate.workload.batch for estimate in estimates] == [8, 1]
 
 
 def test_a_named_database_in_which_nothing_stands_is_told_and_a_directory_of_others_refused(
