@@ -83,7 +83,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
     if peak is None:
         precisions = ", ".join(sorted(device.flops_per_s))
         raise InputError(f"{device.name} has no {precision} arithmetic", f"it has {precisions}")
-    fraction, slices = device.fraction(share), _slices(device, share)
+    fraction, slices = device.granted_fraction(share), _slices(device, share)
     memory = fraction if slices is None else slices * share.sm_pct / 100.0
     wider = wider_type(device, precision)
     return DeviceRates(

@@ -24,7 +24,7 @@ class LatencyEnvelope:
         self._device = device
         self._batches = np.array([point.batch for point in points], dtype=float)
         self._processes = np.array([point.processes for point in points], dtype=float)
-        self._parts = np.array([device.fraction(point.share) for point in points], dtype=float)
+        self._parts = np.array([point.granted_fraction(device) for point in points], dtype=float)
         self._latencies = np.array([point.latency_ms for point in points], dtype=float)
 
     def bounds(self, batch: int, share: Share, processes: int) -> tuple[float, float]:
@@ -32,7 +32,7 @@ class LatencyEnvelope:
 
         Where measurements contradict the assumptions, the least may exceed the largest.
         """
-        more = batch / self._batches, self._parts / self._device.fraction(share), processes / self._processes
+        more = batch / self._batches, self._parts / self._device.granted_fraction(share), processes / self._processes
         least, most = self._latencies, self._latencies
         for ratio in more:
             least, most = least * np.minimum(1.0, ratio), most * np.maximum(1.0, ratio)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import COMPUTED, MOST_VARIATION, Workload, mark_source
 from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
@@ -20,7 +21,7 @@ CREQ_METRICS = {
     "wavg_occupancy": "wavg_occupancy_pct",
     "wavg_sm_util": "wavg_sm_util_pct",
 }
-_FIGURES = ("memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
+_FIGURES = ("client_sms", "memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class MeasuredRow:
     latency_p50_high_ms: float | None
     latency_paused_mean_ms: float | None
     latency_paused_std_ms: float | None
+    client_sms: int | None
     memory_peak_bytes: int | None
     weight_bytes: int | None
     power_w: float | None
@@ -92,6 +94,13 @@ class Point:
         if not (low_error or self.relative_error):
             return None, None
         return value / (1.0 + low_error), value * (1.0 + self.relative_error)
+
+    def granted_fraction(self, device: Device) -> float:
+        """Return the fraction of the device's compute units that the measured processes got together."""
+        sms = self.figures.get("client_sms")
+        if sms is None:
+            return device.granted_fraction(self.share)
+        return min(1.0, sms * self.processes / device.compute_units)
 
     def mark_source(self, source: str) -> str:
         """Return the source of a figure from this point, with the point's marks."""

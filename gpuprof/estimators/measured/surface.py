@@ -42,11 +42,12 @@ class Surface:
             for share in shares_of(points)
         }
         self._device = device
+        self._fractions = {point.share: point.granted_fraction(device) for point in points}
         self._nearest: dict[tuple[int, Share], Point] = {}
         # Among equally near points `nearest` takes the first, so those of larger batches come first.
         self._sorted = sorted(self.points.values(), key=lambda point: -point.batch)
         self._log_batches = np.log2([float(point.batch) for point in self._sorted])
-        self._log_fractions = np.log2([device.fraction(point.share) for point in self._sorted])
+        self._log_fractions = np.log2([point.granted_fraction(device) for point in self._sorted])
         self._migs = np.array([point.share.mig or "" for point in self._sorted])
 
     def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> Reading:
@@ -66,7 +67,7 @@ class Surface:
         """
         key = batch, share
         if key not in self._nearest:
-            doublings = np.abs(self._log_fractions - math.log2(self._device.fraction(share)))
+            doublings = np.abs(self._log_fractions - math.log2(self._device.granted_fraction(share)))
             doublings += np.abs(self._log_batches - math.log2(batch)) + (self._migs != (share.mig or ""))
             self._nearest[key] = self._sorted[int(np.argmin(np.round(doublings, _DECIMALS)))]
         return self._nearest[key]
@@ -74,15 +75,16 @@ class Surface:
     def _between_shares(self, batch: int, share: Share) -> Reading | None:
         """Interpolate between the measured shares around ``share``, both logarithms being nearly a line."""
         points = [
-            (curve_share.sm_pct, reading[0])
+            (self._fractions[curve_share], reading[0])
             for curve_share, curve in self.curves.items()
             if curve_share.mig == share.mig and (reading := curve.at(batch))
         ]
-        below = max((point for point in points if point[0] < share.sm_pct), default=None)
-        above = min((point for point in points if point[0] > share.sm_pct), default=None)
+        fraction = self._device.granted_fraction(share)
+        below = max((point for point in points if point[0] <= fraction), default=None)
+        above = min((point for point in points if point[0] > fraction), default=None)
         if below is None or above is None:
             return None
-        weight = math.log(share.sm_pct / below[0]) / math.log(above[0] / below[0])
+        weight = math.log(fraction / below[0]) / math.log(above[0] / below[0])
         return Reading(math.exp((1 - weight) * math.log(below[1]) + weight * math.log(above[1])), INTERPOLATED)
 
     def _extrapolate_point(self, batch: int, share: Share, shape: Shape | None) -> Reading:
@@ -93,5 +95,5 @@ class Surface:
         curve = self.curves[point.share]
         reading = curve.at(batch)
         value = reading[0] if reading else curve.beyond(batch)
-        parts = self._device.fraction(point.share) / self._device.fraction(share)
+        parts = point.granted_fraction(self._device) / self._device.granted_fraction(share)
         return Reading(value * max(1.0, parts), EXTRAPOLATED)

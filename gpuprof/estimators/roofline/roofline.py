@@ -38,7 +38,7 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
     -------
     ndarray of shape (N,)
     """
-    fraction = device.fraction(share)
+    fraction = device.granted_fraction(share)
     matrix = np.array([op in MATRIX_OPS for op in work.op_types])
     peak = np.array([_peak(device, dtype, is_matrix) for dtype, is_matrix in zip(work.dtypes, matrix, strict=True)])
     busy = loaded = launches = np.ones(len(peak))
@@ -77,7 +77,7 @@ def bandwidth(device: Device, share: Share) -> float:
     if share.mig is not None and device.mig_slices:
         slices = device.mig_profile(share.mig).memory_slices / device.mig_slices
         return device.dram_bytes_per_s * min(slices, 1.0) * min(1.0, _BANDWIDTH_REACH * share.sm_pct / 100.0)
-    return device.dram_bytes_per_s * min(1.0, _BANDWIDTH_REACH * device.fraction(share))
+    return device.dram_bytes_per_s * min(1.0, _BANDWIDTH_REACH * device.granted_fraction(share))
 
 
 def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:
@@ -99,7 +99,7 @@ def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:
     if not device.reread_bytes_per_s:
         return np.full(len(touched), beyond)
     sizes, rates = np.array(device.reread_bytes_per_s).T
-    parts = np.where(sizes <= device.l2_bytes, device.fraction(share), beyond / device.dram_bytes_per_s)
+    parts = np.where(sizes <= device.l2_bytes, device.granted_fraction(share), beyond / device.dram_bytes_per_s)
     return np.asarray(np.exp(np.interp(np.log(np.maximum(touched, 1.0)), np.log(sizes), np.log(rates * parts))))
 
 
