@@ -276,7 +276,8 @@ def _point(
         low_ms, high_ms = min(low_ms, *latencies, next_low_ms), max(high_ms, *latencies, next_high_ms)
     medians = [run.latency_p50_ms for run in runs if run.latency_p50_ms]
     if row.stable is False and medians:
-        low_ms = min(low_ms, *medians, *(predict_next_run(medians, variance) if len(medians) > 1 else ()))
+        least_ms = predict_next_run(medians, variance)[0] if len(medians) > 1 else medians[0] / (1.0 + error)
+        low_ms = min(low_ms, *medians, least_ms)
     return Point(
         row.batch,
         Share(row.sm_share_pct, row.mig_profile),
