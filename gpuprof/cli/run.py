@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +92,10 @@ class PlannedModel(_Part):
     max_replicas: Annotated[int, Field(ge=1)] | None = None
     dims: str | None = None
 
+    def steps(self) -> list[str]:
+        """Return the files: those of the steps of a chain, or that of the model, if it has one."""
+        return [] if self.file is None else [step.strip() for step in self.file.split(">")]
+
 
 def _as_list(value: object) -> object:
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
@@ -107,16 +112,16 @@ class RunPlan(_Part):
 
     def files(self) -> list[str]:
         """Return the models' files, each once."""
-        return list(dict.fromkeys(model.file for model in self.models.values() if model.file is not None))
+        return list(dict.fromkeys(file for model in self.models.values() for file in model.steps()))
 
     def group_by_dims(self) -> list[tuple[list[str], list[str]]]:
         """Return the models' files by the sizes that their requests have, as ``--dim`` takes them."""
         sizes: dict[str, dict[str, dict[int, None]]] = {file: {} for file in self.files()}
         for model in self.models.values():
-            if model.file is not None and model.dims is not None:
+            if model.dims is not None:
                 for part, _ in parse_mix(model.dims).parts:
-                    for name, size in part:
-                        sizes[model.file].setdefault(name, {})[size] = None
+                    for (name, size), file in product(part, model.steps()):
+                        sizes[file].setdefault(name, {})[size] = None
         groups: dict[tuple[str, ...], list[str]] = {}
         for file, dims in sizes.items():
             key = tuple(f"{name}={','.join(map(str, values))}" for name, values in dims.items())

@@ -41,7 +41,7 @@ def expand_chains(demands: Sequence[Demand]) -> tuple[Sequence[Demand], dict[str
             expanded.append(demand)
             continue
         models = [model_name(step) for step in demand.steps]
-        chain = demand.model if demand.source_model else ">".join(models)
+        chain = name_demand(demand).model
         files = demand.file.split(">") if demand.file else [None] * len(models)
         if demand.dims or not all(demand.steps) or len(files) != len(models):
             raise InputError(

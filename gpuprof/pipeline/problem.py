@@ -262,8 +262,9 @@ def collect_tried_runs(profiled_models: KnownModels, models: Iterable[str]) -> T
 
 
 def model_name(model: str) -> str:
-    """Return the name of a demand's model: for a file its stem."""
-    return Path(model).stem if _is_path(model) else model
+    """Return the name of a demand's model: for a file its stem, for a chain the names of its steps."""
+    steps = (step.strip() for step in model.split(">"))
+    return ">".join(Path(step).stem if _is_path(step) else step for step in steps)
 
 
 def _note_mixing_models(

@@ -215,3 +215,20 @@ def test_the_file_of_the_documentation_is_one(capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     header = next(csv.reader([lines[1].lstrip("# ")]))
     assert header[:4] == ["model", "rate_rps", "slo_ms", "service"] and len(lines) > 8
+
+
+def test_a_chain_is_run_whole_and_its_files_are_those_of_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("second.onnx").write_bytes(Path("net.onnx").read_bytes())
+    plan = """models:
+  both: {file: net.onnx>second.onnx, rate_rps: 50, slo_ms: 40}
+devices: [t4]
+steps: [{estimate: {save: out.json}}, {place: {policy: ffd}}, check, {simulate: {duration: 2}}, report]
+"""
+    Path("plan.yaml").write_text(plan)
+    assert main(["run"]) == 0
+    assert read_map(Path("gpuprof-run/map.json")).chains["both"].steps == ("net", "second")
+    assert {row["model"] for row in json.loads(Path("gpuprof-run/out.json").read_text())} == {"net", "second"}
+    assert "both" in capsys.readouterr().out
+    Path("second.onnx").unlink()
+    assert main(["run"]) == 3
+    assert "no file second.onnx" in capsys.readouterr().err
