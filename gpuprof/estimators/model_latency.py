@@ -142,6 +142,8 @@ class ModelLatencies:
 
     def predict(self, model: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
         """Return the times of batches of a model without measurements on the device."""
+        from gpuprof.graph.nodes import HOLDING_GRAPHS
+
         work = self._known.read_work(model)
         if work is None:
             require_success(model.name, device, model.failures.get(device.name, ()))
@@ -155,10 +157,10 @@ class ModelLatencies:
             figures = [learned.latency(self._known.bind_graph(model, batch), share) for batch in batches]
         else:
             figures = self._predict_unmeasured(model, work, device, batches, share)
-        # Only views and constants, strings of unknown bytes, or ops that nothing is known of.
-        if any(figure.value <= 0.0 for figure in figures) or set(work.smallest.op_types) <= {
-            *work.smallest.unknown_ops
-        }:
+        # Only views and constants, strings of unknown bytes, or ops that nothing is known of. Of a loop without a count
+        # of turns, one turn is known.
+        unknown = set(work.smallest.unknown_ops) - HOLDING_GRAPHS
+        if any(figure.value <= 0.0 for figure in figures) or unknown >= set(work.smallest.op_types):
             raise InputError(
                 f"{model.name}: none of its ops takes a time that can be predicted, so that it can only be measured",
                 "gpuprof profile MODEL",

@@ -14,7 +14,7 @@ from gpuprof.errors import InputError
 
 _GRAPHS = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
 #: Ops of ONNX's own domain with nested graphs; in other domains any op may have them.
-_HOLDING_GRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
+HOLDING_GRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
 #: Most elements of a sparse Constant: dense, it must fit into a message of Protocol Buffers.
 _MOST_DENSE_ELEMENTS = 2**28
 
@@ -31,7 +31,7 @@ def name_loop(node: NodeProto) -> str:
 
 def list_captured(node: NodeProto) -> list[str]:
     """Return the outer values used by a node's nested graphs, in order of use."""
-    if node.op_type not in _HOLDING_GRAPHS and node.domain in ("", "ai.onnx"):
+    if node.op_type not in HOLDING_GRAPHS and node.domain in ("", "ai.onnx"):
         return []  # a search in the attributes of every node took a tenth of the reading time
     captured_names: dict[str, None] = {}
     for attribute in node.attribute:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from onnx.helper import make_node as node
 
@@ -149,6 +151,27 @@ def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) 
     assert estimator.batches("net", CPU, WHOLE) == (1,)
     assert estimator.estimate("net", CPU, 1, WHOLE).latency_ms.value == 50.0
     assert estimator.known.count_superseded("net") == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_estimated"),
+    [
+        ("y = own.Odd (x)", False),
+        ("y = Loop (most, yes, x) <body: graph = b (int64 i, bool c, float[N,4] s) => (bool c2, float[N,4] t) "
+         "{ t = Add (s, s) m = ReduceMax <keepdims = 0> (t) c2 = Less (m, end) }>", True),
+    ],
+    ids=["op of another domain", "loop of unknown turns"],
+)  # fmt: skip
+def test_ops_that_nothing_is_known_of_are_no_estimate_by_themselves(
+    tmp_path: Path, nodes: str, is_estimated: bool
+) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g (float[N,4] x) => (float[N,4] y)
+    <int64 most = {{9223372036854775807}}, bool yes = {{1}}, float end = {{9}}> {{ {nodes} }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    expected = nullcontext() if is_estimated else pytest.raises(InputError, match="none of its ops takes a time")
+    with expected:
+        estimate = DatabaseEstimator(None).estimate(str(tmp_path / "m.onnx"), GPU, 1, WHOLE)
+        assert estimate.unknown_ops == ("Loop",) and estimate.latency_ms.value > 0
 
 
 def test_without_a_database_a_file_that_mixes_its_items_is_planned_with_batches_of_one(tmp_path: Path) -> None:
