@@ -14,13 +14,10 @@ import onnxruntime as ort
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.load.load import RequestStream
 from gpuprof.merging.pipeline import MergeOptions, propose_merges
 from tests.merging.models import Array, finetune_model, residual, save, transformer
 from tests.reruns import serves_in_real_time
-from tests.serving.change.test_shadow import decisions
-from tests.serving.running import RunningServer, map_of, replica, running, send_until
-from tests.serving.test_reliability import figure
+from tests.serving.running import RunningServer, map_of, replica, running
 
 pytestmark = serves_in_real_time
 
@@ -136,58 +133,12 @@ def test_requests_of_both_models_share_calls_and_none_gets_anothers_answer(serve
         assert model["inference_stats"]["fail"]["count"] == 0
 
 
-def test_tritonclient_gets_the_same_from_a_merged_model(server: RunningServer, files: Path) -> None:
-    triton = pytest.importorskip("tritonclient.http")
-    client = triton.InferenceServerClient(server.address)
-    ids, mask = np.full((2, LENGTH), 7, np.int64), np.ones((2, LENGTH), np.int64)
-    inputs = []
-    for name, value in (("ids", ids), ("mask", mask)):
-        given = triton.InferInput(name, value.shape, "INT64")
-        given.set_data_from_numpy(value)
-        inputs.append(given)
-    for model in ("a", "b"):
-        logits = client.infer(model, inputs).as_numpy("logits")
-        np.testing.assert_allclose(logits, Originals(files).logits(model, ids, mask), rtol=2e-4, atol=2e-5)
-
-
 def test_a_request_that_does_not_fit_its_model_is_refused_in_its_models_words(server: RunningServer) -> None:
     body = {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, LENGTH], "data": [1] * LENGTH}]}
     status, answer = server.get("/v2/models/a/infer", "POST", json.dumps(body).encode())
     assert status == 400
     assert "mask" in answer["error"]
     assert "tuned" not in answer["error"]
-
-
-def test_a_worker_of_a_merged_replica_that_dies_is_replaced_and_accepted_requests_are_answered(
-    files: Path, tmp_path: Path
-) -> None:
-    originals = Originals(files)
-    wrong: list[str] = []
-    stop = threading.Event()
-
-    def client(server: RunningServer, model: str) -> None:
-        while not stop.is_set():
-            try:
-                check_one(server, originals, model, 3)
-            except AssertionError as error:
-                if "has no worker at the moment" not in str(error):  # refused, not accepted and lost
-                    wrong.append(str(error))
-                time.sleep(0.05)
-
-    with running(tmp_path, merged_map(files)) as server:
-        clients = [threading.Thread(target=client, args=(server, model)) for model in ("a", "b", "a", "b")]
-        for thread in clients:
-            thread.start()
-        time.sleep(0.2)
-        server.workers()[0].kill()
-        time.sleep(0.2)
-        while server.get("/v2/health/ready")[0] != 200:
-            time.sleep(0.05)
-        stop.set()
-        for thread in clients:
-            thread.join()
-        assert wrong == []
-        check_both(server, originals, range(2))
 
 
 @pytest.mark.slow
@@ -236,41 +187,6 @@ def test_a_map_whose_merged_file_is_no_merged_one_is_refused_in_one_line(
     path.write_text(json.dumps(document))
     assert main(["serve", str(path), "--port", "0"]) == 3
     assert "it is not a merged model" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_no_request(
-    files: Path, tmp_path: Path
-) -> None:
-    document = merged_map(files)
-    both = document["models"]["both"]
-    for model in (both, *both["members"].values()):
-        model["slo_ms"] = 320.0
-    (entry,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
-    entry |= {"batch": 1, "sm_share_pct": 40.0, "rate_rps": 25.0}
-    entry["predicted"]["latency_ms"] = 40.0
-    with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
-        assert "2 workers" in server.line
-        # 28 of the 25, then 31, that it can serve
-        streams = [RequestStream(model, 14.0, 320.0) for model in ("a", "b")]
-        results = send_until(lambda rows: all(entry.in_slo >= 0.95 * entry.sent for entry in rows), server, streams)
-        assert figure(server, "gpuprof_replica_share_ratio") == 0.5
-        _, errors = server.stop()
-    (decision,) = decisions(errors, "standby takes over")
-    assert decision["replica"] == "both/0"
-    assert (decision["share_pct"], decision["new_share_pct"]) == (40.0, 50.0)
-    assert all(result.lost == result.failed == 0 for result in results)
-    assert all(result.in_slo >= 0.95 * result.sent for result in results[-2:])
-
-
-def test_a_real_standby_answers_as_the_models_files_do(files: Path, tmp_path: Path) -> None:
-    document = merged_map(files)
-    (merged,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
-    merged["sm_share_pct"] = 40.0
-    originals = Originals(files)
-    with running(tmp_path, document, "--shadow") as server:
-        assert len(server.workers()) == 2
-        check_both(server, originals, range(3))
 
 
 def test_two_versions_of_a_model_are_served_by_one_merged_replica(files: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -123,20 +122,3 @@ def test_over_grpc_overload_is_resource_exhausted_with_a_pushback(tmp_path: Path
             assert {call.code() for call in refusals} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
             for call in refusals:
                 assert int(dict(call.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
-
-
-def test_a_thousand_connections_that_ask_nothing_or_half_take_little_memory(tmp_path: Path) -> None:
-    """A thousand that stand still in the middle of a head, beside those that say nothing at all."""
-    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
-        before = psutil.Process(server.process.pid).memory_info().rss
-        connections: list[socket.socket] = []
-        try:
-            for number in range(1000):
-                connections.append(server.connect())
-                if number % 2:
-                    connections[-1].sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost:")
-            assert server.infer("m", [1.0])[0] == 200
-            assert psutil.Process(server.process.pid).memory_info().rss - before < 100e6
-        finally:
-            for connection in connections:
-                connection.close()

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
+from gpuprof.serving.protocol.gpu_figures import local_gpu_figures
 from gpuprof.serving.protocol.metrics import RouterCollector
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
@@ -122,8 +122,3 @@ def test_nvml_says_how_busy_gpus_are() -> None:
     metrics = samples(text)
     assert total(metrics["gpuprof_gpu_sm_ratio"], gpu="0") == 0.37
     assert total(metrics["gpuprof_gpu_memory_bytes"], uuid=parts[0].uuid) == 1 << 30
-
-
-def test_without_gpus_there_are_no_figures_of_them() -> None:
-    text = generate_latest(RouterCollector(Router(Arena(1 << 16)), lambda: list[GpuFigures]())).decode()
-    assert "gpuprof_gpu_sm_ratio{" not in text
