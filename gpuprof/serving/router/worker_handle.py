@@ -187,8 +187,9 @@ class WorkerHandle:
 
     def _handle_refusal(self, kind: str, message: str, fix: str) -> None:
         self.refusals += 1
-        LOGGER.error("worker refuses", extra={"worker": self.name, "error": message})
-        if not self._was_ready.is_set():
+        if self._was_ready.is_set():
+            LOGGER.error("worker refuses", extra={"worker": self.name, "error": message})
+        else:
             self._refusal = (UnavailableError if kind == "UnavailableError" else InputError)(message, fix)
 
     def _handle_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
