@@ -227,7 +227,7 @@ steps: [{estimate: {save: out.json}}, {place: {policy: ffd}}, check, {simulate: 
     Path("plan.yaml").write_text(plan)
     assert main(["run"]) == 0
     assert read_map(Path("gpuprof-run/map.json")).chains["both"].steps == ("net", "second")
-    assert {row["model"] for row in json.loads(Path("gpuprof-run/out.json").read_text())} == {"net", "second"}
+    assert {row["model"] for row in json.loads(Path("gpuprof-run/out.json").read_text())} == {"net.onnx", "second.onnx"}
     assert "both" in capsys.readouterr().out
     Path("second.onnx").unlink()
     assert main(["run"]) == 3
