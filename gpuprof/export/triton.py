@@ -92,7 +92,7 @@ def has_leading_batch(file: Path) -> bool:
     onnx_file = read_onnx(file)
     graph = onnx_file.model.graph
     # A graph lists its large weights as inputs, too.
-    inputs = {value.name: _format_dims(value) for value in graph.input if value.name not in onnx_file.weights}
+    inputs = {value.name: _format_dims(value) for value in onnx_file.inputs}
     outputs = [_format_dims(value) for value in graph.output]
     axes = batch_axes(inputs)
     return (

@@ -124,7 +124,7 @@ class _BatchWalk:
     def of(cls, file: OnnxFile) -> _BatchWalk:
         """Return a walk over ``file``, positioned before the first node."""
         graph, name = file.model.graph, file.path.name
-        infos = [info for info in graph.input if info.name not in file.weights]
+        infos = file.inputs
         declared = {info.name: declared_dims(info) or () for info in infos}
         free = batch_axes(declared)
         batch = fixed_batch(infos) or 1
@@ -133,7 +133,6 @@ class _BatchWalk:
             raise NoBatchError(
                 f"{name}: no input has a batch dimension, so that none can be freed", "take it at batch 1"
             )
-        opsets = {o.domain: o.version for o in file.model.opset_import}
         tensors, _ = bind_inputs(infos, batch, {}, name)
         many = {
             tensor.name: Tensor(tensor.name, tensor.dtype, _scale_shape(tensor.shape, axes.get(tensor.name)))
@@ -141,13 +140,13 @@ class _BatchWalk:
         }
 
         def shapes(inputs: dict[str, Tensor]) -> Shapes:
-            result = Shapes(inputs | file.weights, file.weights, {}, opsets, used_names(graph), name)
+            result = Shapes(inputs | file.weights, file.weights, {}, file.opsets, used_names(graph), name)
             for tensor in graph.initializer:
                 result.add_value(tensor)
             return result
 
         places = {name: BatchAxis(axis, 1) for name, axis in axes.items()}
-        return cls(name, opsets.get("", 1), batch, shapes(tensors), shapes(many), tuple(tensors), places)
+        return cls(name, file.opsets.get("", 1), batch, shapes(tensors), shapes(many), tuple(tensors), places)
 
     def take(self, node: NodeProto) -> None:
         """Add a node, rewritten if necessary, to the walks at both batches."""

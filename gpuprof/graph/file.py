@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 import onnx.checker
 import onnx.inliner
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from gpuprof.domain.model import Tensor
@@ -82,6 +82,16 @@ class OnnxFile:
     external: tuple[str, ...]  #: Names of the external data files, relative to the model's directory.
     #: Size and modification time of the file and of each external file when read.
     stamp: tuple[tuple[int, int], ...]
+
+    @property
+    def inputs(self) -> list[ValueInfoProto]:
+        """Inputs that a caller gives: those without weights."""
+        return [info for info in self.model.graph.input if info.name not in self.weights]
+
+    @property
+    def opsets(self) -> dict[str, int]:
+        """Opset by domain, ONNX's own as ``""``."""
+        return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in self.model.opset_import}
 
     @property
     def sha256(self) -> str:

@@ -74,7 +74,7 @@ class InputData:
 def model_inputs(path: Path) -> tuple[InputShape, ...]:
     """Return the inputs of the model in ``path``. Raises `InputError` if the file is not ONNX or damaged."""
     file = read_onnx(path)
-    infos = [info for info in file.model.graph.input if info.name not in file.weights]
+    infos = file.inputs
     declared = {info.name: declared_dims(info) or () for info in infos if info.type.HasField("tensor_type")}
     axes = batch_axes(declared)
     return tuple(
@@ -109,8 +109,7 @@ def sample_sizes(sample: Sample, path: Path) -> Sizes:
     Raises `InputError` when inputs have different sizes of the same dimension.
     """
     file = read_onnx(path)
-    infos = [info for info in file.model.graph.input if info.name not in file.weights]
-    free = {dim.name for dim in list_free_dims(infos)}
+    free = {dim.name for dim in list_free_dims(file.inputs)}
     sizes: dict[str, int] = {}
     for shape in model_inputs(path):
         for axis, dim in enumerate(shape.dims):

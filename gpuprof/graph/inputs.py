@@ -156,7 +156,7 @@ def _read_known_texts(path: Path) -> dict[str, _KnownTexts]:
     Raises `InputError` if the file is not ONNX or damaged.
     """
     file = read_onnx(path)
-    sources = {info.name: {info.name} for info in file.model.graph.input if info.name not in file.weights}
+    sources = {info.name: {info.name} for info in file.inputs}
     texts: dict[str, _KnownTexts] = {}
     for node in file.model.graph.node:
         behind = set().union(*(sources.get(name, set()) for name in node.input))

@@ -83,7 +83,7 @@ def load_runnable(
         return load_graph(path, batch, name, dims)
     except UnknownShapeError as error:
         file = read_onnx(Path(path))
-        inputs, _ = bind_inputs(_free_inputs(file), batch, _input_sizes(file, dims or {}), file.path.name)
+        inputs, _ = bind_inputs(file.inputs, batch, _input_sizes(file, dims or {}), file.path.name)
         return ModelGraph(
             name=Path(path).stem if name is None else name,
             batch=batch,
@@ -91,7 +91,7 @@ def load_runnable(
             inputs=tuple(inputs.values()),
             outputs=(),
             weights=(),
-            opset=next((o.version for o in file.model.opset_import if o.domain in ("", "ai.onnx")), 1),
+            opset=file.opsets.get("", 1),
             path=str(file.path),
             content=file.content,
             **_record_sizes(file, inputs, tuple((dims or {}).items())),
@@ -151,7 +151,7 @@ def read_fixed_batch(path: Path) -> int | None:
     Raises `InputError` if the file is not ONNX or damaged.
     """
     file = read_onnx(Path(path))
-    return fixed_batch(info for info in file.model.graph.input if info.name not in file.weights)
+    return fixed_batch(file.inputs)
 
 
 def read_free_dims(path: Path) -> tuple[FreeDim, ...]:
@@ -159,7 +159,7 @@ def read_free_dims(path: Path) -> tuple[FreeDim, ...]:
 
     Raises `InputError` if the file is not ONNX or damaged.
     """
-    return list_free_dims(_free_inputs(read_onnx(Path(path))))
+    return list_free_dims(read_onnx(Path(path)).inputs)
 
 
 def read_turns(path: Path) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ def _walk_graph(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult
     try:
         return _walk_at(file, batch, dims)
     except InputError:
-        free = _free_inputs(file)
+        free = file.inputs
         lengths = set(sequence_dims(free)) - set(dims)
         for shorter in SHORTER_DIMS if lengths else ():
             with suppress(InputError):
@@ -215,21 +215,16 @@ def _walk_graph(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult
         raise
 
 
-def _free_inputs(file: OnnxFile) -> list[ValueInfoProto]:
-    return [info for info in file.model.graph.input if info.name not in file.weights]
-
-
 def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _WalkResult:
     """Return the bound inputs, the sizes of named dimensions, all shapes, and the nodes that are ops."""
     graph, model = file.model.graph, file.path.name
-    free = _free_inputs(file)
+    free = file.inputs
     inputs, names = bind_inputs(free, batch, _input_sizes(file, dims), model)
-    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
     shapes = Shapes(
         inputs | file.weights,
         file.weights,
         _list_declared(graph, names),
-        opsets,
+        file.opsets,
         used_names(graph),
         model,
         _given_turns(file, dims),
@@ -289,11 +284,10 @@ def _load(
     file = read_onnx(path)
     graph, model = file.model.graph, path.name
     inputs, names, shapes, ops = _walk_file(path, stamp, batch, dims)
-    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
     try:
         outputs = _make_outputs(graph, shapes, names, batch, model)
     except InputError as error:
-        explanation = _explain_error(error, inputs, _free_inputs(file), batch)
+        explanation = _explain_error(error, inputs, file.inputs, batch)
         raise InputError(explanation.message, explanation.fix or "export the model again") from error
     sizes = _record_sizes(file, inputs, dims)
     if not dims:
@@ -305,7 +299,7 @@ def _load(
         inputs=tuple(inputs.values()),
         outputs=outputs,
         weights=_list_used_weights(ops, graph, shapes),
-        opset=opsets.get("", 1),
+        opset=file.opsets.get("", 1),
         path=str(path),
         content=file.content,
         **sizes,
@@ -315,7 +309,7 @@ def _load(
 
 def _record_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], dims: tuple[tuple[str, int], ...]) -> dict[str, Any]:
     """Return the sizes of a graph's free dimensions, and the names of assumed and guessed dimensions."""
-    free = list_free_dims(_free_inputs(file))
+    free = list_free_dims(file.inputs)
     given_sizes = dict(dims)
     sizes = given_sizes | {dim.name: inputs[dim.source].shape[dim.axis] for dim in free}
     return {

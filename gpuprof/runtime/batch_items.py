@@ -48,7 +48,7 @@ def find_mixed_output(path: Path) -> str | None:
     from gpuprof.graph.file import read_onnx
 
     file = read_onnx(path)
-    inputs = {info.name: declared_dims(info) or () for info in file.model.graph.input if info.name not in file.weights}
+    inputs = {info.name: declared_dims(info) or () for info in file.inputs}
     if not batch_axes(inputs):
         return None
     outputs = {info.name: declared_dims(info) for info in file.model.graph.output}
@@ -101,7 +101,7 @@ def mixed_output(path: Path) -> str | None:
     from gpuprof.runtime.session import open_session
 
     file = read_onnx(path)
-    dims = {info.name: declared_dims(info) or () for info in file.model.graph.input if info.name not in file.weights}
+    dims = {info.name: declared_dims(info) or () for info in file.inputs}
     axes = batch_axes(dims)
     if not axes:
         return None

@@ -61,8 +61,8 @@ def find_refusal(path: Path, on_gpu: bool) -> InputError | None:
     except UnavailableError:
         return None
     except InputError as error:
-        opset = next((o.version for o in file.model.opset_import if o.domain in ("", "ai.onnx")), 1)
-        lacks_cpu_kernel = type(error.__cause__).__name__ == "NotImplemented" and opset >= _OLDEST_OPSET
+        is_new = file.opsets.get("", 1) >= _OLDEST_OPSET
+        lacks_cpu_kernel = type(error.__cause__).__name__ == "NotImplemented" and is_new
         return None if on_gpu and lacks_cpu_kernel else error
     return None
 
