@@ -10,107 +10,36 @@ from gpuprof.domain.catalogue import device, device_of_driver, devices
 from gpuprof.domain.device import Device
 from gpuprof.errors import InputError
 
-NAMES = [
-    "k80",
-    "p4",
-    "p100",
-    "t4",
-    "v100",
-    "v100-32",
-    "v100-pcie-16",
-    "v100-pcie-32",
-    "a10",
-    "a30",
-    "a40",
-    "a100-40",
-    "a100-80",
-    "a100-pcie-40",
-    "a100-pcie-80",
-    "rtx-3090",
-    "rtx-4090",
-    "rtx-5090",
-    "l4",
-    "l40",
-    "l40s",
-    "h100",
-    "h100-pcie",
-    "h100-nvl",
-    "gh200",
-    "h200",
-    "b200",
-    "gb200",
-    "rtx-pro-6000",
-    "a2",
-    "a10g",
-    "rtx-a5000",
-    "rtx-a6000",
-    "rtx-6000-ada",
-    "l20",
-    "h20",
-    "b300",
-    "gb300",
-]
+_NAMES = """
+k80 p4 p100 t4 v100 v100-32 v100-pcie-16 v100-pcie-32 a10 a30 a40 a100-40 a100-80 a100-pcie-40 a100-pcie-80
+rtx-3090 rtx-4090 rtx-5090 l4 l40 l40s h100 h100-pcie h100-nvl gh200 h200 b200 gb200 rtx-pro-6000 a2 a10g
+rtx-a5000 rtx-a6000 rtx-6000-ada l20 h20 b300 gb300
+"""
+NAMES = _NAMES.split()
 WITH_MIG = ["a30", "a100-40", "a100-80", "a100-pcie-40", "a100-pcie-80", "h100", "h200", "b200"]
 WITH_MIG += ["h100-pcie", "h100-nvl", "gh200", "gb200", "rtx-pro-6000", "h20", "b300", "gb300"]
 
 #: Operations that one SM does in a cycle (a multiply-add is two): CUDA C++ Programming Guide, arithmetic throughput,
 #: and for tensor cores the architecture whitepapers.
+_RATES = """
+SM    float64  float32 tfloat32  float16 bfloat16     int8   float8   float4
+3.7       128      384        -        -        -        -        -        -
+6.0        64      128        -      256        -        -        -        -
+6.1         8      256        -        -        -     1024        -        -
+7.0        64      128        -     1024        -        -        -        -
+7.5         4      128        -     1024        -     2048        -        -
+8.0       128      128     1024     2048     2048     4096        -        -
+8.6         4      256      512     1024     1024     2048        -        -
+8.9         4      256      512     1024     1024     2048     2048        -
+9.0       256      256     2048     4096     4096     8192     8192        -
+10.0      128      256     4096     8192     8192    16384    16384    32768
+10.3        4      256     4096     8192     8192    16384    16384    49152
+12.0        4      256      512     1024     1024     2048     2048     4096
+"""
+_TABLE = [line.split() for line in _RATES.strip().splitlines()]
 PER_SM_AND_CYCLE = {
-    "3.7": {"float64": 128, "float32": 384},
-    "6.0": {"float64": 64, "float32": 128, "float16": 256},
-    "6.1": {"float64": 8, "float32": 256, "int8": 1024},
-    "7.0": {"float64": 64, "float32": 128, "float16": 1024},
-    "7.5": {"float64": 4, "float32": 128, "float16": 1024, "int8": 2048},
-    "8.0": {"float64": 128, "float32": 128, "tfloat32": 1024, "float16": 2048, "bfloat16": 2048, "int8": 4096},
-    "8.6": {"float64": 4, "float32": 256, "tfloat32": 512, "float16": 1024, "bfloat16": 1024, "int8": 2048},
-    "8.9": {
-        "float64": 4,
-        "float32": 256,
-        "tfloat32": 512,
-        "float16": 1024,
-        "bfloat16": 1024,
-        "int8": 2048,
-        "float8": 2048,
-    },
-    "9.0": {
-        "float64": 256,
-        "float32": 256,
-        "tfloat32": 2048,
-        "float16": 4096,
-        "bfloat16": 4096,
-        "int8": 8192,
-        "float8": 8192,
-    },
-    "10.0": {
-        "float64": 128,
-        "float32": 256,
-        "tfloat32": 4096,
-        "float16": 8192,
-        "bfloat16": 8192,
-        "int8": 16384,
-        "float8": 16384,
-        "float4": 32768,
-    },
-    "10.3": {
-        "float64": 4,
-        "float32": 256,
-        "tfloat32": 4096,
-        "float16": 8192,
-        "bfloat16": 8192,
-        "int8": 16384,
-        "float8": 16384,
-        "float4": 49152,
-    },
-    "12.0": {
-        "float64": 4,
-        "float32": 256,
-        "tfloat32": 512,
-        "float16": 1024,
-        "bfloat16": 1024,
-        "int8": 2048,
-        "float8": 2048,
-        "float4": 4096,
-    },
+    row[0]: {name: int(rate) for name, rate in zip(_TABLE[0][1:], row[1:], strict=True) if rate != "-"}
+    for row in _TABLE[1:]
 }
 #: Under tensor load these clock lower than their boost: 1830 and 1620 MHz are in the H100 whitepaper, the others follow
 #: from the published rates.
