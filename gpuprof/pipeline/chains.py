@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.demand import Demand, Slo, require_possible
 from gpuprof.domain.deployment import Chain
 from gpuprof.errors import InputError
 from gpuprof.placement.segment import Segments
@@ -16,7 +16,7 @@ from gpuprof.placement.segment import Segments
 if TYPE_CHECKING:
     from gpuprof.placement.problem import Problem
 
-#: Number of equal parts of an SLO that are dealt out to the steps: budgets differ by 5% of the SLO.
+#: Least number of equal parts of an SLO that are dealt out to the steps: budgets differ by 5% of the SLO.
 _PARTS = 20
 
 
@@ -48,6 +48,7 @@ def expand_chains(demands: Sequence[Demand]) -> tuple[Sequence[Demand], dict[str
                 f"the chain {chain!r} must be MODEL>MODEL, with FILE>FILE in a column file and nothing in dims",
                 "--dim gives the sizes of dimensions",
             )
+        slo = Slo(demand.slo.latency_ms / len(models), 100.0 - (100.0 - demand.slo.percentile) / len(models))
         services, prefix = [], chain.replace(">", "-")
         for step, model, file in zip(demand.steps, models, files, strict=True):
             numbered = (f"{prefix}.{model}.{number}" for number in itertools.count(2))
@@ -63,18 +64,14 @@ def expand_chains(demands: Sequence[Demand]) -> tuple[Sequence[Demand], dict[str
                     model=service if is_renamed else step,
                     source_model=step if is_renamed else None,
                     file=file,
-                    slo=_share_slo(demand.slo, 1.0 / len(models), len(models)),
+                    slo=slo,
                 )
             )
+            require_possible(expanded[-1])
         if chain in names or chain in chains:
             raise InputError(f"{chain!r} is asked for twice", "name one of them in a column service")
         chains[chain] = Chain(steps=tuple(services), slo_ms=demand.slo.latency_ms, percentile=demand.slo.percentile)
     return expanded, chains
-
-
-def _share_slo(slo: Slo, part: float, steps: int) -> Slo:
-    """Return a step's SLO: a part of the time, and an equal part of the requests that may be late."""
-    return Slo(part * slo.latency_ms, 100.0 - (100.0 - slo.percentile) / steps)
 
 
 def divide_slos(problem: Problem) -> Problem:
@@ -89,19 +86,21 @@ def divide_slos(problem: Problem) -> Problem:
     return _with_parts(problem, parts)
 
 
-def other_divisions(problem: Problem) -> Iterator[Problem]:
-    """Yield further divisions, for a plan that lacks capacity: in proportion to the steps' fastest times, and equal."""
-    segments = Segments(problem)
-    proportional: dict[str, float] = {}
-    equal: dict[str, float] = {}
+def divide_by_time(problem: Problem) -> Problem:
+    """Return the problem with each chain's SLO divided in proportion to the steps' shortest times on the fleet.
+
+    This is the division for a plan that lacks capacity: replicas that take turns need more time than in shares.
+    """
+    from gpuprof.pipeline.problem import estimate_smallest
+
+    parts: dict[str, float] = {}
     for chain in problem.chains.values():
-        times = {step: _fastest_ms(problem, segments, step) for step in chain.steps}
-        total = math.fsum(times.values())
-        proportional |= {step: time / total if 0.0 < total < math.inf else 0.0 for step, time in times.items()}
-        equal |= dict.fromkeys(chain.steps, 1.0 / len(chain.steps))
-    if all(part > 0.0 for part in proportional.values()):
-        yield _with_parts(problem, proportional)
-    yield _with_parts(problem, equal)
+        times_ms = []
+        for step in chain.steps:
+            estimates = [estimate_smallest(problem.estimator, step, entry.device) for entry in problem.fleet.entries]
+            times_ms.append(min((item.latency_ms.value for item in estimates if item is not None), default=1.0))
+        parts |= {step: ms / math.fsum(times_ms) for step, ms in zip(chain.steps, times_ms, strict=True)}
+    return _with_parts(problem, parts)
 
 
 def _with_parts(problem: Problem, parts: Mapping[str, float]) -> Problem:
@@ -122,15 +121,16 @@ def _divide(problem: Problem, chain: Chain) -> dict[str, float]:
     #: Parts dealt out to the steps so far → cost, the largest part of a step's budget that its requests need, parts.
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     left = len(chain.steps)
+    whole = max(_PARTS, 2 * left)
     for step in chain.steps:
         left -= 1
         longer: dict[int, tuple[float, float, tuple[int, ...]]] = {}
-        for count in range(1, _PARTS - left + 1):
-            cost, use = _find_cost(problem, step, chain.slo_ms * count / _PARTS)
+        for count in range(1, whole - left + 1):
+            cost, use = _find_cost(problem, step, chain.slo_ms * count / whole)
             for dealt, (before, most, parts) in best.items():
                 total = dealt + count
                 choice = (round(before + cost, 9), max(most, use), (*parts, count))
-                if total <= _PARTS - left and (total not in longer or choice < longer[total]):
+                if total <= whole - left and (total not in longer or choice < longer[total]):
                     longer[total] = choice
         best = longer
     *_, counts = min(best.values())
@@ -156,11 +156,3 @@ def _find_cost(problem: Problem, step: str, budget_ms: float) -> tuple[float, fl
         for segment in segments.best(demand, entry.device)
     ]
     return min(costs, default=(math.inf, 1.0))
-
-
-def _fastest_ms(problem: Problem, segments: Segments, step: str) -> float:
-    """Return the shortest time of a lone request's batch on a device of the fleet; infinite without an estimate."""
-    from gpuprof.pipeline.problem import estimate_smallest
-
-    estimates = (estimate_smallest(segments.problem.estimator, step, e.device) for e in problem.fleet.entries)
-    return min((e.latency_ms.value for e in estimates if e is not None), default=math.inf)

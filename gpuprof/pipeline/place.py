@@ -33,7 +33,7 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
-from gpuprof.pipeline.chains import other_divisions
+from gpuprof.pipeline.chains import divide_by_time
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.planning import plan_map
@@ -194,11 +194,10 @@ def place(
     with interruptible():
         planned = replace(problem, previous=running, on_progress=report_best)
         deployment = plan_map(planned, chosen, options.created)
-        for division in other_divisions(planned) if planned.chains and deployment.unplaced else ():
-            another = plan_map(division, chosen, options.created)
-            if not another.unplaced:
-                problem, deployment = division, another
-                break
+        if problem.chains and deployment.unplaced:
+            another = divide_by_time(planned)
+            if not (plan := plan_map(another, chosen, options.created)).unplaced:
+                problem, deployment = another, plan
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
         from gpuprof.pipeline.map_merging import merge_models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ import gpuprof
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_summary import summarize_map
 from gpuprof.errors import InputError
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.pipeline.chains import divide_by_time
+from gpuprof.pipeline.problem import build_problem
 
 SLO_MS = 40.0
 SHORT = gpuprof.SimulatedTraffic(duration_s=5.0)
@@ -48,15 +53,6 @@ def test_the_steps_of_a_chain_share_its_slo_and_its_late_requests(plan: Deployme
     assert (first.percentile, second.percentile) == (99.5, 99.5)
     assert first.rate_rps == second.rate_rps == 100.0
     assert not plan.unplaced
-
-
-def test_the_cheapest_division_is_found_where_an_equal_one_costs_more(folder: Path, tmp_path: Path) -> None:
-    tight = write_demands(tmp_path, f"{folder}/resnet18.onnx>{folder}/mlp.onnx,900,9,vision")
-    plan = gpuprof.place(tight, fleet="a100-40", options=gpuprof.PlanningOptions(time_limit_s=5.0)).deployment
-    chain = [gpuprof.Demand(str(folder / f"{n}.onnx"), 900.0, gpuprof.Slo(4.5, 99.5)) for n in ("resnet18", "mlp")]
-    equal = gpuprof.place(chain, fleet="a100-40", options=gpuprof.PlanningOptions(time_limit_s=5.0)).deployment
-    assert not plan.unplaced
-    assert bool(equal.unplaced) or equal.predicted.gpus >= plan.predicted.gpus
 
 
 def test_a_map_without_chains_has_no_entry_for_them_and_one_with_them_is_read_back(plan: DeploymentMap) -> None:
@@ -97,6 +93,29 @@ def test_the_division_is_told_and_steps_are_named_apart(folder: Path, tmp_path: 
     assert "60 ms of mlp>mlp>mlp are " in summarize_map(plan)
     with pytest.raises(InputError, match="is a chain"):
         gpuprof.explain(plan, "mlp>mlp>mlp")
+
+
+def test_the_slo_is_divided_by_capacities_and_else_in_proportion_to_times(folder: Path, tmp_path: Path) -> None:
+    db, names = tmp_path / "db", ("resnet18", "mlp")
+    rows = [(name, f"r{n}", ms) for n, (name, ms) in enumerate(zip(names, (40.0, 1.0), strict=True))]
+    for name, run_id, ms in rows:
+        row = ModelRow(run_id, name, "v100", 1, repeats=100, latency_mean_ms=ms, latency_std_ms=0.1, stable=True)
+        run = RunRow(run_id, datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", name)
+        KernelDb.create(db).append(Run(run, models=[row]))
+    chain = [gpuprof.Demand("resnet18>mlp", 0.05, gpuprof.Slo(60.0))]
+    problem = build_problem(chain, "v100", db, gpuprof.PlanningOptions(estimator="measured"))
+    slow, fast = divide_by_time(problem).demands
+    assert slow.slo.latency_ms == pytest.approx(60.0 * 40.0 / 41.0)
+    assert slow.slo.latency_ms + fast.slo.latency_ms == pytest.approx(60.0)
+    slow, fast = problem.demands  # 40 ms do not fit into an equal part
+    assert slow.slo.latency_ms > 40.0 and fast.slo.latency_ms > 1.0
+
+
+def test_a_chain_may_be_longer_than_the_parts_of_an_slo(folder: Path) -> None:
+    chain = [gpuprof.Demand(">".join([f"{folder}/mlp.onnx"] * 24), 1.0, gpuprof.Slo(1000.0, 90.0))]
+    problem = build_problem(chain, "a100-40", None, gpuprof.PlanningOptions(max_batch=1))
+    assert len(problem.demands) == 24
+    assert sum(demand.slo.latency_ms for demand in problem.demands) == pytest.approx(1000.0)
 
 
 def test_a_chain_of_file_and_dims_and_of_empty_steps_is_refused(folder: Path, tmp_path: Path) -> None:
