@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.sojourn import BatchServer
+from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.placement.limit import Limit
+from gpuprof.placement.load_search import find_load
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
@@ -20,6 +21,8 @@ _Pools = Mapping[str, Counter[BatchServer]]
 
 #: Relative precision of a pool's largest rate, from below.
 _PRECISION = 0.002
+#: First guess of the largest rate of a pool, as a part of a rate that is late.
+_LIKELY = 0.95
 #: Part of the largest rate below which replicas serve nothing.
 _NO_RATE = 1e-4
 
@@ -40,14 +43,34 @@ class Pools:
         queueing = queue_of(self.problem.queueing, demand.model)
         return self.problem.limits.in_time(queueing, tuple(servers.elements()), demand.slo, rate_rps)
 
-    def most_rps(self, demand: Demand, servers: Counter[BatchServer], upto_rps: float) -> float:
-        """Return the largest rate up to ``upto_rps`` these replicas serve together within the SLO."""
+    def most_rps(
+        self, demand: Demand, servers: Counter[BatchServer], upto_rps: float, *, is_rough: bool = False
+    ) -> float:
+        """Return the largest rate up to ``upto_rps`` these replicas serve together within the SLO.
+
+        ``is_rough``: whether less than ``upto_rps`` may be off by some percent.
+        """
         if not servers:
             return 0.0
+        if is_rough:
+            return upto_rps if self.keeps(demand, servers, upto_rps) else self._guess_rps(demand, servers, upto_rps)
         queueing, pool = queue_of(self.problem.queueing, demand.model), tuple(servers.elements())
         # A closer search is useless where this rate is late.
         idle_rps = _NO_RATE * min(upto_rps, math.fsum(server.capacity_rps for server in pool))
         return self.problem.limits.largest_rps(queueing, pool, demand.slo, idle_rps, upto_rps, _PRECISION)
+
+    def _guess_rps(self, demand: Demand, servers: Counter[BatchServer], late_rps: float) -> float:
+        """Return about the largest rate within the SLO by coarse queues, below a rate that is late."""
+        queueing, pool = queue_of(self.problem.queueing, demand.model), tuple(servers.elements())
+        capacity_rps = math.fsum(server.capacity_rps for server in pool)
+
+        def tail_ms(load: float) -> float:
+            self.problem.limits.check_time()
+            whole = queueing.pool(Arrivals(load * capacity_rps), pool, coarse=True).whole
+            return whole.percentile(demand.slo.percentile)
+
+        guess = min(late_rps / capacity_rps, 1.0) * _LIKELY
+        return min(find_load(tail_ms, demand.slo.latency_ms, guess) * capacity_rps, late_rps * (1.0 - _PRECISION))
 
     def servers(self, gpus: Sequence[PlacedGpu]) -> dict[str, Counter[BatchServer]]:
         """Return the replicas of each model as servers, slowed by their neighbours."""
@@ -62,11 +85,14 @@ class Pools:
         for partition in gpu.partitions:
             yield from zip(partition.replicas, self.segments.servers(device, partition), strict=True)
 
-    def served_rps(self, gpus: Sequence[PlacedGpu]) -> dict[str, float]:
-        """Return the rate at which each model's replicas keep its SLO, up to the demanded rate."""
+    def served_rps(self, gpus: Sequence[PlacedGpu], *, is_rough: bool = False) -> dict[str, float]:
+        """Return the rate at which each model's replicas keep its SLO, up to the demanded rate; see `most_rps`."""
         pools = self.servers(gpus)
         demands = (demand for demand in self.problem.demands if demand.model in pools)
-        return {demand.model: self.most_rps(demand, pools[demand.model], demand.rate_rps) for demand in demands}
+        return {
+            demand.model: self.most_rps(demand, pools[demand.model], demand.rate_rps, is_rough=is_rough)
+            for demand in demands
+        }
 
     def rerate(self, gpus: Sequence[PlacedGpu], rates: Mapping[str, float]) -> Gpus:
         """Return the devices with these rates of the models, divided by the capacities of their replicas."""

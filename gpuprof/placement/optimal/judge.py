@@ -30,10 +30,13 @@ class Judge:
     def __post_init__(self) -> None:
         self._pools = Pools(self.problem, self.segments)
 
-    def settle(self, gpus: Gpus, method: str) -> Placement:
-        """Return the map with the rates that its replicas serve, up to the demanded ones, without idle devices."""
+    def settle(self, gpus: Gpus, method: str, *, is_rough: bool = False) -> Placement:
+        """Return the map with the rates that its replicas serve, up to the demanded ones, without idle devices.
+
+        ``is_rough``: whether rates below the demanded ones may be off by some percent.
+        """
         if self.is_pooled:
-            rerated = drop_idle_replicas(self._pools.rerate(gpus, self._pools.served_rps(gpus)))
+            rerated = drop_idle_replicas(self._pools.rerate(gpus, self._pools.served_rps(gpus, is_rough=is_rough)))
             gpus = self._pools.drop_spare(rerated, self.limit)
         return with_unplaced(self.problem, self.segments, Placement("optimal", gpus, found_by=method))
 

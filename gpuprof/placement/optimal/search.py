@@ -92,6 +92,7 @@ class Search:
                 if best is None or self._judge.rank(placement) < self._judge.rank(best):
                     best = placement
         assert best is not None
+        best = self._settle_exactly(best)
         return replace(best, lower_bound_gpus=1, lower_bound_cost_per_hour=min(list_prices(self._entries).values()))
 
     @property
@@ -145,10 +146,17 @@ class Search:
 
     def _keep(self, placement: Placement) -> None:
         """Make a map the incumbent if it is better."""
-        if self._judge.rank(placement) < self._judge.rank(self._best):
-            best = self._best
+        if self._judge.rank(placement) < self._judge.rank(best := self._best):
+            placement = self._settle_exactly(placement)
+        if self._judge.rank(placement) < self._judge.rank(best):
             self._best = replace(best, gpus=placement.gpus, unplaced=placement.unplaced, found_by=placement.found_by)
             self._report_progress()
+
+    def _settle_exactly(self, placement: Placement) -> Placement:
+        """Return the map with exact rates where it does not serve everything."""
+        if not placement.unplaced or self._is_counted:
+            return placement
+        return self._judge.settle(placement.gpus, placement.found_by or "")
 
     def _narrow(self) -> Problem:
         """Return the problem on the kinds of devices that may make a cheaper map.
@@ -233,7 +241,8 @@ class Search:
         corrected: set[str] = set()
         for _ in range(_MOST_REPAIRS):
             gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
-            placement = self._judge.settle(gpus, method)
+            # Where there are devices enough, a map that serves less is only repaired.
+            placement = self._judge.settle(gpus, method, is_rough=not self._is_counted)
             yield placement
             if not self.is_pooled or not placement.unplaced or self._is_counted or limit.is_over:
                 return
