@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -65,6 +65,17 @@ def compile_function(function: Function) -> Function:
     except RuntimeError:  # no writable directory: compiled in each process
         compiled = numba.njit(nogil=True, error_model="numpy")(function)
     return cast(Function, compiled)
+
+
+def compile_untimed(function: Function) -> Function:
+    """Return a function that `compile_function` compiles at its first call, outside the time limits of searches."""
+    compiled: Any = compile_function(function)
+
+    def call(*arguments: Any) -> Any:
+        with nullcontext() if compiled.signatures else compiling():
+            return compiled(*arguments)
+
+    return cast(Function, call)
 
 
 def is_machine_code_cached(function: Callable[..., Any]) -> bool:

@@ -6,14 +6,13 @@ size of a batch.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.machine.machine_code import compile_function, compiling
+from gpuprof.machine.machine_code import compile_untimed
 from gpuprof.rules.batching import batch_size_now
 from gpuprof.rules.routing import decay_count, expect_rows, finish_ms, forecast_joining
 
@@ -272,14 +271,12 @@ def _serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, s
 
 def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
     """Serve the arrivals by machine code, as `_serve` does; the first call on a machine compiles it for seconds."""
-    compiled = _compile_serve()
-    with nullcontext() if compiled.signatures else compiling():
-        compiled(replicas, state, draws, arrived, spent, kinds)
+    _compile_serve()(replicas, state, draws, arrived, spent, kinds)
 
 
 @cache
 def _compile_serve() -> Any:
-    return compile_function(_run)
+    return compile_untimed(_run)
 
 
 def _run(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpuprof.machine.machine_code import compile_function
+from gpuprof.machine.machine_code import compile_untimed
 
 
 def minimal_covers(
@@ -80,4 +80,4 @@ def _fill_covers(rate: float, rates: npt.NDArray[np.float64], parts: float, cove
 
 
 #: Compiled: it tries hundreds of thousands of combinations, tens of times for each program.
-fill_covers = compile_function(_fill_covers)
+fill_covers = compile_untimed(_fill_covers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gpuprof.machine.machine_code import compile_function
+from gpuprof.machine.machine_code import compile_untimed
 
 Integers = npt.NDArray[np.int64]
 
@@ -70,4 +70,4 @@ def _has_room(units: Integers, weights: Integers, space: int, memory: int) -> bo
     return has_room
 
 
-fill_maximal = compile_function(_fill_maximal)
+fill_maximal = compile_untimed(_fill_maximal)

@@ -132,13 +132,21 @@ class Search:
                     return
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
-        """Yield maps of undivided partitions, of the program without neighbours, and of patterns with neighbours."""
+        """Yield maps of undivided partitions, of patterns with neighbours, and of the program without neighbours.
+
+        Under the queueing model the program comes before the patterns, each of which takes queues beside neighbours.
+        """
         yield from self._run_program(offers, offers.list_undivided)
-        yield from self._run_program(offers, offers.list_choices, is_every=True)
+        by_queues = self.problem.options.latency_budget is None
+        if by_queues:
+            yield from self._run_program(offers, offers.list_choices)
         choices, is_partial = offers.list_choices(), self._is_counted and bool(self._best.unplaced)
-        stock = CuttingStock(offers.problem, planner, choices, self._halve_limit(), is_partial).place()
+        kept_s = (self.limit.left_s or 0.0) / (2.0 if by_queues else 4.0)
+        stock = CuttingStock(offers.problem, planner, choices, self.limit.keeping(kept_s), is_partial).place()
         if stock is not None:
             yield self._judge.settle(stock, "patterns of replicas")
+        if not by_queues:
+            yield from self._run_program(offers, offers.list_choices, is_every=True)
 
     def _halve_limit(self) -> Limit:
         """Return a limit at half of the time left."""
@@ -213,12 +221,12 @@ class Search:
     def _run_program(
         self, offers: CandidateSegments, list_choices: Callable[[], Choices], *, is_every: bool = False
     ) -> Iterator[Placement]:
-        """Yield the maps of the program; over all choices with a latency budget it also gives the bound."""
+        """Yield the maps of the program; over every choice with a latency budget, its bound holds for all maps."""
         problem, limit = offers.problem, self._halve_limit()
 
         def place(demands: Sequence[Demand]) -> Gpus:
             plan = plan_by_program(problem, list_choices(), demands, limit, fair=self.fair)
-            if problem.options.latency_budget is not None and is_every:
+            if is_every:
                 self._bound_budget(offers, plan.bound)
             return plan.pack(problem, offers.segments)
 
