@@ -64,12 +64,12 @@ class StandbyController:
 
     def _is_breaking_slo(self, model: ServedModel, before: _Snapshot) -> bool:
         counts = _window_since(before.models, model.name, model.list_statistics(), before.at)
-        return counts is not None and counts.breaks_slo(model.percentile)
+        return counts is not None and counts.breaks_slo(model.reserve.percentile)
 
     async def _take_over(self, model: ServedModel, start: _Snapshot) -> None:
         counts = _window_since(start.models, model.name, model.list_statistics(), start.at)
         assert counts is not None
-        p99_ms = counts.percentile_ms(model.percentile)
+        p99_ms = counts.percentile_ms(model.reserve.percentile)
         p99_ms = None if p99_ms is None else round(p99_ms, 1)
         log_fields = {"model": model.name, "p99_ms": p99_ms, "slo_ms": model.slo_ms, "answered": counts.answered,
                       "late": counts.late, "refused": counts.refused}  # fmt: skip

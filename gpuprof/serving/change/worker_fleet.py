@@ -102,7 +102,7 @@ class WorkerFleet:
                 raise next(iter(faults.values()))
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
-                model.percentile = deployment.models[name].percentile
+                model.reserve.percentile = deployment.models[name].percentile
             for replica in started:
                 _join(replica)
             lost = models.keys() - {replica.planned.model for replica in (*unchanged, *started)}

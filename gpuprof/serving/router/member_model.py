@@ -42,7 +42,7 @@ class MemberModel(ServedModel):
 
     def __init__(self, merged: ServedModel, member: PlannedMember) -> None:
         super().__init__(
-            merged.name, member.slo_ms, routing_rule("fastest"), merged.arena, merged.percentile, member.public
+            merged.name, member.slo_ms, routing_rule("fastest"), merged.arena, merged.reserve.percentile, member.public
         )
         self._whole = merged
         self.replicas = merged.replicas

@@ -59,21 +59,11 @@ class ServedModel:
         self._counts = ModelStatistics()
         self._retired: list[ServedReplica] = []
         self._rule = rule
-        self._reserve = Reserve(percentile, time.monotonic())
+        self.reserve = Reserve(percentile, time.monotonic())
         self.arena = arena
         self._loop = asyncio.get_running_loop()
         self._unassigned: list[Inference] = []
         self.spec: ModelSpec  #: Inputs and outputs of the model, set once a worker is ready.
-
-    @property
-    def percentile(self) -> float:
-        """The percentile of the SLO, for which the reserve is learned."""
-        return self._reserve.percentile
-
-    @percentile.setter
-    def percentile(self, percentile: float) -> None:
-        """Learn the reserve for another percentile."""
-        self._reserve.percentile = percentile
 
     @property
     def is_ready(self) -> bool:
@@ -220,7 +210,7 @@ class ServedModel:
     ) -> bool:
         if load.waiting == 0 and load.idle > 0:  # admitted with any expected time, as in `is_refused`
             return False
-        reserve = self._reserve.at(now)
+        reserve = self.reserve.at(now)
         is_late = is_refused(load.waiting, load.idle, expected_ms, waited_ms, deadline_ms, reserve)
         return is_late or self._delays_oldest(load, now)
 
@@ -233,7 +223,7 @@ class ServedModel:
 
     def _allowed_ms(self, deadline_ms: float, now: float) -> float:
         """Return the latest expected time at which a request with this deadline is still admitted."""
-        return (1.0 - self._reserve.at(now)) * deadline_ms
+        return (1.0 - self.reserve.at(now)) * deadline_ms
 
     def reassign(self, inferences: list[Inference]) -> None:
         """Send accepted requests to other replicas; where no replica has a worker, they wait.
@@ -277,7 +267,7 @@ class ServedModel:
         # often slightly late, and would cause other requests to be refused.
         if inference.attempts == 1 and not inference.overtaken and inference.deadline_ms >= self.slo_ms:
             latency_ms = 1000.0 * (now - inference.arrived)
-            self._reserve.observe(inference.expected_ms, latency_ms, inference.deadline_ms, now, answer.requests)
+            self.reserve.observe(inference.expected_ms, latency_ms, inference.deadline_ms, now, answer.requests)
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         """Count an accepted request that cannot be answered, and notify its client."""

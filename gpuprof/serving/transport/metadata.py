@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
-
-from gpuprof.serving.transport.datatypes import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +20,6 @@ class TensorSpec:
         if len(shape) != len(self.shape):
             return True
         return any(expected not in (-1, size) for expected, size in zip(self.shape, shape, strict=True))
-
-    def row_bytes(self) -> int | None:
-        """Return the bytes per request of the tensor, None where the shape leaves them open."""
-        dims = self.shape[1:]
-        if self.datatype == "BYTES" or -1 in dims:
-            return None
-        return prod(dims) * ITEM_BYTES[self.datatype]
 
 
 @dataclass(frozen=True, slots=True)

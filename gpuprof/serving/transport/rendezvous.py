@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.frame_connection import FrameConnection, FrameReceiver
 from gpuprof.serving.transport.wire import CHUNK_BYTES, BlockingStream, Frame, FrameKind
 
 #: A peer must authenticate within this time.
@@ -49,14 +49,8 @@ class RendezvousKey:
         return context
 
 
-class ExpectedPeer(Protocol):
+class ExpectedPeer(FrameReceiver, Protocol):
     """A peer expected by the rendezvous: the router's link to a machine or a worker."""
-
-    def receive(self, frame: Frame) -> None:
-        """Take a frame."""
-
-    def on_close(self) -> None:
-        """Handle the end of the connection."""
 
     def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
         """Accept a connection with the other side's description of itself."""
