@@ -8,7 +8,6 @@ of a message. Source of the format: Protocol Buffers' documentation, "Encoding".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from functools import cache
 
 from gpuprof.serving.transport.wire import Buffer
@@ -16,13 +15,8 @@ from gpuprof.serving.transport.wire import Buffer
 _MAX_VARINT_BYTES = 10
 
 
-class _WireType(IntEnum):
-    """Kinds of fields; no message of the protocol has groups."""
-
-    VARINT = 0
-    FIXED64 = 1
-    LENGTH = 2
-    FIXED32 = 5
+#: Wire types of fields: numbers, 8 bytes, bytes with their length, 4 bytes; no message of the protocol has groups.
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
 def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
@@ -37,7 +31,7 @@ def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
     parts: list[Buffer] = []
     values = []
     position = start = 0
-    field_key = _key(field)
+    field_key = field << 3 | _LENGTH
     while position < len(data):
         begin = position
         key, position = _varint(data, position)
@@ -64,19 +58,15 @@ def wrap_message(parts: Sequence[Buffer], field: int) -> list[Buffer]:
     return [_encode_key(field) + _to_varint(sum(map(len, parts))), *parts]
 
 
-def _key(field: int) -> int:
-    return field << 3 | _WireType.LENGTH
-
-
 def _span(data: Buffer, kind: int, position: int) -> tuple[int, int]:
     """Return the beginning and end of the value of a field of this kind."""
-    if kind == _WireType.LENGTH:
+    if kind == _LENGTH:
         size, position = _varint(data, position)
         end = position + size
-    elif kind == _WireType.VARINT:
+    elif kind == _VARINT:
         _, end = _varint(data, position)
-    elif kind in (_WireType.FIXED64, _WireType.FIXED32):
-        end = position + (8 if kind == _WireType.FIXED64 else 4)
+    elif kind in (_FIXED64, _FIXED32):
+        end = position + (8 if kind == _FIXED64 else 4)
     else:
         raise ValueError(f"a field of the unknown kind {kind}")
     if end > len(data):
@@ -105,4 +95,4 @@ def _to_varint(value: int) -> bytes:
 
 @cache
 def _encode_key(field: int) -> bytes:
-    return _to_varint(_key(field))
+    return _to_varint(field << 3 | _LENGTH)
