@@ -22,7 +22,9 @@ def _merged() -> tuple[Any, list[Inference]]:
     inputs = tuple(TensorSpec(f"{member}/x", "FP32", (-1, 3)) for member in "ab")
     outputs = tuple(TensorSpec(f"{member}/{name}", "FP32", (-1, 2)) for member in "ab" for name in ("u", "v"))
     spec = ModelSpec("merged", "1", "onnxruntime_onnx", inputs, outputs, 8)
-    merged = SimpleNamespace(name="merged", arena=None, reserve=SimpleNamespace(percentile=99.0), replicas=[], spec=spec, submit=sent.append)
+    merged = SimpleNamespace(
+        name="merged", arena=None, reserve=SimpleNamespace(percentile=99.0), replicas=[], spec=spec, submit=sent.append
+    )
     return merged, sent
 
 
