@@ -136,9 +136,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _op_row(run: RunRow, position: int, graph: ModelGraph) -> OpRow:
     op = graph.ops[position]
-    share = {"sm_share_pct": run.sm_share_pct, "mig_profile": run.mig_profile}
-    workload = {"run_id": run.run_id, "model": run.model, "device": run.device, "batch": run.batch, **share}
-    return OpRow(**workload, position=position, name=op.name, model_sha256=graph.sha256, **op_facts(op))
+    return OpRow(
+        run_id=run.run_id,
+        model=run.model or "",
+        device=run.device,
+        batch=run.batch or 0,
+        sm_share_pct=run.sm_share_pct or 100.0,
+        mig_profile=run.mig_profile,
+        position=position,
+        name=op.name,
+        model_sha256=graph.sha256,
+        **op_facts(op),
+    )
 
 
 if __name__ == "__main__":
