@@ -15,7 +15,7 @@ from gpuprof.load.report import ModelResult, stage_rows, summarize
 from gpuprof.load.target import Target, input_shapes, random_tensors, requests_for, requests_of_data, sequence_chains
 from gpuprof.load.traffic import arrival_times
 from gpuprof.load.windows import WindowRule
-from gpuprof.machine.lost_time import StolenTime
+from gpuprof.machine.machine_load import MachineLoad
 
 if TYPE_CHECKING:
     from gpuprof.graph.input_data import InputData
@@ -95,9 +95,9 @@ def run_load(
     """
     schedules = plan_load(target, streams, settings) if schedules is None else schedules
     before = _statistics(target, streams)
-    stolen = StolenTime()
+    load = MachineLoad()
     results = run_clients(schedules, settings.rule, settings.warmup_s)
-    stolen_part = stolen.part()
+    stolen_part = load.stolen_part()
     try:
         after = _statistics(target, streams)
     except UnavailableError:  # an overloaded server: the client's figures are valid without the server's

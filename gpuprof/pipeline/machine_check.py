@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
-from gpuprof.machine.busy_cores import busy_cores
 from gpuprof.machine.core_sharing import allowed_cores
 from gpuprof.machine.cpu_share import own_cores
-from gpuprof.machine.lost_time import StolenTime, measure_lateness
+from gpuprof.machine.machine_load import MachineLoad, measure_lateness
 from gpuprof.rules.cpu_slices import plan_shared_slices
 
 #: Busy cores up to this number are normal background activity.
@@ -89,6 +89,8 @@ def worker_cores(deployment: DeploymentMap) -> frozenset[int]:
 
 def check_machine() -> MachineCheck:
     """Watch the machine for a second before anything is sent."""
-    stolen = StolenTime()
-    busy, late_ms = busy_cores(_WATCH_S, allowed_cores()), measure_lateness(_WATCH_S)
-    return MachineCheck(busy, late_ms, stolen.part())
+    load = MachineLoad(allowed_cores())
+    time.sleep(_WATCH_S)
+    busy = load.busy_cores()
+    late_ms = measure_lateness(_WATCH_S)
+    return MachineCheck(busy, late_ms, load.stolen_part())

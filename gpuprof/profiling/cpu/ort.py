@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuprof.errors import UnavailableError, install_hint
 from gpuprof.graph.executed_graph import read_executed
-from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
+from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.cpu.node_times import NodeTimes, node_times, read_node_events
 from gpuprof.profiling.cpu.op_rows import kernel_rows, op_rows
@@ -125,7 +125,7 @@ def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> Mod
 def colocation_rows(request: Request, timings: Sequence[Timing]) -> tuple[ColocationRow, ...]:
     """Return a row for each co-located job."""
     jobs = request.jobs
-    labels = [workload_label(j.graph.sized_name, j.graph.batch, j.share.sm_pct, j.share.mig, j.processes) for j in jobs]
+    labels = [job.label for job in jobs]
     return tuple(
         ColocationRow(
             run_id=request.run_id,

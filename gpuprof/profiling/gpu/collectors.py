@@ -51,7 +51,7 @@ from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
 from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.profiling.worker.job import Job, Request
-from gpuprof.profiling.worker.measurement import Crew, ShareBinding, Timing, label
+from gpuprof.profiling.worker.measurement import Crew, ShareBinding, Timing
 from gpuprof.profiling.worker.process import Worker, package_path, task_command
 from gpuprof.profiling.worker.tasks import Resident, WorkerSetup
 from gpuprof.runtime.gpu_probe import gpu_provider, probe_gpu
@@ -189,7 +189,7 @@ class GpuCollector:
         )
 
     def _worker(self, job: Job, environment: Mapping[str, str]) -> Worker:
-        return Worker(WorkerSetup(provider=self.provider), label(job), environment)
+        return Worker(WorkerSetup(provider=self.provider), job.title, environment)
 
     def _compare_outputs(self, job: Job, shared: Mapping[str, Any]) -> str | None:
         """Return how the outputs under a share differ from those without, if they do."""

@@ -31,6 +31,7 @@ from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Feeds, Resident
 from gpuprof.runtime.gpu_session import GpuOptions
 
 _REPEATS = 5
+_NO_NVTX = "nvtx, which marks the runs, is not installed: pip install nvtx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,38 +168,17 @@ def _nvtx() -> Any:
     try:
         import nvtx
     except ImportError:
-        if (reason := nvtx_unavailable_reason()) is None:
-            return _torch_nvtx
         # A profiler waits for ranges: without them its report would hold nothing of the run.
         if "NVTX_INJECTION64_PATH" in os.environ or "NSYS_PROFILING_SESSION_ID" in os.environ:
-            raise UnavailableError(reason) from None
+            raise UnavailableError(_NO_NVTX) from None
         return lambda name: nullcontext()
 
     return nvtx.annotate
 
 
-@contextmanager
-def _torch_nvtx(name: str) -> Iterator[None]:
-    """Open a range by PyTorch's own binding; its ``range`` would take a name for a format, its push does not."""
-    from torch.cuda import nvtx
-
-    nvtx.range_push(name)
-    try:
-        yield
-    finally:
-        nvtx.range_pop()
-
-
 def nvtx_unavailable_reason() -> str | None:
-    """Return None when runs can be marked for NVIDIA's profilers, else why not: by nvtx, or a PyTorch for CUDA."""
-    if importlib.util.find_spec("nvtx") is not None:
-        return None
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        if torch.version.cuda is not None:
-            return None
-    return "nvtx, which marks the runs, is not installed: pip install nvtx"
+    """Return None when runs can be marked for NVIDIA's profilers, else the reason."""
+    return None if importlib.util.find_spec("nvtx") is not None else _NO_NVTX
 
 
 class UnreadError(UnavailableError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuprof.domain.sizes import describe_sizes
-from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
+from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow
 from gpuprof.profiling.worker.job import Job
 
 #: Key in a run's settings.
@@ -23,12 +23,11 @@ class Cell:
     beside: tuple[Job, ...] = ()
 
     def __str__(self) -> str:
-        alone = _label(self.job)
-        return f"{alone} beside {self.describe_neighbours()}" if self.beside else alone
+        return f"{self.job.label} beside {self.describe_neighbours()}" if self.beside else self.job.label
 
     def describe_neighbours(self) -> str:
         """Return the job's neighbours in the format of the ``beside`` column; empty without neighbours."""
-        return " + ".join(map(_label, self.beside))
+        return " + ".join(job.label for job in self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,3 @@ class CellKey:
             processes=run.processes,
             beside=run.beside,
         )
-
-
-def _label(job: Job) -> str:
-    return workload_label(job.graph.sized_name, job.graph.batch, job.share.sm_pct, job.share.mig, job.processes)

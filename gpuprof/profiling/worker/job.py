@@ -11,6 +11,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
+from gpuprof.kernel_db.schema import workload_label
 
 if TYPE_CHECKING:
     from gpuprof.graph.input_data import Array, InputData, Sample
@@ -71,6 +72,17 @@ class Job:
         if self.samples:
             return join_samples(self.samples, self.graph.batch, model_inputs(self.path))
         return random_inputs(self.graph)
+
+    @property
+    def title(self) -> str:
+        """``"resnet50 at batch 8 on 50%"``."""
+        return f"{self.graph.sized_name} at batch {self.graph.batch} on {self.share}"
+
+    @property
+    def label(self) -> str:
+        """The workload as written in the column ``beside``."""
+        share = self.share
+        return workload_label(self.graph.sized_name, self.graph.batch, share.sm_pct, share.mig, self.processes)
 
     @property
     def workload(self) -> Workload:

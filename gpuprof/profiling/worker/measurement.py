@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
-from gpuprof.machine.busy_cores import MachineLoad
 from gpuprof.machine.cgroup import remove_group
 from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.machine_load import MachineLoad
 from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, TimingLimits
 from gpuprof.profiling.worker.process import PATIENCE_S, Worker
 from gpuprof.profiling.worker.statistics import LatencyStats, summarize
@@ -161,14 +161,14 @@ class Crew:
                 if not worker.is_alive:  # a larger batch may have ended it
                     worker.end()
                     workers[place] = worker = self._start(number, job)
-                worker.what = label(job)
+                worker.what = job.title
                 warm_up_s = limits.warm_up_s if self._is_on_cpu else limits.min_time_s
                 worker.send(Resident.load, job.path, feeds[number], warm_up_s)
         loaded = _receive_all(self._everybody())
         return feeds, [loaded[workers[0]] for workers in self._workers]
 
     def _start(self, number: int, job: Job) -> Worker:
-        return Worker(self._setups[number], label(job), self._environments[number])
+        return Worker(self._setups[number], job.title, self._environments[number])
 
     def _everybody(self) -> list[Worker]:
         return [worker for workers in self._workers for worker in workers]
@@ -209,11 +209,6 @@ def share_worker(share: Share, what: str) -> Iterator[Worker]:
             yield worker
     finally:
         remove_group(group)
-
-
-def label(job: Job) -> str:
-    """Return ``"resnet50 at batch 8 on 50%"``."""
-    return f"{job.graph.sized_name} at batch {job.graph.batch} on {job.share}"
 
 
 def _common_window(samples: Sequence[Sequence[Sample]]) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from gpuprof.errors import InputError
 from gpuprof.profiling.gpu.recording import (
     RecordedFiles,
-    nvtx_unavailable_reason,
     record_with_kineto,
     run_for_recording,
     run_nodes_for_recording,
@@ -75,14 +73,3 @@ def test_a_profiler_can_run_the_program_by_itself(tmp_path: Path) -> None:
     )
     completed = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     assert completed.returncode == InputError.exit_code and completed.stderr.startswith("error: ")
-
-
-@pytest.mark.parametrize(("cuda", "works"), [("13.0", True), (None, False)])
-def test_pytorch_for_cuda_marks_runs_where_nvtx_is_not_installed(
-    cuda: str | None, works: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = pytest.importorskip("torch")
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nvtx" else find_spec(name))
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert (nvtx_unavailable_reason() is None) == works

@@ -33,9 +33,6 @@ def _torch(module: ModuleType) -> None:
     module.cuda.is_available = lambda: not refused
     module.cuda.empty_cache = lambda: None
     module.cuda.synchronize = lambda device=None: None
-    module.version.cuda = module.version.cuda or "rehearsed"
-    module.cuda.nvtx.range_push = lambda name: 0
-    module.cuda.nvtx.range_pop = lambda: 0
 
 
 def _onnxruntime(module: Any) -> None:

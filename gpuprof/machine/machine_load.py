@@ -1,4 +1,8 @@
-"""Busy cores of this machine, from the kernel's counters in ``/proc/stat``, and what disturbs a measurement on them."""
+"""Use of this machine's cores by all programs, time stolen by the hypervisor, and late wake-ups.
+
+A process that becomes runnable while its virtual core is descheduled waits for milliseconds: little on average, but it
+determines the 99th percentile of a latency.
+"""
 
 from __future__ import annotations
 
@@ -7,39 +11,38 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from gpuprof.machine.lost_time import StolenTime
-
 _STAT = Path("/proc/stat")
-
-
-def busy_cores(seconds: float, cores: Collection[int], stat: Path = _STAT) -> float | None:
-    """Return the mean number of busy cores among ``cores`` over ``seconds``; None without kernel counters."""
-    load = MachineLoad(cores, stat)
-    time.sleep(seconds)
-    return load.busy_cores()
+_ALL = "cpu"  # the kernel's sum over all cores
+_NAP_S = 0.002
 
 
 class MachineLoad:
-    """Use of some cores by all programs, from its creation on.
+    """Use of some cores, and of the whole machine, from its creation on.
 
     ``stat``: path of the kernel's counters.
     """
 
-    def __init__(self, cores: Collection[int], stat: Path = _STAT) -> None:
+    def __init__(self, cores: Collection[int] = (), stat: Path = _STAT) -> None:
         self._cores, self._stat = tuple(cores), stat
-        self._stolen = StolenTime(stat)
         self._before = _read_times(stat)
 
     def busy_cores(self) -> float | None:
         """Return the mean number of busy cores since the beginning; None without kernel counters."""
         return None if (ticks := self._count_ticks()) is None else ticks[0] / ticks[1] * len(self._cores)
 
+    def stolen_part(self) -> float | None:
+        """Return the fraction of the machine's time that was stolen since the beginning; None without counters."""
+        before, after = self._before.get(_ALL), _read_times(self._stat).get(_ALL)
+        if before is None or after is None or after[1] <= before[1]:
+            return None
+        return (after[2] - before[2]) / (after[1] - before[1])
+
     def describe_disturbance(self, own_cores: float | None, tolerance: float) -> str | None:
         """Return a remark on programs, or a hypervisor, that took more than a part ``tolerance`` of the cores' time.
 
         ``own_cores``: cores kept busy by the measurement itself; None: other programs do not matter, as on a GPU.
         """
-        ticks, stolen = self._count_ticks(), self._stolen.part()
+        ticks, stolen = self._count_ticks(), self.stolen_part()
         if ticks is not None and own_cores is not None:
             busy, total = ticks
             # Each core's counter is rounded to a tick.
@@ -57,23 +60,33 @@ class MachineLoad:
     def _count_ticks(self) -> tuple[int, int] | None:
         """Return the busy ticks and all ticks of the cores since the beginning."""
         after = _read_times(self._stat)
-        pairs = [(self._before[core], after[core]) for core in self._cores if core in self._before and core in after]
-        busy, total = (sum(new[place] - old[place] for old, new in pairs) for place in (0, 1))
+        names = [name for core in self._cores if (name := f"cpu{core}") in self._before and name in after]
+        busy, total = (sum(after[name][place] - self._before[name][place] for name in names) for place in (0, 1))
         return (busy, total) if total > 0 else None
 
 
-def _read_times(stat: Path) -> dict[int, tuple[int, int]]:
-    """Return (busy, all) ticks by core."""
+def measure_lateness(seconds: float) -> float:
+    """Sleep repeatedly for ``seconds`` in all, and return the 99th percentile of the wake-up delay in milliseconds."""
+    late_ms = []
+    end = time.monotonic() + seconds
+    while (began := time.monotonic()) < end:
+        time.sleep(_NAP_S)
+        late_ms.append(1000.0 * (time.monotonic() - began - _NAP_S))
+    return sorted(late_ms)[-1 - len(late_ms) // 100] if late_ms else 0.0
+
+
+def _read_times(stat: Path) -> dict[str, tuple[int, int, int]]:
+    """Return (busy, all, stolen) ticks by core, and of all cores together."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError):
         return {}
     times = {}
     for line in lines:
-        name, *fields = line.split()
-        if name.startswith("cpu") and name[3:].isdigit() and len(fields) >= 8:
+        name, *fields = line.split() or [""]
+        if name.startswith(_ALL) and len(fields) >= 8 and all(field.isdigit() for field in fields[:8]):
             # Columns of proc(5); guest time follows, and is contained in the first two.
             user, nice, system, idle, iowait, irq, softirq, stolen = map(int, fields[:8])
-            busy = user + nice + system + irq + softirq  # stolen ticks are `lost_time`'s
-            times[int(name[3:])] = (busy, busy + idle + iowait + stolen)
+            busy = user + nice + system + irq + softirq
+            times[name] = (busy, busy + idle + iowait + stolen, stolen)
     return times
