@@ -1,28 +1,56 @@
-"""Workers that take turns in one part of a CPU: they serve, have the same cores, and leave nothing behind."""
+"""Workers of several models: one process serves them, and another after it, whatever becomes of one of them."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
-import pytest
-
 from tests.reruns import serves_in_real_time
-from tests.serving.running import map_of, replica, running
+from tests.serving.running import eventually, map_of, replica, running
+from tests.serving.test_apply import apply
 
 pytestmark = serves_in_real_time
 
+TURNS = {"turns": 1, "latency_ms": 0.2}
 
-def test_replicas_that_take_turns_are_served_from_the_same_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the workers meet
-    turns = {"turns": 1, "latency_ms": 0.2}
-    document = map_of(dict.fromkeys("abc", "null:4"), [replica("a", **turns), replica("b", **turns), replica("c")])
-    with running(tmp_path, document) as server:
+
+def test_models_of_a_worker_are_served_by_one_process_and_by_its_successor(tmp_path: Path) -> None:
+    replicas = [replica("a", **TURNS), replica("b", **TURNS), replica("c")]
+    with running(tmp_path, map_of(dict.fromkeys("abc", "null:4"), replicas)) as server:
         for _ in range(20):
             for model in "abc":
                 assert server.infer(model, [5.0])[0] == 200
-        assert len(list(tmp_path.glob("gpuprof-turns-*"))) == 1
-        cores = [tuple(worker.cpu_affinity()) for worker in server.workers()]
-        assert len(cores) == 3 and len(set(cores)) == 2
-    assert list(tmp_path.glob("gpuprof-turns-*")) == []
+        processes = server.workers()
+        assert len(processes) == 2
+        assert len({tuple(process.cpu_affinity()) for process in processes}) == 2
+        shared = next(process for process in processes if len(_numbers(process.cmdline())) == 2)
+        os.kill(shared.pid, signal.SIGKILL)
+        assert eventually(lambda: all(server.infer(model, [5.0])[0] == 200 for model in "abc"))
+        assert len(server.workers()) == 2 and shared.pid not in {process.pid for process in server.workers()}
+
+
+def _numbers(command: list[str]) -> list[str]:
+    return [word for word in command if word.startswith("worker:")]
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_others_of_its_worker(tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    files = {"a": "null:4", "b": "broken.onnx", "c": "null:4"}
+    with running(tmp_path, map_of(files, [replica(name, **TURNS) for name in files])) as server:
+        assert [server.infer(model, [5.0])[0] for model in "ac"] == [200, 200]
+        assert server.infer("b", [5.0])[0] != 200
+        assert len(server.workers()) == 1
+
+
+def test_a_worker_is_kept_with_its_models_and_replaced_with_others(tmp_path: Path) -> None:
+    first = map_of(dict.fromkeys("ab", "null:4"), [replica("a", **TURNS), replica("b", **TURNS)])
+    with running(tmp_path, first) as server:
+        (before,) = server.workers()
+        assert apply(server, tmp_path / "same.json", first) == 0
+        assert [process.pid for process in server.workers()] == [before.pid]
+        three = map_of(dict.fromkeys("abc", "null:4"), [replica(name, **TURNS) for name in "abc"])
+        assert apply(server, tmp_path / "three.json", three) == 0
+        assert [server.infer(model, [5.0])[0] for model in "abc"] == [200, 200, 200]
+        (after,) = server.workers()
+        assert after.pid != before.pid and len(_numbers(after.cmdline())) == 3

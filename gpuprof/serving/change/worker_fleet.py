@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -28,6 +29,8 @@ from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 
 _POLL_S = 0.01
+#: Before the number of the plan that a worker of several models was started for, in its name.
+_GENERATION = "#"
 #: By model and replica, the reason why it cannot start.
 _Faults = dict[tuple[str, str], GpuprofError]
 
@@ -78,6 +81,7 @@ class WorkerFleet:
         self._start_limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
         self._standbys: dict[str, _RunningReplica] = {}
         self._claimed: dict[str, float] = {}
+        self._generation = 0
         self.workers: list[WorkerHandle] = []
 
     def local_cores(self) -> frozenset[int]:
@@ -181,6 +185,7 @@ class WorkerFleet:
     ) -> list[PlannedReplica]:
         """Give new replicas and their groups names that are unique in this server."""
         names = {replica.planned.plan.name for replica in self._running}
+        self._generation += 1
         replicas = []
         for planned in fresh:
             name = planned.plan.name
@@ -188,10 +193,10 @@ class WorkerFleet:
             while name in names:
                 name, number = f"{planned.model}/{number}", number + 1
             names.add(name)
-            orders = planned.orders
-            if not orders[0].turns:  # workers with turns share a group
-                group = orders[0].group.removesuffix(planned.plan.name) + name
-                orders = tuple(replace(order, group=group) for order in orders)
+            group, turns = planned.orders[0].group.removesuffix(planned.plan.name) + name, planned.orders[0].turns
+            if turns:  # the models of a worker have a group in common, which an ending worker may have had
+                group = turns = f"{turns}{_GENERATION}{self._generation}"
+            orders = tuple(replace(order, group=group, turns=turns) for order in planned.orders)
             replicas.append(replace(planned, plan=replace(planned.plan, name=name), orders=orders))
         return replicas
 
@@ -267,7 +272,8 @@ class WorkerFleet:
         running = _RunningReplica(planned, ServedReplica(planned.plan, workers, model, ModelStatistics()), model)
 
         async def start(worker: WorkerHandle) -> None:
-            async with self._start_limit:
+            # A worker of several models starts with all of them, and loads one after another.
+            async with nullcontext() if worker.order.turns else self._start_limit:
                 await worker.start()
 
         tasks = [asyncio.ensure_future(start(worker)) for worker in workers]
@@ -320,5 +326,5 @@ def _identity(planned: PlannedReplica) -> tuple[object, ...]:
 
 
 def _orders(orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
-    """Return the orders without the names of their groups."""
-    return tuple(replace(order, group="") for order in orders)
+    """Return the orders without the names of their groups, and of the plan that their worker was started for."""
+    return tuple(replace(order, group="", turns=order.turns.partition(_GENERATION)[0]) for order in orders)

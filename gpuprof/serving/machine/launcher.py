@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from gpuprof.serving.transport.rendezvous import RendezvousKey
 from gpuprof.serving.watch.living_process import LivingProcess
 
 #: Fields of an order that the machine uses itself and does not send to the worker.
-_KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node")
+_KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node", "turns", "mates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class WorkerOrder:
     cores: tuple[int, ...] = ()  #: Cores of the worker; empty: any.
     quota_cores: float | None = None  #: Limit in CPU seconds per second of all workers of ``group`` together.
     group: str = ""  #: Name of the control group for the quota.
-    turns: str = ""  #: Turn group: its workers on a machine run one batch at a time; empty: no turns.
+    turns: str = ""  #: Name of the process that serves several models, one batch at a time; empty: this model alone.
+    mates: int = 1  #: Number of models of the process.
     #: Set before the process starts: MPS and MIG are bound so.
     environment: Mapping[str, str] = field(default_factory=dict)
     #: Share of a GPU; becomes part of ``environment`` when the GPU's MPS daemon runs.
@@ -67,20 +68,24 @@ class SharedMemory:
     size: int
 
 
-def start_worker(number: str, order: WorkerOrder, key: RendezvousKey, memory: SharedMemory | None) -> LivingProcess:
+def start_worker(
+    numbers: Sequence[str], order: WorkerOrder, key: RendezvousKey, memory: SharedMemory | None
+) -> LivingProcess:
     """Start a worker. Raises `OSError` when no process can be started.
 
     Parameters
     ----------
-    number : str
-        The worker's number in the router.
+    numbers : sequence of str
+        The numbers of the worker's models in the router.
+    order : WorkerOrder
+        The order of any of the models, which all have the worker's share.
     key : RendezvousKey
         Address and secret of the router's rendezvous.
     memory : SharedMemory or None
         Memory shared with the router; None: tensors travel with the messages.
     """
-    command = module_command("gpuprof.serving.worker.worker", number)
-    command += [] if memory is None else [str(memory.fd), str(memory.size)]
+    arena = SharedMemory(-1, 0) if memory is None else memory
+    command = module_command("gpuprof.serving.worker.worker", str(arena.fd), str(arena.size), *numbers)
     process = subprocess.Popen(
         command,
         pass_fds=() if memory is None else (memory.fd,),

@@ -15,7 +15,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -57,10 +57,11 @@ class MachineOrder:
         return cls(fields["node"], RendezvousKey(**fields["key"]), memory)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Worker:
-    order: WorkerOrder
+    orders: dict[str, WorkerOrder]  #: Of its models, by their numbers in the router.
     process: SupervisedProcess
+    identity: list[int] | None = None  #: Process id and start time of a living process to adopt.
 
 
 class MachineProcess:
@@ -120,39 +121,53 @@ class MachineProcess:
 
     def _accept_worker(self, number: str, order: dict[str, Any], identity: list[int] | None) -> None:
         worker_order = WorkerOrder.from_message(order)
-        process = SupervisedProcess(
-            partial(self._start, number, worker_order),
-            lambda pid: self._send(FrameKind.ENDED, [number, pid]),
-            partial(self._report_refusal, number),
+        self._workers[number] = worker = self._find_worker(worker_order.turns) or self._make_worker()
+        worker.orders[number] = worker_order
+        worker.identity = worker.identity or identity
+        if len(worker.orders) == worker_order.mates:
+            self._avoid_worker_cores()
+            worker.process.begin(None if worker.identity is None else LivingProcess.adopt(*worker.identity))
+
+    def _find_worker(self, turns: str) -> _Worker | None:
+        """Return the worker of other models with this name."""
+        workers = (
+            worker for worker in self._workers.values() for order in worker.orders.values() if order.turns == turns
         )
-        self._workers[number] = _Worker(worker_order, process)
-        self._avoid_worker_cores()
-        process.begin(None if identity is None else LivingProcess.adopt(*identity))
+        return next(workers, None) if turns else None
+
+    def _make_worker(self) -> _Worker:
+        orders: dict[str, WorkerOrder] = {}
+        events = partial(self._start, orders), partial(self._report_end, orders), partial(self._report_refusal, orders)
+        return _Worker(orders, SupervisedProcess(*events))
 
     def _avoid_worker_cores(self) -> None:
         """Leave the workers' cores, unless a worker without own cores would inherit this process's affinity."""
-        orders = [worker.order for worker in self._workers.values()]
+        orders = [order for worker in self._workers.values() for order in worker.orders.values()]
         are_confined = all(order.cores for order in orders)
         self._cores.take({core for order in orders for core in order.cores} if are_confined else ())
 
-    async def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
-        order = await self._gpus.with_gpu_environment(order)
-        return await asyncio.to_thread(start_worker, number, order, self._order.key, self._order.memory)
+    async def _start(self, orders: Mapping[str, WorkerOrder]) -> LivingProcess:
+        order = await self._gpus.with_gpu_environment(next(iter(orders.values())))
+        return await asyncio.to_thread(start_worker, list(orders), order, self._order.key, self._order.memory)
 
     async def _stop_worker(self, number: str) -> None:
         worker = self._workers.pop(number, None)
-        if worker is not None:
+        order = None if worker is None else worker.orders.pop(number)
+        if worker is not None and order is not None and not worker.orders:  # else its other models go on
             await worker.process.stop(_PATIENCE_S)
             self._avoid_worker_cores()
-            group = worker.order.group
-            if worker.order.quota_cores is not None and all(
-                peer.order.group != group for peer in self._workers.values()
-            ):
-                remove_group(group)
+            orders = (order for peer in self._workers.values() for order in peer.orders.values())
+            if order.quota_cores is not None and all(peer.group != order.group for peer in orders):
+                remove_group(order.group)
         self._send(FrameKind.WORKER_REMOVED, number)
 
-    def _report_refusal(self, number: str, error: GpuprofError) -> None:
-        self._send(FrameKind.REFUSED, [number, type(error).__name__, error.message, error.fix])
+    def _report_end(self, orders: Mapping[str, WorkerOrder], pid: int) -> None:
+        for number in orders:
+            self._send(FrameKind.ENDED, [number, pid])
+
+    def _report_refusal(self, orders: Mapping[str, WorkerOrder], error: GpuprofError) -> None:
+        for number in orders:
+            self._send(FrameKind.REFUSED, [number, type(error).__name__, error.message, error.fix])
 
     def _send_takeover_state(self) -> None:
         self._send(FrameKind.TAKEOVER_STATE, self._gpus.describe_takeover_state())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpuprof.errors import UnavailableError
@@ -151,9 +152,13 @@ class MachineLink:
         self.pid = hello["pid"]
         self.parts = MachineParts.from_message(hello["parts"])
         connection.send(FrameKind.WELCOME, self._takeover_state)
+        running = Counter(entry.order.turns for entry in self._entries.values() if entry.observer.identity is not None)
+        present = Counter(entry.order.turns for entry in self._entries.values())
         for number, entry in self._entries.items():
-            identity = entry.observer.identity if is_same_host else None
-            connection.send(FrameKind.ADD_WORKER, [number, entry.order.to_machine(), identity])
+            order, identity = entry.order, entry.observer.identity if is_same_host else None
+            if order.turns and running[order.turns]:  # some of its models may have been removed
+                order = replace(order, mates=present[order.turns])
+            connection.send(FrameKind.ADD_WORKER, [number, order.to_machine(), identity])
         LOGGER.info("machine is there", extra={"machine": self.node, "pid": self.pid})
         self._came.set()
         if has_moved and self.on_moved is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,6 +14,7 @@ from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices
+from gpuprof.rules.turns import list_firsts
 from gpuprof.runtime.gpu_probe import gpu_provider
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.machine.gpu_places import find_gpu
@@ -150,6 +152,13 @@ class _OrderBuilder:
         """Yield the replicas of a node; ``node`` names the machine of their workers."""
         shares = [(place, mig, replica.sm_share_pct, replica.turns) for place, mig, replica, _ in placed]
         spare = SpareResources(shares, machine.cores)
+        planned = list(self._plan_replicas(placed, spare, node))
+        yield from (_join_worker(replica, turns, planned) for replica, turns in planned)
+
+    def _plan_replicas(
+        self, placed: Sequence[_Placed], spare: SpareResources, node: str
+    ) -> Iterator[tuple[PlannedReplica, str]]:
+        """Yield each replica with the name of its worker, empty for a replica with processes of its own."""
         for place, mig, replica, part in placed:
             model = self._deployment.models.get(replica.model)
             if model is None:
@@ -161,14 +170,12 @@ class _OrderBuilder:
                 order = self._make_order(replica, part, f"{self._planner.group}-{name}", node)
                 members = _plan_members(model, Path(order.path))
             except InputError as fault:
-                yield PlannedReplica(replica.model, plan, fault=fault)
+                yield PlannedReplica(replica.model, plan, fault=fault), ""
                 continue
-            if replica.turns:  # replicas with turns also share the quota of their cores
-                turns = f"{self._planner.group}-{place}-{mig}-turns{replica.turns}"
-                order = replace(order, turns=turns, group=turns)
-            extra_pct = self._planner.shadow_pct
+            turns = f"{self._planner.group}-{place}-{mig}-turns{replica.turns}" if replica.turns else ""
+            extra_pct = 0.0 if turns else self._planner.shadow_pct  # a worker has no standby
             standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
-            yield PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members)
+            yield PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members), turns
 
     def _next_name(self, model: str) -> str:
         number = self._counts.get(model, 0)
@@ -184,6 +191,27 @@ class _OrderBuilder:
         )
         public = self._public_names.get(replica.model)
         return order if public is None else replace(order, model=public.name, version=public.version)
+
+
+def _join_worker(replica: PlannedReplica, turns: str, planned: Sequence[tuple[PlannedReplica, str]]) -> PlannedReplica:
+    """Return a replica with the name, number of models, memory and quota of its worker in its orders.
+
+    The name tells the worker's models and settings, since a worker of other models is another process.
+    """
+    if not turns or replica.fault is not None:
+        return replica
+    mates = [mate for mate, name in planned if name == turns and mate.fault is None]
+    contents = [(replace(mate.plan, name="", rate_rps=0.0), *_without_groups(mate.orders)) for mate in mates]
+    name = f"{turns}-{sha256(repr(contents).encode()).hexdigest()[:8]}"
+    order = replica.orders[0]
+    gpus = [mate.orders[0].gpu for mate in mates]
+    limits = [None if gpu is None else gpu.memory_bytes for gpu in gpus]
+    gpu = order.gpu and replace(order.gpu, memory_bytes=None if None in limits else sum(filter(None, limits)))
+    return replace(replica, orders=(replace(order, turns=name, group=name, mates=len(mates), gpu=gpu),))
+
+
+def _without_groups(orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
+    return tuple(replace(order, group="") for order in orders)
 
 
 def needs_machine(node: Node, simulated: bool) -> bool:
@@ -275,7 +303,14 @@ def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partit
     for partition in gpu.partitions:
         uuid = local.find_uuid(partition.mig)
         pcts = [replica.sm_share_pct / replica.processes for replica in partition.replicas]
-        with_mps = needs_mps([pct for pct, r in zip(pcts, partition.replicas, strict=True) for _ in range(r.processes)])
+        firsts = list_firsts([replica.turns for replica in partition.replicas])
+        with_mps = needs_mps(
+            [
+                pct
+                for pct, replica, is_first in zip(pcts, partition.replicas, firsts, strict=True)
+                for _ in range(replica.processes if is_first else 0)
+            ]
+        )
         for replica, pct in zip(partition.replicas, pcts, strict=True):
             held_pct = None if partition.unshared else pct
             yield partition, replica, _GpuPart(GpuShare(uuid, held_pct, replica.memory_limit_bytes), with_mps)

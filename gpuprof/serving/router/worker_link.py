@@ -201,7 +201,11 @@ class WorkerLink:
             self.is_ready = True
             self._events.on_ready(self.spec)
         elif frame.kind == FrameKind.REFUSED:
-            self._events.on_refusal(*frame.head)
+            assert self._order is not None
+            if self._order.mates > 1:  # the process stays for its other models
+                self.on_refusal(*frame.head)
+            else:
+                self._events.on_refusal(*frame.head)
 
     def _outputs(self, tensor_lists: list[Any], payload: memoryview) -> list[list[OutputTensor]]:
         start = 0

@@ -5,6 +5,7 @@ A frame is four unsigned 32-bit integers (kind, length of the head, length of th
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections import deque
@@ -142,6 +143,15 @@ class BlockingStream:
                 return None
             self._frames.extend(self._buffer.take(count))
         return self._frames.popleft()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Return whether the router has gone, after at most some seconds; frames that come meanwhile are kept."""
+        if select.select([self._socket], [], [], seconds)[0]:
+            frame = self.receive()
+            if frame is None:
+                return True
+            self._frames.appendleft(frame)
+        return False
 
     def close(self) -> None:
         """Close the socket."""

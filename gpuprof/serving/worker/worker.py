@@ -1,10 +1,11 @@
-"""A worker: a process that holds a copy of a model under its share and runs batches.
+"""A worker: a process that holds a model, or several, under its share and runs batches.
 
-python -m gpuprof.serving.worker.worker NUMBER [ARENA_FD ARENA_BYTES] < KEY
+python -m gpuprof.serving.worker.worker ARENA_FD ARENA_BYTES NUMBER... < KEY
 
-The machine process starts it. The worker connects to the router's rendezvous
-with its number, receives the order of its model, then batches; it ends when the router closes the connection. Without
-an arena, which is shared only within a machine, tensors travel with the messages.
+The machine process starts it. For each of its numbers the worker connects to the router's rendezvous and receives the
+order of a model, then batches; the model ends when the router closes the connection, and the worker with its last
+model. Models run one batch at a time, in the order of their batches' arrival. Without an arena (descriptor -1), which
+is shared only within a machine, tensors travel with the messages.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ import json
 import os
 import signal
 import sys
+import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
+from itertools import chain, repeat
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from gpuprof.errors import GpuprofError
@@ -39,23 +44,26 @@ from gpuprof.serving.worker.runtime import (
     example_inputs,
     null_bytes,
 )
-from gpuprof.serving.worker.turn import open_turns
+from gpuprof.serving.worker.turn import Turns
+
+#: Delays until a model of several that cannot be loaded is tried again; the last is repeated.
+_RETRIES_S = (1.0, 2.0, 5.0, 10.0)
 
 
 def main(arguments: list[str]) -> int:
     """Serve until the router has gone."""
     key = RendezvousKey(**json.loads(sys.stdin.read()))
-    arena = map_arena(int(arguments[1]), int(arguments[2])) if arguments[1:] else None
-    return run_worker(arguments[0], key, arena)
+    descriptor, size, *numbers = arguments
+    return run_worker(numbers, key, None if int(descriptor) < 0 else map_arena(int(descriptor), int(size)))
 
 
-def run_worker(number: str, key: RendezvousKey, arena: memoryview | None) -> int:
+def run_worker(numbers: Sequence[str], key: RendezvousKey, arena: memoryview | None) -> int:
     """Serve until the router has gone; return the exit code of the process.
 
     Parameters
     ----------
-    number : str
-        The worker's number in the router.
+    numbers : sequence of str
+        The models' numbers in the router.
     arena : memoryview or None
         Shared with the router; None: tensors travel with the messages.
     """
@@ -63,32 +71,70 @@ def run_worker(number: str, key: RendezvousKey, arena: memoryview | None) -> int
         signal.signal(ignored, signal.SIG_IGN)
     identity = {"process": [os.getpid(), start_time(os.getpid())], "shares_memory": arena is not None}
     try:
-        stream = join_rendezvous(key, number, identity)
-    except OSError:  # the router has gone meanwhile, or no longer wants this worker
-        return 0
-    try:
-        order = stream.receive()
-        return 0 if order is None else _serve_batches(stream, order.head, arena)
-    except ConnectionError:  # the router has gone, perhaps while the model was loaded
+        streams = [join_rendezvous(key, number, identity) for number in numbers]
+        # The router may have gone meanwhile, or no longer want a model.
+        sessions = [(stream, frame.head) for stream in streams if (frame := stream.receive()) is not None]
+        return _serve_models(sessions, arena) if sessions else 0
+    except OSError:  # the router has gone, perhaps while the model was loaded
         return 0
 
 
-def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryview | None) -> int:
-    """Load the model, report it, and run batches; return the exit code of the process."""
+def _serve_models(sessions: Sequence[tuple[BlockingStream, dict[str, Any]]], arena: memoryview | None) -> int:
+    """Limit the process to its share and serve its models; return the exit code of the process."""
+    with ExitStack() as stack:
+        stream, order = sessions[0]
+        try:
+            if order["cores"]:
+                part = CpuSlice(tuple(order["cores"]), order["quota_cores"])
+                stack.enter_context(confine_to_share(part, order["group"]))
+        except GpuprofError as error:
+            for stream, _ in sessions:
+                _refuse(stream, error)
+            return error.exit_code
+        memory = memoryview(b"") if arena is None else arena
+        if len(sessions) == 1:
+            return _serve_batches(stream, order, memory, None)
+        codes: SimpleQueue[int] = SimpleQueue()
+        turns = Turns()
+
+        def serve(stream: BlockingStream, order: dict[str, Any]) -> None:
+            code = 1  # of an unexpected exception, which ends the worker
+            try:
+                code = _serve_batches(stream, order, memory, turns)
+            except OSError:
+                code = 0
+            finally:
+                codes.put(code)
+
+        for session in sessions:
+            threading.Thread(target=serve, args=session, daemon=True).start()
+        return next((code for _ in sessions if (code := codes.get())), 0)
+
+
+def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryview, turns: Turns | None) -> int:
+    """Load a model, report it, and run batches until the router has gone; return the exit code for the process.
+
+    ``turns``: of the worker's models; a model that cannot be loaded is then tried again, since the others go on.
+    """
     with ExitStack() as stack:
         # ONNX Runtime keeps CUDA graphs for each thread: the same one loads the model, warms it up and runs batches.
         computing = stack.enter_context(ThreadPoolExecutor(1))
         is_on_gpu = order["provider"] == ORT_CUDA
-        try:
-            runtime = computing.submit(_start, order, stack).result() if is_on_gpu else _start(order, stack)
-            turn = stack.enter_context(open_turns(order["turns"])) if order["turns"] else None
-        except GpuprofError as error:
-            stream.send(FrameKind.REFUSED, [type(error).__name__, error.message, error.fix])
-            return error.exit_code
+        for delay_s in chain(_RETRIES_S, repeat(_RETRIES_S[-1])):
+            try:
+                with turns or nullcontext():
+                    runtime = computing.submit(_load, order).result() if is_on_gpu else _load(order)
+                break
+            except GpuprofError as error:
+                _refuse(stream, error)
+                if turns is None:
+                    return error.exit_code
+                if stream.ends_within(delay_s):
+                    return 0
         gc.collect()
         gc.freeze()  # existing objects stay; later collections skip them
         stream.send(FrameKind.READY, runtime.spec.to_message())
-        batches = BatchRunner(runtime, memoryview(b"") if arena is None else arena, turn)
+        batches = BatchRunner(runtime, arena, turns)
         if is_on_gpu:
             serve_overlapped(stream, batches, computing)
         else:
@@ -96,10 +142,12 @@ def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryv
     return 0
 
 
-def _start(order: dict[str, Any], stack: ExitStack) -> Runtime:
-    """Limit the process to its share, load the model and run it once at each batch size of `warm_sizes`."""
-    if order["cores"]:
-        stack.enter_context(confine_to_share(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
+def _refuse(stream: BlockingStream, error: GpuprofError) -> None:
+    stream.send(FrameKind.REFUSED, [type(error).__name__, error.message, error.fix])
+
+
+def _load(order: dict[str, Any]) -> Runtime:
+    """Load the model and run it once at each batch size of `warm_sizes`."""
     if not order["path"].startswith(NULL_PREFIX):
         check_model_file(Path(order["path"]), order["sha256"])
     runtime = open_runtime(

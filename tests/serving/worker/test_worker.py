@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +44,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def work() -> int:
-    return worker.run_worker("7", RendezvousKey("unix:nowhere", ""), None)
+    return worker.run_worker(["7"], RendezvousKey("unix:nowhere", ""), None)
 
 
 def test_one_whose_router_goes_while_it_loads_ends_without_a_word(
@@ -100,8 +99,7 @@ def test_on_a_gpu_every_size_that_is_run_is_run_before_it_is_served(
     monkeypatch.setattr(worker, "open_runtime", lambda *_, **__: Watched("m", "1", path, 6, 1, ORT_CPU, "cpu", memory))
     order = ORDER | {"path": str(path), "batch": 6, "provider": ORT_CUDA, "sha256": None}
     monkeypatch.setattr(worker, "check_model_file", lambda *_: None)
-    with ExitStack() as held:
-        worker._start(order, held)
+    worker._load(order)
     assert ran == sizes
 
 
@@ -138,7 +136,7 @@ def test_one_in_a_fresh_interpreter_loads_its_model_and_ends_with_its_router(tmp
         key = await rendezvous.open_local()
         router = _Router(WorkerOrder("relu", "1", str(path), 2))
         rendezvous.expect("7", router)
-        process = start_worker("7", WorkerOrder("relu", "1", str(path), 2), key, None)
+        process = start_worker(["7"], WorkerOrder("relu", "1", str(path), 2), key, None)
         try:
             answer = await asyncio.wait_for(router.answered, 60.0)
             await asyncio.to_thread(process.release)  # it ends by itself
