@@ -12,7 +12,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import is_unstable
 from gpuprof.domain.map_sources import describe_basis
-from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.errors import InfeasibleError, InputError, UnavailableError
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     MapArgument,
@@ -162,14 +162,23 @@ def _judge_chains_by(deployment: DeploymentMap, demands: Sequence[Demand]) -> tu
 
 
 def _find_refusals(deployment: DeploymentMap, base: Path) -> Iterator[tuple[str, str]]:
-    """Yield the models whose files ONNX Runtime does not load, and the reasons."""
+    """Yield the models whose files cannot be served as planned, and the reasons."""
+    from gpuprof.graph.load import read_fixed_batch
+    from gpuprof.runtime.batch_items import find_mixed_output
+    from gpuprof.runtime.batch_verdicts import describe_mixing
     from gpuprof.runtime.optimizer import find_refusal
 
+    batched = {replica.model for *_, replica in deployment.places() if replica.batch > 1}
+    batched -= {name for name, entry in deployment.models.items() if entry.members}  # joined from apart items
     on_gpu = any(not gpu.device.startswith("cpu") for _, gpu, _, _ in deployment.places())
     for name, path in model_paths(locate_files(deployment, base)).items():
-        with suppress(InputError):  # files that cannot be read are reported as changed
+        with suppress(InputError, UnavailableError):  # files that cannot be read are reported as changed
             if refusal := find_refusal(path, on_gpu):
                 yield name, str(refusal)
+            elif name in batched and read_fixed_batch(path) is not None:
+                yield name, f"{path} has no free batch, but the map gives it batches"
+            elif name in batched and (output := find_mixed_output(path)) is not None:
+                yield name, f"{describe_mixing(name, output)}; it must have batches of 1"
 
 
 def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:

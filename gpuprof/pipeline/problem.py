@@ -154,12 +154,13 @@ def _require_servable(
     from gpuprof.graph.served_interface import find_uncarried
     from gpuprof.runtime.optimizer import find_refusal
 
-    if not (planning.runtime or SERVED_BY).startswith(SERVED_BY):
-        return
     on_gpu = any(entry.device.kind != "cpu" for entry in fleet.entries)
     for name, file in files.items():
         path, is_loaded = Path(file.path or ""), models.has_measured(name)
         if is_loaded and not path.is_file():
+            continue
+        _require_free_batch(path)
+        if not (planning.runtime or SERVED_BY).startswith(SERVED_BY):
             continue
         if refusal := find_uncarried(read_onnx(path)) if is_loaded else find_refusal(path, on_gpu):
             raise refusal
@@ -351,22 +352,22 @@ def name_demand(demand: Demand) -> Demand:
 
 
 def _find_any_batch(path: Path, database: KernelDb | None) -> Path:
-    """Return the file, or its profiled copy with a free batch where the file's batch is fixed.
-
-    Raises `InputError` when the batch is fixed and the file was never profiled.
-    """
-    from gpuprof.graph.load import read_fixed_batch
+    """Return the file, or its profiled copy with a free batch where the file's batch is fixed."""
     from gpuprof.kernel_db.store import COPIES
     from gpuprof.runtime.free_batch import copy_with_free_batch
 
-    fixed = read_fixed_batch(path) or 1
-    copy = None if database is None else copy_with_free_batch(path, database.path / COPIES)
-    if copy is None and fixed > 1:
+    return (database and copy_with_free_batch(path, database.path / COPIES)) or path
+
+
+def _require_free_batch(path: Path) -> None:
+    """Raise `InputError` for a file with a fixed batch of several items."""
+    from gpuprof.graph.load import read_fixed_batch
+
+    if (fixed := read_fixed_batch(path) or 1) > 1:
         raise InputError(
             f"{path} takes batches of {fixed} only, and requests come one by one",
             f"gpuprof profile {path} measures a copy that takes any, gpuprof zoo rebatch {path} -o FILE writes one",
         )
-    return copy or path
 
 
 def _is_path(model: str) -> bool:

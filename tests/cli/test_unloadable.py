@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gpuprof.cli.main import main
+from tests.small_models import Dims, write_model
 
 
 def _write(path: Path, op: str = "Relu", domain: str = "", opset: int = 17) -> Path:
@@ -59,3 +60,22 @@ def test_place_refuses_types_that_the_protocol_lacks(folder: Path, capsys: pytes
     onnx.save(model, folder / "other.onnx")
     assert main(["place", "--gpus", "h100-sxm"]) == 3
     assert "tensor 'x' has type float8e5m2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dims", "axis", "message"),
+    [(["n", 4], 0, "its output y for one depends on the others"), ([4, 4], 1, "has no free batch")],
+)
+def test_check_names_a_file_whose_requests_cannot_share_a_batch(
+    folder: Path, capsys: pytest.CaptureFixture[str], dims: Dims, axis: int, message: str
+) -> None:
+    _write(folder / "other.onnx")
+    assert main(["place", "--gpus", "t4"]) == 0
+    plan = (folder / "map.json").read_text().replace('"batch": 1,', '"batch": 4,')
+    (folder / "map.json").write_text(plan)
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=axis)
+    write_model(folder / "other.onnx", [node], {"x": dims}, {"y": dims})
+    capsys.readouterr()
+    assert main(["check", "map.json", "--allow-changed", "--json"]) == 1
+    faults = {fault["where"]: fault["message"] for fault in json.loads(capsys.readouterr().out)["violations"]}
+    assert message in faults["other"] and "fine" not in faults
