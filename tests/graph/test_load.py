@@ -17,7 +17,6 @@ from gpuprof.graph import load
 from gpuprof.graph.load import (
     describe_assumed_sizes,
     load_graph,
-    load_nodes,
     load_runnable,
     read_fixed_batch,
     require_sizes,
@@ -74,10 +73,6 @@ def test_the_name_is_the_stem_unless_given(convolution: Path) -> None:
     assert load_graph(convolution, name="other").name == "other"
 
 
-def test_the_hash_is_that_of_the_file(convolution: Path) -> None:
-    assert load_graph(convolution).sha256 == hashlib.sha256(convolution.read_bytes()).hexdigest()
-
-
 def test_a_file_that_changes_is_read_again(convolution: Path, tmp_path: Path) -> None:
     before = load_graph(convolution)
     write_model(convolution, [node("Relu", ["x"], ["y"], name="only")], {"x": ["n", 9]}, {"y": ["n", 9]})
@@ -96,17 +91,6 @@ def test_a_graph_at_the_sizes_that_were_assumed_is_not_walked_again_and_says_tha
     assert (given.ops, given.sizes, given.assumed) == (assumed.ops, assumed.sizes, ())
     assert assumed.assumed == ("seq",)
     assert graph.inputs[0].shape == (2, 7)
-
-
-def test_the_nodes_of_a_graph_that_was_just_read_are_not_walked_again(
-    convolution: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph = load_graph(convolution, 3)
-    monkeypatch.setattr(load, "_walk_at", None)  # not to be called
-    nodes, values = load_nodes(convolution, 3)
-    assert [node.op_type for node in nodes] == [op.op_type for op in graph.ops]
-    values.clear()  # the caller's own
-    assert load_nodes(convolution, 3)[1].keys() == load_nodes(convolution, 3)[1].keys()
 
 
 @pytest.mark.parametrize(("kind", "domain"), [("If", ""), ("Repeat", "own")])

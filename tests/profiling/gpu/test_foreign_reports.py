@@ -11,13 +11,11 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.gpu_description import GpuDescription, describe_device
-from gpuprof.domain.occupancy import occupancies
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, read_reports, replayed_job
-from gpuprof.profiling.nsight import ncu_report
-from gpuprof.profiling.nsight.ncu_report import parse_ncu_csv, read_ncu_rep
+from gpuprof.profiling.nsight.ncu_report import parse_ncu_csv
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from tests.profiling import kineto_files
 from tests.profiling.ncu_files import kernel, long_csv, raw_csv
@@ -102,23 +100,6 @@ def test_ranks_that_see_a_gpu_each_as_their_first_are_of_two_gpus(tmp_path: Path
     recordings = read_reports([export.write(tmp_path / "r.sqlite", new=True)])
     assert [len(recording.kernels) for recording in recordings] == [1, 1]
     assert [recording.kernels["device_index"].tolist() for recording in recordings] == [[0], [1]]
-
-
-def test_a_software_adapter_takes_no_gpus_place() -> None:
-    (recording,) = read_reports([CASES / "nsys" / "software_adapter.sqlite"])
-    assert device_of_recording(recording).name == "a100-80" and len(recording.kernels) == 4
-
-
-def test_migrations_of_unified_memory_are_copies() -> None:
-    (recording,) = read_reports([CASES / "nsys" / "unified.sqlite"])
-    needed = recording.requirement(device("a100-80"))
-    assert needed is not None and (needed.h2d_bytes, needed.d2h_bytes) == (2**30, 2**29)
-
-
-def test_copies_between_kernels_are_no_waiting_for_launches() -> None:
-    (recording,) = read_reports([CASES / "nsys" / "copy_between.sqlite"])
-    needed = recording.requirement(device("a100-80"))
-    assert needed is not None and (needed.dispatch_ms, needed.copy_ms, needed.busy_ms) == (0.0, 1.0, 1.0)
 
 
 def test_memsets_whole_graphs_and_unread_tables_are_told(tmp_path: Path) -> None:
@@ -236,23 +217,3 @@ def test_a_table_that_is_cut_off_in_a_rules_text_is_refused() -> None:
     text = _details_csv(',"","","","",""')
     with pytest.raises(InputError, match="is not a whole row"):
         parse_ncu_csv(text[: text.rindex("of advice")], "net.csv")
-
-
-def test_a_report_that_needs_a_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_report, "find_tool", lambda name: None)
-    path = tmp_path / "net.ncu-rep"
-    path.write_bytes(b"NVR")
-    with pytest.raises(UnavailableError, match="pip install ncu-report"):
-        read_ncu_rep(path)
-
-
-def test_the_grid_caps_what_a_launch_can_achieve() -> None:
-    occupancy = occupancies(
-        device("a100-40"),
-        blocks=[64, 10_000],
-        threads_per_block=128,
-        registers_per_thread=240,
-        dynamic_shared_bytes=98304,
-    )
-    assert occupancy.average_occupancy_pct == pytest.approx([64 * 4 / (108 * 64) * 100, 6.25])
-    assert occupancy.occupancy_pct[1] == pytest.approx(6.25)
