@@ -64,15 +64,12 @@ class _Incoming:
     """A request whose body is being received."""
 
     def __init__(self, head: HttpHead, arrived: float) -> None:
-        self.head, self.arrived = head, arrived
+        self.head, self.length = head, head.length
+        self.body = RequestBody(b"", arrived=arrived)
         self.route: Route | None = None
         self.refusal: RefusedError | None = None  #: The answer; the body is discarded.
-        self.received = self.json_bytes = 0
-        self.length = head.length
-        self.data = bytearray()  #: A small body.
+        self.received = 0
         self.chunks: ChunkedBody | None = None
-        self.slot: Slot | None = None  #: Memory of a large body.
-        self.start = 0  #: Offset of the body in the arena.
 
     @property
     def is_discarded(self) -> bool:
@@ -340,7 +337,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if head.length > route.max_body:
             raise too_large_refusal(route.max_body)
         # The header of a compressed body refers to the decompressed body.
-        incoming.json_bytes = head.length if head.coding else head.find_json_length(head.length)
+        incoming.body.json_bytes = head.length if head.coding else head.find_json_length(head.length)
 
     def _cache_head(self, text: bytes, incoming: _Incoming, edge_peer: str) -> None:
         """Cache the head of an inference with a small body: an equal head passes the same checks."""
@@ -352,7 +349,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         heads = self._owner.cached_heads
         if len(heads) >= _MAX_CACHED_HEADS:
             heads.clear()
-        heads[text] = CachedHead(head, route, incoming.json_bytes, edge_peer)
+        heads[text] = CachedHead(head, route, incoming.body.json_bytes, edge_peer)
 
     def _receive_body(self, incoming: _Incoming, data: bytes, position: int) -> int:
         """Take bytes of the body out of ``data``; return where they end."""
@@ -365,7 +362,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if incoming.is_discarded:
                 pass
             elif incoming.length <= INLINE_BYTES:
-                incoming.data += piece
+                incoming.body.data = bytes(incoming.body.data) + piece
             else:
                 self._take_memory(incoming, piece)
         except RefusedError as refusal:
@@ -379,42 +376,32 @@ class HttpConnection(asyncio.BufferedProtocol):
             chunks.feed(data)
             if not chunks.is_complete:
                 return
-            incoming.length = incoming.received = len(chunks.data)
-            incoming.json_bytes = incoming.length
-            if not incoming.head.coding:
-                incoming.json_bytes = incoming.head.find_json_length(incoming.length)
-            if incoming.length <= INLINE_BYTES:
-                incoming.data = chunks.data
-            elif not incoming.is_discarded:
-                self._reserve(incoming)
-                self._owner.arena.view(incoming.start, incoming.length)[:] = chunks.data
+            if not incoming.is_discarded:
+                size = len(chunks.data)
+                json_bytes = size if incoming.head.coding else incoming.head.find_json_length(size)
+                incoming.body = self._owner.service.hold(bytes(chunks.data), json_bytes, incoming.body.arrived)
         except RefusedError as refusal:
             self._reject(refusal)
         else:
-            self._view = None
             self._handle(incoming)
 
     def _take_memory(self, incoming: _Incoming, head: memoryview) -> None:
         """Take memory for a large body with this beginning, unless its request would be refused anyway."""
         route = incoming.route
         assert route is not None
-        if route.refuse_early is not None and incoming.json_bytes <= len(head):
-            route.refuse_early(head[: incoming.json_bytes], self.peer)
-        self._reserve(incoming)
-        assert self._view is not None
-        self._view[: len(head)] = head
-        self._view = self._view[len(head) :]
-
-    def _reserve(self, incoming: _Incoming) -> None:
-        """Take memory for a body, with its first tensor aligned."""
-        arena, head = self._owner.arena, incoming.head
+        json_bytes = incoming.body.json_bytes
+        if route.refuse_early is not None and json_bytes <= len(head):
+            route.refuse_early(head[:json_bytes], self.peer)
+        arena, body = self._owner.arena, incoming.body
         slot = arena.take(incoming.length + ALIGNMENT)
         if slot is None:
             raise out_of_memory()
-        # A gRPC message usually ends with its only tensor.
-        begin = incoming.length if head.is_grpc else incoming.json_bytes
-        incoming.slot, incoming.start = slot, slot.offset + -begin % ALIGNMENT
-        self._view = arena.view(incoming.start, incoming.length)
+        # The first tensor is aligned; a gRPC message usually ends with its only tensor.
+        begin = incoming.length if incoming.head.is_grpc else json_bytes
+        body.slot, body.offset = slot, slot.offset + -begin % ALIGNMENT
+        body.data = arena.view(body.offset, incoming.length)
+        body.data[: len(head)] = head
+        self._view = body.data[len(head) :]
 
     def _receive_large(self, count: int) -> None:
         """Count received bytes of a large body."""
@@ -443,18 +430,13 @@ class HttpConnection(asyncio.BufferedProtocol):
             assert incoming.refusal is not None
             self.refuse(incoming.refusal)
             return
-        body = RequestBody(bytes(incoming.data), incoming.json_bytes, arrived=incoming.arrived)
-        if incoming.slot is not None:
-            body.data = self._owner.arena.view(incoming.start, incoming.length)
-            body.offset, body.slot = incoming.start, incoming.slot
-        incoming.route.handle(self, incoming.head, body)
+        incoming.route.handle(self, incoming.head, incoming.body)
 
     def _release(self, incoming: _Incoming) -> None:
         """Release the memory of an unneeded body."""
         self._view = None
-        if incoming.slot is not None:
-            self._owner.arena.give_back(incoming.slot)
-            incoming.slot = None
+        self._owner.service.release(incoming.body.slot)
+        incoming.body.slot = None
 
     def _drop_incoming(self) -> None:
         if self._incoming is not None:
