@@ -12,12 +12,11 @@ from urllib.parse import unquote
 
 from gpuprof.serving.protocol.grpc_calls import GrpcCalls
 from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, CachedHead, HttpConnection
-from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
+from gpuprof.serving.protocol.http_descriptions import HttpDescriptions, ProtocolFigures
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.http_route import HttpClient, Route, allow_only
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.inference_service import ON_LOOP_BYTES, InferenceService, refuse_long_text
-from gpuprof.serving.protocol.protocol_figures import ProtocolFigures
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_json_urgency, read_request
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from gpuprof.errors import GpuprofError
-from gpuprof.serving.protocol.compression import inflate, is_compressed
 from gpuprof.serving.protocol.http_route import HttpClient
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.router import Router
@@ -17,6 +17,7 @@ from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, bad_request, out_of_memory
+from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.side_process import P, R, SideProcess
 
 #: Called with the model, the client, the request, its inference, the outputs, and their slot.
@@ -166,3 +167,26 @@ class InferenceService:
         inflated = self.hold(data, len(data), body.arrived)
         self.release(body.slot)
         return inflated
+
+
+def is_compressed(message: Buffer) -> bool:
+    """Return whether a message begins as gzip or zlib do; neither JSON nor a ModelInferRequest does."""
+    beginning = bytes(message[:2])
+    if beginning == b"\x1f\x8b":
+        return True
+    # RFC 1950, 2.2: Deflate with a 32 KiB window, and both bytes as a number are a multiple of 31.
+    return beginning[:1] == b"\x78" and len(beginning) > 1 and int.from_bytes(beginning, "big") % 31 == 0
+
+
+def inflate(message: Buffer, limit: int) -> bytes:
+    """Return the decompressed message of at most ``limit`` bytes. Raises `RefusedError`: 400, 413."""
+    inflater = zlib.decompressobj(zlib.MAX_WBITS + 32)  # recognises the header of gzip or zlib (zlib.h, inflateInit2)
+    try:
+        inflated = inflater.decompress(message, limit + 1)
+    except zlib.error as error:
+        raise bad_request(f"the message cannot be inflated: {error}") from None
+    if len(inflated) > limit:
+        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the message is larger than {limit} bytes")
+    if not inflater.eof or inflater.unused_data:
+        raise bad_request("the message is not compressed as one piece")
+    return inflated
