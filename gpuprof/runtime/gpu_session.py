@@ -18,7 +18,7 @@ import re
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
 from math import prod
@@ -107,10 +107,6 @@ class GpuOptions:
     def without_graphs(self) -> GpuOptions:
         """Return the options for a recording that ties kernels to nodes: a replayed graph is a single launch."""
         return replace(self, graphs=False)
-
-    def settings(self) -> dict[str, object]:
-        """Return the options for the settings of a run."""
-        return asdict(self)
 
 
 class HostMemory(Protocol):
@@ -339,7 +335,7 @@ class GpuSession:
             binding.bind_output(name, self._device, 0, array.dtype, array.shape, address)
             host = self._staging_buffer(name, array.nbytes)
             tensors[name] = _Tensor(address, host, array.dtype, array.shape)
-        run_options = self._run_options(graph=len(self._bound))
+        run_options = self._run_options(graph=len(self._bound) + 1)
         for _ in range(_CAPTURE_RUNS if self.options.graphs else 1):
             session.run_with_iobinding(binding, run_options)
         return _BoundBatch(session, binding, run_options, addresses, tensors)
@@ -442,12 +438,13 @@ def open_on_gpu(
     trial = _Trial(GpuSession(path, GpuOptions(), batch, threads=threads, device=device), feeds, batch)
     remarks: list[str] = []
     for options in list_candidates(list_op_types(path), batch, _read_choice()):
+        session = None  # the memory of the refused session
         try:
             memory = memory or PinnedMemory()
             session = GpuSession(path, options, batch, threads=threads, memory=memory, device=device)
             reason = trial.find_fault(session)
         except errors as error:
-            session, reason = None, " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200]
         if session is not None and reason is None:
             session.remarks = tuple(remarks)
             return session
@@ -512,10 +509,10 @@ class _Trial:
         return f"a full batch takes {best_s * 1e3:.3g} ms, plainly {self._best_s * 1e3:.3g} ms" if is_slower else None
 
     def _list_sizes(self, padding: Padding) -> Sequence[int | None]:
-        """Return the sizes to try, the largest first; without padding only the largest and the smallest."""
-        if self._batch is None:
-            return [None]
-        rows = (1, self._batch) if padding is Padding.NONE else range(1, self._batch + 1)
+        """Return the sizes to try, the largest first; without padding, and so without plans by shape, the largest."""
+        if self._batch is None or padding is Padding.NONE:
+            return [self._batch]
+        rows = range(1, self._batch + 1)
         return sorted({padded_size(number, self._batch, padding) for number in rows}, reverse=True)
 
     def _part(self, arrays: Feeds, rows: int | None) -> dict[str, Array]:

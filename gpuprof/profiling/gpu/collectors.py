@@ -209,7 +209,7 @@ class GpuCollector:
         settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
         gpu = timing.loaded.gpu
         return settings | {
-            "gpu_options": None if gpu is None else gpu.settings(),
+            "gpu_options": None if gpu is None else asdict(gpu),
             "power": sampled.power_source,
             "temperature_c": sampled.temperature_c,
             "share_by": describe_share_means(environments),

@@ -18,14 +18,14 @@ from gpuprof.kernel_db.schema import PER_OP, KernelRow
 from gpuprof.machine.gpu_share import bind_shares
 from gpuprof.profiling.cpu.node_times import SKIPPED_REPEATS, NodeEvent, read_node_events
 from gpuprof.profiling.gpu.gpu_rows import kernel_rows
+from gpuprof.profiling.gpu.recording import trace_op
 from gpuprof.profiling.per_op.op_model import OpSource
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.launch_occupancy import ESTIMATED, with_occupancy
-from gpuprof.profiling.timeline.timeline import RUN_RANGE
 from gpuprof.profiling.worker.job import Job, Request
 from gpuprof.profiling.worker.measurement import share_worker, slices_of
 from gpuprof.profiling.worker.process import Worker
-from gpuprof.profiling.worker.tasks import Effort, Feeds, WorkerSetup, profile_op, trace_op
+from gpuprof.profiling.worker.tasks import Effort, Feeds, WorkerSetup, profile_nodes
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.runtime.session import session_settings
 
@@ -101,7 +101,7 @@ class CpuOpBackend:
 
     def measure(self, worker: Worker, source: OpSource, model: Path, feeds: Feeds) -> Observation:
         """Return the time between the op's nodes; changes of layout that only a lone op needs are left out."""
-        trace = _events(worker.call(profile_op, model, feeds, EFFORT))
+        trace = _events(worker.call(profile_nodes, model, feeds, model.parent, EFFORT))
         if not trace:
             return Observation(note="not executed: the runtime drops it")
         last = [event for event in trace if event.repeat == max(e.repeat for e in trace)]
@@ -153,7 +153,7 @@ class GpuOpBackend:
 
     def measure(self, worker: Worker, source: OpSource, model: Path, feeds: Feeds) -> Observation:
         """Return the sums of the op's kernels: launch time on the CPU is not part of the op's time on the device."""
-        path: Path = worker.call(trace_op, model, feeds, GPU_EFFORT, RUN_RANGE)
+        path: Path = worker.call(trace_op, model, feeds, GPU_EFFORT)
         try:
             timeline = read_json_trace(path, expect_kernels=False).select_runs()
         except InputError as error:

@@ -236,32 +236,6 @@ def check_model(resident: Resident, model: Path, batches: bool) -> str | None:
     return find_mixed_output(model) if batches else None
 
 
-def profile_op(resident: Resident, model: Path, feeds: Feeds, effort: Effort) -> Path:
-    """Run a small model under the runtime's own profiler, and return the profile."""
-    session = resident.open(model, profile_prefix=str(model.with_suffix("")))
-    effort.repeat(session_run(session, feeds, model))
-    return Path(session.end_profiling())
-
-
-def trace_op(resident: Resident, model: Path, feeds: Feeds, effort: Effort, run_range: str) -> Path:
-    """Run a small model under torch.profiler, each time in a range of the name ``run_range``; return the trace."""
-    from torch import profiler
-
-    run = session_run(resident.open(model), feeds, model)
-    # Warm-up outside of the recording: the first runs allocate and choose algorithms.
-    Effort(time_s=0.0, min_repeats=WARM_UP_RUNS).repeat(run)
-
-    def run_marked() -> None:
-        with profiler.record_function(run_range):
-            run()
-
-    with profiler.profile(activities=profiler.supported_activities()) as recording:
-        effort.repeat(run_marked)
-    trace = model.with_suffix(".trace.json")
-    recording.export_chrome_trace(str(trace))
-    return trace
-
-
 def time_shapes(
     resident: Resident, model: Path, cases: Sequence[Sequence[tuple[int, ...]]], effort: Effort
 ) -> list[float]:
