@@ -7,7 +7,6 @@ as if measured here. Workers of different device kinds measure the whole sweep e
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import tempfile
@@ -45,9 +44,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The result of a task: the tables of each run as Arrow files, and the error output if it failed."""
+    """The result of a task: the tables of each run by name, and the error output if it failed."""
 
-    runs: Mapping[str, Mapping[str, bytes]]  #: Mapping of str to mapping of str to bytes. Run, table, content.
+    runs: Mapping[str, Mapping[str, pa.Table]]
     exit_code: int = 0
     said: str = ""
 
@@ -67,13 +66,12 @@ class SweepWorker:
             names = [name for name in (local_cpu().name, *gpus) if name == kind]
         return names[0] if names else ""
 
-    def measure(self, task: Task, device: str, seed: Mapping[str, bytes]) -> TaskResult:
+    def measure(self, task: Task, device: str, seed: Mapping[str, pa.Table]) -> TaskResult:
         """Run a task and return the tables added to ``seed``."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-sweep-") as directory:
             database = Path(directory) / "db"
             database.mkdir()
-            before = {name: read_table(content) for name, content in seed.items()}
-            write_segment(database, _SEED, before)
+            write_segment(database, _SEED, seed)
             # The command, not the library: a model that crashes or exhausts memory must not end the actor.
             command = module_command("gpuprof", "profile", *task.arguments, "--device", device)
             child = subprocess.run(
@@ -84,32 +82,17 @@ class SweepWorker:
                 check=False,
             )
             last = next((line for line in reversed(child.stderr.splitlines()) if line.startswith("gpuprof: ")), "")
-            ids = set(before["runs"]["run_id"].to_pylist())
+            ids = set(seed["runs"]["run_id"].to_pylist())
             return TaskResult(_added_tables(KernelDb(database), ids), child.returncode, last.removeprefix("gpuprof: "))
 
 
-def _added_tables(database: KernelDb, run_ids: set[str]) -> dict[str, dict[str, bytes]]:
-    runs: dict[str, dict[str, bytes]] = {}
+def _added_tables(database: KernelDb, run_ids: set[str]) -> dict[str, dict[str, pa.Table]]:
+    runs: dict[str, dict[str, pa.Table]] = {}
     for name in TABLES:
         table = database.read_table(name)
         for run in sorted(set(table["run_id"].to_pylist()) - run_ids):
-            rows = table.filter(pc.equal(table["run_id"], run))
-            runs.setdefault(run, {})[name] = table_bytes(rows)
+            runs.setdefault(run, {})[name] = table.filter(pc.equal(table["run_id"], run))
     return runs
-
-
-def table_bytes(table: pa.Table) -> bytes:
-    """Return a table as an Arrow file."""
-    sink = io.BytesIO()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def read_table(content: bytes) -> pa.Table:
-    """Return the table that `table_bytes` wrote."""
-    with pa.ipc.open_file(io.BytesIO(content)) as reader:
-        return reader.read_all()
 
 
 @dataclass(slots=True, eq=False)
@@ -221,8 +204,8 @@ class RaySweep:
         for _ in range(count):
             yield self._ray.remote(scheduling_strategy=here, **share)(SweepWorker).remote()
 
-    def _seed_tables(self) -> dict[str, bytes]:
-        return {name: table_bytes(self._database.read_table(name)) for name in SEED_TABLES}
+    def _seed_tables(self) -> dict[str, pa.Table]:
+        return {name: self._database.read_table(name) for name in SEED_TABLES}
 
     def _store(self, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
         run_ids = set(self._database.read_table("runs", ["run_id"])["run_id"].to_pylist())
@@ -230,11 +213,10 @@ class RaySweep:
             # Seeds may differ: another worker may already have returned the same run.
             if run in run_ids:
                 continue
-            rows = {name: read_table(content) for name, content in tables.items()}
-            self._database.append_tables(run, rows)
+            self._database.append_tables(run, tables)
             for name in ("models", "colocations"):
-                if name in rows:
-                    yield from cast("list[ModelRow | ColocationRow]", from_arrow(name, rows[name]))
+                if name in tables:
+                    yield from cast("list[ModelRow | ColocationRow]", from_arrow(name, tables[name]))
 
 
 def task_of(model: str, path: Path, batch: int, options: Sequence[str]) -> Task:

@@ -6,12 +6,10 @@ import importlib.util
 import json
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.profiling.sweep.ray_sweep import read_table, table_bytes
 from tests.profiling.models import write_mlp
 from tests.reruns import measures_in_real_time
 from tests.serving.ray_cluster import ray_cluster
@@ -19,11 +17,6 @@ from tests.serving.ray_cluster import ray_cluster
 pytestmark = measures_in_real_time
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: .[ray]")
-
-
-def test_tables_travel_as_they_are() -> None:
-    table = pa.table({"run_id": ["a", "b"], "value": pa.array([1, None], pa.int64())})
-    assert read_table(table_bytes(table)).equals(table)
 
 
 @needs_ray
