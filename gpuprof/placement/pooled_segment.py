@@ -29,8 +29,9 @@ from gpuprof.placement.segment import Segments
 _LIKELY = 0.85
 #: Relative difference by which a replica that does not serve the whole rate serves less.
 LESS = 1.0 - 1e-6
-#: Largest factor by which the formula misses the load of a single replica; only nearer loads are solved.
-_SURE = 1.6
+#: Largest factor by which the formula misses the load of a single replica, and load of hardly any waiting, where it
+#: misses more; only nearer loads are solved.
+_SURE, _IDLE = 2.0, 0.25
 #: Iterations that adapt the number of replicas and the rate of each to one another.
 _ROUNDS = 3
 
@@ -152,7 +153,7 @@ class PooledSegments(Segments):
             return self._groups.can_bear(server, demand, count, load)
         if isinstance(queue_of(self.problem.queueing, demand.model), QuickQueueModel):
             likely = self._groups.load(server, demand, 1)
-            if not likely / _SURE <= load <= likely * _SURE:
+            if not likely / _SURE <= load <= likely * _SURE + _IDLE:
                 return load < likely
         return super()._is_in_time(demand, server, rate_rps)
 

@@ -59,14 +59,12 @@ def _guess_tails(server: BatchServer, processes: int, sizes: Array, times: Array
     spread = np.sqrt(sizes / (1.0 - np.minimum(_MOST_CORRELATED, rates * slope) ** 2) / processes ** (fill / 2.0))
     large = np.minimum(server.batch, sizes + score * spread)
     if processes > 1:
-        large = np.where(is_idle, 1.0, large)
+        large = np.where(is_idle, 1.0, large)  # idle processes take requests one by one
     load = rates / float((numbers / means).max())
     wait_probability = np.minimum(sizes, 1.0) ** (math.sqrt(2.0 * (processes + 1)) - 1.0)  # Sakasegawa's, of M/M/c
     waited = np.maximum(1.0 / processes, _SYNCHRONISED * (1.0 - fill))
-    if processes == 1:
-        waited = np.minimum(sizes, 1.0)
-    else:
-        waited = np.where(is_idle, np.maximum(0.0, 1.0 - late / wait_probability) / processes, waited)
+    # The rest of the batch that a request finds is evenly distributed.
+    waited = np.where(is_idle, np.maximum(0.0, 1.0 - late / wait_probability) / processes, waited)
     excess = np.hypot(np.interp(large, numbers, means) - times, score * cv * times)
     backlog_ms = means[-1] * (1.0 / server.batch + cv**2) / 2.0 * load / np.maximum(1.0 - load, 1e-9) / processes
     backlog = backlog_ms * np.log(np.maximum(1.0, wait_probability * load / late))
