@@ -43,18 +43,23 @@ _BATCH_SLOS = (0.5, 2.0)
 _FAR, _SMALL = 4.0, 16.0
 
 
+def list_shareable(problem: Problem) -> Mapping[str, Device]:
+    """Return the kinds of devices that may have shared workers, by name."""
+    if problem.options.isolate or len(problem.demands) < 2:
+        return {}
+    by_queues = problem.options.latency_budget is None
+    kinds = [entry.device for entry in problem.fleet.entries]
+    return {device.name: device for device in kinds if device.kind == "cpu" or by_queues}
+
+
 def share_workers(problem: Problem, placement: Placement, limit: Limit) -> Placement:
     """Return the placement with light models in shared workers where this serves more demands, or costs less.
 
     Bounds for maps without shared workers are replaced by bounds that hold with them. Unchanged with the option
     ``isolate``; under a latency budget only CPUs are shared, as the papers' rules know no shared process on a GPU.
     """
-    devices = {
-        entry.device.name: entry.device
-        for entry in problem.fleet.entries
-        if entry.device.kind == "cpu" or problem.options.latency_budget is None
-    }
-    if problem.options.isolate or not devices or len(problem.demands) < 2:
+    devices = list_shareable(problem)
+    if not devices:
         return placement
     packing = _Packing(problem, Segments(problem), devices)
     best, tried = placement, set[tuple[str, ...]]()

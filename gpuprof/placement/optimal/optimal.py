@@ -10,7 +10,7 @@ from gpuprof.placement.optimal.measured_first import restrict_to_measured
 from gpuprof.placement.optimal.search import Search
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.time_sharing import share_workers
+from gpuprof.placement.time_sharing import list_shareable, share_workers
 from gpuprof.placement.unplaced_reasons import with_reasons
 
 
@@ -41,19 +41,21 @@ class Optimal:
         """
         limit, incumbent = Limit(problem.options.time_limit_s), None
         limit = limit.with_least((limit.seconds or 0.0) / 2.0)  # where other programs occupy the processors
-        search_limit = limit if problem.options.isolate else limit.keeping((limit.seconds or 0.0) / 4.0)
+        is_shared = bool(list_shareable(problem))
+        search_limit = limit.keeping((limit.seconds or 0.0) / 4.0) if is_shared else limit
         plain_problem = replace(problem, options=replace(problem.options, explains=False))
         measured = None if problem.previous is not None else restrict_to_measured(plain_problem)
         if measured is not None:
             first_limit = search_limit.keeping((search_limit.seconds or 0.0) / 2.0)
             incumbent = self._make_search(measured, first_limit, with_bound=False).find_map()
         start = None if incumbent is None or incumbent.unplaced else incumbent
-        incumbent = self._make_search(plain_problem, search_limit, start).find_map()
+        # Bounds of maps without shared workers do not hold with them.
+        incumbent = self._make_search(plain_problem, search_limit, start, with_bound=not is_shared).find_map()
         incumbent = raise_by_work(problem, share_workers(problem, incumbent, limit))
         return with_reasons(problem, incumbent, limit)
 
     def _make_search(
-        self, problem: Problem, limit: Limit, start: Placement | None = None, *, with_bound: bool = True
+        self, problem: Problem, limit: Limit, start: Placement | None = None, *, with_bound: bool
     ) -> Search:
         is_pooled = self.pooled and problem.options.latency_budget is None
         return Search(problem, limit, is_pooled=is_pooled, fair=self.fair, start=start, with_bound=with_bound)

@@ -117,11 +117,8 @@ class Search:
             starts.append(placement)
             if self._is_done:
                 return
-        if by_queues and self.with_bound:
-            self._bound_queues(self._halve_limit())
-            if self._is_done:
-                return
-        local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
+        limit = self._halve_limit() if by_queues and self.with_bound else self.limit
+        local_search = LocalSearch(problem, planner, self._judge.accept, limit)
         kinds = {entry.device.name for entry in problem.fleet.entries}
         feasible = [start for start in starts if kinds.issuperset(gpu.device for gpu in start.gpus)]
         ranking = sorted(feasible, key=self._judge.rank)
@@ -130,6 +127,8 @@ class Search:
                 self._keep(self._judge.settle(gpus, "local search"))
                 if self._is_done:
                     return
+        if by_queues and self.with_bound:
+            self._bound_queues(self.limit)
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
         """Yield maps of undivided partitions, of patterns with neighbours, and of the program without neighbours.
