@@ -4,8 +4,8 @@ import pytest
 
 from gpuprof.domain.map_file import parse_map
 from gpuprof.serving.change.bounds import Bounds, Departure, ObservedLoad, PlannedLoad, find_departure, read_planned
-from gpuprof.serving.change.window import ServiceWindow
-from gpuprof.serving.watch.statistics import BUCKETS_MS
+from gpuprof.serving.change.window import ServiceCounts, ServiceWindow, percentile_of
+from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 from tests.serving.running import map_of, replica
 
 PLAN = PlannedLoad(rate_rps=100.0, percentile=99.0, slowest=1.0)
@@ -50,3 +50,49 @@ def test_what_the_plan_leaves_open_is_borne() -> None:
     assert plan == PlannedLoad(50.0, 99.0, 1.5)
     assert find_departure(plan, observe_window(50.0, 1.4), Bounds()) is None
     assert find_departure(plan, observe_window(50.0, 1.6), Bounds()) is Departure.LATENCY
+
+
+def count_answers(latencies_ms: list[float], slo_ms: float, refused: int = 0) -> ServiceCounts:
+    statistics = ModelStatistics(arrived=len(latencies_ms) + refused, refused=refused)
+    for ms in latencies_ms:
+        statistics.add_answer(1, int(1e6 * ms), 0, ms <= slo_ms, 0)
+    return ServiceCounts.of([statistics])
+
+
+def make_window(late: int, answered: int, refused: int = 0) -> ServiceWindow:
+    return ServiceWindow(1.0, answered + refused, answered, late, refused, (0,) * (len(BUCKETS_MS) + 1))
+
+
+def test_a_window_is_what_was_counted_meanwhile() -> None:
+    before = count_answers([1.0] * 10, 5.0)
+    load = before.until(count_answers([1.0] * 10 + [4.0] * 6 + [40.0] * 2, 5.0, refused=2), 2.0)
+    assert (load.arrived, load.answered, load.late, load.refused) == (10, 8, 2, 2)
+    assert (load.rate_rps, load.goodput_rps) == (5.0, 3.0)
+    assert 3.0 < (load.percentile_ms(50.0) or 0.0) <= 5.0
+    assert 30.0 < (load.percentile_ms(99.0) or 0.0) <= 50.0
+
+
+@pytest.mark.parametrize(
+    ("late", "answered", "refused", "broken"),
+    [
+        (1, 20, 0, False),
+        (2, 20, 0, True),
+        (10, 1000, 0, False),
+        (25, 1000, 0, True),
+        (0, 975, 25, True),
+        (0, 0, 0, False),
+    ],
+)
+def test_the_slo_is_broken_when_more_are_late_than_chance_explains(
+    late: int, answered: int, refused: int, broken: bool
+) -> None:
+    assert make_window(late, answered, refused).breaks_slo(99.0) is broken
+
+
+def test_percentiles_are_within_their_bucket() -> None:
+    buckets = [0] * (len(BUCKETS_MS) + 1)
+    buckets[BUCKETS_MS.index(10.0)] = 99
+    buckets[-1] = 1
+    assert percentile_of(buckets, 50.0) == pytest.approx(5.0 + 5.0 * 50 / 99)
+    assert percentile_of(buckets, 99.9) == BUCKETS_MS[-1]
+    assert percentile_of([0] * 5, 50.0) is None

@@ -1,16 +1,24 @@
-"""Requests and refusals of gRPC, as messages."""
+"""Messages of gRPC: requests and refusals, fields cut on the wire, and the compiled descriptor."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import descriptor_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
 
+import gpuprof.serving.protocol as package
 from gpuprof.serving.protocol.grpc_calls import find_code, read_timeout_ms, status_headers
-from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer
-from gpuprof.serving.protocol.open_inference import message_class
-from gpuprof.serving.router.infer_request import InferRequest, RequestBody
+from gpuprof.serving.protocol.grpc_messages import _read_parameters, decode_infer, read_infer
+from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
+from gpuprof.serving.protocol.open_inference import message_class, protocol_pool, service_methods
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody, Urgency, read_urgency
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
@@ -71,3 +79,93 @@ def test_a_refusal_has_the_status_that_grpc_has_for_it() -> None:
     assert find_code(RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "", overloaded=True)) == 8
     lines = status_headers(RefusedError(HTTPStatus.BAD_REQUEST, "50 % of\r\nü", 0.5))
     assert lines == b"x-grpc-status: 3\r\nx-grpc-message: 50 %25 of%0D%0A%C3%BC\r\nx-grpc-pushback-ms: 501\r\n"
+
+
+CONTENTS = st.lists(st.binary(max_size=300), max_size=4)
+
+
+def request(raw: list[bytes], name: str = "m", timeout: int = 3) -> service_pb2.ModelInferRequest:
+    message = service_pb2.ModelInferRequest(model_name=name, id="7", raw_input_contents=raw)
+    message.parameters["timeout"].int64_param = timeout
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 2**40]).contents.fp64_contents.extend([1.5, -2.0])
+    return message
+
+
+@given(CONTENTS, st.text(max_size=20), st.integers(-(2**63), 2**63 - 1))
+def test_what_is_taken_out_is_what_protobuf_reads_and_the_rest_stays(raw: list[bytes], name: str, timeout: int) -> None:
+    data = request(raw, name, timeout).SerializeToString()
+    rest, places = split_off_field(data, 7)
+    assert [data[place] for place in places] == raw
+    assert service_pb2.ModelInferRequest.FromString(rest) == request([], name, timeout)
+
+
+@given(CONTENTS)
+def test_what_is_put_in_is_read_by_protobuf(raw: list[bytes]) -> None:
+    head = service_pb2.ModelInferResponse(model_name="m", id="7").SerializeToString()
+    parts = append_field(head, 6, [memoryview(value) for value in raw])
+    whole = service_pb2.ModelInferResponse(model_name="m", id="7", raw_output_contents=raw)
+    assert service_pb2.ModelInferResponse.FromString(b"".join(parts)) == whole
+    streamed = service_pb2.ModelStreamInferResponse.FromString(b"".join(wrap_message(parts, 2)))
+    assert streamed == service_pb2.ModelStreamInferResponse(infer_response=whole)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_message_raise_value_error_or_are_kept_whole(data: bytes) -> None:
+    try:
+        rest, places = split_off_field(data, 7)
+    except ValueError:
+        return
+    assert len(rest) + sum(place.stop - place.start for place in places) <= len(data)
+
+
+@pytest.mark.parametrize("size", [4, INLINE_BYTES + 1])
+def test_a_call_has_its_raw_contents_however_large_it_is(size: int) -> None:
+    data = request([b"x" * size, b"y"]).SerializeToString()
+    message = decode_infer(data)
+    assert [data[span] for span in message.spans] == [b"x" * size, b"y"]
+    assert message.request.inputs[0].name == "x"
+
+
+def test_a_large_call_that_is_cut_off_is_refused() -> None:
+    data = request([b"x" * (2 * INLINE_BYTES)]).SerializeToString()
+    with pytest.raises(RefusedError, match="no ModelInferRequest"):
+        decode_infer(data[:-1])
+
+
+@given(st.integers(0, 2**62), st.integers(0, 5))
+def test_how_urgent_a_call_is_stands_in_its_parameters(timeout_us: int, priority: int) -> None:
+    message = request([], timeout=timeout_us)
+    message.parameters["priority"].uint64_param = priority
+    assert read_urgency(_read_parameters(message)) == Urgency(timeout_us / 1000.0 if timeout_us else None, priority)
+
+
+FOLDER = Path(package.__file__).parent
+
+
+def test_the_descriptor_is_what_the_source_compiles_to(tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    compiled = tmp_path / "compiled.binpb"
+    assert protoc.main(["", f"-I{FOLDER}", f"--descriptor_set_out={compiled}", "open_inference.proto"]) == 0
+    (ours,) = descriptor_pb2.FileDescriptorSet.FromString((FOLDER / "open_inference.binpb").read_bytes()).file
+    (fresh,) = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file
+    assert ours == fresh
+
+
+def test_what_is_not_left_out_of_the_protocol_is_numbered_as_in_tritons_own_messages() -> None:
+    from tritonclient.grpc import model_config_pb2, service_pb2
+
+    file = descriptor_pb2.FileDescriptorProto()
+    protocol_pool().FindFileByName("open_inference.proto").CopyToProto(file)
+    for message in file.message_type:
+        theirs = getattr(service_pb2, message.name, None) or getattr(model_config_pb2, message.name)
+        message_type = message_class(message.name).DESCRIPTOR
+        for field in message_type.fields:
+            assert field.number == theirs.DESCRIPTOR.fields_by_name[field.name].number
+            assert field.type == theirs.DESCRIPTOR.fields_by_name[field.name].type
+
+
+def test_every_call_has_its_messages() -> None:
+    methods = {method.name: method for method in service_methods()}
+    assert methods["ModelStreamInfer"].client_streaming and methods["ModelStreamInfer"].server_streaming
+    assert not methods["ModelInfer"].client_streaming
+    assert methods["ModelInfer"].input_type.name == "ModelInferRequest"
