@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
+from gpuprof.domain.board_work import board_work
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Workload, batch_times
+from gpuprof.domain.estimate import MEASURED, Workload, batch_times
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.model_queues import ModelQueues, ShapedQueue
 from gpuprof.domain.share import Share
@@ -25,7 +26,7 @@ from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.incumbent import objective_value
+from gpuprof.placement.optimal.incumbent import is_proven_optimal, objective_value, raise_by_work
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem, collect_evidence
@@ -61,6 +62,10 @@ def share_workers(problem: Problem, placement: Placement, limit: Limit) -> Place
     devices = list_shareable(problem)
     if not devices:
         return placement
+    least_price = min(entry.price_per_hour for entry in problem.fleet.entries)
+    placement = replace(placement, lower_bound_gpus=1, lower_bound_cost_per_hour=least_price)
+    if not placement.unplaced and is_proven_optimal(problem, raise_by_work(problem, placement)):
+        return placement  # the work of a device bounds shared workers, too
     packing = _Packing(problem, Segments(problem), devices)
     best, tried = placement, set[tuple[str, ...]]()
     limit = limit.with_least((limit.seconds or 0.0) / 8.0)  # however long the search took
@@ -76,7 +81,7 @@ def share_workers(problem: Problem, placement: Placement, limit: Limit) -> Place
             is_better = objective_value(problem, shared) < objective_value(problem, best)
             if is_better and not check(to_map(problem, shared), collect_evidence(problem)):
                 best = shared
-    bounds = _Bounds(1, min(entry.price_per_hour for entry in problem.fleet.entries), None)
+    bounds = _Bounds(1, least_price, None)
     with problem.limits.until(limit), suppress(TimeUpError):
         bounds = _bound_shared(problem, packing.segments)
     is_whole = not best.unplaced
@@ -277,6 +282,10 @@ def _least_part(segments: Segments, demand: Demand, device: Device) -> float | N
     each other. A convex lower bound of the time per request at this average bounds the mean time per request.
     """
     model, space = segments.first_alike(demand.model), segments.search_space
+    if len(segments.problem.fleet.entries) > 1:  # the shares of many kinds would take many estimates
+        work = board_work(segments.problem.estimator, model, device)
+        if work is not None and work.source != MEASURED:
+            return planned_ms(work, segments.problem.options.confidence) * demand.rate_rps / 1000.0
     timely = 1.0
     mean_batch = math.inf
     is_shaped = isinstance(segments.problem.queueing, ShapedQueue | ModelQueues)
