@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 Feeds = Mapping[str, "Array"]
-_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+_Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
 
 #: A partial batch right after one of another size may take this many times as long as after one of its own.
 _OWN_TIME_FACTOR = 1.5
@@ -167,19 +166,6 @@ class _Tensor:
 
     address: int
     host: Array
-    dtype: Any
-    shape: tuple[int, ...]
-
-    @property
-    def view(self) -> Array:
-        """The staging memory as an array."""
-        array: Array = self.host[: self.size].view(self.dtype).reshape(self.shape)
-        return array
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return prod(self.shape) * int(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +207,7 @@ class GpuSession:
         self._bound: dict[_Shapes, _BoundBatch | None] = {}
         #: By input or output: bytes and device tensor, shared by all sizes; the last is the largest.
         self._device_memory: dict[str, list[tuple[int, Any]]] = {}
-        self._staging: dict[object, list[Array]] = {}
+        self._staging: dict[object, Array] = {}
         self._turn = 0
 
     def stage(self, feeds: Feeds) -> StagedBatch:
@@ -247,13 +233,14 @@ class GpuSession:
         self._turn ^= 1  # the other buffer may belong to the running batch
         staged = {}
         for name, array in feeds.items():
-            buffer = self._staging_buffer((name, self._turn), array.nbytes)
-            staged[name] = buffer[: array.nbytes].view(array.dtype).reshape(array.shape)
+            staged[name] = self._staging_array((name, self._turn), array)
             np.copyto(staged[name], array)
         return StagedBatch(staged, rows)
 
     def run_staged(self, batch: StagedBatch, names: Sequence[str]) -> list[Array]:
         """Run a batch and return the outputs ``names``, valid until the next batch is run."""
+        import numpy as np
+
         key = _shapes(batch.feeds)
         bound = self._bound.get(key)
         if bound is None:
@@ -264,13 +251,13 @@ class GpuSession:
         else:
             assert self._memory is not None
             for name, address in bound.inputs.items():
-                array = batch.feeds[name]
+                array = np.ascontiguousarray(batch.feeds[name])
                 self._memory.copy(address, array.ctypes.data, array.nbytes, _TO_DEVICE)
             bound.session.run_with_iobinding(bound.binding, bound.run_options)
             tensors = [bound.outputs[name] for name in names]
             for tensor in tensors:
-                self._memory.copy(tensor.host.ctypes.data, tensor.address, tensor.size, _TO_HOST)
-            results = [tensor.view for tensor in tensors]
+                self._memory.copy(tensor.host.ctypes.data, tensor.address, tensor.host.nbytes, _TO_HOST)
+            results = [tensor.host for tensor in tensors]
         # Outputs without a row for each item are checked by the caller.
         return results if batch.rows is None else [array[: batch.rows] if array.ndim else array for array in results]
 
@@ -333,8 +320,7 @@ class GpuSession:
         for name, array in outputs.items():
             address = self._device_address(name, array)
             binding.bind_output(name, self._device, 0, array.dtype, array.shape, address)
-            host = self._staging_buffer(name, array.nbytes)
-            tensors[name] = _Tensor(address, host, array.dtype, array.shape)
+            tensors[name] = _Tensor(address, self._staging_array(name, array))
         run_options = self._run_options(graph=len(self._bound) + 1)
         for _ in range(_CAPTURE_RUNS if self.options.graphs else 1):
             session.run_with_iobinding(binding, run_options)
@@ -358,12 +344,13 @@ class GpuSession:
             held.append((array.nbytes, value))
         return int(held[-1][1].data_ptr())
 
-    def _staging_buffer(self, key: object, size: int) -> Array:
+    def _staging_array(self, key: object, like: Array) -> Array:
+        """Return staging memory with the type and shape of an array; the same memory for equal keys."""
         assert self._memory is not None
-        held = self._staging.setdefault(key, [])
-        if not held or len(held[-1]) < size:
-            held.append(self._memory.allocate(size))
-        return held[-1]
+        if key not in self._staging or len(self._staging[key]) < like.nbytes:
+            self._staging[key] = self._memory.allocate(like.nbytes)  # arrays keep a smaller one alive
+        array: Array = self._staging[key][: like.nbytes].view(like.dtype).reshape(like.shape)
+        return array
 
 
 def rows_of(feeds: Feeds) -> int | None:
@@ -373,7 +360,7 @@ def rows_of(feeds: Feeds) -> int | None:
 
 
 def _shapes(feeds: Feeds) -> _Shapes:
-    return tuple(sorted((name, array.shape) for name, array in feeds.items()))
+    return tuple(sorted((name, array.shape, array.dtype.str) for name, array in feeds.items()))
 
 
 def is_bindable(session: Any) -> bool:

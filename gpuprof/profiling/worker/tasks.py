@@ -121,7 +121,8 @@ class Resident:
         """Return a function that runs a model as it is served: with the options ``gpu`` on a GPU."""
         if gpu is None:
             return session_run(self.open(model), feeds, model)
-        session = GpuSession(model, gpu, rows_of(feeds), threads=self.setup.threads, memory=PinnedMemory())
+        memory = PinnedMemory() if gpu.pinned else None
+        session = GpuSession(model, gpu, rows_of(feeds), threads=self.setup.threads, memory=memory)
         return partial(session.run, feeds)
 
     def load(self, model: Path, feeds: Feeds, warm_up_s: float) -> Loaded:
