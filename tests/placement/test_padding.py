@@ -21,18 +21,21 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.retime import retime_map
 from gpuprof.placement.segment import Segments
+from gpuprof.rules.padding import padded_size
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedEstimator(LinearEstimator):
     """Every batch is filled up."""
 
+    padding: Padding = Padding.FULL
+
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
         """Return the time of the formula."""
         estimate = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
-        return replace(estimate, padding=Padding.FULL)
+        return replace(estimate, padding=self.padding)
 
 
 def _pose(source: str = MEASURED, slowdown: float = 0.05, count: int | None = None) -> Problem:
@@ -53,6 +56,19 @@ def test_every_batch_of_a_replica_is_planned_with_the_time_of_a_full_one(policy:
         assert set(replica.batch_latency_ms) == {replica.batch_latency_ms[-1]}
         assert len(replica.batch_latency_ms) == replica.batch
         assert replica.batch_latency_ms[-1] == pytest.approx(replica.predicted.latency_ms)
+
+
+@pytest.mark.parametrize("policy", ["ffd", "optimal"])
+def test_batches_padded_to_powers_of_two_are_planned_with_the_times_of_these(policy: str) -> None:
+    estimator = PaddedEstimator(slowdown=0.05, source=MEASURED, padding=Padding.POWERS_OF_TWO)
+    given = replace(_pose(count=4), estimator=estimator)
+    deployment = to_map(given, make_policy(policy).place(given))
+    assert check(deployment, evidence(given)) == ()
+    for *_, replica in deployment.places():
+        times = replica.batch_latency_ms
+        assert times is not None and len(set(times)) > 1
+        sizes = [padded_size(rows, replica.batch, Padding.POWERS_OF_TWO) for rows in range(1, replica.batch + 1)]
+        assert times == tuple(times[size - 1] for size in sizes)
 
 
 def test_check_refuses_partial_batches_that_are_quicker_than_full_ones() -> None:
