@@ -288,12 +288,12 @@ def _measure(
 
 def _plan_cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tuple[Cell, ...]:
     from gpuprof.profiling.sweep import planning
-    from gpuprof.profiling.sweep.igniter_cells import CONFIGURATIONS, igniter_cells
-    from gpuprof.profiling.sweep.planning import COLOCATED_BATCHES, colocation_cells
 
-    batches = sorted({batch for batch, _ in CONFIGURATIONS}) if on_gpu else COLOCATED_BATCHES
+    batches = sorted({batch for batch, _ in planning.CONFIGURATIONS}) if on_gpu else planning.COLOCATED_BATCHES
     named = [planning.free_batch_model(model, batches, copies) for model in models]
-    return tuple(cell for model in named for cell in igniter_cells(model)) if on_gpu else colocation_cells(named)
+    if on_gpu:
+        return tuple(cell for model in named for cell in planning.igniter_cells(model))
+    return planning.colocation_cells(named)
 
 
 def _rank(database: KernelDb, device: Device, progress: ProgressCallback) -> tuple[RankedModel, ...]:

@@ -23,7 +23,6 @@ from gpuprof.profiling.per_op.per_op import OpOutcome, OpProfiler
 from gpuprof.profiling.sweep import planning
 from gpuprof.profiling.sweep.campaign import Campaign
 from gpuprof.profiling.sweep.cell import Cell, CellResult
-from gpuprof.profiling.sweep.igniter_cells import igniter_cells
 from gpuprof.profiling.sweep.planning import NamedModel
 from gpuprof.runtime.providers import ORT_CPU
 
@@ -90,7 +89,7 @@ def profile(
             named_models = _free_models(models, sizes, path, settings, target.collector)
         notes.add(*_describe_sizes(named_models))
         if chosen.igniter:
-            cells: Sequence[Cell] = [cell for model in named_models for cell in igniter_cells(model)]
+            cells: Sequence[Cell] = [cell for model in named_models for cell in planning.igniter_cells(model)]
         else:
             cells = planning.plan_cells(named_models, sizes, parts, settings.processes, neighbours)
         return _measure(target, cells, path, settings, progress)

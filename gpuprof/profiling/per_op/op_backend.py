@@ -17,6 +17,7 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.schema import PER_OP, KernelRow
 from gpuprof.machine.gpu_share import bind_shares
 from gpuprof.profiling.cpu.node_times import SKIPPED_REPEATS, NodeEvent, read_node_events
+from gpuprof.profiling.cpu.op_rows import node_kernel
 from gpuprof.profiling.gpu.gpu_rows import kernel_rows
 from gpuprof.profiling.gpu.recording import trace_op
 from gpuprof.profiling.per_op.op_model import OpSource
@@ -106,23 +107,10 @@ class CpuOpBackend:
             return Observation(note="not executed: the runtime drops it")
         last = [event for event in trace if event.repeat == max(e.repeat for e in trace)]
         layout = sum(event.duration_ns for event in last if event.op_type in _LAYOUT)
-        kernels = tuple(self._kernel(source, event, position) for position, event in enumerate(last))
-        return Observation(_sums(trace), kernels, f"changes of layout, {layout} ns, left out" if layout else None)
-
-    def _kernel(self, source: OpSource, event: NodeEvent, position: int) -> KernelRow:
-        return KernelRow(
-            run_id="",
-            model=PER_OP,
-            device=self.device.name,
-            batch=source.batch,
-            name=f"{event.provider.removesuffix('ExecutionProvider')}:{event.op_type}",
-            position=position,
-            sm_share_pct=self.share.sm_pct,
-            mig_profile=self.share.mig,
-            op_signature=source.op.signature,
-            op_type=source.op.op_type,
-            op_name=f"{source.model}:{source.op.name}",
-            duration_ns=event.duration_ns,
+        request = _request(source, self.device, self.share)
+        rows = tuple(node_kernel(request, event, position, source.op) for position, event in enumerate(last))
+        return Observation(
+            _sums(trace), _name_ops(rows, source), f"changes of layout, {layout} ns, left out" if layout else None
         )
 
 
@@ -166,13 +154,17 @@ class GpuOpBackend:
         times = tuple(int(value) for value in sums.tolist())
         last = timeline.kernels[timeline.kernels["repeat"] == timeline.kernels["repeat"].max()].assign(repeat=0)
         kernels, _ = with_occupancy(last.reset_index(drop=True), self.device)
-        rows = kernel_rows(self._request(source), kernels)
-        named_rows = tuple(replace(row, op_name=f"{source.model}:{source.op.name}") for row in rows)
-        return Observation(times[SKIPPED_REPEATS:] or times, named_rows)
+        rows = kernel_rows(_request(source, self.device, self.share), kernels)
+        return Observation(times[SKIPPED_REPEATS:] or times, _name_ops(rows, source))
 
-    def _request(self, source: OpSource) -> Request:
-        alone = ModelGraph(PER_OP, source.batch, (source.op,), (), source.op.outputs, source.op.weights, 0, "", "")
-        return Request("", datetime.min, self.device, Job(alone, source.path, self.share))
+
+def _request(source: OpSource, device: Device, share: Share) -> Request:
+    alone = ModelGraph(PER_OP, source.batch, (source.op,), (), source.op.outputs, source.op.weights, 0, "", "")
+    return Request("", datetime.min, device, Job(alone, source.path, share))
+
+
+def _name_ops(rows: Sequence[KernelRow], source: OpSource) -> tuple[KernelRow, ...]:
+    return tuple(replace(row, op_name=f"{source.model}:{source.op.name}") for row in rows)
 
 
 def _events(profile: Path) -> tuple[NodeEvent, ...]:

@@ -308,3 +308,20 @@ def colocation_cells(models: Sequence[NamedModel]) -> tuple[Cell, ...]:
 
 def _colocated_job(model: NamedModel, batch: int, parts: int) -> Job:
     return model.job(batch, Share(100.0 / parts))
+
+
+#: Batch and share in percent of iGniter's eleven configurations (section 3.1). The paper does not name them: the first
+#: nine are those of its published profiles; the others are an intermediate batch, and a share of which five copies fit.
+CONFIGURATIONS = (*((batch, share) for batch in (1, 16, 32) for share in (10.0, 50.0, 100.0)), (8, 50.0), (16, 20.0))
+#: Concurrent copies of the last configuration: for the coefficients of power, scheduling and cache.
+IGNITER_COPIES = range(2, 6)
+
+
+def igniter_cells(model: NamedModel) -> tuple[Cell, ...]:
+    """Return iGniter's configurations alone, then two to five copies at once.
+
+    Raises `InputError` when the model cannot be bound to a batch size.
+    """
+    alone = [Cell(model.job(batch, Share(share))) for batch, share in CONFIGURATIONS]
+    job = alone[-1].job
+    return (*alone, *(Cell(job, (job,) * (copies - 1)) for copies in IGNITER_COPIES))

@@ -10,7 +10,9 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.profiling.sweep.planning import (
+    NamedModel,
     free_batch_model,
+    igniter_cells,
     parse_batches,
     parse_models,
     parse_neighbour,
@@ -108,3 +110,16 @@ def test_a_picture_without_a_batch_is_measured_at_batch_one_alone(tmp_path: Path
     assert free_batch_model(model, (1,), tmp_path / "copies") == model
     with pytest.raises(InputError, match=r"no input has a batch dimension.*measure it at batch 1: --batch 1"):
         free_batch_model(model, (1, 2), tmp_path / "copies")
+
+
+def test_eleven_configurations_are_measured_alone_and_five_copies_fit(tmp_path: Path) -> None:
+    cells = igniter_cells(NamedModel("mlp", write_mlp(tmp_path / "mlp.onnx")))
+    alone = [cell for cell in cells if not cell.beside]
+    assert len({(cell.job.graph.batch, cell.job.share) for cell in alone}) == len(alone) == 11
+    copies = [cell for cell in cells if cell.beside]
+    assert [len(cell.beside) for cell in copies] == [1, 2, 3, 4]
+    for cell in copies:
+        jobs = (cell.job, *cell.beside)
+        assert len({job.workload for job in jobs}) == 1
+        assert sum(job.share.sm_pct for job in jobs) <= 100.0
+        assert cell.job.workload in [neighbour.job.workload for neighbour in alone]
