@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from onnx import TensorProto, helper
 
 from gpuprof.graph.inputs import random_inputs
@@ -45,30 +46,22 @@ def test_indices_stay_below_the_table_they_reach_through_other_ops(tmp_path: Pat
     assert 30 < ids.max() < 40
 
 
-def test_an_index_that_is_shifted_before_the_lookup_leaves_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "added", "least", "most"), [(10, [2], 1, 8), (300, [0, 100, 290], 6, 10)], ids=["shifted", "parts"]
+)
+def test_indices_stay_inside_the_table_after_an_addition(
+    tmp_path: Path, rows: int, added: list[int], least: int, most: int
+) -> None:
     path = write_model(
         tmp_path / "m.onnx",
-        [node("Add", ["ids", "two"], ["more"]), node("Gather", ["table", "more"], ["y"])],
-        {"ids": ["n", 300]},
+        [node("Add", ["ids", "added"], ["more"]), node("Gather", ["table", "more"], ["y"])],
+        {"ids": ["n", len(added)]},
         {"y": None},
-        {"table": floats(10, 2), "two": integers(2)},
-        types={"ids": INT64},
-    )
-    assert random_inputs(load_graph(path))["ids"].max() + 2 < 10
-
-
-def test_an_index_into_a_part_of_a_table_stays_inside_the_last_part(tmp_path: Path) -> None:
-    path = write_model(
-        tmp_path / "m.onnx",
-        [node("Add", ["ids", "begins"], ["more"]), node("Gather", ["table", "more"], ["y"])],
-        {"ids": ["n", 3]},
-        {"y": None},
-        {"table": floats(300, 2), "begins": integers(0, 100, 290)},
+        {"table": floats(rows, 2), "added": integers(*added)},
         types={"ids": INT64},
     )
     ids = random_inputs(load_graph(path, 200))["ids"]
-    assert 5 < ids.max() < 10
-    assert ids.min() >= 0
+    assert ids.min() >= 0 and least <= ids.max() < most
 
 
 def test_masks_are_ones_positions_count_and_images_have_bytes(tmp_path: Path) -> None:

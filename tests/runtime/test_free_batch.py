@@ -54,47 +54,63 @@ def test_a_reshape_follows_the_batch(
     assert run(write_free(path), 7)[0].shape == (7, *result)
 
 
-def test_heads_that_are_folded_into_the_batch_follow_it(tmp_path: Path) -> None:
-    path = model(
-        tmp_path,
-        [
-            node("Reshape", ["x", "split"], ["a"]),
-            node("Transpose", ["a"], ["b"], perm=[0, 2, 1, 3]),
-            node("Reshape", ["b", "fold"], ["c"]),
-            node("Transpose", ["c"], ["k"], perm=[0, 2, 1]),
-            node("MatMul", ["c", "k"], ["scores"]),
-            node("MatMul", ["scores", "c"], ["d"]),
-            node("Reshape", ["d", "unfold"], ["e"]),
-            node("Transpose", ["e"], ["f"], perm=[0, 2, 1, 3]),
-            node("Reshape", ["f", "join"], ["y"]),
-        ],
-        [1, 5, 12],
-        [1, 5, 12],
-        {
-            "split": integers(1, 5, 3, 4),
-            "fold": integers(3, 5, 4),
-            "unfold": integers(1, 3, 5, 4),
-            "join": integers(1, 5, 12),
-        },
-    )
-    assert run(write_free(path), 6)[0].shape == (6, 5, 12)
+_HEADS = [
+    node("Reshape", ["x", "split"], ["a"]),
+    node("Transpose", ["a"], ["b"], perm=[0, 2, 1, 3]),
+    node("Reshape", ["b", "fold"], ["c"]),
+    node("Transpose", ["c"], ["k"], perm=[0, 2, 1]),
+    node("MatMul", ["c", "k"], ["scores"]),
+    node("MatMul", ["scores", "c"], ["d"]),
+    node("Reshape", ["d", "unfold"], ["e"]),
+    node("Transpose", ["e"], ["f"], perm=[0, 2, 1, 3]),
+    node("Reshape", ["f", "join"], ["y"]),
+]
+_HEAD_SHAPES = {
+    "split": integers(1, 5, 3, 4),
+    "fold": integers(3, 5, 4),
+    "unfold": integers(1, 3, 5, 4),
+    "join": integers(1, 5, 12),
+}
+_SECOND = [
+    node("Transpose", ["x"], ["a"], perm=[1, 0, 2]),
+    node("Reshape", ["a", "fold"], ["b"]),
+    node("MatMul", ["b", "w"], ["c"]),
+    node("Reshape", ["c", "unfold"], ["d"]),
+    node("Transpose", ["d"], ["y"], perm=[1, 0, 2]),
+]
+_STATES = [
+    node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+    node("LSTM", ["t", "w", "r", "", "", "h", "c"], ["y"], hidden_size=2),
+]
+_STATE_WEIGHTS = {"w": floats(1, 8, 3), "r": floats(1, 8, 2), "h": floats(1, 1, 2), "c": floats(1, 1, 2)}
+_SIZES = [node("Resize", ["x", "", "", "sizes"], ["a"], mode="nearest"), node("Expand", ["a", "shape"], ["y"])]
+#: Rounds by the largest value of the whole batch, so that outputs move by a step with the batch.
+_ROUNDED = [
+    node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+    node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+]
 
 
-def test_a_batch_in_the_second_place_follows(tmp_path: Path) -> None:
-    path = model(
-        tmp_path,
-        [
-            node("Transpose", ["x"], ["a"], perm=[1, 0, 2]),
-            node("Reshape", ["a", "fold"], ["b"]),
-            node("MatMul", ["b", "w"], ["c"]),
-            node("Reshape", ["c", "unfold"], ["d"]),
-            node("Transpose", ["d"], ["y"], perm=[1, 0, 2]),
-        ],
-        [2, 5, 3],
-        [2, 5, 4],
-        {"fold": integers(10, 3), "w": floats(3, 4), "unfold": integers(5, 2, 4)},
-    )
-    assert run(write_free(path), 6)[0].shape == (6, 5, 4)
+@pytest.mark.parametrize(
+    ("nodes", "x", "y", "weights", "batch", "shape"),
+    [
+        (_HEADS, [1, 5, 12], [1, 5, 12], _HEAD_SHAPES, 6, (6, 5, 12)),
+        (_SECOND, [2, 5, 3], [2, 5, 4],
+         {"fold": integers(10, 3), "w": floats(3, 4), "unfold": integers(5, 2, 4)}, 6, (6, 5, 4)),
+        (_STATES, [1, 5, 3], [5, 1, 1, 2], _STATE_WEIGHTS, 4, (5, 1, 4, 2)),
+        ([node("Slice", ["x", "starts", "ends"], ["y"])], [2, 5], [2, 3],
+         {"starts": integers(0, 1), "ends": integers(2, 4)}, 6, (6, 3)),
+        (_SIZES, [2, 1, 2, 2], [2, 3, 4, 4],
+         {"sizes": integers(2, 1, 4, 4), "shape": integers(2, 3, 4, 4)}, 5, (5, 3, 4, 4)),
+        (_ROUNDED, [1, 30], [1, 30], {}, 5, (5, 30)),
+    ],
+    ids=["heads folded into the batch", "batch in the second place", "initial states", "bounds", "sizes", "rounding"],
+)  # fmt: skip
+@pytest.mark.parametrize("opset", [13, 17])
+def test_constants_that_hold_the_batch_follow_it(
+    tmp_path: Path, nodes: list[NodeProto], x: Dims, y: Dims, weights: Weights, batch: int, shape: Dims, opset: int
+) -> None:
+    assert run(write_free(model(tmp_path, nodes, x, y, weights, opset)), batch)[0].shape == shape
 
 
 def test_a_token_that_is_joined_to_each_sample_is_repeated(tmp_path: Path) -> None:
@@ -104,44 +120,6 @@ def test_a_token_that_is_joined_to_each_sample_is_repeated(tmp_path: Path) -> No
     y = run(write_free(path), 3)[0]
     assert y.shape == (3, 5, 3)
     np.testing.assert_array_equal(y[:, 0], np.repeat(floats(1, 1, 3)[0], 3, axis=0))
-
-
-@pytest.mark.parametrize("opset", [12, 17])
-def test_initial_states_are_repeated(tmp_path: Path, opset: int) -> None:
-    path = model(
-        tmp_path,
-        [
-            node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
-            node("LSTM", ["t", "w", "r", "", "", "h", "c"], ["y"], hidden_size=2),
-        ],
-        [1, 5, 3],
-        [5, 1, 1, 2],
-        {"w": floats(1, 8, 3), "r": floats(1, 8, 2), "h": floats(1, 1, 2), "c": floats(1, 1, 2)},
-        opset,
-    )
-    assert run(write_free(path), 4)[0].shape == (5, 1, 4, 2)
-
-
-def test_bounds_that_hold_the_batch_are_lifted(tmp_path: Path) -> None:
-    path = model(
-        tmp_path,
-        [node("Slice", ["x", "starts", "ends"], ["y"])],
-        [2, 5],
-        [2, 3],
-        {"starts": integers(0, 1), "ends": integers(2, 4)},
-    )
-    assert run(write_free(path), 6)[0].shape == (6, 3)
-
-
-def test_sizes_and_targets_that_hold_the_batch_follow(tmp_path: Path) -> None:
-    path = model(
-        tmp_path,
-        [node("Resize", ["x", "", "", "sizes"], ["a"], mode="nearest"), node("Expand", ["a", "shape"], ["y"])],
-        [2, 1, 2, 2],
-        [2, 3, 4, 4],
-        {"sizes": integers(2, 1, 4, 4), "shape": integers(2, 3, 4, 4)},
-    )
-    assert run(write_free(path), 5)[0].shape == (5, 3, 4, 4)
 
 
 def test_another_fixed_batch_is_set(tmp_path: Path) -> None:
@@ -229,12 +207,3 @@ def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     path = model(tmp_path, [node("Relu", ["x"], ["y"])], [1, 3], [1, 3])
     with pytest.raises(InputError, match="cannot write"):
         rebatch(path, tmp_path / "none" / "m.onnx")
-
-
-def test_a_model_that_rounds_to_eight_bits_may_move_by_a_step_with_the_batch(tmp_path: Path) -> None:
-    nodes = [
-        node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),  # by the largest value of the whole batch
-        node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
-    ]
-    path = model(tmp_path, nodes, [1, 30], [1, 30])
-    assert run(write_free(path), 5)[0].shape == (5, 30)
