@@ -33,7 +33,7 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
-from gpuprof.pipeline.chains import divide_by_time
+from gpuprof.pipeline.chains import plan_chains
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.planning import plan_map
@@ -193,11 +193,11 @@ def place(
     # The planning time counts from here: the ends of the intervals get a part of it.
     with interruptible():
         planned = replace(problem, previous=running, on_progress=report_best)
-        deployment = plan_map(planned, chosen, options.created)
-        if problem.chains and deployment.unplaced:
-            another = divide_by_time(planned)
-            if not (plan := plan_map(another, chosen, options.created)).unplaced:
-                problem, deployment = another, plan
+        if problem.chains:
+            planned, deployment = plan_chains(planned, chosen, options.created, notes.add)
+            problem = replace(planned, previous=None, on_progress=None)
+        else:
+            deployment = plan_map(planned, chosen, options.created)
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
         from gpuprof.pipeline.map_merging import merge_models
