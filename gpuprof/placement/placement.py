@@ -54,7 +54,9 @@ class PlacedPartition:
 
     def beside(self, replica: PlacedReplica) -> tuple[Workload, ...]:
         """Return the other workloads in the partition; instances do not disturb each other."""
-        return tuple(neighbour.workload for neighbour in self.replicas if neighbour is not replica)
+        # A policy may place one object several times: the others of it are neighbours.
+        position = next((index for index, placed in enumerate(self.replicas) if placed is replica), None)
+        return tuple(placed.workload for index, placed in enumerate(self.replicas) if index != position)
 
     @property
     def taken_pct(self) -> float:

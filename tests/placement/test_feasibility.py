@@ -102,6 +102,13 @@ def test_shares_above_a_hundred_percent_are_refused() -> None:
     assert {violation.rule for violation in broken[1:]} == {"figures"}, "its times are those of another share"
 
 
+def test_a_replica_that_is_placed_twice_is_its_own_neighbour() -> None:
+    twice = replica("a", 40.0)
+    shared = PlacedPartition((twice, twice, replica("b", 20.0)))
+    assert sorted(workload.model for workload in shared.beside(twice)) == ["a", "b"]
+    assert PlacedPartition((replica("a", 50.0), twice)).beside(replica("c")) != ()
+
+
 @pytest.mark.parametrize(("rate", "broken"), [(300.0, []), (400.0, ["time"])])
 def test_shares_of_an_oversubscribed_partition_are_ceilings_and_its_time_is_still_one(
     rate: float, broken: list[str]
