@@ -13,6 +13,7 @@ _COLUMNS = (
     Column("points", "models × batches"),
     Column("latency_factor", "latency within ×/÷", number_formatter(3)),
     Column("memory_factor", "memory within ×/÷", number_formatter(3)),
+    Column("creq_factor", "Creq within ×/÷", number_formatter(3)),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -95,8 +96,9 @@ class DatabaseEstimator:
         cross_gpu = CrossGpuLatencies(
             execution, self.known.bind_graph, lambda device: timed(device.name), busy=not alone
         )
-        self._latencies = ModelLatencies(self.known, lambda device: learned_of(_Identity(device)), cross_gpu)
-        self._memory = ModelMemory(self.known, lambda device: learned_of(_Identity(device)), execution)
+        self._learned: Callable[[Device], LearnedModel | None] = lambda device: learned_of(_Identity(device))
+        self._latencies = ModelLatencies(self.known, self._learned, cross_gpu)
+        self._memory = ModelMemory(self.known, self._learned, execution)
         self._unprofiled = UnprofiledRequirements(cross_gpu)
         # Caches of this object: caches of the methods themselves would keep every estimator alive.
         self._answer = lru_cache(maxsize=200_000)(self._estimate)
@@ -259,7 +261,18 @@ class DatabaseEstimator:
             or self.known.read_work(model) is None
         ):
             return ()
-        return PredictedRequirements(lambda: self._unprofiled.predict(model, device, workload.batch))
+        return PredictedRequirements(lambda: self._predict_creq(model, device, workload.batch))
+
+    def _predict_creq(self, model: MeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
+        """Return each requirement from launches or by trained regressors, whichever has the narrower interval."""
+        figures = dict(self._unprofiled.predict(model, device, batch))
+        if (learned := self._learned(device)) is not None:
+            graph = self.known.bind_graph(model, batch)
+            for metric in CREQ_METRICS:
+                trained, launched = learned.creq_figure(metric, graph), figures.get(metric)
+                if trained is not None and (launched is None or _is_narrower(trained, launched)):
+                    figures[metric] = trained
+        return tuple(figures.items())
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
         for neighbour in beside:
@@ -319,3 +332,12 @@ class _Identity:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Identity) and (self.device is other.device or self.device == other.device)
+
+
+def _is_narrower(first: Figure, second: Figure) -> bool:
+    """Return whether a figure's interval is known and narrower than another's, relative to their values."""
+    widths = [
+        math.inf if figure.interval is None else (figure.interval[1] - figure.interval[0]) / max(figure.value, 1e-9)
+        for figure in (first, second)
+    ]
+    return widths[0] < widths[1]

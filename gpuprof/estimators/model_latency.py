@@ -153,7 +153,7 @@ class ModelLatencies:
                 f"give the file, or choose {' or '.join(sorted(model.points)) or 'a device it was measured on'}",
             )
         learned = self._learned(device)
-        if learned:
+        if learned and learned.times:
             figures = [learned.latency(self._known.bind_graph(model, batch), share) for batch in batches]
         else:
             figures = self._predict_unmeasured(model, work, device, batches, share)
@@ -188,7 +188,7 @@ class ModelLatencies:
 
         Raises `InputError` when the device lacks the precision.
         """
-        if self._learned(device):
+        if (learned := self._learned(device)) and learned.times:
             return None
         return self._calibration(device).scale_figure(self._cross_gpu.board_seconds(model, device).scale_by(1e3))
 

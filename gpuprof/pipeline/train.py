@@ -38,8 +38,9 @@ class TrainResult(Result):
     device : str
     architectures, ops, points : int
         Networks, distinct ops, and models at a batch size, in the training set.
-    latency_factor, memory_factor : float or None
-        90% of left-out figures are within this factor of the prediction; None: too few architectures to say.
+    latency_factor, memory_factor, creq_factor : float or None
+        90% of left-out figures are within this factor of the prediction; None: too few architectures to say. Creq is
+        judged by the metric with the largest factor.
     data_hash : str
         Hash of the training set.
     folder : Path
@@ -52,12 +53,14 @@ class TrainResult(Result):
     points: int
     latency_factor: float | None
     memory_factor: float | None
+    creq_factor: float | None
     data_hash: str
     folder: Path
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a single row."""
-        names = ("device", "architectures", "ops", "points", "latency_factor", "memory_factor", "data_hash")
+        factors = ("latency_factor", "memory_factor", "creq_factor")
+        names = ("device", "architectures", "ops", "points", *factors, "data_hash")
         return [{name: getattr(self, name) for name in names}]
 
 
@@ -95,6 +98,7 @@ def train(
     from gpuprof.estimators.conformal import interval_factor
     from gpuprof.estimators.learned.learned import fit_with_intervals
     from gpuprof.estimators.learned.regressors import make_constituents
+    from gpuprof.estimators.learned.requirements import MREQ
     from gpuprof.estimators.learned.store import save_model
 
     chosen = TrainOptions.collect(options, fields)
@@ -102,18 +106,21 @@ def train(
     make_constituents(names)  # reject an unknown name before any data is read
     progress(Progress("reading what was measured", 0, 1))
     data = load_training_data(chosen)
-    what = f"fitting to {len(data.ops.times_ns):,} ops of {count_of(len(data.architectures), 'architecture')}"
+    ops = 0 if data.ops is None else len(data.ops.times_ns)
+    what = f"fitting to {ops:,} ops of {count_of(len(data.architectures), 'architecture')}"
     model = fit_with_intervals(data, names, lambda count, total: progress(Progress(what, count, total)))
     folder = save_model(model, database_path(chosen.db), data.data_hash, data.architectures)
     residuals = model.residuals
+    creq = {} if residuals is None else {name: interval_factor(errors) for name, errors in residuals.creq.items()}
     return TrainResult(
         notes=(f"wrote {folder}",),
         device=data.device.name,
         architectures=len(data.architectures),
-        ops=len(data.ops.times_ns),
+        ops=ops,
         points=len(data.cases),
         latency_factor=interval_factor(residuals.latency) if residuals else None,
         memory_factor=interval_factor(residuals.memory) if residuals else None,
+        creq_factor=max((factor for name, factor in creq.items() if factor and name != MREQ), default=None),
         data_hash=data.data_hash,
         folder=folder,
     )

@@ -15,7 +15,14 @@ from gpuprof.estimators.learned.expected_time import NODE_NS
 from gpuprof.estimators.learned.features import roofline_ns
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
 from gpuprof.estimators.learned.regressors import STACKED
-from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, graph_facts, leave_out_architecture
+from gpuprof.estimators.learned.requirements import MREQ, predict_requirement
+from gpuprof.estimators.learned.training_set import (
+    ModelCase,
+    OpTimes,
+    TrainingSet,
+    graph_facts,
+    leave_out_architecture,
+)
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
 from gpuprof.machine.cpu_share import own_cores
@@ -24,6 +31,7 @@ ROOFLINE = "roofline"
 #: `estimate`'s source on a device with measured models but no trained regressors.
 SCALED = "roofline, scaled"
 INTERPOLATION = "interpolation"
+CONSTANT = "mean of the others"
 UNSEEN = "architecture"
 NEW_BATCH = "batch size"
 
@@ -33,8 +41,9 @@ class Prediction:
     """A figure, measured and predicted."""
 
     setting: str  #: Held-out unit.
-    quantity: str  #: ``"op time"``, ``"latency"`` or ``"memory"``.
-    predictor: str  #: ``"stack"``, a constituent, ``"roofline"``, the roofline scaled, or ``"interpolation"``.
+    quantity: str  #: ``"op time"``, ``"latency"``, ``"memory"`` or ``"Creq "`` and its metric.
+    #: ``"stack"``, a constituent, ``"roofline"``, the roofline scaled, ``"interpolation"``, or `CONSTANT`.
+    predictor: str
     model: str
     batch: int
     measured: float
@@ -90,10 +99,10 @@ def leave_one_architecture_out(
 def _predict_left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> list[Prediction]:
     rest = leave_out_architecture(data, architecture)
     model = fit(rest, names)
-    predictions = _of_ops(data, model, architecture)
+    predictions = [] if data.ops is None else _of_ops(data.ops, model, architecture)
     factor = _roofline_factor(rest.cases)
     for case in (case for case in data.cases if case.architecture == architecture):
-        predictions += _of_case(case, model)
+        predictions += [*_of_case(case, model), *_of_requirements(case, model, rest)]
         scaled_ms = factor * case.roofline_ms
         predictions.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, scaled_ms))
     return predictions
@@ -160,7 +169,9 @@ def coverage(predictions: Sequence[Prediction]) -> float | None:
 
 def _summary(setting: str, quantity: str, predictor: str, architecture: str, members: Sequence[Prediction]) -> Summary:
     errors = 100.0 * np.array([member.error for member in members])
-    has_interval = (quantity, predictor) in (("latency", STACK), ("latency", SCALED), ("memory", ALLOCATION))
+    has_interval = (quantity, predictor) in (("latency", STACK), ("latency", SCALED), ("memory", ALLOCATION)) or (
+        quantity.startswith("Creq") and predictor == STACK
+    )
     inside = coverage(members) if has_interval else None
     return Summary(
         setting,
@@ -175,11 +186,27 @@ def _summary(setting: str, quantity: str, predictor: str, architecture: str, mem
     )
 
 
-def _of_ops(data: TrainingSet, model: LearnedModel, architecture: str) -> list[Prediction]:
-    mask = np.array([group == architecture for group in data.ops.groups])
-    features, costs, measured = data.ops.features[mask], data.ops.costs.select_ops(mask), data.ops.times_ns[mask]
+def _of_requirements(case: ModelCase, model: LearnedModel, rest: TrainingSet) -> list[Prediction]:
+    """Return Creq and Mreq by the stack, its constituents and the geometric mean of the other architectures."""
+    predictions = []
+    for requirement, measured in case.requirements.items():
+        quantity = requirement if requirement == MREQ else f"Creq {requirement}"
+        values = {
+            name: predict_requirement(regressor, requirement, case.graph, model.device)
+            for name, regressor in model.requirements.get(requirement, {}).items()
+        }
+        others = [other.requirements[requirement] for other in rest.cases if requirement in other.requirements]
+        if others:
+            values[CONSTANT] = math.exp(float(np.log(others).mean()))
+        predictions += [_prediction(UNSEEN, quantity, name, case, measured, value) for name, value in values.items()]
+    return predictions
+
+
+def _of_ops(ops: OpTimes, model: LearnedModel, architecture: str) -> list[Prediction]:
+    mask = np.array([group == architecture for group in ops.groups])
+    features, costs, measured = ops.features[mask], ops.costs.select_ops(mask), ops.times_ns[mask]
     predicted = {name: model.predicted_ns(features, costs, name) for name in model.times}
-    predicted[ROOFLINE] = data.ops.least_ns[mask] + NODE_NS
+    predicted[ROOFLINE] = ops.least_ns[mask] + NODE_NS
     return [
         Prediction(UNSEEN, "op time", name, architecture, 0, float(true), float(predicted_ns))
         for name, values in predicted.items()

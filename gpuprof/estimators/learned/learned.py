@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, expected
 from gpuprof.estimators.learned.features import feature_matrix
 from gpuprof.estimators.learned.op_facts import OpFacts
 from gpuprof.estimators.learned.regressors import STACKED, fit_regressors
+from gpuprof.estimators.learned.requirements import fit_requirements, predict_requirement
 from gpuprof.estimators.learned.training_set import (
     ModelCase,
     TrainingSet,
@@ -42,14 +43,16 @@ class Residuals:
     #: ``latency``, ``memory``: Architecture → its residuals.
     latency: Mapping[str, tuple[float, ...]]
     memory: Mapping[str, tuple[float, ...]]
+    creq: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)  #: The same by metric.
 
 
 class LearnedModel:
     """Regressors of op times and of memory of one device.
 
-    ``times``: by name, with ``"stack"``; they predict logarithms over the expected time; ``memory``: None where no
-    memory was measured; ``element_ns``: op type → time per element beyond the device's rates; ``residuals``: None: no
-    intervals.
+    ``times``: by name, with ``"stack"``; they predict logarithms over the expected time; empty where no op was
+    measured; ``memory``: None where no memory was measured; ``element_ns``: op type → time per element beyond the
+    device's rates; ``residuals``: None: no intervals; ``requirements``: regressors of Creq by metric and of Mreq, see
+    `fit_requirements`.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class LearnedModel:
         memory: AllocationModel | None,
         element_ns: Mapping[str, float],
         residuals: Residuals | None = None,
+        requirements: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
+        self.requirements = requirements or {}
         self.device, self.times, self.memory, self.element_ns = device, times, memory, element_ns
         self.residuals = residuals
 
@@ -112,6 +117,15 @@ class LearnedModel:
         residuals = self.residuals.latency if self.residuals else None
         return _with_interval(STACK, self.latency_ms(graph, share), residuals)
 
+    def creq_figure(self, metric: str, graph: ModelGraph) -> Figure | None:
+        """Return a compute requirement in percent with its 90% interval; None where the metric was not measured."""
+        if metric not in self.requirements:
+            return None
+        value = predict_requirement(self.requirements[metric][STACK], metric, graph, self.device)
+        residuals = self.residuals.creq.get(metric) if self.residuals else None
+        figure = _with_interval(STACK, value, residuals)
+        return figure if figure.high is None else replace(figure, high=min(100.0, figure.high))
+
     def memory_figure(self, graph: ModelGraph) -> Figure:
         """Return the peak memory and its 90% interval."""
         residuals = self.residuals.memory if self.residuals else None
@@ -120,13 +134,23 @@ class LearnedModel:
 
 def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     """Fit the regressors, without intervals."""
-    ops = data.ops
-    element_ns = fit_element_ns(ops.costs, ops.times_ns, ops.groups)
-    features = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
-    times = fit_regressors(features, np.log(ops.times_ns / expected_ns(ops.costs, element_ns)), ops.groups, names)
+    ops, element_ns, times = data.ops, dict[str, float](), dict[str, Any]()
+    if ops is not None:
+        element_ns = dict(fit_element_ns(ops.costs, ops.times_ns, ops.groups))
+        features = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
+        target = np.log(ops.times_ns / expected_ns(ops.costs, element_ns))
+        times = dict(fit_regressors(features, target, ops.groups, names))
+    cases = [case for case in data.cases if case.requirements]
+    requirements = fit_requirements(
+        [case.graph for case in cases],
+        [case.requirements for case in cases],
+        [case.architecture for case in cases],
+        data.device,
+        names,
+    )
     peaks = [(case.graph, case.memory_bytes) for case in data.cases if case.memory_bytes]
     memory = AllocationModel.fit(*zip(*peaks, strict=True)) if peaks else None
-    return LearnedModel(data.device, times, memory, element_ns)
+    return LearnedModel(data.device, times, memory, element_ns, requirements=requirements)
 
 
 def fit_with_intervals(
@@ -142,6 +166,7 @@ def fit_with_intervals(
     architectures = data.architectures
     latency: dict[str, tuple[float, ...]] = {}
     memory: dict[str, tuple[float, ...]] = {}
+    creq: dict[str, dict[str, tuple[float, ...]]] = {}
     folds = [architectures[i::_MOST_FOLDS] for i in range(min(_MOST_FOLDS, len(architectures)))]
     folds = folds if len(architectures) > 1 else []
     fitted_so_far(0, len(folds) + 1)
@@ -151,22 +176,33 @@ def fit_with_intervals(
         rest = data
         for architecture in fold:
             rest = leave_out_architecture(rest, architecture)
-        if not rest.cases or not len(rest.ops.times_ns):
+        if not rest.cases or (rest.ops is not None and not len(rest.ops.times_ns)):
             continue
         fitted = fit(rest, names)
         for architecture in fold:
             cases = [case for case in data.cases if case.architecture == architecture]
             latency[architecture], memory[architecture] = residuals_of(fitted, cases)
-    model.residuals = Residuals(latency, memory)
+            for metric in fitted.requirements:
+                creq.setdefault(metric, {})[architecture] = _creq_residuals(fitted, metric, cases)
+    model.residuals = Residuals(latency, memory, creq)
     fitted_so_far(len(folds) + 1, len(folds) + 1)
     return model
 
 
 def residuals_of(model: LearnedModel, cases: Sequence[ModelCase]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return log(measured / predicted) of the latencies and of the memories of ``cases``."""
-    latency = tuple(math.log(case.latency_ms / model.latency_ms(case.graph, case.share)) for case in cases)
+    timed = cases if model.times else ()
+    latency = tuple(math.log(case.latency_ms / model.latency_ms(case.graph, case.share)) for case in timed)
     memory = tuple(math.log(case.memory_bytes / model.memory_bytes(case.graph)) for case in cases if case.memory_bytes)
     return latency, memory
+
+
+def _creq_residuals(model: LearnedModel, metric: str, cases: Sequence[ModelCase]) -> tuple[float, ...]:
+    stack = model.requirements[metric][STACK]
+    pairs = [(case, case.requirements[metric]) for case in cases if metric in case.requirements]
+    return tuple(
+        math.log(measured / predict_requirement(stack, metric, case.graph, model.device)) for case, measured in pairs
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from gpuprof.estimators.learned.features import FEATURES
 from gpuprof.estimators.learned.learned import STACK, LearnedModel, Residuals
 from gpuprof.estimators.memory.allocation import AllocationModel
 
-SCHEMA = "gpuprof.learned/3"
+SCHEMA = "gpuprof.learned/4"
 _FOLDER = ".trained"  # hidden, so that the database does not read it as a run
 _MANIFEST, _REGRESSORS = "manifest.json", "regressors.skops"
 _MAX_BYTES = 512 * 2**20
@@ -45,7 +47,8 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
 
     Raises `UnavailableError` when skops is not installed; `InputError` when the database cannot be written to.
     """
-    content = _skops().dumps({STACK: model.times[STACK]})
+    stacks = {name: regressors[STACK] for name, regressors in model.requirements.items()}
+    content = _skops().dumps({"times": model.times.get(STACK), "requirements": stacks})
     residuals = model.residuals or Residuals({}, {})
     manifest = {
         "schema": SCHEMA,
@@ -57,7 +60,7 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
         "rates": _rates(model.device),
         "element_ns": dict(model.element_ns),
         "allocation": None if model.memory is None else list(model.memory.coefficients),
-        "residuals": {"latency": dict(residuals.latency), "memory": dict(residuals.memory)},
+        "residuals": asdict(residuals),
     }
     folder = folder_of(database, model.device.name)
     with refuse_unwritable(folder):
@@ -90,16 +93,22 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
     if hashlib.sha256(content).hexdigest() != manifest.get("regressors_sha256"):
         raise InputError(f"{folder / _REGRESSORS} is not what was trained", "gpuprof train again")
     fitted = _regressors(content, folder)
+    stored = manifest["residuals"]
     residuals = Residuals(
-        *(
-            {name: tuple(values) for name, values in manifest["residuals"][kind].items()}
-            for kind in ("latency", "memory")
-        )
+        _read_residuals(stored["latency"]),
+        _read_residuals(stored["memory"]),
+        {metric: _read_residuals(values) for metric, values in stored["creq"].items()},
     )
     coefficients = manifest["allocation"]
     memory = None if coefficients is None else AllocationModel(tuple(map(float, coefficients)))
     element_ns = {op_type: float(value) for op_type, value in manifest["element_ns"].items()}
-    return LearnedModel(device, fitted, memory, element_ns, residuals)
+    times = {} if fitted["times"] is None else {STACK: fitted["times"]}
+    requirements = {name: {STACK: stack} for name, stack in fitted["requirements"].items()}
+    return LearnedModel(device, times, memory, element_ns, residuals, requirements)
+
+
+def _read_residuals(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
+    return {architecture: tuple(errors) for architecture, errors in values.items()}
 
 
 def _regressors(content: bytes, folder: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from gpuprof.estimators.learned.execution import group_facts, measured_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, merged_costs
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix, roofline_ns
 from gpuprof.estimators.learned.op_facts import OpCostRow, OpFacts, facts_of_op, facts_of_row
+from gpuprof.estimators.learned.requirements import MREQ
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ModelRow, model_at_dims
 from gpuprof.kernel_db.store import KernelDb
@@ -64,6 +65,9 @@ class MeasuredCase:
     mig_profile: str | None
     latency: float
     memory_peak_bytes: int | None
+    max_occupancy_pct: float | None
+    wavg_occupancy_pct: float | None
+    wavg_sm_util_pct: float | None
     dims: str | None = None
 
 
@@ -92,6 +96,8 @@ class ModelCase:
     memory_bytes: float | None
     roofline_ms: float
     architecture: str  #: The first name of all models with nearly the same ops (`name_architectures`).
+    #: Creq in percent by metric, and Mreq in bytes, where measured on the whole device.
+    requirements: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ class TrainingSet:
     """All measurements of a device."""
 
     device: Device
-    ops: OpTimes
+    ops: OpTimes | None  #: None where no op was measured, but requirements were.
     cases: tuple[ModelCase, ...]
     data_hash: str  #: Hash of the rows, independent of the order of their measurement.
 
@@ -112,12 +118,12 @@ class TrainingSet:
 def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingSet:
     """Return all measurements on ``device``.
 
-    Raises `InputError` when no op was measured on the device, or no measured model has its file. ``graphs``: name of a
-    model in the database and batch size → its graph, None where the file is gone.
+    Raises `InputError` when neither ops nor Creq were measured on the device, or no measured model has its file.
+    ``graphs``: name of a model in the database and batch size → its graph, None where the file is gone.
     """
     rows = _last(comparable_rows(read_records(db, MeasuredOp, {"device": device.name}, table="ops")))
     models = _last(_measured_cases(db, device))
-    if not rows or not models:
+    if not models or not (rows or any(row.wavg_occupancy_pct is not None for row in models)):
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
     by_case = _group_by_case(rows)
     keyed_cases = [(_key(row)[:2], _case(row, device, graphs)) for row in models]
@@ -131,19 +137,18 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
         for key, ops in sorted(by_case.items(), key=str)
         for op in _select_timed(ops, graphs_by_key.get(key[:2]))
     ]
-    return TrainingSet(device, _op_times(timed, device), cases, _hash([*rows, *models]))
+    ops = _op_times(timed, device) if rows else None
+    return TrainingSet(device, ops, cases, _hash([*rows, *models]))
 
 
 def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
     """Return the data without an architecture."""
-    mask = np.array([group != architecture for group in data.ops.groups])
-    ops = OpTimes(
-        data.ops.features[mask],
-        data.ops.times_ns[mask],
-        data.ops.least_ns[mask],
-        data.ops.costs.select_ops(mask),
-        tuple(group for group in data.ops.groups if group != architecture),
-    )
+    ops = data.ops
+    if ops is not None:
+        mask = np.array([group != architecture for group in ops.groups])
+        groups = tuple(group for group in ops.groups if group != architecture)
+        costs = ops.costs.select_ops(mask)
+        ops = OpTimes(ops.features[mask], ops.times_ns[mask], ops.least_ns[mask], costs, groups)
     cases = tuple(case for case in data.cases if case.architecture != architecture)
     return TrainingSet(data.device, ops, cases, data.data_hash)
 
@@ -214,7 +219,14 @@ def _case(row: MeasuredCase, device: Device, graphs: Graphs) -> ModelCase | None
         return None
     share = Share(row.sm_share_pct, row.mig_profile)
     least = float(roofline_ns(graph_facts(graph), device, share).sum()) / 1e6
-    return ModelCase(graph, share, row.latency, row.memory_peak_bytes, least, graph.name)
+    columns = {
+        "max_occupancy": row.max_occupancy_pct,
+        "wavg_occupancy": row.wavg_occupancy_pct,
+        "wavg_sm_util": row.wavg_sm_util_pct,
+        MREQ: row.memory_peak_bytes,
+    }
+    requirements = {name: float(value) for name, value in columns.items() if value and share == Share()}
+    return ModelCase(graph, share, row.latency, row.memory_peak_bytes, least, graph.name, requirements)
 
 
 def _measured_cases(db: KernelDb, device: Device) -> list[MeasuredCase]:
@@ -223,7 +235,8 @@ def _measured_cases(db: KernelDb, device: Device) -> list[MeasuredCase]:
         latency = row.latency_p50_ms if row.latency_p50_ms is not None else row.latency_mean_ms
         if latency and row.error is None:
             where = (row.run_id, row.model, row.batch, row.sm_share_pct, row.mig_profile)
-            cases.append(MeasuredCase(*where, latency, row.memory_peak_bytes, row.dims))
+            creq = (row.max_occupancy_pct, row.wavg_occupancy_pct, row.wavg_sm_util_pct)
+            cases.append(MeasuredCase(*where, latency, row.memory_peak_bytes, *creq, row.dims))
     return cases
 
 

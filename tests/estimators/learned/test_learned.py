@@ -16,6 +16,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.conformal import interval_factor
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.learned.evaluation import (
+    CONSTANT,
     ROOFLINE,
     SCALED,
     UNSEEN,
@@ -95,8 +96,10 @@ def test_each_architecture_has_an_op_once_and_ops_without_a_time_are_not_learnt(
     _, data = world
     assert data.architectures == ("deep", "mixed", "thin", "wide")
     # 5 + 4 + 3 + 2 convolutions, a pool, a view and a product each; the second of "wide" is not like its first.
+    assert data.ops is not None
     assert len(data.ops.times_ns) == sum(len(channels) + 3 for channels in NETWORKS.values()) * 4
-    assert set(leave_out_architecture(data, "deep").ops.groups) == {"mixed", "thin", "wide"}
+    rest = leave_out_architecture(data, "deep").ops
+    assert rest is not None and set(rest.groups) == {"mixed", "thin", "wide"}
 
 
 def test_the_hash_of_the_data_changes_with_the_data(world: tuple[Path, TrainingSet], tmp_path: Path) -> None:
@@ -154,7 +157,7 @@ def test_evaluation_leaves_out_and_beats_the_roofline(world: tuple[Path, Trainin
     assert stack.count == roofline.count == 16
     assert stack.median_pct < 0.5 * roofline.median_pct
     assert stack.coverage_pct is not None and roofline.coverage_pct is None
-    assert {row.predictor for row in predictions} == {*QUICK, "stack", "allocation", ROOFLINE, SCALED}
+    assert {row.predictor for row in predictions} == {*QUICK, "stack", "allocation", ROOFLINE, SCALED, CONSTANT}
 
 
 def test_a_fine_tuned_copy_under_another_name_does_not_teach_what_its_original_takes(tmp_path: Path) -> None:
@@ -166,6 +169,7 @@ def test_a_fine_tuned_copy_under_another_name_does_not_teach_what_its_original_t
         "mixed",
     }
     rest = leave_out_architecture(data, "copy_of_mixed")
+    assert rest.ops is not None
     assert {case.graph.name for case in rest.cases} == set(rest.ops.groups) == {"deep", "thin", "wide"}
 
 
