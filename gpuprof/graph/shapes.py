@@ -395,12 +395,16 @@ class Shapes:
     def _max_selected(self, node: NodeProto) -> int:
         """Return an upper bound of the elements returned by a selecting op."""
         source = self.tensors[node.input[0]]
-        if node.op_type == "NonMaxSuppression":  # each box of each class and image, or the requested maximum
-            batch, classes, boxes = self.tensors[node.input[1]].shape
-            limit = self.values.get(node.input[2]) if len(node.input) > 2 else None
-            return batch * classes * (boxes if limit is None else min(boxes, int(limit.ravel()[0])))
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
-        return source.elements if axis is None else source.shape[axis]
+        try:
+            if node.op_type == "NonMaxSuppression":  # each box of each class and image, or the requested maximum
+                batch, classes, boxes = self.tensors[node.input[1]].shape
+                limit = self.values.get(node.input[2]) if len(node.input) > 2 else None
+                return batch * classes * (boxes if limit is None else min(boxes, int(limit.ravel()[0])))
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+            return source.elements if axis is None else source.shape[axis]
+        except (ValueError, IndexError, KeyError):
+            shapes = ", ".join(str(list(self.tensors[name].shape)) for name in node.input if name)
+            raise InputError(f"{self._model}: node {label(node)} contradicts its inputs {shapes}") from None
 
     def _proto(self, name: str) -> TensorProto:
         if name not in self._protos:

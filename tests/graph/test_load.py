@@ -374,6 +374,12 @@ def test_impossible_batches_and_sizes_are_refused(
         ),
         ([node("Relux", ["x"], ["y"])], ["n", 3], {}, "Relux"),
         (
+            [node("NonMaxSuppression", ["x", "w"], ["y"], name="boxes")],
+            ["n", 5, 4],
+            {"w": floats(5)},
+            r"boxes \(NonMaxSuppression\) contradicts its inputs",
+        ),
+        (
             [node("LayerNormalization", ["x", "w"], ["y"], name="norm")],
             ["n", "sequence", 4],
             {"w": floats(4).astype(np.float16)},

@@ -45,43 +45,34 @@ def test_copies_say_which_memory_of_the_host_they_were_of(tmp_path: Path, old: b
     assert memories == ([None] * 4 if old else ["pageable", "pinned", "pinned", None])
 
 
-def test_a_kernel_belongs_to_the_innermost_range_around_its_launch_however_late_it_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranges", "launches", "expected"),
+    [
+        # Kernels run long after their launches, which alone count.
+        ([("outer", 0, 100, 7, 7), ("inner", 10, 20, 7, 7)], [(12, 7, 7), (30, 7, 7), (200, 7, 7)],
+         ["inner", "outer", None]),
+        ([("mine", 0, 100, 7, 7), ("theirs", 10, 90, 7, 8)], [(50, 7, 7), (50, 7, 8)], ["mine", "theirs"]),
+        ([("first", 0, 100, 7, 7), ("second", 0, 100, 9, 9)], [(10, 7, 7), (11, 9, 9)], ["first", "second"]),
+        ([("open", 0, None, 7, 7), ("closed", 5, 8, 7, 7)], [(50, 7, 7)], ["open"]),
+    ],
+    ids=["innermost", "of its thread", "of its process", "never left"],
+)  # fmt: skip
+def test_a_kernel_belongs_to_the_range_around_its_launch(
+    tmp_path: Path,
+    ranges: list[tuple[str, int, int | None, int, int]],
+    launches: list[tuple[int, int, int]],
+    expected: list[str | None],
+) -> None:
     export = Export()
-    export.range("outer", 0, 100)
-    export.range("inner", 10, 20, registered=True)
-    export.kernel("late", launched=12, start=5000, end=5010, correlation=1)
-    export.kernel("after", launched=30, start=5020, end=5030, correlation=2)
-    export.kernel("outside", launched=200, start=5040, end=5050, correlation=3)
+    for name, begin, end, pid, tid in ranges:
+        export.range(name, begin, end, pid=pid, tid=tid, registered=name == "inner")
+    for number, (launched, pid, tid) in enumerate(launches):
+        correlation = number if len({p for _, p, _ in launches}) == 1 else 1  # processes count each for itself
+        begin = 5000 + 20 * number
+        export.kernel("k", launched, begin, begin + 10, correlation, pid=pid, tid=tid)
     kernels = read_nsys(export.write(tmp_path / "r.sqlite")).kernels
-    assert kernels["range"].tolist() == ["inner", "outer", None]
-
-
-def test_ranges_of_other_threads_hold_nothing_of_this_one(tmp_path: Path) -> None:
-    export = Export()
-    export.range("mine", 0, 100, tid=7)
-    export.range("theirs", 10, 90, tid=8)
-    export.kernel("k", launched=50, start=60, end=70, correlation=1, tid=7)
-    export.kernel("l", launched=50, start=71, end=72, correlation=2, tid=8)
-    assert read_nsys(export.write(tmp_path / "r.sqlite")).kernels["range"].tolist() == ["mine", "theirs"]
-
-
-def test_processes_with_equal_correlation_ids_keep_their_own_launches(tmp_path: Path) -> None:
-    export = Export()
-    export.range("first", 0, 100, pid=7, tid=7)
-    export.range("second", 0, 100, pid=9, tid=9)
-    export.kernel("k", launched=10, start=20, end=30, correlation=1, pid=7, tid=7)
-    export.kernel("l", launched=11, start=21, end=31, correlation=1, pid=9, tid=9)
-    kernels = read_nsys(export.write(tmp_path / "r.sqlite")).kernels
-    assert kernels["process_id"].tolist() == [7, 9]
-    assert kernels["range"].tolist() == ["first", "second"]
-
-
-def test_a_range_that_was_never_left_holds_what_follows(tmp_path: Path) -> None:
-    export = Export()
-    export.range("open", 0, None)
-    export.range("closed", 5, 8)
-    export.kernel("k", launched=50, start=60, end=70, correlation=1)
-    assert read_nsys(export.write(tmp_path / "r.sqlite")).kernels["range"].tolist() == ["open"]
+    assert kernels["range"].tolist() == expected
+    assert kernels["process_id"].tolist() == [pid for _, pid, _ in launches]
 
 
 def test_kernels_of_a_graph_carry_its_node_and_the_graphs_launch(tmp_path: Path) -> None:
