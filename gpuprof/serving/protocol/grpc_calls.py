@@ -125,7 +125,7 @@ class GrpcCalls:
         if len(self._layouts) == MOST_CACHED:
             self._layouts.clear()
         self._layouts[len(data)] = message.spans
-        self._service.cache(_key(data, message.spans), model, request)
+        self._service.cache(_key(data, message.spans), message.text_bytes, model, request)
         return model, request
 
     async def read(self, body: RequestBody) -> tuple[ServedModel, InferRequest]:

@@ -107,11 +107,11 @@ class StreamServer:
     async def _answer(self, message: bytes, peer: str) -> bytes:
         """Return the ModelStreamInferResponse of a request. When cancelled, it cancels the request."""
         client, request_id = _StreamClient(peer), ""
-        body = RequestBody(message)
+        body = RequestBody(message, arrived=time.monotonic())
         try:
             request_id = decode_infer(message).request.id
-            body = self._service.hold(message, 0, time.monotonic())
             model, request = await self._api.grpc.read(body)
+            body = self._service.hold(message, 0, body.arrived)
             self._service.submit(client, self._respond, "", None, model, request, body)
         except RefusedError as refusal:
             self._service.release(body.slot)

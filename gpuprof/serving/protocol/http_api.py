@@ -150,7 +150,7 @@ class HttpApi:
         if cached is not None:
             return cached[1]
         request = read_request(model.spec, body)
-        self.service.cache(key, model, request)
+        self.service.cache(key, size, model, request)
         return request
 
     async def _read_large(

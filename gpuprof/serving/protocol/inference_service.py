@@ -61,11 +61,11 @@ class InferenceService:
         self._inflating = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def cache(self, key: object, model: ServedModel, request: InferRequest) -> None:
-        """Cache a request with binary tensors, unless these are strings, which are checked each time."""
+    def cache(self, key: object, text_bytes: int, model: ServedModel, request: InferRequest) -> None:
+        """Cache a request with a short text and binary tensors, unless these are strings, which are always checked."""
         tensors = zip(model.spec.inputs, request.inputs, strict=True)
         binary = [spec.datatype for spec, tensor in tensors if isinstance(tensor.data, tuple)]
-        if binary and "BYTES" not in binary:
+        if binary and "BYTES" not in binary and text_bytes <= INLINE_BYTES:
             if len(self.cached) == MOST_CACHED:
                 self.cached.clear()
             self.cached[key] = model, request
