@@ -56,7 +56,8 @@ def _guess_tails(server: BatchServer, processes: int, sizes: Array, times: Array
     fill = sizes / server.batch if server.batch > 1 else np.ones(len(sizes))
     slope = np.interp(sizes + 1.0, numbers, means) - times
     # A long batch collects more requests for the next: sizes are autoregressive.
-    spread = np.sqrt(sizes / (1.0 - np.minimum(_MOST_CORRELATED, rates * slope) ** 2) / processes ** (fill / 2.0))
+    correlation = np.clip(rates * slope, -_MOST_CORRELATED, _MOST_CORRELATED)
+    spread = np.sqrt(sizes / (1.0 - correlation**2) / processes ** (fill / 2.0))
     large = np.minimum(server.batch, sizes + score * spread)
     if processes > 1:
         large = np.where(is_idle, 1.0, large)  # idle processes take requests one by one
