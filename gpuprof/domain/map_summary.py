@@ -118,7 +118,7 @@ def describe_unshared(deployment: DeploymentMap) -> str | None:
 
 
 def describe_turns(deployment: DeploymentMap) -> str | None:
-    """Return the numbers of replicas with turns and of their shares, without a full stop; None without turns."""
+    """Return the numbers of replicas with turns and of their workers, without a full stop; None without turns."""
     replicas = [
         (node.name, gpu.index, number, replica.turns)
         for node in deployment.nodes
@@ -129,7 +129,7 @@ def describe_turns(deployment: DeploymentMap) -> str | None:
     ]
     if not replicas:
         return None
-    return f"{count_of(len(replicas), 'replica')} take turns in {count_of(len(set(replicas)), 'share')}"
+    return f"{count_of(len(replicas), 'replica')} take turns in {count_of(len(set(replicas)), 'worker')}"
 
 
 def _describe_unused(deployment: DeploymentMap) -> str:

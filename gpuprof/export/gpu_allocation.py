@@ -38,8 +38,8 @@ class Allocation:
 def split_replicas(deployment: DeploymentMap) -> DeploymentMap:
     """Return the map with a node for each replica, on a GPU or MIG instance that the cluster divides.
 
-    Raises `InputError` for replicas that share a MIG instance, which KAI Scheduler and HAMi do not divide, and for
-    CPUs.
+    Raises `InputError` for replicas that share a MIG instance, which KAI Scheduler and HAMi do not divide, or a worker,
+    and for CPUs.
     """
     nodes = []
     for name, _, gpu, partition, replica in replica_names(deployment):
@@ -49,6 +49,11 @@ def split_replicas(deployment: DeploymentMap) -> DeploymentMap:
             raise InputError(
                 f"{replica.model} shares a MIG instance, and this scheduler divides whole GPUs only",
                 "export the map to k8s or k8s-dra",
+            )
+        if any(replica.turns and other.turns == replica.turns for other in partition.replicas if other is not replica):
+            raise InputError(
+                f"{replica.model} shares a worker, and this scheduler gives each replica a pod",
+                "export the map to k8s or k8s-dra, or place with --isolate",
             )
         single = partition.model_copy(update={"replicas": (replica,), "unshared": partition.mig is None})
         nodes.append(Node(name=name, gpus=(gpu.model_copy(update={"partitions": (single,)}),)))

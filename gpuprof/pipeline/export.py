@@ -132,7 +132,10 @@ def export(
     if to not in ("json", "mig-parted") and (unshared := describe_unshared(resolved)):
         notes.add(f"{unshared[0].lower()}{unshared[1:]}, and nothing makes batches take turns: they run at once")
     if to == "triton" and (turns := describe_turns(resolved)):
-        notes.add(f"{turns[0].lower()}{turns[1:]}, and Triton's servers know nothing of one another: they run at once")
+        notes.add(
+            f"{turns[0].lower()}{turns[1:]}, and Triton's servers know nothing of one another: they run at once, "
+            "each with a context of its own"
+        )
     if basis := describe_basis(resolved):
         notes.add(basis)
     return MapExportResult(notes=notes.all(), files=bundle.files, models=bundle.models, target=to)

@@ -13,6 +13,7 @@ from gpuprof.domain.estimate import Figure, Workload
 from gpuprof.errors import InputError
 from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
 from gpuprof.placement.problem import Problem
+from gpuprof.rules.turns import find_mean_waits, load_replica
 
 TOGETHER = "measured together"
 TURNS = "waits for its turn"
@@ -30,7 +31,8 @@ class NeighbourEffect:
     share: str
     batch: int
     neighbour: str  #: Model, share and batch, with their number.
-    #: ``alone_ms``, ``beside_ms``: mean time of a batch alone on the device, and beside all neighbours.
+    #: ``alone_ms``, ``beside_ms``: mean time of a batch alone on the device, and beside all neighbours,
+    #: with the wait for its turn.
     alone_ms: float
     beside_ms: float
     added_ms: float  #: Time saved without these neighbours, beside the others.
@@ -81,6 +83,11 @@ def _list_effects(
     def latency(workloads: tuple[Workload, ...]) -> Figure:
         return ask_estimator(problem.estimator, device, workload, workloads).latency_ms
 
+    def wait_ms(replicas: list[Replica]) -> float:
+        """Return the mean wait for the batches of other models of the replica's worker."""
+        return find_mean_waits([load_replica(replica), *map(load_replica, replicas)])[0]
+
+    others = [other for other in partition.replicas if other is not replica]
     for neighbour, count in Counter(neighbours).items():
         try:
             isolated, joint = latency(()), latency(neighbours)
@@ -88,15 +95,17 @@ def _list_effects(
         except InputError:
             continue
         interval = None if joint.low is None or joint.high is None else (joint.low, joint.high)
+        others_wait_ms = wait_ms(others)
+        left = [n for n in others if replica_workload(partition, n, n.batch) != neighbour]
         yield NeighbourEffect(
             where=where,
             share=str(workload.share),
             batch=workload.batch,
             neighbour=_describe_neighbour(neighbour, count),
             alone_ms=isolated.value,
-            beside_ms=joint.value,
-            added_ms=joint.value - reduced.value,
-            interval_ms=interval,
+            beside_ms=joint.value + others_wait_ms,
+            added_ms=joint.value - reduced.value + others_wait_ms - wait_ms(left),
+            interval_ms=interval if not others_wait_ms else None,
             basis=TURNS if workload.turns and neighbour.turns == workload.turns else _describe_basis(isolated, joint),
         )
 

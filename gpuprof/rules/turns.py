@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuprof.domain.deployment import Replica
 from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.sojourn import BatchServer
 
@@ -24,6 +25,7 @@ Ask = Callable[[Workload, Sequence[Workload]], Estimate]
 _ROUNDS, _PRECISION = 500, 1e-6
 #: Part of the batches beyond the percentile at which waits are matched, and that percentile of the normal law.
 _LATE, _NORMAL_P99 = 0.01, 2.326348
+_LEAST_MS = 1e-6  # of a batch, whose time must be above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,22 @@ class LoadedReplica:
     rate_rps: float
     share_pct: float
     turns: int = 0
+
+
+def load_replica(replica: Replica) -> LoadedReplica:
+    """Return a replica of a map at its planned rate, with the map's times of its batches."""
+    predicted = replica.predicted
+    times_ms = replica.batch_latency_ms or (predicted.latency_ms,) * replica.batch
+    server = BatchServer(
+        tuple(max(ms, _LEAST_MS) for ms in times_ms),
+        replica.batch,
+        replica.max_wait_ms,
+        replica.processes,
+        predicted.latency_cv,
+        predicted.pause_factor,
+        predicted.pause_cv,
+    )
+    return LoadedReplica(server, replica.rate_rps, replica.sm_share_pct, replica.turns)
 
 
 def involves_turns(workload: Workload, neighbours: Sequence[Workload]) -> bool:

@@ -16,14 +16,13 @@ from gpuprof.errors import InputError, unknown_name
 from gpuprof.rules.batching import wait_limit_ms
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 from gpuprof.rules.routing import RULES
-from gpuprof.rules.turns import LoadedReplica, add_waits, find_mean_waits
+from gpuprof.rules.turns import LoadedReplica, add_waits, find_mean_waits, load_replica
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.host import core_arrays
 from gpuprof.simulator.state import NS_PER_MS, ClusterArrays
 
 #: Least coefficient of variation; smaller values are treated as 0, because the gamma shape 1 / cv² would overflow.
 _LEAST_VARIATION = 1e-6
-_LEAST_MS = 1e-6  # a batch time must be above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,22 +208,7 @@ def list_queues(places: Sequence[PlacedInstance]) -> list[BatchServer]:
 
 def _load_partitions(places: Sequence[PlacedInstance]) -> Iterator[list[LoadedReplica]]:
     for _, group in groupby(places, key=lambda place: id(place.partition)):
-        yield [_load(place.replica) for place in group]
-
-
-def _load(replica: Replica) -> LoadedReplica:
-    predicted = replica.predicted
-    times = replica.batch_latency_ms or (predicted.latency_ms,) * replica.batch
-    server = BatchServer(
-        tuple(max(ms, _LEAST_MS) for ms in times),
-        replica.batch,
-        replica.max_wait_ms,
-        replica.processes,
-        predicted.latency_cv,
-        predicted.pause_factor,
-        predicted.pause_cv,
-    )
-    return LoadedReplica(server, replica.rate_rps, replica.sm_share_pct, replica.turns)
+        yield [load_replica(place.replica) for place in group]
 
 
 def _max_wait_ms(deployment: DeploymentMap, replica: Replica, latency_ms: Sequence[float]) -> float:

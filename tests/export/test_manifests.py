@@ -303,7 +303,7 @@ def test_kai_gets_a_fraction_of_a_gpu_and_each_pod_serves_its_replica_alone() ->
     assert any("are not held to shares" in note for note in bundle.notes)
 
 
-def test_a_scheduler_of_fractions_refuses_shares_of_a_mig_instance_and_cpus() -> None:
+def test_a_scheduler_of_fractions_refuses_shares_of_a_mig_instance_workers_and_cpus() -> None:
     drawn = json.loads(MAP.to_json())
     partition = drawn["nodes"][0]["gpus"][0]["partitions"][0]
     partition["replicas"] = [replica | {"sm_share_pct": 40.0} for replica in partition["replicas"] * 2][:2]
@@ -311,3 +311,9 @@ def test_a_scheduler_of_fractions_refuses_shares_of_a_mig_instance_and_cpus() ->
         export(parse_map(drawn, "map"), "k8s-hami", IMAGE)
     with pytest.raises(InputError, match="a CPU has no fractions"):
         export(awkward(), "k8s-kai", IMAGE)
+    shared = json.loads(_shared_map(40.0, 40.0).to_json())
+    for replica in shared["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]:
+        replica["turns"] = 1
+    with pytest.raises(InputError, match="shares a worker"):
+        export(parse_map(shared, "map"), "k8s-kai", IMAGE)
+    assert export(parse_map(shared, "map"), "k8s", IMAGE).files  # a pod that serves the whole node
