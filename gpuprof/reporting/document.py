@@ -186,8 +186,8 @@ def _make_map_section(deployment: DeploymentMap, where: str) -> Section:
 
 
 def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Section]:
+    models = list(content["models"]) + list(content.get("chains", ()))
     series, times = content["series"], content["times_s"]
-    models = [*content["models"], *content.get("chains", ())]
     _require_names(models, "model")
     _require_names(series, "model")
     slos = {model["model"]: float(model["slo_ms"]) for model in models}
