@@ -17,7 +17,7 @@ from gpuprof.estimators.measured.figures import blend_figures
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.estimators.measured.size_selection import blend_measured
-from gpuprof.estimators.memory.reserved_memory import PROCESS, predict_held, predict_process
+from gpuprof.estimators.memory.reserved_memory import PROCESS, predict_held, predict_process, shrink_context
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import source_of
 
@@ -46,7 +46,7 @@ class ModelMemory:
     def peak(self, model: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return the peak memory: measured, linear in the batch or between sizes, else from weights and activations."""
         if not model.points.get(device.name) and not model.others:
-            return self._predict(model, device, workload.batch)
+            return self._predict(model, device, workload)
         if not model.points.get(device.name):
             parts = blend_measured(model, device.name)
             each = [(self.peak(sized_model, device, workload), weight) for sized_model, weight in parts]
@@ -65,7 +65,7 @@ class ModelMemory:
             curve = BatchCurve(same)
             reading = curve.at(workload.batch)
             return Figure(*reading) if reading else curve.extrapolate(workload.batch)
-        return self._predict(model, device, workload.batch)
+        return self._predict(model, device, workload)
 
     def context_bytes(self, device: Device, memory: Figure | None, weight_bytes: int) -> int:
         """Return the part of the peak memory that is the context of a process on a GPU, 0 where it is unknown.
@@ -80,8 +80,9 @@ class ModelMemory:
         least = int(constant("memory", "least_process_bytes"))
         return least if memory.is_observed and memory.value - weight_bytes >= least else 0
 
-    def _predict(self, model: MeasuredModel, device: Device, batch: int) -> Figure | None:
-        """Return the memory of weights and activations, under any share; None without the model's file."""
+    def _predict(self, model: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+        """Return the memory of weights, activations and, on a GPU, the context; None without the model's file."""
+        batch = workload.batch
         work = self._known.read_work(model)
         if work is None:
             return None
@@ -98,7 +99,8 @@ class ModelMemory:
             at = self._hold(model, work, precision).at(batch)
             predict = predict_held if self._execution.runtime.is_onnxruntime else predict_process
             self._reserved[key] = predict(at.weight_bytes, at.activation_bytes, self._execution.precision)
-        return self._reserved[key]
+        part = Share(workload.share.sm_pct / workload.processes, workload.share.mig)
+        return shrink_context(self._reserved[key], device.granted_fraction(part))
 
     def _hold(self, model: MeasuredModel, work: WorkByBatch, precision: str) -> WorkByBatch:
         """Return the work of a model with the tensors in memory in ``precision``."""

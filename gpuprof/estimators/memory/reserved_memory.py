@@ -12,6 +12,8 @@ Their constant part is the CUDA context and the code of cuDNN and cuBLAS.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuprof.domain.estimate import Figure
 from gpuprof.estimators.constants import constant
 
@@ -48,3 +50,14 @@ def predict_process(weight_bytes: float, activation_bytes: float, precision: str
     reserved, context = predict_reserved(weight_bytes, activation_bytes, precision), constant("memory", "process_bytes")
     low = constant("memory", "least_process_bytes") + (reserved.low or 0.0)
     return Figure(context + reserved.value, f"{PROCESS}{reserved.source}", low, 2.0 * context + reserved.upper())
+
+
+def shrink_context(figure: Figure, granted_fraction: float) -> Figure:
+    """Return a process's memory with the context of a client that gets a part of the SMs.
+
+    A context reserves local memory for the threads of each granted SM. The upper end is kept.
+    """
+    saved = constant("memory", "context_by_sms") * (1.0 - granted_fraction)
+    value = figure.value - saved * constant("memory", "process_bytes")
+    low = None if figure.low is None else figure.low - saved * constant("memory", "least_process_bytes")
+    return replace(figure, value=value, low=low)

@@ -9,10 +9,10 @@ import pytest
 import gpuprof
 from bench.v100_profiles import v100_profiles
 from gpuprof.domain.catalogue import device
-from gpuprof.domain.estimate import PREDICTED, classify_source
+from gpuprof.domain.estimate import PREDICTED, Figure, classify_source
 from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.memory.reserved_memory import predict_held, predict_reserved
+from gpuprof.estimators.memory.reserved_memory import predict_held, predict_reserved, shrink_context
 
 _MIB = 2.0**20
 
@@ -53,3 +53,12 @@ def test_the_interval_holds_what_processes_of_onnx_runtime_held_of_an_h200() -> 
         assert figure.low is not None and figure.low <= held * _MIB <= figure.upper()
         assert abs(figure.value / (held * _MIB) - 1.0) < 0.2
         assert classify_source(figure.source) == PREDICTED
+
+
+@pytest.mark.parametrize(("sms", "measured_mib"), [(12, 727), (26, 779), (38, 821), (66, 929), (92, 1021), (132, 1181)])
+def test_a_context_shrinks_with_the_sms_that_mps_grants(sms: int, measured_mib: int) -> None:
+    """ResNet-50 at batch 16 on an H200 (bench/gpu/results): the memory differs by what the context takes."""
+    whole = Figure(1181.0 * _MIB, "process", 600.0 * _MIB, 2000.0 * _MIB)
+    part = shrink_context(whole, sms / 132)
+    assert part.value / _MIB == pytest.approx(measured_mib, rel=0.025)
+    assert part.low is not None and part.low <= part.value and part.high == whole.high
