@@ -195,9 +195,9 @@ def _check(model: ModelProto) -> None:
 
     Waived are shapes of inputs and outputs, types of outputs, the graph's name, weights listed as inputs before IR
     version 4 (omitted by tools that rewrite old models), deprecated ops, and the runtime's own ops in ONNX's domain.
-    Raises `ValueError` for a branch of If with inputs.
+    Raises `ValueError` for a damaged node.
     """
-    _refuse_branch_inputs(model)
+    _refuse_damaged_nodes(model)
     tolerant = ModelProto.FromString(model.SerializeToString())
     tolerant.ir_version = max(model.ir_version, _WEIGHTS_APART)
     opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1)
@@ -226,15 +226,20 @@ def _is_deprecated(node: NodeProto, opset: int) -> bool:
         return False
 
 
-def _refuse_branch_inputs(model: ModelProto) -> None:
+def _refuse_damaged_nodes(model: ModelProto) -> None:
+    """Raise `ValueError` for a node that ONNX's checker accepts, and on which its inference fails, hangs or aborts."""
     for graph in graphs_of(model.graph):
         for node in graph.node:
-            for attribute in node.attribute if node.op_type == "If" and not node.domain else ():
-                if attribute.g.input:
+            for attribute in node.attribute if not node.domain else ():
+                for text in (attribute.s, *attribute.strings):
+                    text.decode()
+                if node.op_type == "If" and attribute.g.input:
                     raise ValueError(
                         f"{attribute.name} of node {label(node)} declares the input {attribute.g.input[0].name!r}, "
                         "and a branch of If can have none"
                     )
+                if node.op_type == "Split" and attribute.name == "num_outputs" and attribute.i != len(node.output):
+                    raise ValueError(f"node {label(node)} has {len(node.output)} outputs, not {attribute.i}")
 
 
 def _refuse_other_format(content: bytes, path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gpuprof.errors import InputError
 from gpuprof.graph.load import load_graph, read_turns
 from gpuprof.runtime.batch_items import find_mixed_output
+from tests.small_models import write_model
 
 WHILE = """<ir_version: 7, opset_import: ["" : 13]>
 g (float[N,64] x) => (float[N,64] y)
@@ -75,6 +76,21 @@ def test_a_branch_of_if_with_inputs_is_named(tmp_path: Path) -> None:
     }"""
     with pytest.raises(InputError, match=r"then_branch of node y \(If\) declares the input 'xi'"):
         load_graph(_write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (onnx.helper.make_node("Einsum", ["x"], ["y"], equation=b"\xff\xfe"), "can't decode"),  # inference hangs
+        (onnx.helper.make_node("Split", ["x"], ["y", "z"], num_outputs=1), "has 2 outputs, not 1"),  # it aborts
+    ],
+)
+def test_nodes_on_which_inference_never_returns_are_refused_before(
+    tmp_path: Path, node: onnx.NodeProto, message: str
+) -> None:
+    path = write_model(tmp_path / "m.onnx", [node], {"x": [7]}, {"y": None}, opset=18)
+    with pytest.raises(InputError, match=message):
+        load_graph(path, 7)
 
 
 def test_an_output_of_another_rank_than_declared_is_read_with_a_remark(tmp_path: Path) -> None:
