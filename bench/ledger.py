@@ -2,8 +2,9 @@
 
     python -m bench.ledger [-o DIR] [--source NAME] [--check]
 
-``gpuprof/datasets/ledger`` has the measurements of every source in one schema. Those of BERT are estimated: one
-layer and two are exported with random weights into DIR (gpuprof's extra ``export``); layers are alike. Nothing is
+``gpuprof/datasets/ledger`` has the measurements of every source in one schema. Those of BERT and of networks of the
+zoo are estimated, written with random weights into DIR (gpuprof's extra ``export``); of BERT, one layer and two, which
+are alike. Nothing is
 learned from these rows but the constants that `gpuprof.estimators.cross_gpu` names them as the source of. ``--check``
 writes nothing and fails where a line of the table has become worse by more than 2 points and a tenth, or holds fewer
 measurements.
@@ -26,15 +27,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
+from bench.normalised_networks import write_unfolded
 from gpuprof.domain.catalogue import device
+from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode
+from gpuprof.estimators.cross_gpu.kernels import list_kernels as list_graph_kernels
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.graph.load import load_graph
+from gpuprof.zoo.architecture import find_architecture
+from gpuprof.zoo.build import build
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "gpuprof" / "datasets" / "ledger"
@@ -52,6 +59,16 @@ _MODELS: Mapping[str, tuple[int, _Config]] = {
     "bert_dist6l": (6, _WIDE),
     "bert_dist4l": (4, {"hidden_size": 288, "num_attention_heads": 12, "intermediate_size": 1152}),
 }
+#: Networks of timm → those of the zoo of the same layers.
+_IMAGE_NETWORKS: Mapping[str, str] = {
+    "densenet121": "densenet121",
+    "mobilenetv2_100": "mobilenet_v2",
+    "resnet101": "resnet101",
+    "resnet18": "resnet18",
+    "vgg19": "vgg19",
+    "vit_base_patch16_224": "vit_base",
+}
+_SIDES = ("height", "width")
 #: A line may become worse by so many points and by this factor; so many points of coverage may be lost.
 _POINTS, _FACTOR, _COVERAGE_POINTS = 2.0, 1.1, 5.0
 
@@ -101,11 +118,6 @@ def _read_sources() -> Mapping[str, Any]:
     return tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))
 
 
-def _power_limits() -> Mapping[str, float]:
-    """Return the power limits in watts of sources whose boards are limited below the catalogue's."""
-    return {name: source["power_w"] for name, source in _read_sources()["sources"].items() if "power_w" in source}
-
-
 def main() -> int:
     """Write or check the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,10 +145,10 @@ def judge(measurements: Iterable[Measurement], folder: Path) -> Iterator[Line]:
     """Yield a line for each source, runtime, precision and board, batches of one apart."""
     groups: dict[tuple[str, str, str, str, str], list[tuple[float, Figure]]] = defaultdict(list)
     for entry in measurements:
-        if entry.model in _MODELS:
+        if is_estimated(entry):
             batches = "batch 1" if entry.batch == "1" else "larger batches"
             key = (entry.source, entry.runtime, entry.precision, entry.device, batches)
-            groups[key].append((float(entry.latency_ms), estimate(entry, folder)))
+            groups[key].append((find_latency_ms(entry), estimate(entry, folder)))
     for key, pairs in sorted(groups.items()):
         errors = np.array([figure.value / measured_ms - 1.0 for measured_ms, figure in pairs])
         inside = [(figure.low or 0.0) <= measured_ms <= figure.upper() for measured_ms, figure in pairs]
@@ -146,19 +158,45 @@ def judge(measurements: Iterable[Measurement], folder: Path) -> Iterator[Line]:
         yield Line(name, len(pairs), *(round(float(entry), 1) for entry in figures))
 
 
+def is_estimated(entry: Measurement) -> bool:
+    """Return whether the network of a measurement can be exported here."""
+    return entry.model in _MODELS or entry.model in _IMAGE_NETWORKS
+
+
+def find_latency_ms(entry: Measurement) -> float:
+    """Return the measured time of a batch."""
+    return float(entry.latency_ms or 1e3 * int(entry.batch) / float(entry.throughput_rps))
+
+
 def estimate(entry: Measurement, folder: Path) -> Figure:
     """Return the time of a batch in ms; layers are exported into ``folder`` unless they are there."""
-    mode, board = LaunchMode(entry.runtime), device(entry.device)
-    board = replace(board, max_power_w=_power_limits().get(entry.source, board.max_power_w))
-    kernels = _list_kernels(entry.model, int(entry.size), int(entry.batch), entry.precision, mode, folder)
-    return shipped_model().latency(kernels, board, Share(), entry.precision, mode)
+    mode = LaunchMode(entry.runtime)
+    return shipped_model().latency(list_kernels(entry, folder), find_board(entry), Share(), entry.precision, mode)
+
+
+def find_board(entry: Measurement) -> Device:
+    """Return the board of a measurement under its source's power limit, where that is below the catalogue's."""
+    board = device(entry.device)
+    return replace(board, max_power_w=_read_sources()["sources"][entry.source].get("power_w", board.max_power_w))
+
+
+def list_kernels(entry: Measurement, folder: Path) -> KernelList:
+    """Return the kernels of a measured batch; networks are written into ``folder`` unless they are there."""
+    name, mode = entry.model, LaunchMode(entry.runtime)
+    if name in _IMAGE_NETWORKS:
+        return _list_image_kernels(name, int(entry.size), int(entry.batch), entry.precision, mode, folder)
+    one_layer, two = (
+        _follow_batch(name, int(entry.size), layers, entry.precision, mode, folder).at(int(entry.batch))
+        for layers in (1, 2)
+    )
+    return _deepen(one_layer, two, _MODELS[name][0])
 
 
 def write_table(lines: Sequence[Line], measurements: Sequence[Measurement]) -> str:
     """Return the table, and the number of measurements that were not estimated, as Markdown."""
     head = "| measurements | number | mean absolute error, % | median, % | inside the 90% interval, % | width |"
     rows = "\n".join(map(str, lines))
-    other_sources = Counter(entry.source for entry in measurements if entry.model not in _MODELS)
+    other_sources = Counter(entry.source for entry in measurements if not is_estimated(entry))
     counts = ", ".join(f"{count:,} of {source}" for source, count in sorted(other_sources.items()))
     return f"\n{head}\n|{' --- |' * 6}\n{rows}\n\nNot estimated, their networks being in no file here: {counts}.\n\n"
 
@@ -184,11 +222,6 @@ def find_worse(before: Sequence[Line], after: Sequence[Line]) -> list[str]:
         elif new.inside_pct < line.inside_pct - _COVERAGE_POINTS:
             worse.append(f"{line.name}: {line.inside_pct:.0f}% inside the interval, now {new.inside_pct:.0f}%")
     return worse
-
-
-def _list_kernels(name: str, length: int, batch: int, precision: str, mode: LaunchMode, folder: Path) -> KernelList:
-    one_layer, two = (_follow_batch(name, length, layers, precision, mode, folder).at(batch) for layers in (1, 2))
-    return _deepen(one_layer, two, _MODELS[name][0])
 
 
 @cache
@@ -226,6 +259,28 @@ def _count_kernels(kernels: KernelList) -> Counter[Any]:
     for key, count in zip(_keys(kernels), kernels.count, strict=True):
         counted[key] += count
     return counted
+
+
+@cache
+def _list_image_kernels(name: str, side: int, batch: int, precision: str, mode: LaunchMode, folder: Path) -> KernelList:
+    path = folder / f"{name}{'-eager' if mode.is_eager else ''}.onnx"
+    if not path.is_file():
+        _write_image_network(_IMAGE_NETWORKS[name], path, unfolded=mode.is_eager)
+    return list_graph_kernels(load_graph(path, batch, dims=dict.fromkeys(_SIDES, side)), precision, mode)
+
+
+def _write_image_network(name: str, path: Path, *, unfolded: bool) -> None:
+    """Write a network of the zoo for images of any size, with or without batch normalisations of their own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    build(find_architecture(name), path)
+    if unfolded:
+        write_unfolded(name, path, path)
+    model = onnx.load(str(path))
+    (image,) = (info for info in model.graph.input if len(info.type.tensor_type.shape.dim) == 4)
+    for dim, side in zip(image.type.tensor_type.shape.dim[2:], _SIDES, strict=True):
+        dim.dim_param = side
+    del model.graph.value_info[:]  # has the sizes of the original
+    onnx.save(model, str(path))
 
 
 def _export(name: str, layers: int, path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 from onnx import GraphProto, NodeProto, helper
 
-#: Networks whose published file has the batch normalisations folded into its convolutions; PyTorch runs them.
-_FOLDED = frozenset({"mobilenet_v2"})
+#: Networks of the zoo whose files have the batch normalisations folded into its convolutions; PyTorch runs them.
+_FOLDED = frozenset({"mobilenet_v2", "resnet18", "resnet101"})
 
 
 def write_unfolded(name: str, source: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ from gpuprof.domain.catalogue import datasets, device_of_driver
 from gpuprof.estimators.cross_gpu.op_table import Array, OpTable, make_table
 
 #: Boards with the same chip: who leaves one out leaves out all.
-CHIP = MappingProxyType({"a100-pcie-40": "a100", "a100-pcie-80": "a100", "a100-80": "a100"})
+CHIP = MappingProxyType({"a100-40": "a100", "a100-pcie-40": "a100", "a100-pcie-80": "a100", "a100-80": "a100"})
 #: Frameworks by the number that stands for them in the features of products and attention.
 FRAMEWORKS = ("VLLM", "TRTLLM", "SGLang")
 _BINARY, _SCALAR, _UNARY = ("add", "mul", "div", "pow"), ("addu", "mulu", "divu", "powu"), ("relu", "gelu", "tanh")

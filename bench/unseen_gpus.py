@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from bench.op_training import Trained, bounds_as_measured, chip_of, published_ops, train
 from bench.published_ops import MeasuredOps
 from bench.unseen_intervals import OpResiduals, fit_scales, print_intervals, sample_residuals
-from bench.unseen_models import ModelDeviation, convolutional_errors, transformer_errors
+from bench.unseen_models import ModelDeviation, convolutional_errors, ledger_errors, transformer_errors
 from bench.unseen_training import write_regressors
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
@@ -125,6 +125,7 @@ def main() -> int:
         models += transformer_errors(args.exports, left_out)
     with tempfile.TemporaryDirectory() as folder:
         networks = convolutional_errors(left_out, Path(folder), args.reference)
+        networks += ledger_errors(left_out, args.exports or Path(folder))
     print_models(models)
     print_models(networks)
     print_intervals(residuals, [*models, *networks])

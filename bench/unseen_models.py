@@ -9,13 +9,14 @@ from functools import cache, partial
 from math import log
 from pathlib import Path
 
+from bench import ledger
 from bench.normalised_networks import write_unfolded
 from bench.op_training import chip_of
 from bench.roofline import PUBLISHED_AS
 from bench.v100_profiles import v100_profiles
 from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.share import Share
-from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, kind_of
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, kind_of, shipped_model
 from gpuprof.estimators.cross_gpu.intervals import TimeParts, generation_of
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
@@ -143,9 +144,23 @@ def convolutional_errors(
     return deviations
 
 
+def ledger_errors(left_out: Mapping[str, CrossGpuModel], folder: Path) -> Iterator[ModelDeviation]:
+    """Yield the ledger's transformers; on GPUs without published ops as the shipped regressors estimate them."""
+    for entry in filter(ledger.is_estimated, ledger.read_measurements()):
+        kernels, runtime = ledger.list_kernels(entry, folder), LaunchMode(entry.runtime)
+        model = _model(left_out, entry.device) if _key(entry.device) in left_out else shipped_model()
+        parts = model.time_parts(kernels, rates_of(ledger.find_board(entry), entry.precision), runtime)
+        label = (entry.source, entry.device, entry.model, entry.runtime, kind_of(kernels, entry.precision))
+        yield ModelDeviation(*label, int(entry.batch), ledger.find_latency_ms(entry), parts)
+
+
 def _model(left_out: Mapping[str, CrossGpuModel], gpu: str) -> CrossGpuModel:
+    return left_out[_key(gpu)]
+
+
+def _key(gpu: str) -> str:
     chip = chip_of(gpu)
-    return left_out[{"v100": "v100-pcie-32"}.get(chip, chip)]
+    return {"v100": "v100-pcie-32"}.get(chip, chip)
 
 
 _Row = tuple[str, str, str, int, Share, LaunchMode, str, float]

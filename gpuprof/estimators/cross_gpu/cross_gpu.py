@@ -252,15 +252,15 @@ def only_batch_of(model: UnmeasuredModel) -> int | None:
 def kind_of(kernels: KernelList, precision: str) -> str:
     """Return the kind of a model, a key of `ErrorScales.model_factors`: models of a kind have similar errors.
 
-    Kinds differ by the arithmetic, mostly of convolutions or of other products, on CUDA or on tensor cores. Models in
-    double precision were not measured.
+    Kinds differ by the arithmetic, mostly of convolutions or of other products, on CUDA cores or on tensor cores, in
+    TF32 or narrower types. Models in double precision were not measured.
     """
     flops = np.asarray(kernels.ops.flops) * np.array(kernels.count, dtype=float)
     convolved = float(flops[kernels.ops.family == FAMILIES.index("conv")].sum())
     multiplied = float(flops[np.isin(kernels.ops.family, [*_PRODUCTS, _ATTENTION])].sum())
     part = "convolutions" if convolved > multiplied / 2 else "products"
-    cores = "double" if precision == "float64" else "cores"
-    return f"{part} {'tensor' if precision in TENSOR_TYPES else cores}"
+    apart = {"float64": "double", "tfloat32": "tfloat32"}
+    return f"{part} {apart.get(precision, 'tensor' if precision in TENSOR_TYPES else 'cores')}"
 
 
 def trained_folder() -> Traversable:
