@@ -138,38 +138,28 @@ def read_trace(path: Path) -> Trace:
     Raises `InputError` with the line for a header without ``time_s``, a line of another length, and a time that is no
     number, negative, earlier than the previous time or beyond a hundred years; also for a file without requests.
     """
-    from pyarrow import ArrowInvalid
+    import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
     header = _header(path)
-    types = {"time_s": "float64", "model": "string"}
+    types = {"time_s": pa.float64(), "model": pa.string()}
     try:
-        table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=_arrow_types(types)))
+        table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=types))
         seconds = table["time_s"].to_numpy()
-    except (ArrowInvalid, KeyError):
-        raise _find_first_error(path) or InputError(
-            f"{path} cannot be read as a trace", "write time_s,model and a line for each request"
-        ) from None
-    if len(seconds) == 0:
-        raise InputError(f"{path} holds no requests", "add lines such as 0.25,resnet50")
-    if not np.isfinite(seconds).all() or seconds.min() < 0 or seconds.max() > LONGEST_S or (np.diff(seconds) < 0).any():
-        raise _find_first_error(path) or InputError(f"{path}: times must be numbers that never fall")
+    except (pa.ArrowInvalid, KeyError):
+        raise _find_first_error(path) from None
+    is_valid = len(seconds) > 0 and seconds.min() >= 0 and seconds.max() <= LONGEST_S and (np.diff(seconds) >= 0).all()
+    names, index = [""], np.zeros(len(seconds), np.int64)
+    if is_valid and "model" in header:
+        models = table["model"].combine_chunks().dictionary_encode()
+        names, index = models.dictionary.to_pylist(), models.indices.to_numpy(zero_copy_only=False)
+        # A line break in a name means an unclosed quotation.
+        is_valid = not models.null_count and all(name and "\n" not in name for name in names)
+    if not is_valid:
+        raise _find_first_error(path)
     times = np.rint(seconds * NS_PER_S).astype(np.int64)
     duration_s = max(float(seconds[-1]), 1.0 / NS_PER_S)
-    if "model" not in header:
-        return Trace({"": times}, duration_s)
-    models = table["model"].combine_chunks().dictionary_encode()
-    names = models.dictionary.to_pylist()
-    if models.null_count or any(not name or "\n" in name for name in names):  # a line break means an unclosed quotation
-        raise _find_first_error(path) or InputError(f"{path}: model is empty")
-    index = models.indices.to_numpy(zero_copy_only=False)
-    return Trace({str(name): times[index == i] for i, name in enumerate(names)}, duration_s)
-
-
-def _arrow_types(names: Mapping[str, str]) -> dict[str, object]:
-    import pyarrow as pa
-
-    return {column: pa.type_for_alias(name) for column, name in names.items()}
+    return Trace({name: times[index == i] for i, name in enumerate(names)}, duration_s)
 
 
 def open_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -206,27 +196,27 @@ def _header(path: Path) -> list[str]:
     return header
 
 
-def _find_first_error(path: Path) -> InputError | None:
+def _find_first_error(path: Path) -> InputError:
     """Return the error of the first wrong line; slow, so only called after a failure."""
     rows = open_rows(path)
-    _, header = next(rows)
-    before = 0.0
+    first, header = next(rows)
+    line, before = first, 0.0
     for line, row in rows:
-        location = f"{path}:{line}"
+        location, fields = f"{path}:{line}", dict(zip(header, row, strict=False))
         if len(row) != len(header):
             return InputError(f"{location}: expected {len(header)} fields but got {len(row)}")
-        fields = dict(zip(header, row, strict=True))
         try:
             seconds = float(fields["time_s"])
         except ValueError:
             return InputError(f"{location}: time_s must be a number but got {fields['time_s']!r}")
-        if not math.isfinite(seconds) or not 0.0 <= seconds <= LONGEST_S:
+        if not 0.0 <= seconds <= LONGEST_S:
             return InputError(f"{location}: time_s must be at least 0 and at most 100 years but got {fields['time_s']}")
         if seconds < before:
-            return InputError(
-                f"{location}: time_s {seconds:g} is earlier than {before:g} before it", "sort the trace by time"
-            )
+            message = f"{location}: time_s {seconds:g} is earlier than {before:g} before it"
+            return InputError(message, "sort the trace by time")
         if fields.get("model") == "":
             return InputError(f"{location}: model is empty")
         before = seconds
-    return None
+    if line == first:
+        return InputError(f"{path} holds no requests", "add lines such as 0.25,resnet50")
+    return InputError(f"{path} cannot be read as a trace", "write time_s,model and a line for each request")
