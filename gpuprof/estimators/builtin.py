@@ -43,7 +43,7 @@ def make_estimator(source: str | Estimator, db: KernelDb | None, graphs: Mapping
     name = identify(source)
     estimator = source if not isinstance(source, str) else _construct(source, db, graphs)
     require_methods("estimator", name, estimator, "estimate", "batches", "shares")
-    if name not in BUILTIN:
+    if is_plugin(source):
         estimator = ForeignEstimator(name, estimator)
     # The default estimator refuses failed workloads by itself, also at other sizes of a model's dimensions.
     return estimator if db is None or name == DEFAULT else FailureAwareEstimator(estimator, KnownModels(db, graphs))
@@ -63,7 +63,7 @@ def _construct(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | None
 
 def is_plugin(source: str | Estimator) -> bool:
     """Return whether an estimator, or the estimator of a name, is none of gpuprof's own."""
-    return not isinstance(source, str) or source not in BUILTIN
+    return source not in BUILTIN if isinstance(source, str) else not identify(source).startswith("gpuprof.")
 
 
 def read_premise(source: str | Estimator) -> str | None:

@@ -76,7 +76,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def make_policy(source: str | Policy, options: Mapping[str, str] | None = None) -> Policy:
-    """Return a policy made with ``options``; a given object, with its errors reported as those of a plug-in.
+    """Return a policy made with ``options``; errors of others' objects are reported as those of a plug-in.
 
     ``source``: a built-in or installed name, ``"package.module:Class"``, or a policy; ``options``: the policy's own
     options as text, parsed by the types of its fields; or ``is_pooled``, for `PooledPolicy`.
@@ -96,7 +96,7 @@ def make_policy(source: str | Policy, options: Mapping[str, str] | None = None) 
     name = identify(source)
     if not isinstance(source, str):
         require_methods("policy", name, source, "place")
-        return ForeignPolicy(name, source)
+        return source if name.startswith("gpuprof.") else ForeignPolicy(name, source)
     factory = load_plugin("policy", name, BUILTIN)
     own_options = dict(options or {})
     is_pooled = bool(_value(POOLED, own_options.pop(POOLED, "false"), bool))
@@ -130,6 +130,8 @@ def describe_policy(source: str | Policy) -> str:
     >>> describe_policy("ffd"), describe_policy(FirstFitDecreasing())
     ('ffd', 'gpuprof.placement.published.ffd:FirstFitDecreasing')
     """
+    if isinstance(source, ForeignPolicy):
+        return source.name
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(source) if dataclasses.is_dataclass(source) else ()
     options = [f"{field.name}={value}" for field in fields if (value := getattr(source, field.name)) != field.default]
     return "+".join([identify(source), *options])

@@ -232,7 +232,7 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
     from gpuprof.zoo.build import build
 
     class TrainedStandIn:
-        memory = True
+        memory = times = True
 
         def latency(self, graph: object, share: object) -> Figure:
             return Figure(7.0, "stack", 6.0, 8.0)

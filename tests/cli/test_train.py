@@ -49,6 +49,7 @@ def test_evaluate_prints_every_predictor_and_writes_the_plot(
     rows = json.loads(capsys.readouterr().out)
     assert {row["predictor"] for row in rows} == {
         "lasso", "kernel_ridge", "stack", "allocation", "roofline", "roofline, scaled", "interpolation",
+        "mean of the others",
     }  # fmt: skip
     assert {row["quantity"] for row in rows} == {"op time", "latency", "memory"}
     assert plot.read_text().startswith("<svg")

@@ -37,5 +37,5 @@ def test_it_does_so_where_its_parent_does_too(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(sys, "path", ["/elsewhere"])
     assert module_command("gpuprof", "x") == [sys.executable, "-P", "-m", "gpuprof", "x"]
     for folder_entry in ("", str(folder)):
-        monkeypatch.setattr(sys, "path", ["/elsewhere", folder_entry])
+        monkeypatch.setattr(sys, "path", [folder_entry, "/elsewhere"])
         assert module_command("gpuprof") == [sys.executable, "-m", "gpuprof"]
