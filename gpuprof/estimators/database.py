@@ -221,7 +221,7 @@ class DatabaseEstimator:
             pause_factor=pause[0],
             pause_cv=pause[1],
             memory_bytes=(memory := self._memory.peak(record, device, workload)),
-            context_bytes=self._memory.context_bytes(device, memory, record.weight_bytes or 0),
+            context_bytes=self._memory.context_bytes(device, memory, record.weight_bytes or 0, workload),
             weight_bytes=work.smallest.weight_bytes if record.weight_bytes is None and work else record.weight_bytes,
             creq_pct=self._creq(record, device, workload),
             dram_pct=figure_of(record, device, workload, "dram_pct"),

@@ -17,7 +17,13 @@ from gpuprof.estimators.measured.figures import blend_figures
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel
 from gpuprof.estimators.measured.size_selection import blend_measured
-from gpuprof.estimators.memory.reserved_memory import PROCESS, predict_held, predict_process, shrink_context
+from gpuprof.estimators.memory.reserved_memory import (
+    PROCESS,
+    context_fraction,
+    predict_held,
+    predict_process,
+    shrink_context,
+)
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import source_of
 
@@ -67,7 +73,7 @@ class ModelMemory:
             return Figure(*reading) if reading else curve.extrapolate(workload.batch)
         return self._predict(model, device, workload)
 
-    def context_bytes(self, device: Device, memory: Figure | None, weight_bytes: int) -> int:
+    def context_bytes(self, device: Device, memory: Figure | None, weight_bytes: int, workload: Workload) -> int:
         """Return the part of the peak memory that is the context of a process on a GPU, 0 where it is unknown.
 
         A prediction from weights and activations includes a constant one. A measured context is not told apart, so the
@@ -75,9 +81,10 @@ class ModelMemory:
         """
         if device.kind != "gpu" or memory is None:
             return 0
+        fraction = context_fraction(device.granted_fraction(_share_of_process(workload)))
         if memory.source.startswith(PROCESS):
-            return int(constant("memory", "process_bytes"))
-        least = int(constant("memory", "least_process_bytes"))
+            return int(fraction * constant("memory", "process_bytes"))
+        least = int(fraction * constant("memory", "least_process_bytes"))
         return least if memory.is_observed and memory.value - weight_bytes >= least else 0
 
     def _predict(self, model: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
@@ -99,8 +106,7 @@ class ModelMemory:
             at = self._hold(model, work, precision).at(batch)
             predict = predict_held if self._execution.runtime.is_onnxruntime else predict_process
             self._reserved[key] = predict(at.weight_bytes, at.activation_bytes, self._execution.precision)
-        part = Share(workload.share.sm_pct / workload.processes, workload.share.mig)
-        return shrink_context(self._reserved[key], device.granted_fraction(part))
+        return shrink_context(self._reserved[key], device.granted_fraction(_share_of_process(workload)))
 
     def _hold(self, model: MeasuredModel, work: WorkByBatch, precision: str) -> WorkByBatch:
         """Return the work of a model with the tensors in memory in ``precision``."""
@@ -134,3 +140,7 @@ class ModelMemory:
         """Return whether a batch fits into the memory of a share; true where its memory is unknown."""
         memory = self.peak(model, device, Workload(model.model, batch, share))
         return memory is None or memory.value <= device.memory_bytes(share)
+
+
+def _share_of_process(workload: Workload) -> Share:
+    return Share(workload.share.sm_pct / workload.processes, workload.share.mig)

@@ -354,5 +354,5 @@ def _least_memory_part(segments: Segments, model: str, device: Device) -> float:
         estimate = segments.estimate(device, Workload(model, min(batches), Share()))
         process_bytes = segments.memory_bytes(estimate)
         if process_bytes is not None:
-            return estimate.added_bytes(process_bytes) / (device.dram_bytes - estimate.context_bytes)
+            return estimate.added_bytes(process_bytes) / device.dram_bytes
     return 0.0

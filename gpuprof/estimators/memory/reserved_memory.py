@@ -52,12 +52,17 @@ def predict_process(weight_bytes: float, activation_bytes: float, precision: str
     return Figure(context + reserved.value, f"{PROCESS}{reserved.source}", low, 2.0 * context + reserved.upper())
 
 
+def context_fraction(granted_fraction: float) -> float:
+    """Return the size of the context of a client that gets a part of the SMs, as a fraction of a whole GPU's."""
+    return 1.0 - constant("memory", "context_by_sms") * (1.0 - granted_fraction)
+
+
 def shrink_context(figure: Figure, granted_fraction: float) -> Figure:
     """Return a process's memory with the context of a client that gets a part of the SMs.
 
     A context reserves local memory for the threads of each granted SM. The upper end is kept.
     """
-    saved = constant("memory", "context_by_sms") * (1.0 - granted_fraction)
+    saved = 1.0 - context_fraction(granted_fraction)
     value = figure.value - saved * constant("memory", "process_bytes")
     low = None if figure.low is None else figure.low - saved * constant("memory", "least_process_bytes")
     return replace(figure, value=value, low=low)
