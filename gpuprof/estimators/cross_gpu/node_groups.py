@@ -47,9 +47,9 @@ class NodeGroups:
 
     ``ops``: in the order of the graph, identified by their places in it; ``fused``: whether the runtime joins chains of
     element-wise ops; ``narrow``: whether products are in half precision or below, a condition of fused attention;
-    ``by_onnxruntime``: a normalisation's kernel does the sum before it and that sum's bias, other biases are not part
-    of products, and GELUs are one kernel in some orders; ``attention``: whether the runtime has kernels for whole
-    attention.
+    ``by_onnxruntime``: a normalisation's kernel does the sum before it and that sum's bias, GELUs are one kernel with
+    their bias in some orders, products take a scale, and no other bias; ``attention``: whether the runtime has kernels
+    for whole attention, in ONNX Runtime with the biases of its operands.
     """
 
     def __init__(
@@ -169,8 +169,7 @@ class NodeGroups:
         """Tie a scaling by a number to the product before it or, as its only reader, behind it."""
         tied = self._absorbed.keys() | set(self._absorbed.values())
         for place, op in enumerate(self._ops):
-            is_scaling = op.op_type in ("Mul", "Div") and all(tensor.elements == 1 for tensor in op.inputs[1:])
-            if place in tied or not is_scaling:
+            if place in tied or not self._scales(place):
                 continue
             before, reader = self.maker.get(op.inputs[0].name), self._only_reader(place)
             if before is not None and self._ops[before].op_type in _SCALED and self._only_reader(before) == place:
@@ -330,8 +329,11 @@ class NodeGroups:
         return places
 
     def _is_moving(self, place: int) -> bool:
-        op = self._ops[place]
-        scaling = op.op_type in ("Mul", "Div") and op.inputs[0].elements == op.outputs[0].elements
-        scaling = scaling and all(t.elements == 1 for t in op.inputs[1:])
         biased = self._adds_biases and self._adds_weight(place)
-        return scaling or biased or op.op_type in VIEWS | {"Transpose", "Split", "Gather", "Slice"}
+        is_view = self._ops[place].op_type in VIEWS | {"Transpose", "Split", "Gather", "Slice"}
+        return self._scales(place) or biased or is_view
+
+    def _scales(self, place: int) -> bool:
+        op = self._ops[place]
+        is_scaling = op.op_type in ("Mul", "Div") and op.inputs[0].elements == op.outputs[0].elements
+        return is_scaling and all(tensor.elements == 1 for tensor in op.inputs[1:])
