@@ -14,6 +14,7 @@ from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
 from gpuprof.serving.change.adapt import Load
+from tests.profiling.models import write_mlp
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentMap:
     run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
     KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,200\n")
-    (tmp_path / "net.onnx").write_bytes(b"")
+    write_mlp(tmp_path / "net.onnx")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GPUPROF_DB", raising=False)
     assert main(["place", "--max-batch", "1"]) == 0
@@ -70,7 +71,7 @@ def test_models_that_slow_each_other_more_than_predicted_are_planned_apart(
     run = RunRow("r2", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "heavy")
     KernelDb(Path("gpuprof-db")).append(Run(run, models=rows))
     Path("slo.csv").write_text("model,rate_rps,slo_ms\nnet,8,200\nheavy,8,200\n")
-    Path("heavy.onnx").write_bytes(b"")
+    write_mlp(Path("heavy.onnx"))
     assert main(["place", "-o", "both.json", "--max-batch", "1", "--gpus", "v100:2"]) == 0
     both = read_map(Path("both.json"))
     assert both.predicted.gpus == 1
