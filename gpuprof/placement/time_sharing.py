@@ -351,7 +351,7 @@ def _least_memory_part(segments: Segments, model: str, device: Device) -> float:
     """Return the least part of a device's memory a model of a worker takes, without a context; 0 where unknown."""
     with suppress(InputError):
         batches = segments.search_space.listed_batches(segments.first_alike(model), device, Share())
-        estimate = segments.estimate(device, Workload(model, min(batches), Share()))
+        estimate = segments.estimate(device, Workload(model, min(batches, default=1), Share()))
         process_bytes = segments.memory_bytes(estimate)
         if process_bytes is not None:
             return estimate.added_bytes(process_bytes) / device.dram_bytes

@@ -240,7 +240,8 @@ class Search:
     ) -> Iterator[Placement]:
         """Yield the maps of a method, repaired where the replicas of a pool are together too slow.
 
-        Their capacities are corrected by their queues, and the demands of pools of corrected replicas are raised.
+        Their capacities are corrected by their queues, and the demands of pools of corrected replicas are raised where
+        there are devices enough.
         The first map is repaired without a limit: a search must not call a demand impossible for want of time.
         """
         problem = segments.problem
@@ -251,16 +252,22 @@ class Search:
             # Where there are devices enough, a map that serves less is only repaired.
             placement = self._judge.settle(gpus, method, is_rough=not self._is_counted)
             yield placement
-            if not self.is_pooled or not placement.unplaced or self._is_counted or limit.is_over:
+            if not self.is_pooled or not placement.unplaced or limit.is_over:
                 return
+            has_changed = False
             for unplaced in placement.unplaced:
-                if unplaced.model not in corrected and isinstance(segments, PooledSegments):
+                if unplaced.model not in corrected or self._is_counted:
                     corrected.add(unplaced.model)
-                    if segments.correct(unplaced.model, gpus):
+                    if isinstance(segments, PooledSegments) and segments.correct(unplaced.model, gpus):
+                        has_changed = True
                         continue
-                rate_rps = problem.demand(unplaced.model).rate_rps
-                served_rps = max(rate_rps - unplaced.rate_rps, rate_rps / 2.0)
-                rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION)
+                if not self._is_counted:
+                    has_changed = True
+                    rate_rps = problem.demand(unplaced.model).rate_rps
+                    served_rps = max(rate_rps - unplaced.rate_rps, rate_rps / 2.0)
+                    rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION)
+            if not has_changed:
+                return
 
     def _bound_budget(self, offers: CandidateSegments, plan_bound: float) -> None:
         """Bound the cost of every map with a latency budget, or on a small fleet the goodput."""
