@@ -172,19 +172,14 @@ def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
     deployment = outcome.deployment
     if deployment is None or scenario.traffic is None:
         return record
-    if setup.is_cut and (count := problem_count(scenario)) is not None:
-        deployment = keep_first_gpus(deployment, count)
+    count = scenario.gpus.rpartition(":")[2]
+    if setup.is_cut and count.isdigit():
+        deployment = keep_first_gpus(deployment, int(count))
     try:
         record |= _simulated_figures(cell, deployment, judge)
     except GpuprofError as error:
         record["reason"] = f"not simulated: {error}"
     return record
-
-
-def problem_count(scenario: Scenario) -> int | None:
-    """Return how many devices the scenario has, None for as many as needed."""
-    count = scenario.gpus.rpartition(":")[2]
-    return int(count) if count.isdigit() else None
 
 
 def make_problem(cell: LabCell, work: Path, data: Path | None) -> tuple[Problem, Estimator]:
@@ -215,11 +210,8 @@ def make_problem(cell: LabCell, work: Path, data: Path | None) -> tuple[Problem,
 
 def _database_path(setup: Setup, work: Path, data: Path | None) -> Path:
     path = Path(setup.database)
-    return (
-        path
-        if path.is_dir() and (path.is_absolute() or len(path.parts) > 1)
-        else build_database(setup.database, work, data)
-    )
+    is_path = path.is_dir() and (path.is_absolute() or len(path.parts) > 1)
+    return path if is_path else build_database(setup.database, work, data)
 
 
 @cache
@@ -322,7 +314,9 @@ def _simulated_figures(cell: LabCell, deployment: DeploymentMap, judge: Estimato
         for number in range(cell.repeats)
     ]
     services = [service for run in runs for service in run.values()]
-    late = sorted({model for run in runs for model, service in run.items() if service.is_late}, key=_natural)
+    late = sorted(
+        {model for run in runs for model, service in run.items() if service.is_late}, key=lambda name: (len(name), name)
+    )
     requests = sum(service.requests for service in services)
     return {
         "simulated_gpus": len({(id(node), gpu.index) for node in deployment.nodes for gpu in node.gpus}),
@@ -334,11 +328,6 @@ def _simulated_figures(cell: LabCell, deployment: DeploymentMap, judge: Estimato
         "answered_of": {model: sum(run[model].answered_rps for run in runs) / cell.repeats for model in runs[0]},
         "stages_ms": {model: service.stages_ms for model, service in runs[0].items()},
     }
-
-
-def _natural(name: str) -> tuple[str, int]:
-    digits = "".join(letter for letter in name if letter.isdigit())
-    return name.rstrip("0123456789"), int(digits or 0)
 
 
 def keep_first_gpus(deployment: DeploymentMap, count: int) -> DeploymentMap:

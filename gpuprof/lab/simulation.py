@@ -121,11 +121,8 @@ def draw_arrivals(demand: Demand, number: int, traffic: Traffic) -> Times:
     """Draw the requests of a demand with exponential gaps (thesis §4.3.1); ``number``: its position."""
     mean = demand.rate_rps * traffic.arrived
     random = np.random.default_rng([traffic.seed, number])
-    times = (
-        GammaArrivals(mean)
-        .stream(random)
-        .take(int(mean * traffic.seconds + 10.0 * (mean * traffic.seconds) ** 0.5 + 10))
-    )
+    expected = mean * traffic.seconds
+    times = GammaArrivals(mean).stream(random).take(int(expected + 10.0 * expected**0.5 + 10))
     return times[times < traffic.seconds * 1e9]
 
 
