@@ -133,9 +133,7 @@ class _Walk:
     def __init__(self, graph: ModelGraph, precision: str, runtime: LaunchMode) -> None:
         self._ops = graph.ops
         self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
-        if precision == "int8" and runtime.startswith(
-            "tensorrt"
-        ):  # its normalisations, activations and attention take int8, too
+        if precision == "int8" and runtime.startswith("tensorrt"):  # so do normalisations, activations and attention
             self._width = self._operand
         self._narrow = self._width < 4.0
         self._by_onnxruntime, self._fused = runtime.is_onnxruntime, runtime.joins_chains
