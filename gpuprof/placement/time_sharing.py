@@ -68,7 +68,7 @@ def share_workers(problem: Problem, placement: Placement, limit: Limit) -> Place
         return placement  # the work of a device bounds shared workers, too
     packing = _Packing(problem, Segments(problem), devices)
     best, tried = placement, set[tuple[str, ...]]()
-    limit = limit.with_least((limit.seconds or 0.0) / 8.0)  # however long the search took
+    limit = limit.with_least((limit.seconds or 0.0) / 3.0)  # however long the search took
     with problem.limits.until(limit), suppress(TimeUpError):
         for most_busy in _LIGHT:
             light = packing.list_light(placement, most_busy)
