@@ -52,8 +52,8 @@ class Predictor:
         self._problem = problem
         self._segments = Segments(replace(problem, options=replace(problem.options, confidence=MEANS)))
         self._goodput: dict[str, float] = {}
-        #: By the identity of a partition, whose replicas may equal those of another partition with other neighbours.
-        self._servers: dict[int, tuple[BatchServer, ...]] = {}
+        #: By the kind of device and the partition without its start, which a running map may change.
+        self._servers: dict[tuple[str, PlacedPartition], tuple[BatchServer, ...]] = {}
         self._pools: dict[str, _Pool] = {}
         if problem.options.latency_budget is None:
             self._pool_replicas(gpus)
@@ -70,8 +70,8 @@ class Predictor:
                 servers = iter(disturb_servers(self._problem.options.host, every, self._problem.queueing))
                 loaded = [[replace(replica, server=next(servers)) for replica in replicas] for replicas in loaded]
             for partition, replicas in zip(gpu.partitions, loaded, strict=True):
-                self._servers[id(partition)] = add_waits(replicas)
-                for placed, server in zip(partition.replicas, self._servers[id(partition)], strict=True):
+                self._servers[device.name, replace(partition, start=None)] = waiting = add_waits(replicas)
+                for placed, server in zip(partition.replicas, waiting, strict=True):
                     estimate = self._segments.estimate(device, placed.workload, partition.beside(placed))
                     by_model.setdefault(placed.model, []).append((placed.rate_rps, server, estimate))
         for model, pool in by_model.items():
@@ -106,7 +106,8 @@ class Predictor:
 
     def replicas(self, device: Device, partition: PlacedPartition) -> tuple[Replica, ...]:
         """Return the replicas of a partition of the placement for the map."""
-        servers = self._servers.get(id(partition), (None,) * len(partition.replicas))
+        content = device.name, replace(partition, start=None)
+        servers = self._servers.get(content, (None,) * len(partition.replicas))
         return tuple(
             self._predict_replica(device, placed, partition.beside(placed), server)
             for placed, server in zip(partition.replicas, servers, strict=True)
