@@ -57,7 +57,7 @@ def test_more_requests_get_more_of_the_device(first: DeploymentMap) -> None:
 
 
 @pytest.mark.slow
-def test_models_that_slow_each_other_more_than_predicted_are_planned_apart(
+def test_models_that_slow_each_other_more_than_predicted_never_run_at_the_same_time(
     first: DeploymentMap, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
@@ -79,7 +79,8 @@ def test_models_that_slow_each_other_more_than_predicted_are_planned_apart(
     together = replan(both, Load(rates, {}))
     assert together is not None and together.predicted.gpus == 1
     apart = replan(both, Load(rates, {}, {("net", "heavy"): 30.0}))
-    assert apart is not None and apart.predicted.gpus == 2
+    assert apart is not None  # taking turns, they do not slow each other
+    assert apart.predicted.gpus == 2 or all(replica.turns for *_, replica in apart.places())
     slower = replan(both, Load(rates, {}, {("net", "heavy"): 1.5}))
     assert slower is not None and slower.predicted.gpus == 1
     net = next(replica for *_, replica in slower.places() if replica.model == "net")
