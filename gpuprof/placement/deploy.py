@@ -31,8 +31,8 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
 
     ``created``: time of creation; without it, the same problem gives the same bytes.
     """
-    predictor = Predictor(problem, placement.gpus)
     addresses, moves = number_devices(problem, placement.gpus)
+    predictor = Predictor(problem, [gpu for _, gpu in addresses])
     nodes = tuple(_make_nodes(addresses, problem, predictor))
     deployment = DeploymentMap(
         policy=placement.policy,
