@@ -59,6 +59,7 @@ class PlannedWith(_Record):
     overhead_ms: _Milliseconds = 0.0
     max_batch: _Count = 256
     max_processes: _Count | None = None
+    isolate: bool = False
     host: RecordedHostWork = RecordedHostWork()
     precision: str | None = None
     runtime: str | None = None
@@ -78,5 +79,5 @@ class PlannedWith(_Record):
 
     @model_serializer(mode="wrap")
     def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit unknown fields."""
-        return {key: value for key, value in write(self).items() if value is not None}
+        """Omit unknown fields, and options that were not taken."""
+        return {key: value for key, value in write(self).items() if value is not None and value is not False}

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 #: Options of a problem with equal names in a map's record.
-RECORDED_OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes")
+RECORDED_OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes", "isolate")
 
 
 def build_problem(
