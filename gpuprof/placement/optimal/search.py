@@ -108,6 +108,7 @@ class Search:
         if self._is_done:
             return
         by_queues = self.problem.options.latency_budget is None
+        self._search_likely_kinds()
         problem = self._narrow()
         segments = self._make_segments(problem)
         offers = CandidateSegments(problem, segments)
@@ -182,6 +183,17 @@ class Search:
         if len(entries) in (0, len(self._entries)):
             return self.problem
         return replace(self.problem, fleet=Fleet(tuple(entries)), alike={})
+
+    def _search_likely_kinds(self) -> None:
+        """Search the maps of the two likely cheapest kinds alone, each within a third of the time left."""
+        if len(self._entries) < 2 or self._best.unplaced or self._is_counted or self.problem.previous is not None:
+            return
+        ranking = rank_kinds(self.problem, self._judge.segments)
+        for guess, entry in [pair for pair in ranking if pair[1].count is None][:2]:
+            if guess < sum_prices(self.problem, self._best.gpus) * (1.0 - EXACT) and not self.limit.is_over:
+                problem = replace(self.problem, fleet=Fleet((entry,)), alike={})
+                limit = self.limit.keeping(2.0 * (self.limit.left_s or 0.0) / 3.0)
+                self._keep(Search(problem, limit, self.is_pooled, self.fair, with_bound=False).find_map())
 
     def _list_cheaper(self) -> list[FleetEntry]:
         """Return the kinds with a device cheaper than the whole incumbent."""
