@@ -27,6 +27,14 @@ def _first_cells(heading: str) -> list[str]:
     return [row.split("|")[1].strip().strip("`") for row in rows[2:]]
 
 
+def test_the_pages_stay_short() -> None:
+    generated = {"commands.md", "devices.md"}
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in generated]
+    words = {path: len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "README.md", *pages)}
+    assert words[ROOT / "README.md"] <= 900
+    assert sum(words.values()) + len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split()) <= 20_000
+
+
 def test_the_guide_has_every_column_of_slo_csv_and_no_other() -> None:
     assert set(_first_cells("slo.csv")) == {*demand._REQUIRED, *demand._OPTIONAL}
 
