@@ -36,7 +36,9 @@ def test_the_commands_of_a_page_run_as_they_stand(page: Path, tmp_path: Path) ->
     programs.mkdir()
     folder.mkdir()
     (programs / "gpuprof").write_text(
-        f"#!{sys.executable} -P\nfrom gpuprof.cli.main import console_script\nconsole_script()\n", encoding="utf-8"
+        f"#!{sys.executable} -P\nfrom gpuprof.cli.main import console_script\n"
+        'if __name__ == "__main__":\n    console_script()\n',  # the server spawns processes, which import it
+        encoding="utf-8",
     )
     (programs / "gpuprof").chmod(0o755)
     if module := re.search(r"`(my_\w+\.py)`", text):  # the page's file, which the commands import

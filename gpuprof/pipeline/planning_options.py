@@ -41,7 +41,9 @@ class PlanningOptions(Settings):
     max_processes: int | None = option(
         None, "Maximum number of processes of a replica; default: 3 in a MIG instance of measured models, else 1."
     )
-    isolate: bool = option(False, "A process and share for every replica; by default, light models may share a worker.")
+    isolate: bool = option(
+        False, "Separate process and share for every replica; by default, light models share workers."
+    )
     overhead_ms: NotNegative | None = option(
         None, "Time in ms that a request spends outside its replica; default: measured by profile.", unit="ms"
     )

@@ -63,8 +63,8 @@ class ProfileSettings(Settings):
     )
     precision: Literal["float16"] | None = option(
         None,
-        "float16: measure converted copies, under the models' names with -float16 appended; default: the files as they "
-        "are.",
+        "Precision of the measured models: float16 measures converted copies, as NAME-float16; default: the files as "
+        "they are.",
     )
     input_data: DataFiles = option(
         {},
