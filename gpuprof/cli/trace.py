@@ -51,7 +51,7 @@ class ArrivalProcessOptions(Settings):
         Raises `InputError` when no rate is given, or a rate cannot be read.
         """
         from gpuprof.domain.demand import read_demands
-        from gpuprof.pipeline.problem import name_demand
+        from gpuprof.pipeline.arguments import name_demand
         from gpuprof.simulator.load import parse_rates
 
         rates, alone = parse_rates(list(self.rate))

@@ -14,6 +14,8 @@ from gpuprof.domain.demand import Demand, Slo, require_possible
 from gpuprof.domain.deployment import Chain, DeploymentMap
 from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
 from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import model_name, name_demand
+from gpuprof.pipeline.estimate import estimate_smallest
 from gpuprof.pipeline.result import NoteCallback
 from gpuprof.placement.segment import Segments
 
@@ -36,8 +38,6 @@ def expand_chains(demands: Sequence[Demand]) -> tuple[Sequence[Demand], dict[str
 
     Raises `InputError` for a chain with a field that holds for a single model, or a name that is not unique.
     """
-    from gpuprof.pipeline.problem import model_name, name_demand
-
     if not any(demand.steps for demand in demands):
         return demands, {}
     names = {name_demand(demand).model for demand in demands if not demand.steps}
@@ -147,8 +147,6 @@ def divide_by_time(problem: Problem) -> Problem:
 
     This is the division for a plan that lacks capacity: replicas that take turns need more time than in shares.
     """
-    from gpuprof.pipeline.problem import estimate_smallest
-
     parts: dict[str, float] = {}
     for chain in problem.chains.values():
         times_ms = []

@@ -18,13 +18,13 @@ from gpuprof.pipeline.arguments import (
     MapArgument,
     map_folder,
     map_label,
+    name_demand,
     resolve_demands,
     resolve_map,
 )
 from gpuprof.pipeline.chains import expand_chains
 from gpuprof.pipeline.model_files import find_changed, locate_files, model_paths
 from gpuprof.pipeline.place import describe_routers
-from gpuprof.pipeline.problem import name_demand
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.pipeline.settings import option

@@ -26,8 +26,15 @@ from gpuprof.domain.sizes import (
     sized_name,
 )
 from gpuprof.errors import InputError
-from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
-from gpuprof.pipeline.estimate import require_sure
+from gpuprof.pipeline.arguments import (
+    DemandsArgument,
+    FleetArgument,
+    is_path,
+    model_name,
+    name_demand,
+    resolve_demands,
+)
+from gpuprof.pipeline.estimate import estimate_smallest, require_sure
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.plugins import identify
 
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
     from gpuprof.domain.deployment import ModelFile
     from gpuprof.domain.device import Device
-    from gpuprof.domain.estimate import Estimate, Estimator
+    from gpuprof.domain.estimate import Estimator
     from gpuprof.domain.failure import TriedRuns
     from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.domain.sojourn import QueueModel
@@ -262,12 +269,6 @@ def collect_tried_runs(profiled_models: KnownModels, models: Iterable[str]) -> T
     )
 
 
-def model_name(model: str) -> str:
-    """Return the name of a demand's model: for a file its stem, for a chain the names of its steps."""
-    steps = (step.strip() for step in model.split(">"))
-    return ">".join(Path(step).stem if _is_path(step) else step for step in steps)
-
-
 def _note_mixing_models(
     verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str], note: NoteCallback
 ) -> None:
@@ -299,17 +300,6 @@ def _judge_doubts(
             note(describe_unknown_ops(model, unknown))
 
 
-def estimate_smallest(estimator: Estimator, model: str, device: Device) -> Estimate | None:
-    """Return the estimate of the smallest batch under the largest share with an estimate; None without an estimate.
-
-    Policies leave out workloads that failed or have no estimate, and report them.
-    """
-    for share in (Share(), *reversed(estimator.shares(model, device))):
-        with suppress(InputError):
-            return estimator.estimate(model, device, min(estimator.batches(model, device, share)), share)
-    return None
-
-
 def _find_host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
     """Return the host work of serving; none for a fleet of several kinds of devices, for which it is unknown."""
     from gpuprof.pipeline.serving_cost import serving_work
@@ -333,7 +323,7 @@ def _list_graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for demand in demands:
         model = demand.source_model or demand.model
-        if demand.file is None and not _is_path(model):
+        if demand.file is None and not is_path(model):
             continue
         path = Path(demand.file or model)
         if files.setdefault(model_name(model), path) != path:
@@ -342,13 +332,6 @@ def _list_graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
                 "give one file the same name everywhere, and another file another name",
             )
     return files
-
-
-def name_demand(demand: Demand) -> Demand:
-    """Return a demand with names in place of paths; ``source_model`` only where the service has another name."""
-    name = demand.model if demand.source_model else model_name(demand.model)
-    source = model_name(demand.source_model or demand.model)
-    return replace(demand, model=name, source_model=None if source == name else source)
 
 
 def _find_any_batch(path: Path, database: KernelDb | None) -> Path:
@@ -368,10 +351,6 @@ def _require_free_batch(path: Path) -> None:
             f"{path} takes batches of {fixed} only, and requests come one by one",
             f"gpuprof profile {path} measures a copy that takes any, gpuprof zoo rebatch {path} -o FILE writes one",
         )
-
-
-def _is_path(model: str) -> bool:
-    return model.endswith(".onnx") or os.sep in model
 
 
 @dataclass(frozen=True, slots=True)

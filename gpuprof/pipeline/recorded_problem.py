@@ -215,8 +215,8 @@ def collect_map_evidence(
     ``against``: demands to check instead of the map's own; ``source``: source of the times, by default the map's own.
     """
     from gpuprof.domain.failure import NOTHING_TRIED
+    from gpuprof.pipeline.arguments import name_demand
     from gpuprof.pipeline.devices import open_database
-    from gpuprof.pipeline.problem import name_demand
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.rules.host_work import host_work_of_plan
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from gpuprof.serving.protocol.grpc_calls import GrpcCalls
 from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, CachedHead, HttpConnection
-from gpuprof.serving.protocol.http_descriptions import HttpDescriptions, ProtocolFigures
+from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.http_route import HttpClient, Route, allow_only
 from gpuprof.serving.protocol.infer_response import write_response
@@ -26,6 +26,7 @@ from gpuprof.serving.transport.inference import Inference, OutputTensor, Refused
 from gpuprof.serving.transport.server_timing import write_timing
 from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.stalls import StallMeter
+from gpuprof.serving.watch.statistics import ProtocolFigures
 
 _PUBLIC_PREFIX = b"/v2/health/"
 _GRPC_PREFIXES = (b"/inference.", b"/grpc.")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from gpuprof.serving.protocol.http_message import (
     ARRIVAL_HEADER,
@@ -29,14 +29,13 @@ from gpuprof.serving.protocol.http_message import (
     write_head,
 )
 from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, Route, respond_json
+from gpuprof.serving.protocol.inference_service import InferenceService
 from gpuprof.serving.router.infer_request import RequestBody
-from gpuprof.serving.transport.arena import ALIGNMENT, Slot
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
-
-if TYPE_CHECKING:
-    from gpuprof.serving.protocol.http_api import HttpApi
 
 #: Read size, and the maximum size of a head.
 SCRATCH_BYTES = 1 << 16
@@ -77,6 +76,25 @@ class _Incoming:
         return self.refusal is not None or self.route is None or not self.route.reads_body
 
 
+class ConnectionOwner(Protocol):
+    """The routes and the shared state of all connections of a server, as `http_api.HttpApi` has them."""
+
+    router: Router
+    arena: Arena
+    service: InferenceService
+    max_connections: int
+    scratch: bytearray
+    connections: set[HttpConnection]
+    turned_away: int
+    cached_heads: dict[bytes, CachedHead]
+
+    def find_route(self, head: HttpHead) -> Route:
+        """Return the route of a request. Raises `RefusedError`."""
+
+    def count_refusal(self, refusal: RefusedError, protocol: str = "http") -> None:
+        """Count a refused request."""
+
+
 class HttpConnection(asyncio.BufferedProtocol):
     """Reads requests in sequence and writes their answers.
 
@@ -86,7 +104,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         Whether a received request is unanswered.
     """
 
-    def __init__(self, owner: HttpApi) -> None:
+    def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
         self.peer = self._address = ""
         self.busy = False

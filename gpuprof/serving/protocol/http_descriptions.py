@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 from gpuprof.serving.protocol.descriptions import Descriptions
@@ -14,20 +13,9 @@ from gpuprof.serving.protocol.http_route import HttpClient, Route, allow_only, r
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
-from gpuprof.serving.watch.stalls import StallMeter
+from gpuprof.serving.watch.statistics import ProtocolFigures
 
 Answer = Callable[[HttpClient], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ProtocolFigures:
-    """Counts of the protocols, in addition to the router's."""
-
-    #: Refusals by protocol, the HTTP status of their reason, and the reason.
-    refusals: Mapping[tuple[str, int, str], int]
-    turned_away: int  #: Connections beyond the bound.
-    stalls: StallMeter
-    edge_restarts: int | None = None  #: Restarts of the edge; None: no edge.
 
 
 class HttpDescriptions:

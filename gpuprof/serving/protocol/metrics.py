@@ -11,12 +11,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
-from gpuprof.serving.protocol.http_descriptions import ProtocolFigures
 from gpuprof.serving.router.neighbour_times import attribute_times, list_replica_times
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ServedReplica
-from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics
+from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics, ProtocolFigures
 
 _StatisticsByModel = Mapping[str, ModelStatistics]
 _Replicas = Sequence[tuple[str, ServedReplica]]

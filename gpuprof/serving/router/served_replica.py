@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpuprof.rules.batching import batch_size_now, wait_limit_ms
 from gpuprof.rules.routing import (
@@ -28,9 +28,6 @@ from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
 from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
-
-if TYPE_CHECKING:
-    from gpuprof.serving.router.served_model import ServedModel
 
 #: A worker may hold as many short batches as it runs in this time: the router can send more only once per iteration of
 #: its event loop, which takes this long under load with large bodies. Models with a short SLO get fewer: a batch
@@ -53,6 +50,22 @@ class ReplicaPlan:
     share_pct: float = 100.0  #: Share of the device or MIG instance for all its workers together.
 
 
+class ReplicaOwner(Protocol):
+    """The receiver of a replica's answers, refusals and reassigned requests."""
+
+    def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
+        """Take an answered inference, whose outputs are at ``position`` of the answer."""
+
+    def refuse(self, inference: Inference, refusal: RefusedError) -> None:
+        """Refuse an accepted inference that cannot be answered."""
+
+    def reassign(self, inferences: list[Inference]) -> None:
+        """Send accepted inferences to other replicas, because the replica has no worker left."""
+
+    def on_worker_ready(self) -> None:
+        """A worker lives here again."""
+
+
 class ServedReplica:
     """Queues the requests of a replica and feeds its workers.
 
@@ -63,7 +76,7 @@ class ServedReplica:
         self,
         plan: ReplicaPlan,
         workers: list[WorkerHandle],
-        owner: ServedModel,
+        owner: ReplicaOwner,
         statistics: ModelStatistics,
     ) -> None:
         self.plan = plan

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpuprof.serving.transport.inference import StageTimes
+from gpuprof.serving.watch.stalls import StallMeter
 
 #: Upper ends of the latency histogram's buckets in milliseconds: 0.1, 0.2, 0.5, 1 and so on to 50,000.
 BUCKETS_MS = tuple(float(f"{lead}e{power}") for power in range(-1, 5) for lead in "125")
@@ -107,3 +108,14 @@ def _empty() -> list[int]:
 def _add_up(totals: list[int], counts: list[int]) -> None:
     for position, count in enumerate(counts):
         totals[position] += count
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolFigures:
+    """Counts of the protocols, in addition to the router's."""
+
+    #: Refusals by protocol, the HTTP status of their reason, and the reason.
+    refusals: Mapping[tuple[str, int, str], int]
+    turned_away: int  #: Connections beyond the bound.
+    stalls: StallMeter
+    edge_restarts: int | None = None  #: Restarts of the edge; None: no edge.
