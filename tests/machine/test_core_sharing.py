@@ -26,7 +26,7 @@ done = threading.Event()
 threading.Thread(target=done.wait, daemon=True).start()
 before = own_cores()
 print(avoid_cores([{CORES[0]}]), own_cores() == before)
-print({{str(sorted(os.sched_getaffinity(int(one)))) for one in os.listdir('/proc/self/task')}} == {{'{CORES[1:]}'}})
+print({{str(sorted(os.sched_getaffinity(int(task)))) for task in os.listdir('/proc/self/task')}} == {{'{CORES[1:]}'}})
 print(avoid_cores([]), sorted(os.sched_getaffinity(0)) == {CORES})
 """
     assert run(program).splitlines() == ["True True", "True", "False True"]

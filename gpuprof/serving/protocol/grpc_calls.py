@@ -102,11 +102,11 @@ class GrpcCalls:
             self._service.read_elsewhere(client, body, True, self.read, submit)
             return
         try:
-            found = self._read(body.data)
-            if found is None:
+            call = self._read(body.data)
+            if call is None:
                 self._service.read_elsewhere(client, body, False, self.read, submit)
             else:
-                submit(*found, body)
+                submit(*call, body)
         except RefusedError as refusal:
             self._service.release(body.slot)
             client.refuse(refusal)

@@ -71,8 +71,8 @@ class Router:
                 text = f"model {name!r} is not served: {reason}"
                 raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, text, reason="not served")
         if versions:
-            known = ", ".join(sorted(versions, key=version_order))
-            text = f"model {name!r} has no version {version[:100]!r} (it has {known})"
+            ordered = ", ".join(sorted(versions, key=version_order))
+            text = f"model {name!r} has no version {version[:100]!r} (it has {ordered})"
         else:
             import difflib
 

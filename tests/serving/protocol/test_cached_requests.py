@@ -93,9 +93,9 @@ def read_call(spec: ModelSpec, body: RequestBody) -> InferRequest:
 
 
 def read_cached_call(api: HttpApi, body: RequestBody) -> InferRequest:
-    found = api.grpc._read(body.data)
-    assert found is not None
-    return found[1]
+    call = api.grpc._read(body.data)
+    assert call is not None
+    return call[1]
 
 
 @given(BODIES)
