@@ -64,7 +64,7 @@ class Server:
         self.stalls = StallMeter(time.monotonic())
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self.router = Router(self._arena, settings.tracer)
-        self._engine = make_engine(self._arena, settings) if make_engine else LocalEngine(self._arena, settings.hang_s)
+        self._engine = make_engine(self._arena, settings) if make_engine else LocalEngine(self._arena)
         self._engine.on_moved = lambda: self._start_controller(self._follow_machines())
         self._worker_fleet = WorkerFleet(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
         # Behind the edge, Host is the client's business.
@@ -195,7 +195,6 @@ class Server:
             now = time.monotonic()
             for worker in self._worker_fleet.workers:
                 worker.watch(now, self.stalls.stalled_since)
-            self._engine.watch(self.stalls.awake_s(now))
             self._cores.watch(now)
             await self._front.watch(now)
             for model in self.router.list_models():

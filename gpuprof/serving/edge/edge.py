@@ -19,9 +19,8 @@ from pathlib import Path
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError, install_hint
 from gpuprof.serving.edge.bootstrap import EdgeSettings, render_bootstrap
-from gpuprof.serving.watch.living_process import LivingProcess
 from gpuprof.serving.watch.logs import LOGGER
-from gpuprof.serving.watch.supervised_process import SupervisedProcess
+from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
 
 #: The oldest Envoy version that supports all settings of ``envoy.yaml``.
 LEAST_VERSION = "1.36"

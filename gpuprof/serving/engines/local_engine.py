@@ -16,9 +16,8 @@ from gpuprof.serving.machine.machine_link import MachineLink
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.rendezvous import Rendezvous
-from gpuprof.serving.watch.living_process import LivingProcess
 from gpuprof.serving.watch.logs import LOGGER
-from gpuprof.serving.watch.supervised_process import SupervisedProcess
+from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
 
 _NAME = "here"
 _PATIENCE_S = 20.0
@@ -50,23 +49,15 @@ class Engine(Protocol):
     async def machine(self, node: str) -> MachineLink:
         """Return the machine for the workers of a node."""
 
-    def watch(self, now: float) -> None:
-        """Replace or report machine processes that hang."""
-
     async def close(self) -> None:
         """End every machine process, and return when they have ended."""
 
 
 class LocalEngine:
-    """The engine that runs the workers of all nodes on this machine.
+    """The engine that runs the workers of all nodes on this machine; ``arena``: shared with the workers."""
 
-    ``arena``: shared with the workers; ``hang_s``: time after which a silent machine process is replaced while a
-    worker is missing.
-    """
-
-    def __init__(self, arena: Arena, hang_s: float) -> None:
+    def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._hang_s = hang_s
         self._rendezvous = Rendezvous()
         self._machine: MachineLink | None = None
         self._process: SupervisedProcess | None = None
@@ -96,13 +87,7 @@ class LocalEngine:
                 self._process = SupervisedProcess(start, self._log_exit, _log_failure)
                 self._process.begin(first)
                 self._machine = MachineLink(_NAME, self._rendezvous)
-                self._machine.on_silence = self._process.kill
             return self._machine
-
-    def watch(self, now: float) -> None:
-        """Replace a machine process that hangs while a worker is missing."""
-        if self._machine is not None:
-            self._machine.watch(now, self._hang_s)
 
     async def close(self) -> None:
         """Wait until the machine process has ended, and kill it after a while."""

@@ -1,4 +1,4 @@
-"""Runs machine processes on the nodes of a Ray cluster: Ray places, supervises and replaces them.
+"""Runs machine processes on the nodes of a Ray cluster: Ray places them, and places them again when a node dies.
 
 Only orders to start a machine go through Ray. Machines and workers come to the router's rendezvous by TCP, and the
 tensors travel on these connections.
@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
-import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import GpuprofError, UnavailableError, install_hint
-from gpuprof.runtime.module_command import module_command
+from gpuprof.errors import UnavailableError, install_hint
+from gpuprof.machine.ray_cluster import join_cluster
 from gpuprof.serving.engines.local_engine import Layouts, find_machine_parts
-from gpuprof.serving.machine.machine import MachineOrder
+from gpuprof.serving.machine.machine import MachineOrder, MachineProcess
 from gpuprof.serving.machine.machine_link import MachineLink
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.transport.arena import Arena
@@ -30,8 +28,10 @@ if TYPE_CHECKING:
     from gpuprof.serving.server import EngineMaker
     from gpuprof.serving.server_settings import ServerSettings
 
+RESOURCE = "gpuprof"
+LABEL = "gpuprof.node"
 _COME_S = 120.0
-_END_S = 20.0
+_END_S = 15.0
 _RETRY_S = 5.0
 
 
@@ -51,9 +51,22 @@ def ray_engine(address: str | None, insecure: bool) -> EngineMaker:
         raise UnavailableError("ray is not installed", install_hint("ray"))
 
     def make(arena: Arena, settings: ServerSettings) -> RayEngine:
-        return RayEngine(address or "", settings.security, settings.hang_s, insecure)
+        return RayEngine(address or "", settings.security, insecure)
 
     return make
+
+
+class RayMachine:
+    """The machine process of a node of a map, as an actor."""
+
+    def serve(self, order: str) -> None:
+        """Keep workers until the router has gone; Ray calls this again in the actor's successor.
+
+        ``order``: written by `MachineOrder.to_json`.
+        """
+        # Ray hides the GPUs from actors that request none; workers get theirs by UUID.
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        asyncio.run(MachineProcess(MachineOrder.from_json(order)).run())
 
 
 class RayEngine:
@@ -65,27 +78,21 @@ class RayEngine:
         Address of the cluster; empty: the cluster of this machine.
     security : Security
         Its certificate also serves the rendezvous; machines and workers have a separate secret in place of the token.
-    hang_s : float
-        Silence after which a machine with a missing worker is reported.
     insecure : bool
         If True, the rendezvous may be open to other machines without TLS.
     """
 
-    def __init__(self, address: str, security: Security, hang_s: float, insecure: bool) -> None:
+    def __init__(self, address: str, security: Security, insecure: bool) -> None:
         self._address = address
         self._security = security
-        self._hang_s = hang_s
         self._insecure = insecure
         self._rendezvous = Rendezvous()
         self._machines: dict[str, MachineLink] = {}
-        self._keeper: asyncio.subprocess.Process | None = None
+        self._keeping: list[asyncio.Task[None]] = []
+        self._ray: Any = None
         self._key: RendezvousKey | None = None
-        self._answers: dict[str, asyncio.Future[None]] = {}
-        self._joined: asyncio.Future[str] | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._rejoining: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
-        self._closing = False
+        self._is_closing = False
         self.on_moved: Callable[[], None] = lambda: None
 
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
@@ -112,116 +119,85 @@ class RayEngine:
         """
         async with self._opening:
             if node not in self._machines:
-                await self._join()
-                link = MachineLink(node, self._rendezvous)
+                key = self._key = self._key or await self._join()
+                actor = await asyncio.to_thread(self._place, node)
+                link = self._machines[node] = MachineLink(node, self._rendezvous)
                 link.on_moved = self.on_moved
-                try:
-                    await self._request_machine(node)
-                except GpuprofError:
-                    link.close()
-                    raise
-                self._machines[node] = link
+                self._keeping.append(asyncio.ensure_future(self._keep(node, MachineOrder(node, key).to_json(), actor)))
             return self._machines[node]
 
-    def watch(self, now: float) -> None:
-        """Report machines that are silent while a worker is missing."""
-        for machine in self._machines.values():
-            machine.watch(now, self._hang_s)
-
     async def close(self) -> None:
-        """End the machines and their actors."""
-        self._closing = True
-        if self._rejoining is not None:
-            self._rejoining.cancel()
+        """End the machines and their actors, after the machines have restored their GPUs."""
+        self._is_closing = True
         self._rendezvous.close()
         for machine in self._machines.values():
             machine.close()
-        keeper = self._keeper
-        if keeper is None or keeper.stdin is None:
-            return
-        keeper.stdin.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(keeper.wait(), _END_S)
-        if keeper.returncode is None:
-            keeper.kill()
-            await keeper.wait()
+        if self._keeping:
+            await asyncio.wait(self._keeping, timeout=_END_S)
+        for task in self._keeping:
+            task.cancel()
+        if self._ray is not None:
+            await asyncio.to_thread(self._ray.shutdown)  # with it, Ray ends the actors
 
-    async def _join(self) -> None:
-        """Join the cluster, once, and open the rendezvous where its nodes can reach it."""
-        if self._key is not None:
-            return
-        host = await self._start_keeper()
-        check_exposure(host, Security("internal", context=self._security.context), self._insecure)
+    async def _join(self) -> RendezvousKey:
+        """Join the cluster, and open the rendezvous where its nodes can reach it."""
+        # In a thread: Ray replaces the signal handlers of a main thread, and connecting takes seconds.
+        self._ray = self._ray or await asyncio.to_thread(join_cluster, self._address)
+        host = self._ray.util.get_node_ip_address()
         context, certificate = self._security.context, self._security.certificate
+        check_exposure(host, Security("internal", context=context), self._insecure)
         try:
-            self._key = await self._rendezvous.open_remote(host, context, certificate)
+            return await self._rendezvous.open_remote(host, context, certificate)
         except OSError as error:
             raise UnavailableError(f"cannot listen on {host} for machines: {error.strerror or error}") from None
 
-    async def _start_keeper(self) -> str:
-        """Start the keeper process, which talks to Ray; return this machine's address in the cluster."""
-        future = self._joined = asyncio.get_running_loop().create_future()
-        command = module_command("gpuprof.serving.engines.ray_keeper", self._address)
-        pipe = asyncio.subprocess.PIPE
-        self._keeper = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, preexec_fn=_ignore_interrupt
-        )
-        self._listening = asyncio.ensure_future(self._listen(self._keeper))
-        return await asyncio.shield(future)  # the keeper says where no cluster answers
+    def _place(self, node: str) -> Any:
+        """Return an actor on the Ray node that stands for a node of the map.
 
-    async def _rejoin(self) -> None:
-        """Join again after the keeper process has ended, and place its machines again."""
-        while not self._closing:
-            await asyncio.sleep(_RETRY_S)
+        Raises `UnavailableError` when the cluster lacks the node.
+        """
+        nodes = self._ray.nodes()
+        options = find_placement(node, nodes)
+        if options is None:
+            resources = sorted({name for item in nodes if item["Alive"] for name in item["Resources"]})
+            names = [name for name in resources if name.startswith(RESOURCE)] or ["none"]
+            raise UnavailableError(
+                f"the Ray cluster has no node for {node!r} of the map (it has {', '.join(names)})",
+                f"""ray start --resources '{{"{RESOURCE}:{node}": 1}}' on it, or --labels {LABEL}={node}""",
+            )
+        actor = self._ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, **options)(RayMachine)
+        return actor.remote()
+
+    async def _keep(self, node: str, order: str, actor: Any) -> None:
+        """Place a machine again that ended although Ray restarts its actor, until the engine closes."""
+        while True:
+            reason = "it lost the router"
             try:
-                await self._start_keeper()
-                for node in list(self._machines):
-                    await self._request_machine(node)
-            except GpuprofError as error:
-                LOGGER.error("cannot join Ray again", extra={"error": str(error), "in_s": _RETRY_S})
-            else:
+                await actor.serve.remote(order)
+            except Exception as error:  # any cause of the actor's end is only reported
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]
+            if self._is_closing:
                 return
-
-    async def _request_machine(self, node: str) -> None:
-        assert self._keeper is not None and self._keeper.stdin is not None and self._key is not None
-        answer = self._answers[node] = asyncio.get_running_loop().create_future()
-        order = MachineOrder(node, self._key).to_json()
-        self._keeper.stdin.write(json.dumps({"node": node, "order": order}).encode() + b"\n")
-        await answer
-
-    async def _listen(self, keeper: asyncio.subprocess.Process) -> None:
-        """Handle the keeper's messages until it ends."""
-        assert keeper.stdout is not None and self._joined is not None
-        while line := await keeper.stdout.readline():
-            try:
-                self._receive(json.loads(line))
-            except ValueError:  # a library's own words
-                continue
-        error = UnavailableError("the process that speaks with Ray has ended", "see ray status")
-        futures: list[asyncio.Future[Any]] = [self._joined, *self._answers.values()]
-        for waiting in futures:
-            if not waiting.done():
-                waiting.set_exception(error)
-        if not self._closing and self._key is not None and (self._rejoining is None or self._rejoining.done()):
-            LOGGER.error("lost touch with Ray, joins again")
-            self._rejoining = asyncio.ensure_future(self._rejoin())
-
-    def _receive(self, message: dict[str, Any]) -> None:
-        assert self._joined is not None
-        node = message.get("node")
-        waiting: asyncio.Future[Any] | None = self._joined if node is None else self._answers.get(node)
-        if "log" in message:
-            LOGGER.warning(message["log"], extra={"machine": node})
-        elif waiting is None or waiting.done():
-            if "error" in message:
-                LOGGER.error(message["error"], extra={"machine": node})
-        elif "error" in message:
-            waiting.set_exception(UnavailableError(message["error"], message["fix"]))
-        else:
-            waiting.set_result(message.get("host"))
+            LOGGER.warning("machine ended, is placed again", extra={"machine": node, "why": reason})
+            await asyncio.sleep(_RETRY_S)
+            await asyncio.to_thread(self._ray.kill, actor)  # it holds the resource of the node
+            with suppress(UnavailableError):  # the next attempt fails at once, and looks for the node again
+                actor = await asyncio.to_thread(self._place, node)
 
 
-def _ignore_interrupt() -> None:
-    # Ctrl-C goes to the terminal's whole process group; the router drains first and then ends the keeper.
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def find_placement(node: str, nodes: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the options with which Ray places an actor on a node of a map; None when the cluster lacks the node.
+
+    The options select the Ray node with the custom resource ``gpuprof:NODE`` or the label ``gpuprof.node=NODE``;
+    without such a node, any node with the resource ``gpuprof``, as a substitute. ``node``: name in the map;
+    ``nodes``: as ``ray.nodes()`` describes them.
+    """
+    live_nodes = [entry for entry in nodes if entry["Alive"]]
+    resource = f"{RESOURCE}:{node}"
+    if any(resource in entry["Resources"] for entry in live_nodes):
+        return {"resources": {resource: 1}}
+    if any(entry.get("Labels", {}).get(LABEL) == node for entry in live_nodes):
+        return {"label_selector": {LABEL: node}}
+    if any(RESOURCE in entry["Resources"] for entry in live_nodes):
+        return {"resources": {RESOURCE: 1}}
+    return None

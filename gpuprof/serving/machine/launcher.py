@@ -11,7 +11,7 @@ from typing import Any
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.mps import GpuShare
 from gpuprof.serving.transport.rendezvous import RendezvousKey
-from gpuprof.serving.watch.living_process import LivingProcess
+from gpuprof.serving.watch.supervised_process import LivingProcess
 
 #: Fields of an order that the machine uses itself and does not send to the worker.
 _KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node", "turns", "mates")

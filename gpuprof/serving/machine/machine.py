@@ -30,8 +30,7 @@ from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
 from gpuprof.serving.transport.wire import Frame, FrameKind
-from gpuprof.serving.watch.living_process import LivingProcess
-from gpuprof.serving.watch.supervised_process import SupervisedProcess
+from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
 
 #: Time for workers to end by themselves.
 _PATIENCE_S = 5.0
@@ -101,8 +100,6 @@ class MachineProcess:
             self._start_task(self._stop_worker(frame.head))
         elif frame.kind == FrameKind.APPLY_LAYOUTS:
             self._start_task(self._apply_layouts(frame.head))
-        elif frame.kind == FrameKind.PING:
-            self._send(FrameKind.PONG, None)
         elif frame.kind == FrameKind.WELCOME:
             self._welcome = True
             self._gpus.restore(frame.head or {})

@@ -59,11 +59,9 @@ class MachineLink:
         self._takeover_state: dict[str, Any] | None = None
         self._host = ""
         self._came = asyncio.Event()
-        self._pinged: float | None = None
         self._layout_change: asyncio.Future[dict[str, Any]] | None = None
         self.parts: MachineParts | None = None
         self.pid: int | None = None
-        self.on_silence: Callable[[], None] | None = None
         self.on_moved: Callable[[], None] | None = None
         rendezvous.expect(f"machine:{node}", self)
 
@@ -116,19 +114,6 @@ class MachineLink:
         if self._connection is not None:
             self._connection.send(FrameKind.KILL, [number, pid])
 
-    def watch(self, now: float, limit_s: float) -> None:
-        """Report a machine process that is silent while a worker is missing."""
-        if self._connection is None:
-            return
-        if self._pinged is None:
-            self._pinged = now
-            self._connection.send(FrameKind.PING, None)
-        elif now - self._pinged > limit_s and any(entry.observer.identity is None for entry in self._entries.values()):
-            LOGGER.warning("machine process hangs, is replaced", extra={"machine": self.node, "pid": self.pid})
-            self._pinged = now
-            if self.on_silence is not None:
-                self.on_silence()
-
     def close(self) -> None:
         """End the machine process and its workers."""
         self._rendezvous.forget(f"machine:{self.node}")
@@ -148,7 +133,7 @@ class MachineLink:
             for entry in list(self._entries.values()):
                 entry.observer.on_machine_loss()
         has_moved = bool(self._host) and not is_same_host
-        self._connection, self._host, self._pinged = connection, hello["host"], None
+        self._connection, self._host = connection, hello["host"]
         self.pid = hello["pid"]
         self.parts = MachineParts.from_message(hello["parts"])
         connection.send(FrameKind.WELCOME, self._takeover_state)
@@ -166,7 +151,6 @@ class MachineLink:
 
     def receive(self, frame: Frame) -> None:
         """Handle a frame of the machine."""
-        self._pinged = None
         if frame.kind == FrameKind.ENDED:
             number, pid = frame.head
             if number in self._entries:

@@ -55,8 +55,3 @@ class StallMeter:
         """Return the seconds of stalls that ended after ``moment``, including a current stall."""
         late_s = now - self._due
         return sum(size for end, size in self._ended if end > moment) + (late_s if late_s > _BEAT_S else 0.0)
-
-    def awake_s(self, now: float) -> float:
-        """Return a clock without the time of stalls."""
-        late_s = now - self._due
-        return now - self.total_s - (late_s if late_s > _BEAT_S else 0.0)

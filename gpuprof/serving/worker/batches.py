@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.serving.transport.batch_io import BatchInputs, BatchOutputs, Part
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
-from gpuprof.serving.worker.bound_runtime import BoundRuntime, StagedInputs
-from gpuprof.serving.worker.runtime import ModelError, Runtime
+from gpuprof.serving.worker.runtime import BoundRuntime, ModelError, Runtime, StagedInputs
 
 if TYPE_CHECKING:
     from gpuprof.serving.transport.datatypes import Array
@@ -32,13 +31,13 @@ class GatheredBatch:
 class BatchRunner:
     """Runs batches.
 
-    ``arena``: shared with the router; ``turn``: held while the model runs, among the workers that share a part of a
-    device in time.
+    ``arena``: shared with the router; ``computing``: runs the batches of all models of the worker one at a time; None:
+    the calling thread runs them.
     """
 
-    def __init__(self, runtime: Runtime, arena: memoryview, turn: AbstractContextManager[object] | None = None) -> None:
+    def __init__(self, runtime: Runtime, arena: memoryview, computing: Executor | None = None) -> None:
         self._runtime = runtime
-        self._turn = nullcontext() if turn is None else turn
+        self._computing = computing
         self._inputs = BatchInputs(runtime.spec, arena)
         self._outputs = BatchOutputs(runtime.spec, arena)
 
@@ -51,18 +50,17 @@ class BatchRunner:
         parts = [Part(*request) for request in requests]
         started = time.perf_counter_ns()
         try:
-            inputs: Sequence[Array] | StagedInputs = self._inputs.gather(parts, frame.payload)
+            inputs = self._inputs.gather(parts, frame.payload)
         except ValueError as error:
             raise ModelError(str(error)) from error
-        if self._runtime.placeholders and not isinstance(inputs, StagedInputs):
+        if self._runtime.placeholders:
             inputs = [
                 array if len(array) else self._runtime.placeholders.get(position, array)
                 for position, array in enumerate(inputs)
             ]
-        if isinstance(self._runtime, BoundRuntime) and not isinstance(inputs, StagedInputs):
-            inputs = self._runtime.stage(inputs)
+        staged = self._runtime.stage(inputs) if isinstance(self._runtime, BoundRuntime) else inputs
         positions = self._outputs.select_outputs(parts)
-        return GatheredBatch(number, parts, inputs, positions, time.perf_counter_ns() - started)
+        return GatheredBatch(number, parts, staged, positions, time.perf_counter_ns() - started)
 
     def finish(self, batch: GatheredBatch) -> tuple[Any, list[Any]]:
         """Run the model and return the head and the payload of the answer.
@@ -70,18 +68,21 @@ class BatchRunner:
         The head is [batch, nanoseconds of gathering, of the model, of scattering, outputs of each request]. Raises
         `ModelError` when the model cannot work on the inputs.
         """
-        with self._turn:
-            run_begin = time.perf_counter_ns()
-            if isinstance(batch.inputs, StagedInputs):
-                assert isinstance(self._runtime, BoundRuntime)
-                outputs = self._runtime.run_staged(batch.inputs, batch.wanted)
-            else:
-                outputs = self._runtime.run(batch.inputs, batch.wanted)
-            run_end = time.perf_counter_ns()
+        outputs, run_ns = self._computing.submit(self._run, batch).result() if self._computing else self._run(batch)
+        run_end = time.perf_counter_ns()
         self._check_rows(batch, outputs)
         descriptions, payload = self._outputs.scatter(batch.parts, batch.wanted, outputs)
-        scatter_end = time.perf_counter_ns()
-        return [batch.number, batch.gather_ns, run_end - run_begin, scatter_end - run_end, descriptions], payload
+        return [batch.number, batch.gather_ns, run_ns, time.perf_counter_ns() - run_end, descriptions], payload
+
+    def _run(self, batch: GatheredBatch) -> tuple[list[Array], int]:
+        """Return the outputs of the model, and the nanoseconds that it took."""
+        begin = time.perf_counter_ns()
+        if isinstance(batch.inputs, StagedInputs):
+            assert isinstance(self._runtime, BoundRuntime)
+            outputs = self._runtime.run_staged(batch.inputs, batch.wanted)
+        else:
+            outputs = self._runtime.run(batch.inputs, batch.wanted)
+        return outputs, time.perf_counter_ns() - begin
 
     def _check_rows(self, batch: GatheredBatch, outputs: list[Any]) -> None:
         # A request that shares no batch gets all rows of the model's outputs, such as a variable number of boxes.

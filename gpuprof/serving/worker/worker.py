@@ -11,32 +11,33 @@ is shared only within a machine, tensors travel with the messages.
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from itertools import chain, repeat
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from gpuprof.errors import GpuprofError
+from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.errors import GpuprofError, InputError
 from gpuprof.machine.cpu_share import confine_to_share
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.rendezvous import RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.wire import BlockingStream, FrameKind
-from gpuprof.serving.watch.living_process import start_time
+from gpuprof.serving.watch.supervised_process import start_time
 from gpuprof.serving.worker.batches import BatchRunner, serve_one_by_one, serve_overlapped
-from gpuprof.serving.worker.bound_runtime import BoundRuntime
-from gpuprof.serving.worker.model_file import check_model_file
 from gpuprof.serving.worker.runtime import (
     NULL_PREFIX,
+    BoundRuntime,
     ModelError,
     NullRuntime,
     OnnxRuntime,
@@ -44,7 +45,6 @@ from gpuprof.serving.worker.runtime import (
     example_inputs,
     null_bytes,
 )
-from gpuprof.serving.worker.turn import Turns
 
 #: Delays until a model of several that cannot be loaded is tried again; the last is repeated.
 _RETRIES_S = (1.0, 2.0, 5.0, 10.0)
@@ -92,15 +92,17 @@ def _serve_models(sessions: Sequence[tuple[BlockingStream, dict[str, Any]]], are
                 _refuse(stream, error)
             return error.exit_code
         memory = memoryview(b"") if arena is None else arena
+        # ONNX Runtime keeps CUDA graphs for each thread: the same thread loads all models, warms them up and runs their
+        # batches, in the order of their arrival.
+        computing = stack.enter_context(ThreadPoolExecutor(1))
         if len(sessions) == 1:
-            return _serve_batches(stream, order, memory, None)
+            return _serve_batches(stream, order, memory, computing, is_alone=True)
         codes: SimpleQueue[int] = SimpleQueue()
-        turns = Turns()
 
         def serve(stream: BlockingStream, order: dict[str, Any]) -> None:
             code = 1  # of an unexpected exception, which ends the worker
             try:
-                code = _serve_batches(stream, order, memory, turns)
+                code = _serve_batches(stream, order, memory, computing, is_alone=False)
             except OSError:
                 code = 0
             finally:
@@ -111,34 +113,30 @@ def _serve_models(sessions: Sequence[tuple[BlockingStream, dict[str, Any]]], are
         return next((code for _ in sessions if (code := codes.get())), 0)
 
 
-def _serve_batches(stream: BlockingStream, order: dict[str, Any], arena: memoryview, turns: Turns | None) -> int:
+def _serve_batches(
+    stream: BlockingStream, order: dict[str, Any], arena: memoryview, computing: Executor, *, is_alone: bool
+) -> int:
     """Load a model, report it, and run batches until the router has gone; return the exit code for the process.
 
-    ``turns``: of the worker's models; a model that cannot be loaded is then tried again, since the others go on.
+    ``is_alone``: the worker has no other models; else a model that cannot be loaded is tried again, since they go on.
     """
-    with ExitStack() as stack:
-        # ONNX Runtime keeps CUDA graphs for each thread: the same one loads the model, warms it up and runs batches.
-        computing = stack.enter_context(ThreadPoolExecutor(1))
-        is_on_gpu = order["provider"] == ORT_CUDA
-        for delay_s in chain(_RETRIES_S, repeat(_RETRIES_S[-1])):
-            try:
-                with turns or nullcontext():
-                    runtime = computing.submit(_load, order).result() if is_on_gpu else _load(order)
-                break
-            except GpuprofError as error:
-                _refuse(stream, error)
-                if turns is None:
-                    return error.exit_code
-                if stream.ends_within(delay_s):
-                    return 0
-        gc.collect()
-        gc.freeze()  # existing objects stay; later collections skip them
-        stream.send(FrameKind.READY, runtime.spec.to_message())
-        batches = BatchRunner(runtime, arena, turns)
-        if is_on_gpu:
-            serve_overlapped(stream, batches, computing)
-        else:
-            serve_one_by_one(stream, batches)
+    for delay_s in chain(_RETRIES_S, repeat(_RETRIES_S[-1])):
+        try:
+            runtime = computing.submit(_load, order).result()
+            break
+        except GpuprofError as error:
+            _refuse(stream, error)
+            if is_alone:
+                return error.exit_code
+            if stream.ends_within(delay_s):
+                return 0
+    gc.collect()
+    gc.freeze()  # existing objects stay; later collections skip them
+    stream.send(FrameKind.READY, runtime.spec.to_message())
+    if order["provider"] == ORT_CUDA:
+        serve_overlapped(stream, BatchRunner(runtime, arena), computing)
+    else:
+        serve_one_by_one(stream, BatchRunner(runtime, arena, None if is_alone else computing))
     return 0
 
 
@@ -162,6 +160,37 @@ def _load(order: dict[str, Any]) -> Runtime:
         for rows in _list_warm_sizes(runtime, order["batch"]):
             runtime.run(example_inputs(runtime.spec, rows), range(len(runtime.spec.outputs)))
     return runtime
+
+
+def check_model_file(path: Path, planned_sha256: str) -> None:
+    """Check that a file, with its external data, is the file that was profiled and placed.
+
+    ``planned_sha256``: from the map; empty: unknown. Raises `InputError` for another file: the predicted times and
+    memory do not hold for it.
+    """
+    if not planned_sha256:
+        return
+    try:
+        with refuse_pipe(path).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    if sha256 != planned_sha256 and _sha256_with_data(path) != planned_sha256:
+        raise InputError(
+            f"{path} is not the file that the map was planned with: its sha256 is {sha256[:12]}… but the map has "
+            f"{planned_sha256[:12]}…",
+            "profile and place it anew; or serve it as it is with --allow-changed",
+        )
+
+
+def _sha256_with_data(path: Path) -> str:
+    """Return the hash of a file with its external data, which needs the package onnx."""
+    from gpuprof.graph.file import read_onnx
+
+    try:
+        return read_onnx(path).sha256
+    except InputError:  # a damaged file differs in any case
+        return ""
 
 
 def _list_warm_sizes(runtime: Runtime, batch: int) -> tuple[int, ...]:

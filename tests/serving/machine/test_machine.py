@@ -70,12 +70,3 @@ def test_when_machine_and_worker_are_killed_at_once_the_accepted_are_answered_by
             assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 2)
         assert askers.wrong == askers.lost == []
         assert set(askers.statuses) == {200}
-
-
-def test_a_machine_that_hangs_is_replaced_when_a_worker_is_missing(tmp_path: Path) -> None:
-    with running(tmp_path, map_of({"m": "null:4"}, [replica("m"), replica("m")]), "--hang-s", "0.6") as server:
-        (machine,) = machines(server)
-        machine.suspend()
-        server.workers()[0].kill()
-        assert eventually(lambda: has_ended(machine))
-        assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 2)

@@ -18,8 +18,7 @@ from gpuprof.serving.transport.batch_io import INLINE, BatchInputs, BatchOutputs
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
 from gpuprof.serving.worker.batches import BatchRunner, serve_one_by_one, serve_overlapped
-from gpuprof.serving.worker.bound_runtime import BoundRuntime, StagedInputs
-from gpuprof.serving.worker.runtime import ModelError, NullRuntime, OnnxRuntime, Runtime
+from gpuprof.serving.worker.runtime import BoundRuntime, ModelError, NullRuntime, OnnxRuntime, Runtime, StagedInputs
 from tests.reruns import serves_in_real_time
 from tests.runtime.played_gpu import PlayedMemory, play_gpu
 from tests.serving.test_models import TYPES, identity, lookup

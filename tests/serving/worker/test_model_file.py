@@ -10,7 +10,7 @@ from onnx import helper
 
 from gpuprof.errors import InputError
 from gpuprof.graph.file import read_onnx
-from gpuprof.serving.worker.model_file import check_model_file
+from gpuprof.serving.worker.worker import check_model_file
 from tests.reruns import serves_in_real_time
 from tests.serving.running import eventually, map_of, replica, running
 from tests.small_models import floats, write_model

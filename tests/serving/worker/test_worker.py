@@ -19,7 +19,7 @@ from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
 from gpuprof.serving.worker import worker
-from gpuprof.serving.worker.bound_runtime import BoundRuntime
+from gpuprof.serving.worker.runtime import BoundRuntime
 from tests.reruns import serves_in_real_time
 from tests.runtime.played_gpu import PlayedMemory, play_gpu
 from tests.small_models import write_model
