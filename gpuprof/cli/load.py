@@ -142,7 +142,6 @@ def load(
         say_note(*result.warnings)
     elif result.warnings:
         say_note(f"{count_of(len(result.warnings), 'remark')} on these figures, and all of them: -v")
-    result.require_stable()
     if not verdicts.no_fail:
         result.require_kept()
 

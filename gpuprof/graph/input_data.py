@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -59,13 +59,7 @@ class InputData:
 
     path: Path
     sha256: str  #: Hash of the file.
-    #: Sequences of requests that belong together; an independent sample is a sequence of length 1.
-    sequences: tuple[tuple[Sample, ...], ...]
-
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        """All samples, in the order of the sequences."""
-        return tuple(sample for sequence in self.sequences for sample in sequence)
+    samples: tuple[Sample, ...]
 
     def __str__(self) -> str:
         return f"{self.path.name} ({count_of(len(self.samples), 'sample')}, sha256 {self.sha256[:12]})"
@@ -88,19 +82,19 @@ def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
     """Read the samples of a file for a model with these inputs.
 
     ``.npz``: an array for each input, with samples along the batch dimension. JSON: ``{"data": [{"INPUT": [1, 2, …],
-    "OTHER": {"content": […], "shape": […]}, "TEXT": {"b64": "…"}}, …]}``, with shapes without the batch, and a list of
-    such objects for a sequence. Raises `InputError` when the file cannot be read, lacks an input, has an unknown input,
-    or an array of another shape or type.
+    "OTHER": {"content": […], "shape": […]}, "TEXT": {"b64": "…"}}, …]}``, with shapes without the batch. Raises
+    `InputError` when the file cannot be read, lacks an input, has an unknown input, or an array of another shape or
+    type.
     """
     try:
         content = refuse_pipe(path).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", "give an .npz or JSON file") from None
     # An .npz file is a zip archive with first bytes "PK", whatever its name.
-    sequences = _read_npz(path, inputs) if content[:2] == b"PK" else _read_json(content, path, inputs)
-    if not sequences:
+    samples = _read_npz(path, inputs) if content[:2] == b"PK" else _read_json(content, path, inputs)
+    if not samples:
         raise InputError(f"{path} holds no samples", "give at least one value for each input")
-    return InputData(path, hashlib.sha256(content).hexdigest(), tuple(sequences))
+    return InputData(path, hashlib.sha256(content).hexdigest(), tuple(samples))
 
 
 def sample_sizes(sample: Sample, path: Path) -> Sizes:
@@ -147,7 +141,7 @@ def join_samples(samples: Sequence[Sample], batch: int, inputs: Sequence[InputSh
     }
 
 
-def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ...]]:
+def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[Sample]:
     try:
         # Unpickling would run code from the file.
         with np.load(path, allow_pickle=False) as file:
@@ -167,7 +161,7 @@ def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ..
     if len(set(counts.values())) > 1:
         text = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"{path} does not hold as many samples of each input: {text}")
-    samples: list[tuple[Sample, ...]] = []
+    samples: list[Sample] = []
     for number in range(next(iter(counts.values()), 1)):
         sample = {
             x.name: np.take(typed[x.name], [number], x.batch_axis) if x.name in counts else typed[x.name]
@@ -175,11 +169,11 @@ def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ..
         }
         for tensor in inputs:
             tensor.check(sample[tensor.name], str(path))
-        samples.append((sample,))
+        samples.append(sample)
     return samples
 
 
-def _read_json(content: bytes, path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ...]]:
+def _read_json(content: bytes, path: Path, inputs: Sequence[InputShape]) -> list[Sample]:
     def read_number(text: str) -> float:
         if np.isinf(value := float(text)):
             raise InputError(f"{path}: the number {text} is larger than any type holds", "write a smaller one")
@@ -192,19 +186,14 @@ def _read_json(content: bytes, path: Path, inputs: Sequence[InputShape]) -> list
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise InputError(f'{path} has no list "data"', 'write {"data": [{"INPUT": [1, 2]}]}')
-    return [tuple(_read_steps(entry, f"{path}: data[{number}]", inputs)) for number, entry in enumerate(entries)]
+    return [_read_sample(entry, f"{path}: data[{number}]", inputs) for number, entry in enumerate(entries)]
 
 
-def _read_steps(entry: object, where: str, inputs: Sequence[InputShape]) -> Iterator[Sample]:
-    steps = entry if isinstance(entry, list) else [entry]
-    if not steps:
-        raise InputError(f"{where} is an empty sequence", "give at least one step")
-    for number, step in enumerate(steps):
-        here = f"{where}[{number}]" if isinstance(entry, list) else where
-        if not isinstance(step, dict):
-            raise InputError(f"{here} must be an object with a value for each input but is {type(step).__name__}")
-        _check_names(step, inputs, here)
-        yield {tensor.name: _decode_tensor(step[tensor.name], tensor, here) for tensor in inputs}
+def _read_sample(entry: object, where: str, inputs: Sequence[InputShape]) -> Sample:
+    if not isinstance(entry, dict):
+        raise InputError(f"{where} must be an object with a value for each input but is {type(entry).__name__}")
+    _check_names(entry, inputs, where)
+    return {tensor.name: _decode_tensor(entry[tensor.name], tensor, where) for tensor in inputs}
 
 
 def _decode_tensor(value: object, tensor: InputShape, where: str) -> Array:

@@ -8,6 +8,7 @@ overload, and take CPU time from the server's workers where they share its cores
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import select
 import socket
 import ssl
@@ -17,17 +18,17 @@ from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from http import HTTPStatus
+from multiprocessing.connection import Connection as Pipe
 from typing import TYPE_CHECKING
 
-from gpuprof.load.closed_loop import ClosedLoop
 from gpuprof.machine.scheduling import shorten_wakeup_latency
 from gpuprof.serving.transport.server_timing import NAME, UNKNOWN_MS, ServerTimes, read_times
 
 if TYPE_CHECKING:
     from gpuprof.load.chain import NextStep
     from gpuprof.load.target import Target
-    from gpuprof.load.windows import WindowWatch
 
 _RECEIVE_BYTES = 1 << 20
 _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
@@ -55,8 +56,6 @@ class Schedule:
     #: Closed loop: number of requests of each model in flight; ``times`` is then empty.
     in_flight: tuple[int, ...] = ()
     until_s: float = 0.0  #: Closed loop: when the last request is sent, at the latest.
-    #: Closed loop: sequences of requests, as `gpuprof.load.closed_loop.ClosedLoop` takes them.
-    chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
     steps: tuple[tuple[NextStep, ...], ...] = ()  #: By model, the requests that follow its answers; see `NextStep`.
 
 
@@ -71,8 +70,6 @@ class SentRequests:
     cpu_s: float = 0.0  #: CPU time of the sending client.
     #: Closed loop: position of each request's model.
     models: array[int] = field(default_factory=lambda: array("h"))
-    windows: int = 0  #: Number of measured windows, with a window rule.
-    is_stable: bool = False  #: True if the last windows agree.
     #: ``server_ms``, ``queue_ms``, ``infer_ms``: Time in the server, and its parts in the queue and in the model, as
     #: the server reports them; `UNKNOWN_MS` where the server does not, and empty where the client did not ask.
     server_ms: array[float] = field(default_factory=lambda: array("d"))
@@ -183,25 +180,14 @@ class Connection:
 
 
 class LoadClient:
-    """Sends a schedule.
+    """Sends a schedule."""
 
-    Parameters
-    ----------
-    watch : WindowWatch or None
-        Ends the measurement; None: it ends with the schedule.
-    is_told_to_stop : callable
-        Whether another client has ended the measurement.
-    """
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        watch: WindowWatch | None = None,
-        is_told_to_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._watch, self._is_told_to_stop = watch, is_told_to_stop
-        self._loop = ClosedLoop(schedule.in_flight, schedule.chains) if schedule.in_flight else None
+        self._is_closed = bool(schedule.in_flight)
+        #: Closed loop: the due time and the model of the next requests, a heap.
+        self._due = [(0.0, model) for model, count in enumerate(schedule.in_flight) for _ in range(count)]
+        heapify(self._due)
         self._idle: list[Connection] = []
         self._busy: dict[int, Connection] = {}
         self._events = select.epoll()
@@ -222,8 +208,8 @@ class LoadClient:
         gc.disable()  # a collection in the middle would be seen as latency
         cpu_s = time.thread_time()
         try:
-            if self._loop is not None:
-                self._run_closed(start, self._loop)
+            if self._is_closed:
+                self._run_closed(start)
             else:
                 self._run_open(start)
         finally:
@@ -232,28 +218,18 @@ class LoadClient:
             for connection in (*self._idle, *self._busy.values()):
                 connection.socket.close()
             self._events.close()
-        if self._watch is not None:
-            # A process that was suspended for all of its windows has checked none of them.
-            self._watch.is_over(time.monotonic() - start)
-            self.sent.windows, self.sent.is_stable = self._watch.finished, self._watch.is_stable
         return self.sent
 
-    def _is_over(self, now: float) -> bool:
-        return self._is_told_to_stop() or (self._watch is not None and self._watch.is_over(now))
-
-    def _run_closed(self, start: float, loop: ClosedLoop) -> None:
+    def _run_closed(self, start: float) -> None:
         """Keep a number of requests of each model in flight; each answer releases the next request."""
-        ended_s = -1.0
-        while True:
-            now = time.monotonic() - start
-            if ended_s < 0.0 and (now >= self._schedule.until_s or self._is_over(now)):
-                ended_s = now
-            if ended_s >= 0.0 and (not self._busy or now > ended_s + self._schedule.patience_s):
-                return
-            while ended_s < 0.0 and (due := loop.take(number := len(self.sent.sent_s), now)) is not None:
-                model, index = due
+        until_s = self._schedule.until_s
+        while (now := time.monotonic() - start) < until_s or (
+            self._busy and now <= until_s + self._schedule.patience_s
+        ):
+            while now < until_s and self._due and self._due[0][0] <= now:
+                _, model = heappop(self._due)
                 self._add_request(model)
-                self._send(number, model, now, index)
+                self._send(len(self.sent.sent_s) - 1, model, now)
             self._receive(_LOOK_S, start)
 
     def _add_request(self, model: int) -> None:
@@ -266,9 +242,8 @@ class LoadClient:
 
     def _finish(self, number: int, now: float) -> None:
         """Release the next request of a closed loop; after a lost request with a delay, in case the server is down."""
-        if self._loop is not None:
-            status = self.sent.status[number]
-            self._loop.finish(number, now if status else now + _LOOK_S, status == HTTPStatus.OK)
+        if self._is_closed:
+            heappush(self._due, (now if self.sent.status[number] else now + _LOOK_S, self.sent.models[number]))
 
     def _run_open(self, start: float) -> None:
         times = self._schedule.times
@@ -278,8 +253,6 @@ class LoadClient:
         deadline = start + (times[-1] if count else 0.0) + self._schedule.patience_s
         while position < count or (self._busy and clock() < deadline):
             now = clock() - start
-            if position < count and self._is_over(now):
-                count, deadline = position, clock() + self._schedule.patience_s
             while position < count and times[position] <= now and len(self._busy) < _MAX_CONNECTIONS:
                 self._send(position, self._schedule.models[position], now)
                 position += 1
@@ -289,10 +262,10 @@ class LoadClient:
                 due = _LOOK_S
             self._receive(max(0.0, due), start)
 
-    def _send(self, number: int, model: int, now: float, index: int | None = None) -> None:
+    def _send(self, number: int, model: int, now: float) -> None:
         requests = self._schedule.requests[model]
         self._turns[model] += 1
-        request = requests[self._turns[model] % len(requests) if index is None else index]
+        request = requests[self._turns[model] % len(requests)]
         self.sent.sent_s[number] = now
         self._transmit(number, request, now, bool(self._steps[model] and self._steps[model][0].sources))
 
@@ -356,16 +329,12 @@ class LoadClient:
             return
         number, now = connection.number, time.monotonic() - start
         self._add_server_times(number, connection.told)
-        is_closed = bool(self._schedule.in_flight)
-        model = (self.sent if is_closed else self._schedule).models[number]
+        model = (self.sent if self._is_closed else self._schedule).models[number]
         request, keeps = b"", False
         if self._steps[model] and status == HTTPStatus.OK:
             request, keeps = self._make_next_request(number, model, bytes(connection.answer))
         if not request:
             self.sent.done_s[number], self.sent.status[number] = now, status
-        if self._watch is not None and status == HTTPStatus.OK and not request:
-            due = self.sent.sent_s[number] if is_closed else self._schedule.times[number]
-            self._watch.add(model, now - due, now)
         del self._busy[connection.fileno()]
         if connection.closing or connection.is_sending:
             connection.socket.close()  # epoll removes closed sockets by itself
@@ -398,3 +367,31 @@ class LoadClient:
         self._busy.pop(connection.fileno(), None)
         connection.socket.close()  # epoll removes closed sockets by itself
         self._finish(connection.number, now)
+
+
+def run_clients(schedules: Sequence[Schedule]) -> list[SentRequests]:
+    """Run a client for each schedule, the first in this process, the others in child processes."""
+    context = multiprocessing.get_context("spawn")
+    children = []
+    for schedule in schedules[1:]:
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_run_in_child, args=(schedule, child_end), daemon=True)
+        process.start()
+        child_end.close()
+        children.append((process, parent_end))
+    for _, pipe in children:
+        pipe.recv()  # the child has started
+    # All clients start at the same time of the machine's monotonic clock, late enough for all to have received it.
+    start = time.monotonic() + 0.05
+    for _, pipe in children:
+        pipe.send(start)
+    results = [LoadClient(schedules[0]).run(start)]
+    for process, pipe in children:
+        results.append(pipe.recv())
+        process.join()
+    return results
+
+
+def _run_in_child(schedule: Schedule, pipe: Pipe) -> None:
+    pipe.send(True)
+    pipe.send(LoadClient(schedule).run(pipe.recv()))

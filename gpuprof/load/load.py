@@ -7,19 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import UnavailableError, unknown_name
 from gpuprof.load.chain import NextStep, match_outputs
-from gpuprof.load.client import Schedule, SentRequests
-from gpuprof.load.client_processes import run_clients
+from gpuprof.load.client import Schedule, SentRequests, run_clients
 from gpuprof.load.report import ModelResult, stage_rows, summarize
-from gpuprof.load.target import Target, input_shapes, random_tensors, requests_for, requests_of_data, sequence_chains
-from gpuprof.load.traffic import arrival_times
-from gpuprof.load.windows import WindowRule
+from gpuprof.load.target import Target, input_shapes, random_tensors, requests_for, requests_of_data
 from gpuprof.machine.machine_load import MachineLoad
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from gpuprof.graph.input_data import InputData
-    from gpuprof.load.traffic import Times
+
+    Times = npt.NDArray[np.float64]
+
+ARRIVALS = ("poisson", "gamma", "constant")
 
 #: Load that a single client process sustains with ease: requests/s and bytes/s.
 _EASY_RPS = 1500.0
@@ -64,8 +67,6 @@ class LoadSettings:
     scv: float = 4.0  #: Squared coefficient of variation of the gaps of ``gamma``.
     clients: int | None = None  #: Processes; None: as many as the traffic needs.
     patience_s: float = 10.0  #: Time to wait for the last answers.
-    #: Ends the load once its windows agree; ``duration_s`` is then the maximum duration.
-    rule: WindowRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,7 @@ class LoadOutcome:
     """Results by model, in the order of the streams, with the time by stage and the CPU time of the clients.
 
     ``stolen`` is the fraction of this machine's CPU time that its hypervisor gave to other machines meanwhile, None
-    where the kernel does not report it. With a window rule, ``windows`` is the number of windows and ``is_stable``
-    whether the last of them agree.
+    where the kernel does not report it.
     """
 
     results: list[ModelResult]
@@ -82,8 +82,6 @@ class LoadOutcome:
     clients: int
     client_cpu_s: float = 0.0
     stolen: float | None = None
-    windows: int | None = None
-    is_stable: bool | None = None
 
 
 def run_load(
@@ -96,27 +94,20 @@ def run_load(
     schedules = plan_load(target, streams, settings) if schedules is None else schedules
     before = _statistics(target, streams)
     load = MachineLoad()
-    results = run_clients(schedules, settings.rule, settings.warmup_s)
+    results = run_clients(schedules)
     stolen_part = load.stolen_part()
     try:
         after = _statistics(target, streams)
     except UnavailableError:  # an overloaded server: the client's figures are valid without the server's
         after = dict.fromkeys(before)
     schedules = [_replace_with_sent(schedule, result) for schedule, result in zip(schedules, results, strict=True)]
-    span = measured_span(settings, results[0].windows)
+    span = settings.warmup_s, settings.warmup_s + settings.duration_s
     measured = [
         summarize(schedules, results, position, stream.model, stream.slo_ms, span)
         for position, stream in enumerate(streams)
     ]
     stages = stage_rows(schedules, results, [stream.model for stream in streams], before, after)
-    return LoadOutcome(
-        measured,
-        stages,
-        len(schedules),
-        sum(result.cpu_s for result in results),
-        stolen_part,
-        *((results[0].windows, results[0].is_stable) if settings.rule else (None, None)),
-    )
+    return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results), stolen_part)
 
 
 def _replace_with_sent(schedule: Schedule, result: SentRequests) -> Schedule:
@@ -124,15 +115,6 @@ def _replace_with_sent(schedule: Schedule, result: SentRequests) -> Schedule:
     if not schedule.in_flight:
         return schedule
     return replace(schedule, times=result.sent_s, models=result.models)
-
-
-def measured_span(settings: LoadSettings, windows: int) -> tuple[float, float]:
-    """Return the beginning and end of the measured time: the windows that agree, or the last windows."""
-    if settings.rule is None:
-        return settings.warmup_s, settings.warmup_s + settings.duration_s
-    windows = max(windows, 1)  # an unfinished first window counts
-    end_s = settings.warmup_s + windows * settings.rule.window_s
-    return end_s - min(windows, settings.rule.count) * settings.rule.window_s, end_s
 
 
 def make_requests(
@@ -189,9 +171,23 @@ def make_schedules(
     """Merge the streams by time and deal the requests, or those in flight, out to the clients."""
     import numpy as np
 
-    steps = tuple(make_next_steps(target, stream, settings.seed) for stream in streams)
+    whole = Schedule(
+        target.host,
+        target.port,
+        requests,
+        (),
+        (),
+        settings.patience_s,
+        target if target.is_encrypted else None,
+        until_s=settings.warmup_s + settings.duration_s,
+        steps=tuple(make_next_steps(target, stream, settings.seed) for stream in streams),
+    )
     if any(stream.concurrency for stream in streams):
-        return [replace(schedule, steps=steps) for schedule in _make_closed(target, streams, requests, settings)]
+        clients = settings.clients or 1
+        shares = [
+            tuple(len(range(first, stream.concurrency or 0, clients)) for stream in streams) for first in range(clients)
+        ]
+        return [replace(whole, in_flight=share) for share in shares if any(share)]
     all_times = send_times(streams, settings)
     times = np.concatenate(all_times)
     models = np.repeat(np.arange(len(streams)), [len(time) for time in all_times])
@@ -199,58 +195,9 @@ def make_schedules(
     times, models = times[order], models[order]
     clients = settings.clients or _clients_needed(streams, requests)
     return [
-        Schedule(
-            target.host,
-            target.port,
-            requests,
-            times[first::clients].tolist(),
-            models[first::clients].tolist(),
-            settings.patience_s,
-            target if target.is_encrypted else None,
-            steps=steps,
-        )
+        replace(whole, times=times[first::clients].tolist(), models=models[first::clients].tolist())
         for first in range(clients)
     ]
-
-
-def _make_closed(
-    target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
-) -> list[Schedule]:
-    clients = settings.clients or 1
-    chains = [_read_chains(target, stream) for stream in streams]
-    until_s = settings.warmup_s + settings.duration_s
-    is_encrypted = target if target.is_encrypted else None
-    shares = [
-        tuple(len(range(first, stream.concurrency or 0, clients)) for stream in streams) for first in range(clients)
-    ]
-    return [
-        Schedule(
-            target.host,
-            target.port,
-            requests,
-            (),
-            (),
-            settings.patience_s,
-            is_encrypted,
-            share,
-            until_s,
-            tuple(chain[first::clients] for chain in chains),
-        )
-        for first, share in enumerate(shares)
-        if any(share)
-    ]
-
-
-def _read_chains(target: Target, stream: RequestStream) -> tuple[tuple[int, ...], ...]:
-    """Return the sequences of a stream's requests; empty for independent requests."""
-    chains = () if stream.data is None else sequence_chains(read_stream_data(target, stream))
-    if chains and len(chains) < (stream.concurrency or 0):
-        raise InputError(
-            f"{stream.model}: {stream.concurrency} sequences are to be on their way, but {stream.data} has "
-            f"{len(chains)}",
-            "give a smaller --concurrency, or more sequences",
-        )
-    return chains
 
 
 def send_times(streams: Sequence[RequestStream], settings: LoadSettings) -> list[Times]:
@@ -268,6 +215,35 @@ def _times(stream: RequestStream, settings: LoadSettings, seed: int) -> Times:
     recorded = np.asarray(stream.times_s, np.float64)
     before = arrival_times(settings.arrivals, stream.rate_rps, settings.warmup_s, seed, settings.scv)
     return np.concatenate([before, settings.warmup_s + recorded[recorded < settings.duration_s]])
+
+
+def arrival_times(kind: str, rate_rps: float, duration_s: float, seed: int, scv: float = 4.0) -> Times:
+    """Return the arrival times of requests in ``duration_s`` seconds, increasing.
+
+    Raises `InputError` for an unknown kind.
+
+    Parameters
+    ----------
+    kind : {"poisson", "gamma", "constant"}
+        ``poisson`` is a Poisson process with a fixed number of arrivals, given by the rate, at independent times. With
+        a random number, a run of a few hundred requests would miss its rate by several percent.
+    scv : float
+        Squared coefficient of variation of the gaps of ``gamma``; above 1 is burstier than Poisson.
+    """
+    import numpy as np
+
+    if kind not in ARRIVALS:
+        raise unknown_name("kind of arrivals", kind, list(ARRIVALS))
+    count = int(rate_rps * duration_s + 6.0 * max(1.0, (rate_rps * duration_s * max(1.0, scv)) ** 0.5)) + 1
+    random = np.random.default_rng(seed)
+    if kind == "constant":
+        times = (np.arange(count) + 0.5) / rate_rps
+    elif kind == "gamma":
+        times = np.cumsum(random.gamma(1.0 / scv, scv / rate_rps, count))
+    else:
+        times = np.sort(random.uniform(0.0, duration_s, max(1, round(rate_rps * duration_s))))
+    within: Times = times[times < duration_s].astype(np.float64)
+    return within
 
 
 def _clients_needed(streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...]) -> int:

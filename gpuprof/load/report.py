@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.load.client import Schedule, SentRequests
-from gpuprof.load.percentiles import find_percentile
 from gpuprof.serving.transport.server_timing import UNKNOWN_MS
 
 if TYPE_CHECKING:
@@ -17,11 +16,46 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 PERCENTS = (50, 95, 99)
+#: Probability with which an interval holds the percentile.
+CONFIDENCE = 0.95
 #: The client is the limit when its own delay at the 99th percentile is more than this part of the median latency…
 LAG_FRACTION = 0.1
 #: …and more than this.
 LAG_MS = 1.0
 _STAGES = {"queue": "queue", "compute_input": "gather", "compute_infer": "infer", "compute_output": "scatter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """A percentile of a sample."""
+
+    value: float
+    #: ``low``, ``high``: Ends of the 95% interval, which are values of the sample: the interval assumes independent
+    #: values, but no distribution. None: the sample is too small for this end.
+    low: float | None
+    high: float | None
+
+
+def find_percentile(ordered: Sequence[float], percent: float) -> Percentile | None:
+    """Return a percentile of a sorted sample; None where no value of the sample lies beyond it.
+
+    The interval is based on order statistics (David and Nagaraja, Order Statistics, 3rd ed., §7.1). ``ordered``:
+    ascending; ``percent``: from 50 to below 100.
+    """
+    import numpy as np
+    from scipy.stats import binom
+
+    count, part = len(ordered), percent / 100.0
+    if not count or (part > 0.5 and count * (1.0 - part) < 1.0 - 1e-9):
+        return None
+    doubt = (1.0 - CONFIDENCE) / 2.0
+    below = int(binom.ppf(doubt, count, part))
+    above = int(binom.ppf(1.0 - doubt, count, part)) + 1
+    return Percentile(
+        float(np.quantile(ordered, part)),
+        float(ordered[below - 1]) if below >= 1 else None,
+        float(ordered[above - 1]) if above <= count else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

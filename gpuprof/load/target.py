@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -184,32 +183,10 @@ def random_tensors(
 def requests_of_data(target: Target, model: str, data: InputData) -> tuple[bytes, ...]:
     """Return whole HTTP requests with the samples of a file, in their order.
 
-    Requests of a sequence carry the protocol's parameters for sequences: ``sequence_id``, ``sequence_start`` and
-    ``sequence_end``. Raises `GpuprofError` when the server does not have the model.
+    Raises `GpuprofError` when the server does not have the model.
     """
     specs = target.model_inputs(model)
-    return tuple(
-        join_request(target, model, _to_tensors(specs, sample), _sequence_parameters(number, step, len(sequence)))
-        for number, sequence in enumerate(data.sequences, 1)
-        for step, sample in enumerate(sequence, 1)
-    )
-
-
-def _sequence_parameters(number: int, step: int, steps: int) -> dict[str, object]:
-    if steps == 1:
-        return {}
-    return {"sequence_id": number, "sequence_start": step == 1, "sequence_end": step == steps}
-
-
-def sequence_chains(data: InputData) -> tuple[tuple[int, ...], ...]:
-    """Return the positions in `requests_of_data` of each sequence's requests; empty for independent requests."""
-    if all(len(sequence) == 1 for sequence in data.sequences):
-        return ()
-    chains, position = [], 0
-    for sequence in data.sequences:
-        chains.append(tuple(range(position, position + len(sequence))))
-        position += len(sequence)
-    return tuple(chains)
+    return tuple(join_request(target, model, _to_tensors(specs, sample)) for sample in data.samples)
 
 
 def input_shapes(target: Target, model: str) -> tuple[InputShape, ...]:
@@ -270,9 +247,7 @@ def _to_tensors(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> lis
     ]
 
 
-def join_request(
-    target: Target, model: str, tensors: Sequence[TensorData], parameters: Mapping[str, object] = MappingProxyType({})
-) -> bytes:
+def join_request(target: Target, model: str, tensors: Sequence[TensorData]) -> bytes:
     """Return an inference request with binary tensors, head and body."""
     headers = [
         {
@@ -283,7 +258,7 @@ def join_request(
         }
         for tensor in tensors
     ]
-    text = json.dumps({"inputs": headers, "parameters": {"binary_data_output": True, **parameters}}).encode()
+    text = json.dumps({"inputs": headers, "parameters": {"binary_data_output": True}}).encode()
     body = text + b"".join(tensor.data for tensor in tensors)
     own_headers = "".join(f"{name}: {value}\r\n" for name, value in target.headers.items())
     head = (

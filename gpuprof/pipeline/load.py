@@ -15,9 +15,8 @@ from threading import Event, Thread
 
 from gpuprof.domain.demand import Slo
 from gpuprof.domain.file_access import write_atomically
-from gpuprof.errors import InputError, UnstableError, refuse_unwritable
+from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.load.load import LoadOutcome, RequestStream, plan_load, read_stream_data, run_load
-from gpuprof.load.percentiles import loadgen_count
 from gpuprof.load.report import ModelResult
 from gpuprof.load.target import describe_assumed
 from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
@@ -102,25 +101,8 @@ class LoadResult(Result):
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model: rates, goodput, latency, predictions, errors, and which inputs were sent."""
         rows = _rows(self.outcome, self.predictions)
-        windows = {"windows": self.outcome.windows, "is_stable": self.outcome.is_stable}
         slo = {verdict.model: {"slo_kept": verdict.kept, "reason": verdict.reason} for verdict in self.verdicts()}
-        return [
-            row | {"input_data": self.inputs.get(str(row["model"]))} | windows | slo[str(row["model"])] for row in rows
-        ]
-
-    def require_stable(self) -> None:
-        """Check that the last windows agree, where windows were requested.
-
-        Raises
-        ------
-        UnstableError
-            When the windows differ.
-        """
-        if self.outcome.is_stable is False:
-            raise UnstableError(
-                f"the last of {self.outcome.windows} windows do not agree in rate and latency",
-                "give longer windows or more of them: --window, --max-windows; or a larger --stability",
-            )
+        return [row | {"input_data": self.inputs.get(str(row["model"]))} | slo[str(row["model"])] for row in rows]
 
     def stage_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model: mean milliseconds of each stage, measured and predicted."""
@@ -210,8 +192,6 @@ def load(
     for stream in streams:
         if stream.model in inputs:
             notes.add(f"{stream.model}: inputs from {inputs[stream.model]}")
-            if not stream.concurrency and any(len(sequence) > 1 for sequence in data_by_model[stream.model].sequences):
-                notes.add(f"{stream.model}: sequences wait for no answers in an open loop; with --concurrency they do")
         else:
             steps = stream.steps or (stream,)
             notes.add(*filter(None, (describe_assumed(target, s.model, s.path, s.dims) for s in steps)))
@@ -221,8 +201,7 @@ def load(
     elif resolved is not None:
         timed = time_map_by(resolved, estimator, optional_path(db), base, notes.add)
         predictions = predict_load(timed, streams, settings, note=notes.add)
-    at_most = "at most " if settings.rule else ""
-    time_s = f"{settings.warmup_s:g} + {at_most}{settings.duration_s:g} s"
+    time_s = f"{settings.warmup_s:g} + {settings.duration_s:g} s"
     notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
     # Cores of the workers, which the client must avoid; empty unless server and client run on the same machine.
     cores = worker_cores(resolved) if resolved is not None and is_local(target.host) else frozenset()
@@ -311,12 +290,6 @@ def _warnings(outcome: LoadOutcome, predictions: LoadPredictions | None) -> Iter
         if result.refused or result.failed or result.lost:
             counts = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
             yield f"{result.model}: of {result.sent} requests {counts}"
-        if few := [percent for percent in (95, 99) if 0 < result.answered < loadgen_count(percent)]:
-            needed = " and ".join(f"{loadgen_count(percent)} for p{percent}" for percent in few)
-            yield (
-                f"{result.model}: {result.answered} requests were answered; LoadGen takes {needed} at least "
-                "(give a longer --duration)"
-            )
         if result.client_is_limit:
             lag_ms = result.lag_p99_ms
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"

@@ -85,14 +85,6 @@ class LoadTraffic(Settings):
         metavar="[MODEL=]REQUESTS",
         repeated=True,
     )
-    stability_pct: Positive | None = option(
-        None,
-        "Measure until three windows in a row differ by no more than this.",
-        "--stability",
-        metavar="PERCENT",
-    )
-    window_s: _Duration = option(5.0, "Length of a window of --stability.", "--window", unit="s")
-    max_windows: Count = option(10, "Windows after which --stability gives up.")
     warmup_s: NotNegative = option(2.0, "Time before the measured time.", "--warmup", unit="s")
     clients: Count | None = option(None, "Client processes; default: as many as needed.")
     allow_changed: bool = option(False, "Accept model files that changed since the map was planned.")
@@ -107,7 +99,7 @@ class LoadTraffic(Settings):
             When no traffic is specified, a model is not in the map, a trace cannot be read, or both a trace and rates
             are given.
         """
-        from gpuprof.load.traffic import ARRIVALS
+        from gpuprof.load.load import ARRIVALS
         from gpuprof.simulator.trace import read_trace
 
         if self.arrivals not in ARRIVALS:
@@ -119,8 +111,6 @@ class LoadTraffic(Settings):
             return self._fill(streams), self._make_settings(self.duration_s)
         if self.rates_rps or self.rate_scale != 1.0:
             raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
-        if self.stability_pct is not None:
-            raise InputError("--trace says how long requests come: --stability cannot change that", "leave one out")
         recorded = read_trace(Path(self.trace))
         whole_s = recorded.duration_s + AFTER_THE_LAST_S
         streams = make_trace_streams(deployment, folder, recorded)
@@ -163,22 +153,10 @@ class LoadTraffic(Settings):
 
     def _make_settings(self, duration_s: float | None) -> LoadSettings:
         from gpuprof.load.load import LoadSettings
-        from gpuprof.load.windows import WindowRule
 
-        settings = LoadSettings(
+        return LoadSettings(
             duration_s or LoadSettings().duration_s, self.warmup_s, self.seed, self.arrivals, self.scv, self.clients
         )
-        if self.stability_pct is None:
-            return settings
-        if duration_s is not None:
-            raise InputError("--stability says when it ends: --duration cannot, too", "--window and --max-windows can")
-        rule = WindowRule(self.window_s, self.stability_pct, self.max_windows)
-        if rule.most < rule.count or not (rule.window_s > 0.0 and rule.percent > 0.0):
-            raise InputError(
-                f"{rule.count} windows of more than 0 s must agree within more than 0%, but there may be "
-                f"{rule.most} of {rule.window_s:g} s within {rule.percent:g}%"
-            )
-        return replace(settings, duration_s=rule.longest_s, rule=rule)
 
 
 class ServerAccess(Settings):

@@ -43,7 +43,6 @@ def test_measured_stands_beside_predicted(
         assert main([*words, "--rate-scale", "0.5", "-v"]) == 0
         captured = capsys.readouterr()
         table = captured.out
-        assert "LoadGen takes 130 for p95 and 662 for p99 at least" in captured.err
         assert "goodput/s" in table and "network and router ms" in table and "95% from" in table
         assert "of it network" in table
         assert (
@@ -53,32 +52,14 @@ def test_measured_stands_beside_predicted(
         assert capsys.readouterr().out.startswith("model,rate_rps,goodput_rps,")
 
 
-def test_a_closed_loop_says_whether_its_windows_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = map_of({"a": "null:4", "b": "null:4"}, [replica("a"), replica("b")])
-    with running(tmp_path, document) as server:
-        words = [
-            "load",
-            server.url,
-            "--no-fail",
-            "--concurrency",
-            "a=2",
-            "--warmup",
-            "0.1",
-            "--window",
-            "0.2",
-            "--json",
-        ]
-        assert main([*words, "--map", str(tmp_path / "map.json"), "--stability", "900"]) == 0
+def test_nothing_is_predicted_of_a_closed_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running(tmp_path, map_of({"a": "null:4", "b": "null:4"}, [replica("a"), replica("b")])) as server:
+        words = ["load", server.url, "--no-fail", "--concurrency", "a=2", "--warmup", "0.1", "--duration", "0.6"]
+        assert main([*words, "--map", str(tmp_path / "map.json"), "--json"]) == 0
         captured = capsys.readouterr()
         (row,) = json.loads(captured.out)
-        assert (row["model"], row["is_stable"]) == ("a", True)
-        assert row["windows"] >= 3  # more where the machine stands still in one of them
-        assert row["answered"] == row["sent"] > 20 and row["predicted_p50_ms"] is None
+        assert row["model"] == "a" and row["answered"] == row["sent"] > 20 and row["predicted_p50_ms"] is None
         assert "a 2 at a time" in captured.err and "nothing is predicted" in captured.err
-        assert main([*words, "--stability", "0.1", "--max-windows", "3"]) == 2
-        captured = capsys.readouterr()
-        assert json.loads(captured.out)[0]["is_stable"] is False
-        assert "windows do not agree" in captured.err.splitlines()[-1]
 
 
 def test_an_address_alone_takes_the_map_that_is_here(

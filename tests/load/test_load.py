@@ -11,12 +11,9 @@ import pytest
 
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.load.client import LoadClient, Schedule, SentRequests
-from gpuprof.load.load import LoadSettings, RequestStream, make_schedules, measured_span, run_load
-from gpuprof.load.percentiles import find_percentile, loadgen_count
-from gpuprof.load.report import stage_row, stage_rows, summarize
+from gpuprof.load.load import LoadSettings, RequestStream, arrival_times, make_schedules, run_load
+from gpuprof.load.report import find_percentile, stage_row, stage_rows, summarize
 from gpuprof.load.target import Target, requests_for
-from gpuprof.load.traffic import arrival_times
-from gpuprof.load.windows import WindowRule, WindowWatch
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer
 
@@ -182,31 +179,6 @@ def test_a_percentile_has_its_interval_or_is_not_given() -> None:
     assert alone is not None and alone.value == 3.0
 
 
-def test_loadgen_takes_as_many_requests_as_mlperf_says() -> None:
-    assert (loadgen_count(90.0), loadgen_count(99.0)) == (64, 662)  # MLPerf Inference Rules: single and multi-stream
-
-
-def test_windows_end_once_three_agree_in_rate_and_latency() -> None:
-    def fill(watch: WindowWatch, counts: list[int], latencies_s: list[float]) -> list[bool]:
-        over = []
-        for number, (count, latency_s) in enumerate(zip(counts, latencies_s, strict=True)):
-            for _ in range(count):
-                watch.add(0, latency_s, 1.0 + number)
-            over.append(watch.is_over(2.0 + number))
-        return over
-
-    rule = WindowRule(window_s=1.0, percent=10.0, most=6)
-    rising = WindowWatch(rule, 1, begin_s=1.0)
-    rising.add(0, 9.0, 0.5)  # before the first window
-    assert fill(rising, [10, 50, 100, 104, 96], [0.1] * 5) == [False] * 4 + [True]
-    assert rising.is_stable and (rising.finished, rising.end_s) == (5, 6.0)
-    slower = WindowWatch(rule, 1, begin_s=1.0)
-    assert fill(slower, [100] * 6, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) == [False] * 5 + [True]
-    assert not slower.is_stable
-    silent = WindowWatch(rule, 1, begin_s=1.0)
-    assert fill(silent, [0] * 6, [0.0] * 6)[-1] and not silent.is_stable
-
-
 def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_when_they_were_sent(
     null_server: RunningServer,
 ) -> None:
@@ -219,7 +191,6 @@ def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_when_they_were
     assert result.answered == result.sent > 20 and result.lost == 0 and result.mean_ms is not None
     # Little's law: what is on its way is the rate times the time of each; from the beginning it would be hundreds.
     assert result.rate_rps * result.mean_ms / 1000.0 < 9.0
-    assert (outcome.windows, outcome.is_stable) == (None, None)
 
 
 def test_as_soon_as_one_of_a_closed_loop_is_answered_the_next_is_sent_and_never_more(
@@ -238,25 +209,3 @@ def test_as_soon_as_one_of_a_closed_loop_is_answered_the_next_is_sent_and_never_
     assert len(begun) > 6 and set(sent.status) == {200}
     assert (ends[:-3] <= begun[3:]).all()
     assert begun[2] <= ends[0]
-
-
-def test_windows_that_a_client_stood_still_for_are_over_and_nothing_is_said_of_none() -> None:
-    schedule = Schedule("h", 1, ((b"a",),), (), (), in_flight=(1,), until_s=0.7)
-    watch = WindowWatch(WindowRule(window_s=0.2, percent=0.1, most=3), 1, begin_s=0.1)
-    late = LoadClient(schedule, watch).run(time.monotonic() - 10.0)
-    assert (late.windows, late.is_stable, len(late.sent_s)) == (3, False, 0)
-    watched = LoadClient(schedule, WindowWatch(watch.rule, 1, begin_s=100.0), lambda: True).run(time.monotonic())
-    settings = LoadSettings(0.7, 0.1, rule=watch.rule)
-    assert watched.windows == 0 and measured_span(settings, watched.windows) == pytest.approx((0.1, 0.3))
-
-
-def test_a_load_with_a_rule_ends_with_its_windows(null_server: RunningServer) -> None:
-    streams = [RequestStream("small", 100.0, 60_000.0)]
-    rule = WindowRule(window_s=0.3, percent=1000.0, most=10)
-    settings = LoadSettings(rule.longest_s, 0.2, arrivals="constant", clients=2, rule=rule)
-    outcome = run_load(Target.parse(null_server.url), streams, settings)
-    # Three, unless the machine stood still for a whole one, in which nothing was answered.
-    assert outcome.is_stable and 3 <= (outcome.windows or 0) <= rule.most
-    (result,) = outcome.results
-    # Three windows of what was due, less what a client that the machine held up at the end had not sent yet.
-    assert 30 < result.sent == result.answered <= 92

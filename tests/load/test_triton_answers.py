@@ -6,14 +6,11 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gpuprof
-from gpuprof.errors import InputError
-from gpuprof.load.closed_loop import ClosedLoop
 from tests.reruns import serves_in_real_time
 
 pytestmark = serves_in_real_time
@@ -85,40 +82,3 @@ def test_answers_of_triton_are_read_whole(triton: tuple[str, list[dict[str, Any]
     assert row["answered"] == row["sent"] and int(str(row["sent"])) > 3
     assert (row["lost"], row["failed"]) == (0, 0)
     assert bodies[0]["parameters"]["binary_data_output"] is True
-
-
-def test_a_closed_loop_sends_the_steps_of_a_sequence_one_after_the_answer_to_another(
-    triton: tuple[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    url, bodies = triton
-    file = tmp_path / "data.json"
-    steps = [[{"x": [float(n), 0.0, 0.0]} for n in range(length)] for length in (3, 2, 3)]
-    file.write_text(json.dumps({"data": steps}))
-    traffic = gpuprof.LoadTraffic(duration_s=1.0, warmup_s=0.0, concurrency={"m": 2}, input_data={"m": file})
-    (row,) = gpuprof.load(url, traffic=traffic).rows()
-    assert row["answered"] == row["sent"] and row["lost"] == 0
-    begun: dict[int, int] = {}
-    for request in bodies:
-        parameters = request["parameters"]
-        number = parameters["sequence_id"]
-        assert parameters["sequence_start"] is (number not in begun)
-        begun[number] = begun.get(number, 0) + 1
-        assert len(begun) <= 2  # two at a time, none of them twice
-        if parameters["sequence_end"]:
-            assert begun.pop(number) == len(steps[number - 1])
-    assert {request["parameters"]["sequence_id"] for request in bodies} == {1, 2, 3}
-    with pytest.raises(InputError, match=r"4 sequences are to be on their way, but .* has 3"):
-        gpuprof.load(url, traffic=traffic.replace(concurrency={"m": 4}))
-
-
-def test_a_sequence_of_which_a_step_is_lost_begins_anew() -> None:
-    loop = ClosedLoop([1], [[(0, 1, 2), (3, 4)]])
-    assert loop.take(0, 0.0) == (0, 0) and loop.take(1, 0.0) is None
-    loop.finish(0, 0.5, is_answered=True)
-    assert loop.take(1, 0.4) is None and loop.take(1, 0.5) == (0, 1)
-    loop.finish(1, 0.6, is_answered=False)
-    assert loop.take(2, 1.0) == (0, 3)
-    loop.finish(2, 1.0, is_answered=True)
-    assert loop.take(3, 1.0) == (0, 4)
-    loop.finish(3, 1.0, is_answered=True)
-    assert loop.take(4, 1.0) == (0, 0)
