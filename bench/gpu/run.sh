@@ -124,8 +124,7 @@ files() { for model in $1; do [ ! -e "$out/models/$model.onnx" ] || echo "models
 profile() { # profile STEP SECONDS FILE...: with the collector of the run unless another is named
   local name=$1 seconds=$2
   shift 2
-  gpuprof "$name" "$seconds" profile "$@" --device "$kind" --time-limit $row_s --profiler-limit 90 \
-    --keep-unstable --csv
+  gpuprof "$name" "$seconds" profile "$@" --device "$kind" --time-limit $row_s --keep-unstable --csv
 }
 batches_of() { # batches_of MODEL BATCHES: EfficientNet-B7 takes seconds and tens of gigabytes above 16
   case $1 in
@@ -322,7 +321,7 @@ step 06-check 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
 # what is kept: gpuprof evaluate --db gpuprof-db --json >06-evaluate.log, and the page again.
 gpuprof 06-evaluate 30 evaluate --regressors lasso,kernel_ridge,gradient_boosting --json
 mkdir -p "$out/page"
-gpuprof 06-page 60 report $(cd "$out" && ls -d gpuprof-db map.json load.json 2>/dev/null) -o page/report.html --figures page
+gpuprof 06-page 60 report $(cd "$out" && ls -d gpuprof-db map.json load.json 2>/dev/null) -o page/report.html
 rm -rf "$out/packed" && mkdir "$out/packed"
 tar -C "$out" --exclude=./models --exclude=./site --exclude=./packed -cf - . | gzip -9 |
   split -b 15M - "$out/packed/gpu-run.tar.gz."

@@ -65,14 +65,13 @@ def show(
     table: Annotated[
         str, typer.Argument(help="Table: runs, devices, models, ops, kernels or colocations; or a model's name.")
     ],
-    limit: Annotated[int, typer.Option(min=1, help="Most rows to show, newest first.")] = 50,
     db: DbOption = DEFAULT_DB,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Show the newest rows of a table, or the measurements of a model, without empty columns."""
     from gpuprof.pipeline.db import show_table
 
-    result = show_table(table, limit=limit, db=db)
+    result = show_table(table, db=db)
     say_note(*result.notes)
     names = result.columns
     if chosen is Format.TABLE:
@@ -136,14 +135,13 @@ def import_measurements(
         typer.Argument(help="Published measurements, or directories of them; the name of their form may stand first."),
     ],
     device: Annotated[str | None, typer.Option(help="Measured device, where the files do not name it.")] = None,
-    form: Annotated[str | None, typer.Option("--format", help="Format of the files; default: detected.")] = None,
     db: DbOption = DEFAULT_DB,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Import measurements of ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator, once."""
     from gpuprof.pipeline.db import import_measurements as bring_in
 
-    rows = bring_in(files, device=device, form=form, db=db).rows()
+    rows = bring_in(files, device=device, db=db).rows()
     print_rows(rows, _columns(("file", "form", "device", "rows", "note"), rows), chosen)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -60,8 +61,7 @@ class PlaceOptions(Settings):
     title: ClassVar[str] = "Ops and clusters"
 
     per_op: bool = option(False, "Measure each distinct op of all models once, as a separate model.")
-    engine: str = option("local", "Place to measure: local, or ray for the GPUs or machines of a Ray cluster.")
-    ray_address: str | None = option(None, "Address of the Ray cluster; default: this machine's.", envvar="RAY_ADDRESS")
+    engine: str = option("local", "Place to measure: local, or ray for a Ray cluster, at RAY_ADDRESS.")
 
 
 def profile(
@@ -145,7 +145,7 @@ def _measure_cluster(
     try:
         with progress() as bar:
             bar.add_task("models and batches", total=None)
-            address = place.ray_address or ""
+            address = os.environ.get("RAY_ADDRESS", "")
             result = profile_cluster(models, workloads, options=options, address=address, progress=show)
     finally:
         if rows:

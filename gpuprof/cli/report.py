@@ -1,4 +1,4 @@
-"""``gpuprof report``: one HTML page, or pictures, of measurements, predictions, maps, simulations and load tests."""
+"""``gpuprof report``: one HTML page of measurements, predictions, maps, simulations and load tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.options import check_output_folder, output_option
+from gpuprof.cli.options import output_option
 from gpuprof.cli.output import say_note
 
 
@@ -21,24 +21,10 @@ def report(
         ),
     ] = None,
     output: Annotated[Path, output_option("File to write the page to.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "gpuprof report",
-    figures: Annotated[
-        Path | None, typer.Option(callback=check_output_folder, help="Directory to write each figure to, too.")
-    ] = None,
-    picture_format: Annotated[
-        str, typer.Option("--format", help="Format of the figures in that directory: svg or png.")
-    ] = "svg",
 ) -> None:
     """Write one self-contained HTML page that opens from disk: interactive plots, in light and dark."""
     from gpuprof.pipeline.devices import database_path
     from gpuprof.pipeline.report import report as write_report
 
     usual = [database_path(None), Path("map.json")]
-    result = write_report(
-        sources or [path for path in usual if path.exists()],
-        output,
-        title=title,
-        figures=figures,
-        picture_format=picture_format,
-    )
-    say_note(*result.notes)
+    say_note(*write_report(sources or [path for path in usual if path.exists()], output).notes)

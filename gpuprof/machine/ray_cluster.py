@@ -9,7 +9,7 @@ from typing import Any
 from gpuprof.errors import UnavailableError, install_hint
 
 _ANSWER_S = 5.0
-_FIX = "ray start --head starts one; --ray-address says where"
+_FIX = "ray start --head starts one; RAY_ADDRESS says where"
 
 
 def join_cluster(address: str) -> Any:

@@ -21,13 +21,11 @@ from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
-    from gpuprof.estimators.igniter.fit import HardwareProfile, WorkloadProfile
     from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
     from gpuprof.estimators.interference.choice import RankedModel
     from gpuprof.profiling.sweep.cell import Cell
     from gpuprof.profiling.sweep.planning import NamedModel
 
-_MEASUREMENT = "Measurement"
 #: Networks of ``quick``: small, of several kinds, and enough of them for an interval of their own.
 _QUICK_NETWORKS = ("squeezenet", "shufflenet", "unet", "transformer_encoder")
 _QUICK_BATCHES = (1, 8)
@@ -105,26 +103,18 @@ class CalibrateResult(Result):
 
 
 class CalibrateOptions(Settings):
-    """Device, files, and the measurement of models."""
+    """Device, database, and the measurement of models."""
 
-    title: ClassVar[str] = "Fit and files"
+    title: ClassVar[str] = "Fit and database"
 
     device: str | None = option(
         None, "Device of the catalogue or the database; with MODELs one of this machine.", values="devices"
     )
-    profile: Path | None = option(None, "Profile by iGniter's own tools (config.jsonl), in place of the database.")
     quick: bool = option(
         False, "Measure a few small networks here, two batches each, which scale the estimates for all others."
     )
-    output: Path | None = option(None, "File to write iGniter's coefficients to, too.", "-o", "--output", output=True)
     db: Path | None = option(None, "Kernel database; default: GPUPROF_DB, or gpuprof-db.")
-    collector: str = option("auto", "Collector; auto takes the first that is available.", panel=_MEASUREMENT)
-    time_limit_s: Positive = option(
-        5.0, "Longest time to measure one row.", "--time-limit", unit="s", panel=_MEASUREMENT
-    )
-    keep_unstable: bool = option(
-        False, "Keep unstable rows as they are instead of measuring them again.", panel=_MEASUREMENT
-    )
+    time_limit_s: Positive = option(5.0, "Longest time to measure one row.", "--time-limit", unit="s")
 
 
 def calibrate(
@@ -153,7 +143,7 @@ def calibrate(
     Raises
     ------
     InputError
-        When too little was measured, or a file cannot be read or written.
+        When too little was measured, or a file cannot be read.
     UnavailableError
         When a measurement failed.
 
@@ -170,8 +160,6 @@ def calibrate(
     """
     chosen = CalibrateOptions.collect(options, fields)
     path = database_path(chosen.db)
-    if chosen.profile is not None:
-        return _fit_file(chosen.profile, chosen.device, chosen.output, path)
     with NoteList() as notes:
         if chosen.quick:
             return _calibrate_quickly(models, chosen, notes, progress)
@@ -181,7 +169,7 @@ def calibrate(
             return CalibrateResult(notes=notes.all(), device=target.name, ranking=_rank(database, target, progress))
         # Co-located measurements suffice for the interference models, with or without iGniter's coefficients.
         colocated = database.read_table("colocations", ["device"], {"device": target.name}).num_rows
-        fitted = _fit_measured_igniter(database, target, chosen.output, notes, required=not colocated)
+        fitted = _fit_igniter(database, target, notes, required=not colocated)
         ranking = _rank(database, target, progress) if colocated else ()
         return CalibrateResult(notes=notes.all(), device=target.name, igniter=fitted, ranking=ranking)
 
@@ -209,49 +197,27 @@ def _calibrate_quickly(
     return CalibrateResult(notes=notes.all(), device=target.name, ratios=medians)
 
 
-def _fit_file(path: Path, device: str | None, output: PathArgument | None, db: Path) -> CalibrateResult:
-    from gpuprof.estimators.igniter.profile import read_igniter_profile
+def _fit_igniter(database: KernelDb, device: Device, notes: NoteList, required: bool) -> IgniterCoefficients | None:
+    """Fit iGniter's coefficients to the database's measurements and store them there.
 
-    notes = NoteList()
-    name = device or path.stem
-    fitted = _fit_igniter(KernelDb.create(db), name, read_igniter_profile(path), output, notes)
-    return CalibrateResult(notes=notes.all(), device=name, igniter=fitted)
-
-
-def _fit_measured_igniter(
-    database: KernelDb, device: Device, output: PathArgument | None, notes: NoteList, required: bool
-) -> IgniterCoefficients | None:
-    """Fit iGniter's coefficients to the database's measurements; return None, with a note, where these are too few.
-
-    Raises `InputError` when they are too few and the coefficients are ``required``, because no other model can be
-    fitted, or ``output`` was given.
+    Where the measurements are too few, return None with a note; raises `InputError` when the coefficients are
+    ``required``, because no other model can be fitted.
     """
+    from gpuprof.estimators.igniter.fit import fit_all
+    from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
     from gpuprof.estimators.igniter.rows import profile_of
 
     try:
-        return _fit_igniter(database, device.name, profile_of(database, device), output, notes)
+        hardware, workloads = fit_all(*profile_of(database, device))
     except InputError as error:
-        if required or output is not None:
+        if required:
             raise
         notes.add(f"iGniter's coefficients were not fitted: {error}")
         return None
-
-
-def _fit_igniter(
-    database: KernelDb,
-    name: str,
-    profile: tuple[HardwareProfile, dict[str, WorkloadProfile]],
-    output: PathArgument | None,
-    notes: NoteList,
-) -> IgniterCoefficients:
-    from gpuprof.estimators.igniter.fit import fit_all
-    from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
-
-    hardware, workloads = fit_all(*profile)
-    for path in (coefficients_path(database.path, name), *([Path(output)] if output else [])):
-        write_coefficients(path, name, hardware, workloads)
-        notes.add(f"wrote {path}")
-    return IgniterCoefficients(name, hardware, workloads)
+    path = coefficients_path(database.path, device.name)
+    write_coefficients(path, device.name, hardware, workloads)
+    notes.add(f"wrote {path}")
+    return IgniterCoefficients(device.name, hardware, workloads)
 
 
 def _measure(
@@ -264,17 +230,15 @@ def _measure(
     from gpuprof.profiling.sweep.cell import Cell
 
     settings = ProfileSettings(time_limit_s=options.time_limit_s)
-    path, here = database_path(options.db), resolve_local_device(options.device, options.collector, notes.add)
-    collector, why = choose_collector(options.collector, here.kind)
+    path, here = database_path(options.db), resolve_local_device(options.device, settings.collector, notes.add)
+    collector, why = choose_collector(settings.collector, here.kind)
     named_models = planning.parse_models([str(model) for model in models])
     if options.quick:
         cells = tuple(Cell(model.job(batch, Share())) for model in named_models for batch in _QUICK_BATCHES)
     else:
         cells = _plan_cells(named_models, here.kind == "gpu", path / COPIES)
     progress(Progress(f"{here.name}, collector {why}"))
-    campaign = Campaign(
-        KernelDb.create(path), here, collector, settings.force, settings.limits(), options.keep_unstable
-    )
+    campaign = Campaign(KernelDb.create(path), here, collector, limits=settings.limits())
     outcomes = run_campaign(campaign, cells, progress, [Share()])
     failed = [outcome.row.error for outcome in outcomes if outcome.row.error]
     old = sum(not outcome.measured_now for outcome in outcomes)

@@ -29,6 +29,8 @@ select m.model, m.device,
   strftime(max(r.started_at), '%Y-%m-%d %H:%M') as latest
 from models m join runs r using (run_id) group by m.model, m.device order by m.model, m.device
 """
+#: Most rows that `show_table` returns.
+_SHOWN_ROWS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ def _share_order(share: str) -> tuple[str, float]:
     return instance, float(percent.removesuffix("%"))
 
 
-def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) -> TableResult:
+def show_table(name: str, *, db: PathArgument | None = None) -> TableResult:
     """Return the newest rows of a table without its empty columns, or all that the database holds of a model.
 
     Raises `InputError` when there is no database, table or model of this name.
@@ -106,10 +108,9 @@ def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) ->
     ----------
     name : str
         ``"runs"``, ``"devices"``, ``"models"``, ``"ops"``, ``"kernels"`` or ``"colocations"``; or a model's name.
-    limit : int
-        Maximum rows.
     """
     database = _open(db)
+    table = name if name in TABLES else "models"
     if name in TABLES:
         rows = database.read_table(name)
     else:
@@ -118,9 +119,10 @@ def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) ->
             models = set(database.read_table("models", ["model"]).column("model").to_pylist())
             raise unknown_name("table or model", name, sorted({*TABLES, *models}))
     # Ids of runs begin with the time at which they started.
-    newest = rows.sort_by([("run_id", "descending")]).slice(0, limit).to_pylist()
+    newest = rows.sort_by([("run_id", "descending")]).slice(0, _SHOWN_ROWS).to_pylist()
     columns = tuple(column for column in rows.column_names if any(row[column] is not None for row in newest))
-    notes = (f"{limit} of {rows.num_rows:,} rows; --limit shows more",) if rows.num_rows > limit else ()
+    more = f"{_SHOWN_ROWS} of {rows.num_rows:,} rows; gpuprof db sql 'select * from {table}' shows all"
+    notes = (more,) if rows.num_rows > _SHOWN_ROWS else ()
     if not newest:
         notes = (f"the table {name} has no rows",)
     values = tuple(tuple(_plain_value(row[column]) for column in columns) for row in newest)
@@ -175,7 +177,7 @@ def compact_database(db: PathArgument | None = None) -> Compaction:
 
 
 def import_measurements(
-    files: Sequence[PathArgument], *, device: str | None = None, form: str | None = None, db: PathArgument | None = None
+    files: Sequence[PathArgument], *, device: str | None = None, db: PathArgument | None = None
 ) -> ImportResult:
     r"""Import published measurements, each file once.
 
@@ -184,11 +186,9 @@ def import_measurements(
     Parameters
     ----------
     files : sequence of path
-        Files or directories; the name of their form may come first.
+        Files or directories; the name of their form, by default detected in each file, may come first.
     device : str, optional
         Device of the measurements, for files that do not name a device.
-    form : str, optional
-        By default detected in each file.
 
     Raises
     ------
@@ -209,8 +209,8 @@ def import_measurements(
     ()
     """
     database = KernelDb.create(database_path(db))
-    first, paths = split_form([Path(file) for file in files])
-    imported = tuple(import_files(database, paths, device, form or first))
+    form, paths = split_form([Path(file) for file in files])
+    imported = tuple(import_files(database, paths, device, form))
     if not any(file.form for file in imported):
         raise InputError(
             f"no file of {', '.join(map(str, paths))} has a form that is known",

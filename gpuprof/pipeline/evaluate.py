@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, unknown_name
@@ -16,21 +15,16 @@ from gpuprof.pipeline.train import TrainOptions, load_training_data
 if TYPE_CHECKING:
     from gpuprof.estimators.held_out import HeldOutLatency
     from gpuprof.estimators.learned.evaluation import Prediction, Summary
-    from gpuprof.reporting.chart import Chart
 
 
 class EvaluateOptions(TrainOptions):
-    """Data and regressors to evaluate, and the plot."""
+    """Data and regressors to evaluate."""
 
     estimator: str | None = option(
         None, "Estimator to judge instead of the regressors: a name, or package.module:Class."
     )
     leave_out: str = option("models", "Units left out one at a time with --estimator: models or devices.")
     by_architecture: bool = option(False, "Show a line for each left-out unit instead of one for all.")
-    plot: Path | None = option(None, "File to draw predicted against measured into: .svg or .png.", output=True)
-
-
-_UNITS = {"op time": "ns", "latency": "ms", "memory": "bytes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +68,7 @@ def evaluate(
     Raises
     ------
     InputError
-        When the database holds too little, or the plot cannot be written.
+        When the database holds too little.
 
     Examples
     --------
@@ -95,14 +89,11 @@ def evaluate(
         summarise_errors,
     )
     from gpuprof.estimators.learned.regressors import make_constituents
-    from gpuprof.reporting.picture import check_picture
 
     chosen = EvaluateOptions.collect(options, fields)
     if chosen.estimator is not None:
         return _judge_estimator(chosen, chosen.estimator, progress)
     make_constituents(chosen.regressors)  # reject wrong names before any data is read
-    if chosen.plot is not None:
-        check_picture(chosen.plot)
     data = load_training_data(chosen)
     names, done = list(chosen.regressors), 0
     total = len(data.architectures)
@@ -115,9 +106,7 @@ def evaluate(
     progress(Progress("architectures", 0, total))
     predictions = leave_one_architecture_out(data, names, count)
     predictions += predict_left_out_batches(data)
-    notes: tuple[str, ...] = () if chosen.plot is None else (_write_plot(chosen.plot, predictions),)
     return EvaluateResult(
-        notes=notes,
         summaries=tuple(summarise_errors(predictions, chosen.by_architecture)),
         predictions=tuple(predictions),
     )
@@ -151,32 +140,3 @@ def _judge_estimator(chosen: EvaluateOptions, name: str, progress: ProgressCallb
         summaries=tuple(summarise_held_out(latencies, name, chosen.leave_out, chosen.by_architecture)),
         held_out=tuple(latencies),
     )
-
-
-def _write_plot(path: Path, predictions: Sequence[Prediction]) -> str:
-    from gpuprof.reporting.picture import write_picture
-
-    write_picture(draw_predictions(predictions), path, columns=2)
-    return f"wrote {path}"
-
-
-def draw_predictions(predictions: Sequence[Prediction]) -> list[Chart]:
-    """Return predicted against measured figures of each quantity, a series a model."""
-    from gpuprof.estimators.learned.evaluation import INTERPOLATION, NEW_BATCH, UNSEEN
-    from gpuprof.reporting.figures import prediction_figure
-
-    panels = [(UNSEEN, "op time", "stack"), (UNSEEN, "latency", "stack"), (UNSEEN, "memory", "allocation")]
-    charts = []
-    for setting, quantity, predictor in (*panels, (NEW_BATCH, "latency", INTERPOLATION)):
-        pairs = [
-            (
-                prediction.model,
-                f"{prediction.model} batch {prediction.batch}",
-                prediction.measured,
-                prediction.predicted,
-            )
-            for prediction in predictions
-            if (prediction.setting, prediction.quantity, prediction.predictor) == (setting, quantity, predictor)
-        ]
-        charts.append(prediction_figure(f"{quantity} by {predictor}, {setting} left out", _UNITS[quantity], pairs))
-    return [chart for chart in charts if chart is not None]

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gpuprof.domain.validation import Positive
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.kernel_db.records import read_records
 from gpuprof.pipeline.arguments import PathArgument
@@ -31,8 +30,8 @@ class MergedFile:
     report: MergeReport
 
     def row(self) -> dict[str, object]:
-        """Return sums over the operators of the graph."""
-        report, worst = self.report, self.report.proof.worst if self.report.proof else None
+        """Return sums over the operators of the graph, each group of operators, and the difference of each output."""
+        report, proof = self.report, self.report.proof
         return {
             "file": str(self.path),
             "models": list(report.models),
@@ -43,24 +42,11 @@ class MergedFile:
             "weight_bytes_before": report.weight_bytes_before,
             "weight_bytes_after": report.weight_bytes_after,
             "predicted_gain_us": 1e6 * report.gain_s,
-            "largest_difference": worst.relative if worst else None,
+            "largest_difference": proof.worst.relative if proof and proof.worst else None,
+            "report": [asdict(row) for row in report.operators],
+            "outputs": [asdict(difference) for difference in proof.differences] if proof else [],
+            "calls": list(proof.calls) if proof else [],
         }
-
-    def operator_rows(self) -> list[dict[str, object]]:
-        """Return a row for each group of operators."""
-        return [
-            asdict(row) | {"models": list(row.models), "operators": list(row.operators)}
-            for row in self.report.operators
-        ]
-
-    def output_rows(self) -> list[dict[str, object]]:
-        """Return how far each output differs from that of the model alone."""
-        return [asdict(difference) for difference in self.report.proof.differences] if self.report.proof else []
-
-    def full_row(self) -> dict[str, object]:
-        """Return `row` with every operator, every output, and the compared calls."""
-        calls = list(self.report.proof.calls) if self.report.proof else []
-        return self.row() | {"report": self.operator_rows(), "outputs": self.output_rows(), "calls": calls}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +131,6 @@ def _make_options(
     target = resolve_device(device, database)
     return MergeOptions(
         omega=settings.omega,
-        weight_tolerance=settings.weight_tolerance,
-        eps=settings.eps,
-        proof_tolerance=settings.tolerance,
         force=settings.force,
         dims=dict(settings.dims or {}),
         batches=dict(settings.batches or {}),
@@ -213,19 +196,11 @@ _SIZES = "Dimensions and batches"
 
 
 class MergeSettings(Settings):
-    """Similarity of operators, weights and outputs, and the models' input sizes."""
+    """Similarity of operators, and the models' input sizes."""
 
-    title: ClassVar[str] = "Similarity and tolerance"
+    title: ClassVar[str] = "Similarity"
 
     omega: float = option(0.4, "Minimum similarity of operators to merge.")
-    tolerance: Positive | None = option(
-        None, "Largest relative difference of an output.", shown_default="1e-4, for float16 4e-3"
-    )
-    weight_tolerance: float = option(1e-7, "Largest difference of weights that count as the same.")
-    eps: float = option(
-        0.25,
-        "Largest part of the ops and edges in which two architectures differ.",
-    )
     dims: Dims | None = option(
         None, "Size of a free dimension: NAME=SIZE; may be repeated.", "--dim", repeated=True, panel=_SIZES
     )

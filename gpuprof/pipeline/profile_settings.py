@@ -73,9 +73,6 @@ class ProfileSettings(Settings):
         repeated=True,
     )
     time_limit_s: Positive = option(10.0, "Longest time to measure one row.", "--time-limit", unit="s")
-    profiler_limit_s: Positive = option(
-        900.0, "Time after which a profiler is stopped as hung.", "--profiler-limit", unit="s"
-    )
     repeat: Count = option(1, "Runs of each row in separate processes; all rows are run once before any is run again.")
     repeat_every_s: NotNegative = option(0.0, "Minimum time between the runs of --repeat.", "--repeat-every", unit="s")
     force: bool = option(False, "Measure rows again that the database already has.")
@@ -85,7 +82,7 @@ class ProfileSettings(Settings):
         """Return the time limits of a measurement."""
         from gpuprof.profiling.worker.job import limits_within
 
-        return limits_within(self.time_limit_s, self.profiler_limit_s)
+        return limits_within(self.time_limit_s)
 
 
 class ReportSettings(Settings):

@@ -1,8 +1,7 @@
-"""Reports: measurements, predictions, maps, simulations and load tests as one HTML page, or pictures."""
+"""Reports: measurements, predictions, maps, simulations and load tests as one HTML page."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,25 +19,22 @@ from gpuprof.reporting.document import Section, Table, read_result, sections_of
 from gpuprof.reporting.map_figures import cost_figure
 from gpuprof.reporting.number import show_number
 from gpuprof.reporting.page import page
-from gpuprof.reporting.picture import write_picture
 from gpuprof.reporting.profile_figures import batch_and_share_figures, roofline_figure, timeline_figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportResult(Result):
-    """A page, and the pictures written with it.
+    """A page.
 
     Attributes
     ----------
     page : Path
     sections : tuple of Section
         Sections of the page.
-    pictures : tuple of Path
     """
 
     page: Path
     sections: tuple[Section, ...]
-    pictures: tuple[Path, ...] = ()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each figure: its section and title."""
@@ -47,14 +43,7 @@ class ReportResult(Result):
         ]
 
 
-def report(
-    sources: PathArgument | Sequence[PathArgument],
-    output: PathArgument = "report.html",
-    *,
-    title: str = "gpuprof report",
-    figures: PathArgument | None = None,
-    picture_format: str = "svg",
-) -> ReportResult:
+def report(sources: PathArgument | Sequence[PathArgument], output: PathArgument = "report.html") -> ReportResult:
     """Write one self-contained HTML page that opens from disk: interactive plots, in light and dark.
 
     Parameters
@@ -63,19 +52,11 @@ def report(
         A database, maps, and JSON output of ``gpuprof compare``, ``simulate``, ``load`` and ``evaluate``.
     output : path
         The page.
-    title : str
-        Title of the page.
-    figures : path, optional
-        Directory for separate files of the figures.
-    picture_format : str
-        Format of these figures: ``"svg"`` or ``"png"``.
 
     Raises
     ------
     InputError
         When a source cannot be read, or a file cannot be written.
-    UnavailableError
-        When the drawing library for PNG is not installed.
 
     Examples
     --------
@@ -90,27 +71,18 @@ def report(
     >>> drawn.page.read_text().count("<figure") == len(drawn.rows())
     True
     """
-    if picture_format not in ("svg", "png"):
-        raise InputError(f"--format must be svg or png but got {picture_format}")
     target = Path(output)
     if target.suffix.lower() not in ("", ".html", ".htm"):
-        raise InputError(
-            f"a report is one HTML page but got {target.name}",
-            "name it .html; pictures: --figures FOLDER --format svg or png",
-        )
+        raise InputError(f"a report is one HTML page but got {target.name}", "name it .html")
     paths = [Path(source) for source in name_models(sources)]
     if not paths:
         raise InputError("a report needs a source", "name a database, a map, or the --json output of a verb")
     sections = _read_sections(paths)
     with refuse_unwritable(target):
-        write_atomically(target, page(title, sections).encode())
+        write_atomically(target, page("gpuprof report", sections).encode())
     charts = sum(len(section.charts) for section in sections)
-    notes = [f"wrote {target}: {count_of(charts, 'figure')} from {count_of(len(paths), 'source')}"]
-    pictures: tuple[Path, ...] = ()
-    if figures is not None:
-        pictures = _write_pictures(sections, Path(figures), picture_format)
-        notes.append(f"wrote {count_of(len(pictures), f'{picture_format} figure')} into {figures}")
-    return ReportResult(notes=tuple(notes), page=target, sections=tuple(sections), pictures=pictures)
+    note = f"wrote {target}: {count_of(charts, 'figure')} from {count_of(len(paths), 'source')}"
+    return ReportResult(notes=(note,), page=target, sections=tuple(sections))
 
 
 def _read_sections(sources: Sequence[Path]) -> list[Section]:
@@ -133,19 +105,6 @@ def _read_sections(sources: Sequence[Path]) -> list[Section]:
     if len(maps) > 1:
         all_sections.append(Section("Cost", "What each map costs.", (cost_figure(maps),)))
     return all_sections
-
-
-def _write_pictures(sections: Sequence[Section], directory: Path, picture_format: str) -> tuple[Path, ...]:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make {directory}: {error.strerror or error}") from None
-    paths = []
-    for number, chart in enumerate((chart for section in sections for chart in section.charts), start=1):
-        name = re.sub(r"[^a-z0-9]+", "-", chart.title.lower()).strip("-")[:60]
-        paths.append(directory / f"{number:02d}-{name}.{picture_format}")
-        write_picture(chart, paths[-1])
-    return tuple(paths)
 
 
 def _make_database_sections(database: KernelDb, name: str) -> list[Section]:

@@ -17,8 +17,6 @@ _FILES = [
     ["report", "none", "-o"],
     ["simulate", "none.json", "-o"],
     ["load", "http://127.0.0.1:9", "-o"],
-    ["evaluate", "--db", "none", "--plot"],
-    ["calibrate", "--db", "none", "-o"],
     ["compare", "--slo-file", "none.csv", "--picture"],
     ["zoo", "build", "nothing", "-o"],
     ["zoo", "rebatch", "none.onnx", "-o"],

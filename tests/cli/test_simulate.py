@@ -88,11 +88,9 @@ def test_too_much_is_sampled_and_said_so(map_file: Path, capsys: pytest.CaptureF
 def test_a_report_is_written_from_maps_and_simulations(
     map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulated, page, figures = tmp_path / "sim.json", tmp_path / "report.html", tmp_path / "figures"
+    simulated, page = tmp_path / "sim.json", tmp_path / "report.html"
     assert main(["simulate", str(map_file), "--duration", "2s", "-o", str(simulated)]) == 0
-    words = ["report", str(map_file), str(simulated), "-o", str(page), "--figures", str(figures)]
-    assert main(words) == 0
-    assert "Map of test" in page.read_text()
-    assert len(list(figures.glob("*.svg"))) == page.read_text().count("<figure>")
+    assert main(["report", str(map_file), str(simulated), "-o", str(page)]) == 0
+    assert "Map of test" in page.read_text() and page.read_text().count("<figure>") > 1
     assert main(["report", str(map_file), "-o", str(tmp_path / "no" / "page.html")]) == 3
     assert main(["report", str(tmp_path / "none.json")]) == 3

@@ -8,13 +8,11 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, lay_bars, stack_bars
-from gpuprof.reporting.heat_map import heat_map
 from gpuprof.reporting.number import show_number
 from gpuprof.reporting.palette import COLORS, DARK, LIGHT, THEMES
 from gpuprof.reporting.scale import scale_of, tick_text
@@ -159,16 +157,6 @@ def test_a_downward_axis_begins_at_the_top_and_its_line_stays_below() -> None:
         assert (tops["first"] < tops["second"]) is is_downwards
         (line,) = (line for line in root.iter(f"{SVG}line") if line.get("class") == "axis")
         assert float(line.attrib["y1"]) > max(tops.values())
-
-
-def test_a_heat_map_has_a_cell_for_each_value_that_can_be_seen_as_full_as_it_is_large() -> None:
-    values = np.array([[0.0, 0.5, 1.0], [0.005, 0.25, 0.0]])
-    chart = heat_map("map", ("a", "b"), ("x", "y", "z"), values)
-    cells = {box.tip: box.shade for box in chart.boxes if not box.has_frame}
-    assert cells == {"a × y: 0.5": 0.5, "a × z: 1": 1.0, "b × y: 0.25": 0.25}
-    drawn = standalone([chart])
-    assert 'fill-opacity="0.5"' in drawn and 'fill-opacity="0.25"' in drawn
-    assert heat_map("wide", ("a",), tuple(map(str, range(100))), np.ones((1, 100))).width > 1200
 
 
 def many_lines(count: int = 24) -> Chart:

@@ -89,8 +89,6 @@ def run_tool(
     if code is not None and (explanation := explain(output)) is not None:
         raise explanation
     fix = _keep_log(tool, log) if keep_log else ""
-    if code is None and fix:
-        fix += "; --profiler-limit gives it longer"
     what = f"failed ({_cause(code)})" if code is not None else f"did not end within {time_limit_s:g} s and was ended"
     raise UnavailableError(f"{tool} {what}{_clean_output(output)}", fix)
 

@@ -24,11 +24,11 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 def test_the_rows_of_both_nodes_land_in_one_database_and_are_not_measured_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "")
     model, database = write_mlp(tmp_path / "mlp.onnx"), tmp_path / "db"
     with ray_cluster("place-1", "place-2") as cluster:
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         sweep = ["profile", str(model), "--batch", "1,2", "--db", str(database), "--time-limit", "0.3", "--json"]
-        sweep += ["--engine", "ray", "--ray-address", cluster.address, "--device", "cpu", "--share", "100"]
+        sweep += ["--engine", "ray", "--device", "cpu", "--share", "100"]
         assert main(sweep) in (0, 2)  # 2: this machine is noisy
         captured = capsys.readouterr()
         assert "2 × cpu-" in captured.err
