@@ -25,7 +25,6 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.creq.creq import UnprofiledRequirements
 from gpuprof.estimators.cross_gpu.execution import Execution
 from gpuprof.estimators.cross_gpu.latency_grid import MOST_BATCH, TENTHS, CrossGpuLatencies
-from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import RunningWorkload
 from gpuprof.estimators.measured.failures import find_failure, require_no_failure
@@ -91,11 +90,8 @@ class DatabaseEstimator:
         #: The measured co-locations, with the interference models fitted to them.
         self.colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
         learned_of = cache(lambda identity: learned(identity.device))
-        timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
         execution = self._execution = execution or Execution()
-        cross_gpu = CrossGpuLatencies(
-            execution, self.known.bind_graph, lambda device: timed(device.name), busy=not alone
-        )
+        cross_gpu = CrossGpuLatencies(execution, self.known.bind_graph, busy=not alone)
         self._learned: Callable[[Device], LearnedModel | None] = lambda device: learned_of(_Identity(device))
         self._latencies = ModelLatencies(self.known, self._learned, cross_gpu)
         self._memory = ModelMemory(self.known, self._learned, execution)

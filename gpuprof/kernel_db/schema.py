@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported on use: not needed without a database
 #: Version of the tables below, stored in every file; `gpuprof.kernel_db.migration` upgrades older files.
 SCHEMA_VERSION = 5
 VERSION_KEY = b"gpuprof.kernel_db"
-#: Model name in rows of ops measured by themselves, valid for all models with these ops.
+#: Model name in rows of ops measured by themselves.
 PER_OP = "(per op)"
 
 

@@ -163,19 +163,8 @@ def estimate(
                     require_sure(estimates[-1])
             if unknown := estimates[-1].unknown_ops:
                 notes.add(describe_unknown_ops(name, unknown))
-        notes.add(*_describe_distances(estimates, target), *describe_full_occupancy(estimates))
+        notes.add(*describe_full_occupancy(estimates))
         return EstimateResult(notes=notes.all(), estimates=tuple(estimates), beside=neighbours)
-
-
-def _describe_distances(estimates: Sequence[Estimate], device: Device) -> list[str]:
-    """Return, by precision, the properties in which the device lies outside the estimator's training data."""
-    from gpuprof.estimators.cross_gpu.cross_gpu import SOURCE
-    from gpuprof.estimators.cross_gpu.learned_range import describe_distance
-
-    sources = [estimate.latency_ms.source.split(", ") for estimate in estimates]
-    precisions = {words[0].removeprefix(f"{SOURCE}: "): None for words in sources if words[0].startswith(SOURCE)}
-    texts = (describe_distance(device, precision) for precision in precisions)
-    return list(dict.fromkeys(text for text in texts if text))
 
 
 def describe_full_occupancy(estimates: Sequence[Estimate]) -> list[str]:

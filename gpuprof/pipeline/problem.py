@@ -420,7 +420,6 @@ def find_fleet(
     Raises `InputError` when a name or a file is wrong.
     """
     from gpuprof.domain.fleet import ANY, Fleet, FleetEntry, parse_fleet, read_fleet
-    from gpuprof.estimators.cross_gpu.learned_range import describe_distance
     from gpuprof.pipeline.devices import read_own_devices, resolve_device
 
     own_devices = read_own_devices(planning.device_file)
@@ -439,9 +438,6 @@ def find_fleet(
         words = {item.strip().lower() for item in source.split(",")}
         fleet = parse_fleet(source, find, _priced_devices(find, own_devices, planning, note) if ANY in words else ())
     _note_unpriced(fleet, note)
-    for device in (entry.device for entry in fleet.entries if entry.device.name in own_devices):
-        if distance := describe_distance(device, "float32"):
-            note(distance)
     return fleet
 
 

@@ -20,7 +20,7 @@ from tests.estimators.rows import CPU, GPU, database, measured_row
 def latencies(tmp_path: Path) -> ModelLatencies:
     rows = [measured_row("net", batch, 2.0 + 3.0 * batch, std_ms=0.5, repeats=25) for batch in (1, 4, 8)]
     models = KnownModels(database(tmp_path / "db", rows), None)
-    cross_gpu = CrossGpuLatencies(Execution(), models.bind_graph, lambda device: [])
+    cross_gpu = CrossGpuLatencies(Execution(), models.bind_graph)
     return ModelLatencies(models, lambda device: None, cross_gpu)
 
 

@@ -20,10 +20,9 @@ from gpuprof.domain.estimate import Figure
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant
-from gpuprof.estimators.cross_gpu.adaptation import Adaptation, name_alike
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.evidence import describe_evidence, list_compared_boards
-from gpuprof.estimators.cross_gpu.features import bound_times, widen_products
+from gpuprof.estimators.cross_gpu.features import widen_products
 from gpuprof.estimators.cross_gpu.intervals import (
     ErrorScales,
     TimeParts,
@@ -39,7 +38,6 @@ from gpuprof.estimators.cross_gpu.kernels_by_batch import (
     find_distinct_rows,
     host_seconds,
 )
-from gpuprof.estimators.cross_gpu.learned_range import measure_distance
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, stack_tables
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of
 from gpuprof.graph.load import read_fixed_batch
@@ -68,7 +66,6 @@ class CrossGpuModel:
 
     costs: CostModel
     scales: ErrorScales
-    adaptation: Adaptation | None = None  #: Correction by ops measured on the target GPU.
 
     def latency(self, kernels: KernelList, device: Device, share: Share, precision: str, runtime: LaunchMode) -> Figure:
         """Return the time of a batch in ms with its 90% interval.
@@ -144,8 +141,6 @@ class CrossGpuModel:
             source += f", {host_us:g} us a launch"
         if (doubt := describe_evidence(boards, device.name)) is not None:
             source += f", {doubt}"
-        if self.adaptation is not None:
-            source += f", {self.adaptation.ops} ops measured"
         return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
 
     def _interval_factor(
@@ -163,20 +158,11 @@ class CrossGpuModel:
         factor = self.scales.widen_model(
             parts, kind, generation_of(device), named_host=named_host, is_compared=is_compared
         )
-        distance = measure_distance(device, precision)
-        beyond = 1.0 if distance is None else distance.factor
-        return float(factor * beyond**parts.unsure + parts.excess)
+        return float(factor + parts.excess)
 
     def _predict(self, ops: OpTable, rates: DeviceRates) -> PredictedOps:
-        times = self.costs.kernel_times(ops, rates)
-        wider = self._widened_times(ops, rates)
-        kinds = name_kinds(ops, rates.tensor)
-        if self.adaptation is None or not len(ops):
-            return PredictedOps(times, wider, np.ones(len(ops)), kinds)
-        shift, remainder = self.adaptation.correct(name_alike(ops, kinds))
-        factor = np.exp(shift)
-        least = bound_times(ops, rates).hard_s
-        return PredictedOps(np.maximum(times * factor, least), wider * factor, remainder, kinds)
+        times, wider = self.costs.kernel_times(ops, rates), self._widened_times(ops, rates)
+        return PredictedOps(times, wider, name_kinds(ops, rates.tensor))
 
     def _widened_times(self, ops: OpTable, rates: DeviceRates) -> Array:
         """Return the seconds of products in the quickest type wider than the rates'; infinity for other kernels."""
@@ -200,7 +186,6 @@ class PredictedOps:
 
     seconds: Array
     wider_s: Array  #: Seconds in a wider type; infinite where there is none.
-    left: Array  #: Part of the error that remains after the GPU's measurements.
     kinds: NDArray[np.str_]  #: `intervals.name_kinds`.
 
 
@@ -213,13 +198,12 @@ def _may_widen(ops: OpTable, rates: DeviceRates, wider: DeviceRates) -> NDArray[
 def _sum_kernels(kernels: KernelList, place: NDArray[np.int64], ops: PredictedOps, host_s: float) -> TimeParts:
     """Return the parts of a model's time; ``place``: position of each of its kernels in ``ops``."""
     seconds = _take_quicker(kernels, ops.seconds[place], ops.wider_s[place])
-    total, remainder = float(seconds.sum()), ops.left[place]
+    total = float(seconds.sum())
     names, kind = np.unique(ops.kinds[place], return_inverse=True)
     of_kinds = np.bincount(kind.reshape(-1), seconds, len(names)).tolist()
     by_kind = {str(name): part for name, part in zip(names, of_kinds, strict=True)}
-    unsure = float(seconds @ remainder / total) if total > 0.0 else 1.0
-    excess = float((seconds * remainder) @ excess_of(kernels.op_types) / total) if total > 0.0 else 0.0
-    return TimeParts(total, host_s, by_kind, unsure, excess)
+    excess = float(seconds @ excess_of(kernels.op_types) / total) if total > 0.0 else 0.0
+    return TimeParts(total, host_s, by_kind, excess)
 
 
 def _take_quicker(kernels: KernelList, times: Array, wider: Array) -> Array:

@@ -92,8 +92,6 @@ class TimeParts:
     kernels_s: float
     host_s: float
     by_kind: Mapping[str, float]  #: Kind of op → its part of the kernels' time.
-    #: Remaining part of the kernels' error after measurements of the GPU; 1 where nothing was measured.
-    unsure: float = 1.0
     excess: float = 0.0  #: Mean of `excess_of` over the kernels' time.
 
     @property
@@ -165,7 +163,7 @@ class ErrorScales:
         is_fitted = any(kind + suffix in self.model_factors for suffix in ("", _OLD))
         if not (is_compared and is_fitted):
             factor = max(factor, self.op_factors[generation])
-        scale = parts.unsure * self.mean_scale(parts.by_kind)
+        scale = self.mean_scale(parts.by_kind)
         of_host = factor * scale if named_host else self.host
         high = max(parts.kernels_s * exp(factor * scale), parts.host_s * exp(of_host))
         return high / parts.total_s if parts.total_s > 0.0 else 1.0

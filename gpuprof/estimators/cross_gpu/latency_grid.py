@@ -14,7 +14,6 @@ from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, UnmeasuredModel, only_batch_of, shipped_model
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
-from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model
 
 #: Parts of a GPU or instance, as MPS serving systems cut it (ParvaGPU, iGniter: tenths), rising.
 TENTHS = tuple(10.0 * tenth for tenth in range(1, 11))
@@ -32,7 +31,7 @@ class LatencyGrid:
     kernels : KernelsByBatch
     device : Device
     model : CrossGpuModel
-        Adapted to the measurements of the device, where there are any.
+        The regressors.
     only : int, optional
         The model's fixed batch.
     busy : bool
@@ -129,19 +128,18 @@ def _interpolate(ends: Sequence[Figure], grid: Sequence[int], batch: int) -> Fig
 class CrossGpuLatencies:
     """Times of models on GPUs; caches their kernels.
 
-    ``graph_of``: returns the graph of a model at a batch size; ``timed_ops``: returns the ops measured on a device;
-    ``busy``: whether `predict_series` assumes that the rest of the board is busy (`LatencyGrid`).
+    ``graph_of``: returns the graph of a model at a batch size; ``busy``: whether `predict_series` assumes that the rest
+    of the board is busy (`LatencyGrid`).
     """
 
     def __init__(
         self,
         execution: Execution,
         graph_of: Callable[[Any, int], ModelGraph],
-        timed_ops: Callable[[Device], Sequence[TimedOp]] = lambda device: (),
         *,
         busy: bool = True,
     ) -> None:
-        self._execution, self._graph_of, self._timed_ops, self._busy = execution, graph_of, timed_ops, busy
+        self._execution, self._graph_of, self._busy = execution, graph_of, busy
         self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
         self._tables: dict[tuple[object, ...], LatencyGrid] = {}
         self._types: dict[str, str] = {}
@@ -168,10 +166,8 @@ class CrossGpuLatencies:
         # further.
         key = (target.name, device.name, device.max_power_w, busy)
         if key not in self._tables:  # a placement asks thousands of times
-            model = adapt_model(shipped_model(), device, self._timed_ops(device))
-            self._tables[key] = LatencyGrid(
-                self.kernels_of(target, device), device, model, only_batch_of(target), busy=busy
-            )
+            kernels, only = self.kernels_of(target, device), only_batch_of(target)
+            self._tables[key] = LatencyGrid(kernels, device, shipped_model(), only, busy=busy)
         return self._tables[key]
 
     def kernels_of(self, target: UnmeasuredModel, device: Device) -> KernelsByBatch:
