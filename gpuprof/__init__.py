@@ -54,9 +54,9 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.export import MapExportResult as MapExportResult
     from gpuprof.pipeline.export import export as export
     from gpuprof.pipeline.load import LoadResult as LoadResult
+    from gpuprof.pipeline.load import LoadTraffic as LoadTraffic
+    from gpuprof.pipeline.load import ServerAccess as ServerAccess
     from gpuprof.pipeline.load import load as load
-    from gpuprof.pipeline.load_traffic import LoadTraffic as LoadTraffic
-    from gpuprof.pipeline.load_traffic import ServerAccess as ServerAccess
     from gpuprof.pipeline.merge import MergeResult as MergeResult
     from gpuprof.pipeline.merge import MergeSettings as MergeSettings
     from gpuprof.pipeline.merge import merge as merge
@@ -121,8 +121,7 @@ _NAMES = {
     "pipeline.evaluate": "EvaluateOptions EvaluateResult evaluate",
     "pipeline.explain": "ExplainOptions ExplainResult explain",
     "pipeline.export": "MapExportResult export",
-    "pipeline.load": "LoadResult load",
-    "pipeline.load_traffic": "LoadTraffic ServerAccess",
+    "pipeline.load": "LoadResult LoadTraffic ServerAccess load",
     "pipeline.merge": "MergeResult MergeSettings merge",
     "pipeline.place": "PlaceResult place",
     "pipeline.planning_options": "MapOutput PlanningOptions",

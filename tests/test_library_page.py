@@ -29,7 +29,7 @@ def test_the_blocks_of_the_page_run_one_after_another(tmp_path: Path, monkeypatc
     assert world["plan"].is_complete
     assert {row["model"] for row in world["load"].rows()} == {"mlp", "squeezenet"}
     assert [row["policy"] for row in world["following"].rows()] == ["ffd", "optimal"]
-    assert {"map.json", "trace.csv", "load.csv", "exported"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"map.json", "trace.csv", "load.json", "exported"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_each_block_can_be_pasted_into_an_interpreter() -> None:

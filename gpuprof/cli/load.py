@@ -21,11 +21,10 @@ from gpuprof.cli.output import (
     show_progress,
     show_verdicts,
 )
-from gpuprof.domain.map_sources import PREDICTED_BY
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
+from gpuprof.pipeline.load import LoadTraffic, ServerAccess
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.load import LoadResult
@@ -57,7 +56,6 @@ _NOT_ANSWERED = (
     Column("failed", "failed"),
     Column("lost", "no answer"),
 )
-_PLANNED = (Column("planned_p99_ms", "planned p99 ms", number_formatter()),)
 _PERCENTILE_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("answered", "requests"),
@@ -115,8 +113,8 @@ def load(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Send traffic at the map's rates, or in a closed loop; print which SLOs were met, with the predictions."""
-    from gpuprof.pipeline.load import check_output
     from gpuprof.pipeline.load import load as load_server
+    from gpuprof.pipeline.verdicts import check_output
 
     map_path, address = _split_target(target, map_file)
     says_traffic = traffic.rates_rps or traffic.concurrency or traffic.trace
@@ -175,7 +173,7 @@ def _show_tables(result: LoadResult, rows: Sequence[Mapping[str, object]]) -> No
     print_text("")
     answered = [{**row, **{column.key: row[column.key] or None for column in _NOT_ANSWERED}} for row in rows]
     # What was not answered follows what was sent, so that no width hides it.
-    print_rows(answered, (*_SENT, *_NOT_ANSWERED, *_MEASURED, *_PLANNED), Format.TABLE)
+    print_rows(answered, (*_SENT, *_NOT_ANSWERED, *_MEASURED), Format.TABLE)
     print_text("")
     print_rows(rows, _PERCENTILE_COLUMNS, Format.TABLE)
     if any(len(stage) > 1 for stage in stages):
@@ -184,8 +182,8 @@ def _show_tables(result: LoadResult, rows: Sequence[Mapping[str, object]]) -> No
     if slowest := [row for row in rows if row["slowest_ms"] is not None]:
         print_text("")
         print_rows(slowest, _SLOWEST_COLUMNS, Format.TABLE, "Where the slowest 1% of the answers took their time, mean")
-    for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
-        say_note(f"predicted: {PREDICTED_BY[by]}")
+    if result.predictions:
+        say_note("predicted: the same requests, replayed through the simulator on this map")
 
 
 def _histogram(value: object) -> str:

@@ -319,7 +319,7 @@ class VerdictOptions(Settings):
     estimator: str | None = option(None, "Estimator of the predicted times; default: the times in the map.")
     output: Path | None = option(
         None,
-        "File to write to, too: results as .json, of load as .csv or .parquet; verdicts as .md or JUnit's .xml.",
+        "File to write to, too: results as .json, verdicts as .md or JUnit's .xml.",
         "-o",
         "--output",
         output=True,

@@ -20,13 +20,6 @@ from gpuprof.domain.estimate import (
 )
 from gpuprof.domain.plural import count_of
 
-#: Sources of a load test's predictions → their descriptions.
-PREDICTED_BY = {
-    "replay": "the same requests, replayed through the simulator on this map",
-    "map": "what the map was planned to do at these rates",
-}
-
-
 #: Relative: sums of rates differ by rounding.
 _ROUNDING = 1e-6
 

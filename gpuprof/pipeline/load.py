@@ -1,38 +1,311 @@
-"""``load``: send traffic to a server and compare its answers with the predictions."""
+"""``load``: send traffic to a server and compare its answers with the predictions.
+
+The requests are the map's rates, given rates, those of a trace, or a closed loop. Predictions replay the same requests
+through the simulator, which follows the router's own rules, early refusal among them.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import numpy as np
+from pydantic import BeforeValidator, Field
+
+from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.domain.demand import Slo
-from gpuprof.domain.file_access import write_atomically
-from gpuprof.errors import InputError, refuse_unwritable
-from gpuprof.load.load import LoadOutcome, RequestStream, plan_load, read_stream_data, run_load
+from gpuprof.domain.named_values import collect_distinct
+from gpuprof.domain.sizes import check_size, describe_sizes, require_dimensions
+from gpuprof.domain.validation import NotNegative, Positive, Seed
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.graph.load import read_free_dims
+from gpuprof.load.load import (
+    ARRIVALS,
+    LoadOutcome,
+    LoadSettings,
+    RequestStream,
+    plan_load,
+    read_stream_data,
+    run_load,
+    send_times,
+)
 from gpuprof.load.report import ModelResult
-from gpuprof.load.target import describe_assumed
+from gpuprof.load.target import Target, describe_assumed
 from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
-from gpuprof.pipeline.load_prediction import LoadPredictions, beside_prediction, predict_load, report_row
-from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.machine_check import check_machine, describe_stolen, is_local, worker_cores
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.verdicts import VERDICT_SUFFIXES, SloVerdict, keeps_objective, require_kept, write_verdicts
+from gpuprof.pipeline.settings import DataFiles, Dims, Settings, option
+from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept, write_results
+from gpuprof.rules.host_work import host_work_of_plan
+from gpuprof.serving.transport.security import read_token
+from gpuprof.simulator.cluster import SimulationOptions
+from gpuprof.simulator.compilation import stop_compiling
+from gpuprof.simulator.engine import simulate
+from gpuprof.simulator.load import name_requests, parse_rates
+from gpuprof.simulator.trace import Trace, read_trace
+
+if TYPE_CHECKING:
+    from gpuprof.domain.deployment import DeploymentMap, RequestedModel
+    from gpuprof.simulator.outcome import ModelOutcome
 
 #: Default address of a server.
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: Relative error of the predicted p99 above which its cause is reported.
 FAR_OFF = 0.15
+#: A rate below the capability of no machine.
+_Rate = Annotated[float, Field(gt=0.0, lt=1e7)]
+#: Each concurrent request needs a connection, and systems often allow a process 1024 open files.
+_Concurrency = Annotated[int, Field(ge=1, le=800)]
+_Duration = Annotated[float, Field(ge=0.1)]
+
+
+def _read_rates(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    rates, alone = parse_rates(value)
+    if alone is not None:
+        raise InputError(f"cannot read the rate {alone:g}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
+    return rates
+
+
+def _read_concurrency(value: object) -> object:
+    return collect_distinct("the concurrency", map(_parse_concurrency, value)) if isinstance(value, list) else value
+
+
+def _parse_concurrency(text: str) -> tuple[str, int]:
+    model, separator, count = text.rpartition("=")
+    if not count.isdecimal() or (separator and not model):
+        raise InputError(f"cannot read the concurrency {text!r}", "write REQUESTS or MODEL=REQUESTS, such as 4")
+    return model, int(count)
+
+
+def _parse_scv(text: str) -> float:
+    try:
+        scv = float(text)
+    except ValueError:
+        scv = 0.0
+    if not 0.0 < scv < float("inf"):
+        raise InputError(f"cannot read the arrivals gamma:{text}", "write gamma:SCV, such as gamma:4")
+    return scv
+
+
+class LoadTraffic(Settings):
+    """Requests of a load test, and its length.
+
+    ``concurrency``: requests in flight by model, ``""`` for all other models; replaces rates.
+    """
+
+    title: ClassVar[str] = "Traffic"
+
+    duration_s: _Duration | None = option(
+        None, "Measured time, such as 60s or 5m; default: 20s, or the length of the trace.", "--duration", unit="s"
+    )
+    dims: Dims = option(
+        {}, "Size of a free dimension of requests; may be repeated.", "--dim", metavar="NAME=SIZE", repeated=True
+    )
+    input_data: DataFiles = option(
+        {},
+        "Input data: .npz, or JSON as perf_analyzer's; default: random. May be repeated.",
+        metavar="[MODEL=]FILE",
+        repeated=True,
+    )
+    rates_rps: Annotated[Mapping[str, _Rate], BeforeValidator(_read_rates)] = option(
+        {}, "Rate as MODEL=REQUESTS_PER_S in place of the map's; may be repeated.", "--rate", repeated=True
+    )
+    rate_scale: Positive = option(1.0, "Factor on all rates.")
+    trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
+    arrivals: str = option("poisson", "Arrival process: poisson, gamma:SCV or constant.")
+    concurrency: Annotated[Mapping[str, _Concurrency], BeforeValidator(_read_concurrency)] = option(
+        {},
+        "Closed loop: requests on their way at any time, of each model; in place of rates. May be repeated.",
+        metavar="[MODEL=]REQUESTS",
+        repeated=True,
+    )
+    warmup_s: NotNegative = option(2.0, "Time before the measured time.", "--warmup", unit="s")
+    allow_changed: bool = option(False, "Accept model files that changed since the map was planned.")
+    seed: Seed = option(0, "Seed of the traffic.")
+
+    def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
+        """Return the request stream of each model of the map, or without a map of each named model, and the settings.
+
+        Raises
+        ------
+        InputError
+            When no traffic is specified, a model is not in the map, a trace cannot be read, or both a trace and rates
+            are given.
+        """
+        if self.concurrency:
+            return self._fill(self._make_closed(deployment, folder)), self._make_settings(self.duration_s)
+        if self.trace is None:
+            streams = make_rate_streams(deployment, folder, self.rates_rps, self.rate_scale)
+            return self._fill(streams), self._make_settings(self.duration_s)
+        if self.rates_rps or self.rate_scale != 1.0:
+            raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
+        recorded = read_trace(Path(self.trace))
+        whole_s = recorded.span_s
+        streams = make_trace_streams(deployment, folder, recorded)
+        return self._fill(streams), self._make_settings(min(self.duration_s or whole_s, whole_s))
+
+    def _make_closed(self, deployment: DeploymentMap | None, folder: Path) -> list[RequestStream]:
+        """Return the streams of a closed loop: for each model the number of concurrent requests."""
+        if self.trace is not None or self.rates_rps or self.rate_scale != 1.0:
+            raise InputError(
+                "--concurrency sends as answers come: --rate, --rate-scale and --trace cannot be kept", "leave one out"
+            )
+        if deployment is None:
+            streams = [RequestStream(model, 0.0, float("inf")) for model in self.concurrency if model]
+            if not streams:
+                raise InputError("nothing says what to send", "give --map map.json, or --concurrency MODEL=REQUESTS")
+        else:
+            streams = make_rate_streams(deployment, folder, {}, 1.0)
+        names = [stream.model for stream in streams]
+        if unknown := [model for model in self.concurrency if model and model not in names]:
+            raise unknown_name("model", unknown[0], names)
+        concurrency = {name: self.concurrency.get(name, self.concurrency.get("")) for name in names}
+        return [
+            replace(stream, concurrency=concurrency[stream.model], rate_rps=0.0)
+            for stream in streams
+            if concurrency[stream.model]
+        ]
+
+    def _fill(self, streams: Sequence[RequestStream]) -> list[RequestStream]:
+        """Return the streams with the content of their requests: sizes of dimensions, or inputs from files."""
+        files = {name: Path(file) for name, file in self.input_data.items()}
+        if files and self.dims:
+            raise InputError("--input-data says how large requests are: --dim cannot change that")
+        if unknown := [name for name in files if name and name not in {stream.model for stream in streams}]:
+            raise unknown_name("model", unknown[0], [stream.model for stream in streams])
+        return [
+            replace(stream, data=files.get(stream.model, files.get(""))) for stream in size_streams(streams, self.dims)
+        ]
+
+    def _make_settings(self, duration_s: float | None) -> LoadSettings:
+        kind, _, scv = self.arrivals.partition(":")
+        if kind not in ARRIVALS:
+            raise unknown_name("kind of arrivals", kind, list(ARRIVALS))
+        settings = LoadSettings(duration_s or LoadSettings().duration_s, self.warmup_s, self.seed, kind)
+        return replace(settings, scv=_parse_scv(scv)) if scv else settings
+
+
+class ServerAccess(Settings):
+    """Authentication and trust of a client."""
+
+    title: ClassVar[str] = "Authentication and TLS"
+
+    token_file: Path | None = option(None, "File with the server's token; default: GPUPROF_TOKEN.")
+    ca_file: Path | None = option(None, "Certificate (PEM) to trust on https; default: those of the system.")
+
+    def reach(self, address: str) -> Target:
+        """Return the server at ``address`` after a successful request.
+
+        Raises
+        ------
+        InputError
+            When the address or a file is invalid.
+        UnavailableError
+            When no server answers there.
+        """
+        server = Target.parse(address, read_token(self.token_file), self.ca_file)
+        server.get("/v2")  # fail before the predictions when the server is down
+        return server
+
+
+def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> list[RequestStream]:
+    """Return the streams with ``dims`` in place of their own sizes, each with those of its model's dimensions.
+
+    Raises `InputError` when no model is known to have a given dimension.
+    """
+    if not dims:
+        return list(streams)
+
+    def list_free(stream: RequestStream) -> set[str] | None:
+        return None if stream.path is None else {dim.name for dim in read_free_dims(Path(stream.path))}
+
+    free = [list_free(each) for stream in streams for each in stream.steps or (stream,)]
+    if None not in free:  # a model without a file may have any
+        require_dimensions(dims, (names or () for names in free))
+
+    def size(stream: RequestStream) -> RequestStream:
+        if stream.steps:
+            return replace(stream, steps=tuple(map(size, stream.steps)))
+        names = list_free(stream)
+        sizes = [(dim, check_size(dim, size)) for dim, size in dims.items() if names is None or dim in names]
+        return replace(stream, dims=describe_sizes(sizes)) if sizes else stream
+
+    return list(map(size, streams))
+
+
+def make_rate_streams(
+    deployment: DeploymentMap | None, folder: Path, rates_rps: Mapping[str, float], scale: float
+) -> list[RequestStream]:
+    """Return the traffic of the models of a map, or without a map of the models in ``rates_rps``.
+
+    Relative paths of model files start at ``folder``. Raises `InputError` when no traffic is specified, or a model is
+    not in the map.
+    """
+    if deployment is None:
+        if not rates_rps:
+            raise InputError(
+                "nothing says what to send", "give --map map.json, --rate MODEL=REQUESTS_PER_S, or --trace"
+            )
+        return [RequestStream(model, scale * rate, float("inf")) for model, rate in rates_rps.items()]
+    traffic, entries = deployment.traffic, deployment.entries
+    if unknown := [model for model in rates_rps if model not in traffic]:
+        raise unknown_name("model", unknown[0], list(traffic))
+    placed = {replica.model for *_, replica in deployment.places()}
+
+    def make_stream(name: str, demand: RequestedModel) -> RequestStream:
+        chain = deployment.chains.get(name)
+        return RequestStream(
+            name,
+            scale * rates_rps.get(name, demand.rate_rps),
+            demand.slo_ms,
+            _find_file(demand.path, folder),
+            dims=demand.dims,
+            steps=() if chain is None else tuple(make_stream(step, deployment.models[step]) for step in chain.steps),
+        )
+
+    return [make_stream(name, demand) for name, demand in traffic.items() if entries[name] in placed]
+
+
+def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Trace) -> list[RequestStream]:
+    """Return the traffic of a trace; a trace without model names is for the map's only model.
+
+    Raises `InputError` when the trace names a model that the map lacks, or no model although the map has several or
+    there is no map.
+    """
+    if deployment is None:
+        if "" in trace.times:
+            raise InputError("the trace names no model", "add a column model to it, or give --map")
+        streams = [RequestStream(name, 0.0, float("inf")) for name in trace.times]
+        times = dict(trace.times)
+    else:
+        times = {model: arrivals for model, arrivals in name_requests(deployment, trace).times.items() if len(arrivals)}
+        streams = [stream for stream in make_rate_streams(deployment, folder, {}, 1.0) if stream.model in times]
+        if unplaced := sorted(set(times) - {stream.model for stream in streams}):
+            raise InputError(
+                f"the trace names {unplaced[0]!r}, which the map does not place", "use the map's names in the trace"
+            )
+    return [
+        replace(stream, rate_rps=len(arrivals) / trace.duration_s, times_s=tuple((arrivals / NS_PER_S).tolist()))
+        for stream in streams
+        if len(arrivals := times[stream.model])
+    ]
+
+
+def _find_file(path: str | None, folder: Path) -> str | None:
+    if path is None:
+        return None
+    return next((str(file) for file in (folder / path, Path(path)) if file.is_file()), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +315,8 @@ class LoadResult(Result):
     Attributes
     ----------
     outcome : LoadOutcome
-    predictions : LoadPredictions or None
-        None without a map.
+    predictions : mapping of str to LoadPrediction
+        By model; empty without a map, and for a closed loop.
     warnings : tuple of str
         Unanswered requests, and causes of differences between measured and predicted figures; also part of the notes.
     inputs : mapping of str to str
@@ -55,7 +328,7 @@ class LoadResult(Result):
     """
 
     outcome: LoadOutcome
-    predictions: LoadPredictions | None = None
+    predictions: Mapping[str, LoadPrediction] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
     percentiles: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +339,7 @@ class LoadResult(Result):
         stages = {str(row["model"]): row for row in self.stage_rows()}
         return tuple(
             self._judge(result, row, stages.get(result.model, {}))
-            for result, row in zip(self.outcome.results, _rows(self.outcome, self.predictions), strict=True)
+            for result, row in zip(self.outcome.results, self._compare(), strict=True)
         )
 
     def _judge(self, result: ModelResult, row: Mapping[str, object], stages: Mapping[str, object]) -> SloVerdict:
@@ -74,7 +347,7 @@ class LoadResult(Result):
         is_kept = keeps_objective(result.in_slo, result.sent, result.slo_ms, percentile)
         if self.is_closed:
             is_kept = None
-        predicted = None if self.predictions is None else self.predictions.predicted.get(result.model)
+        predicted = self.predictions.get(result.model)
         return SloVerdict(
             result.model,
             is_kept,
@@ -100,30 +373,45 @@ class LoadResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model: rates, goodput, latency, predictions, errors, and which inputs were sent."""
-        rows = _rows(self.outcome, self.predictions)
         slo = {verdict.model: {"slo_kept": verdict.kept, "reason": verdict.reason} for verdict in self.verdicts()}
-        return [row | {"input_data": self.inputs.get(str(row["model"]))} | slo[str(row["model"])] for row in rows]
+        return [
+            row | {"input_data": self.inputs.get(str(row["model"]))} | slo[str(row["model"])] for row in self._compare()
+        ]
+
+    def _compare(self) -> list[dict[str, object]]:
+        return [compare_figures(result, self.predictions.get(result.model)) for result in self.outcome.results]
 
     def stage_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model: mean milliseconds of each stage, measured and predicted."""
-        return _stage_rows(self.outcome, self.predictions)
+        rows = []
+        for row in self.outcome.stages:
+            predicted, measured_ms = self.predictions.get(str(row["model"])), row.get("infer_ms")
+            expected_ms = None if predicted is None else predicted.infer_ms
+            error = (
+                (measured_ms - expected_ms) / expected_ms if isinstance(measured_ms, float) and expected_ms else None
+            )
+            rows.append({**row, "predicted_infer_ms": expected_ms, "infer_ms_error": error})
+        return rows
 
     def rows_with_stages(self) -> list[dict[str, object]]:
         """Return `rows`, each with its stages."""
         return [{**row, "stages": stages} for row, stages in zip(self.rows(), self.stage_rows(), strict=True)]
 
     def write(self, path: PathArgument) -> None:
-        """Write the results as .json, .csv or .parquet, or the verdicts as .md or JUnit's .xml.
+        """Write everything as .json, or the verdicts as .md or JUnit's .xml.
 
         Raises
         ------
         InputError
             When the name says no format, or the file cannot be written.
         """
-        check_output(Path(path))
-        if write_verdicts(self.verdicts(), Path(path), "load"):
-            return
-        write_results(self.rows_with_stages(), Path(path))
+        rows = [{name: _drop_infinity(value) for name, value in row.items()} for row in self.rows_with_stages()]
+        write_results(Path(path), rows, self.verdicts(), "load")
+
+
+def _drop_infinity(value: object) -> object:
+    """Return None in place of an infinity, which JSON lacks: a model without an SLO has one."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load(
@@ -175,8 +463,8 @@ def load(
     >>> with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
     ...     seen = gpuprof.load(server.url, server.map, traffic=gpuprof.LoadTraffic(duration_s=1.0, warmup_s=0.1))
     >>> frame = seen.to_frame()
-    >>> bool((frame["answered"] == frame["sent"]).all()), frame["predicted_by"].tolist()
-    (True, ['replay'])
+    >>> bool((frame["answered"] == frame["sent"]).all()), bool(frame["predicted_p50_ms"].notna().all())
+    (True, True)
     """
     notes = NoteList(note)
     resolved = None if deployment is None else resolve_map(deployment)
@@ -195,12 +483,12 @@ def load(
         else:
             steps = stream.steps or (stream,)
             notes.add(*filter(None, (describe_assumed(target, s.model, s.path, s.dims) for s in steps)))
-    predictions = None
+    predictions: Mapping[str, LoadPrediction] = {}
     if resolved is not None and traffic.concurrency:
         notes.add("closed loop: nothing is predicted of it, since the map is planned for rates")
     elif resolved is not None:
         timed = time_map_by(resolved, estimator, optional_path(db), base, notes.add)
-        predictions = predict_load(timed, streams, settings, note=notes.add)
+        predictions = predict_load(timed, streams, settings)
     time_s = f"{settings.warmup_s:g} + {settings.duration_s:g} s"
     notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
     # Cores of the workers, which the client must avoid; empty unless server and client run on the same machine.
@@ -212,16 +500,15 @@ def load(
             notes.add(*check_machine().notes())
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
             outcome = run_load(target, streams, settings, schedules)
-    warnings = tuple(_warnings(outcome, predictions))
-    return LoadResult(
-        notes=(*notes.all(), *warnings),
+    result = LoadResult(
         outcome=outcome,
         predictions=predictions,
-        warnings=warnings,
         inputs=inputs,
         percentiles={} if resolved is None else {name: d.percentile for name, d in resolved.traffic.items()},
         is_closed=bool(traffic.concurrency),
     )
+    warnings = tuple(_list_warnings(result))
+    return replace(result, notes=(*notes.all(), *warnings), warnings=warnings)
 
 
 def explain_result(
@@ -234,7 +521,7 @@ def explain_result(
 ) -> str:
     """Return a sentence on why a model missed its SLO or why its p99 is far from the prediction; else an empty text.
 
-    ``row`` and ``stages``: its `report_row` and stages, from which the errors of the predictions are read.
+    ``row`` and ``stages``: its `compare_figures` and stages, from which the errors of the predictions are read.
     """
     if is_closed:
         return "closed loop: the map's SLO, which is planned for rates, does not apply"
@@ -267,39 +554,34 @@ def explain_result(
     return f"{result.answered - result.in_slo:,} of {result.sent:,} answers came after {result.slo_ms:g} ms"
 
 
-def _rows(outcome: LoadOutcome, predictions: LoadPredictions | None) -> list[dict[str, object]]:
-    if predictions is None:
-        return [report_row(result, None) for result in outcome.results]
-    return [
-        report_row(
-            result,
-            predictions.predicted.get(result.model),
-            predictions.planned.get(result.model),
-        )
-        for result in outcome.results
-    ]
+def compare_figures(result: ModelResult, predicted: LoadPrediction | None) -> dict[str, object]:
+    """Return measured and predicted figures side by side, with the errors relative to the prediction."""
+    row: dict[str, object] = {**asdict(result), "client_is_limit": result.client_is_limit}
+    row["predicted_refused"] = None if predicted is None else predicted.refused
+    for key in ("goodput_rps", "p50_ms", "p95_ms", "p99_ms"):
+        expected = None if predicted is None else getattr(predicted, key)
+        measured = getattr(result, key)
+        row[f"predicted_{key}"] = expected
+        is_comparable = expected is not None and 0.0 < expected < float("inf") and measured is not None
+        row[f"{key}_error"] = (measured - expected) / expected if is_comparable else None
+    return row
 
 
-def _stage_rows(outcome: LoadOutcome, predictions: LoadPredictions | None) -> list[dict[str, object]]:
-    predicted = {} if predictions is None else predictions.predicted
-    return [beside_prediction(row, predicted.get(str(row["model"]))) for row in outcome.stages]
-
-
-def _warnings(outcome: LoadOutcome, predictions: LoadPredictions | None) -> Iterator[str]:
-    for result in outcome.results:
+def _list_warnings(measured: LoadResult) -> Iterator[str]:
+    for result in measured.outcome.results:
         if result.refused or result.failed or result.lost:
             counts = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
             yield f"{result.model}: of {result.sent} requests {counts}"
         if result.client_is_limit:
             lag_ms = result.lag_p99_ms
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
-    if (remark := describe_stolen(outcome.stolen)) is not None:
+    if (remark := describe_stolen(measured.outcome.stolen)) is not None:
         yield f"while requests were sent, {remark}"
-    for row in _rows(outcome, predictions):
+    for row in measured.rows():
         error = row["p99_ms_error"]
         if isinstance(error, float) and abs(error) > FAR_OFF:
             yield f"{row['model']}: p99 is {100.0 * error:+.0f}% off the prediction"
-    for row in _stage_rows(outcome, predictions):
+    for row in measured.stage_rows():
         error = row["infer_ms_error"]
         if isinstance(error, float) and error > FAR_OFF:
             why = "the machine is slower than when it was profiled, or not alone, and waiting grows with it"
@@ -347,66 +629,63 @@ def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Ite
     progress(Progress(step, total, total))
 
 
-Row = Mapping[str, object]
+@dataclass(frozen=True, slots=True)
+class LoadPrediction:
+    """Predicted figures of a model at a rate; None where no request is answered.
 
-
-def check_output(path: Path) -> None:
-    """Refuse a file name without a known format, before the measurement. Raises `InputError`."""
-    endings = sorted([*_WRITERS, *VERDICT_SUFFIXES])
-    if path.suffix not in endings:
-        raise InputError(f"cannot tell the format of {path}", f"let its name end in one of {', '.join(endings)}")
-
-
-def write_results(rows: Sequence[Row], path: Path) -> None:
-    """Write one row for each model; in CSV and Parquet the stages are separate columns.
-
-    Raises `InputError` when the file cannot be written.
+    ``refused``: requests refused after the warm-up because they could not meet their SLO; ``infer_ms``: batch time,
+    mean over requests.
     """
-    with refuse_unwritable(path):
-        _WRITERS[path.suffix]([_drop_infinities(row) for row in rows], path)
+
+    goodput_rps: float | None = None
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    refused: float | None = None
+    infer_ms: float | None = None
 
 
-def _write_json(rows: Sequence[Row], path: Path) -> None:
-    write_atomically(path, f"{json.dumps(rows, indent=1)}\n".encode())
+def predict_load(
+    deployment: DeploymentMap, streams: list[RequestStream], settings: LoadSettings
+) -> dict[str, LoadPrediction]:
+    """Return the simulator's predictions for the requests by model; members of a merged model get its figures.
 
-
-def _write_csv(rows: Sequence[Row], path: Path) -> None:
-    flat = [_flatten(row) for row in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
-    writer.writeheader()
-    for row in flat:
-        writer.writerow({name: json.dumps(v) if isinstance(v, list) else v for name, v in row.items()})
-    write_atomically(path, text.getvalue().encode())
-
-
-def _write_parquet(rows: Sequence[Row], path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.Table.from_pylist([_flatten(row) for row in rows]), path)
-
-
-_WRITERS: dict[str, Callable[[Sequence[Row], Path], None]] = {
-    ".json": _write_json,
-    ".csv": _write_csv,
-    ".parquet": _write_parquet,
-}
-
-
-def _drop_infinities(row: Row) -> Row:
-    """Return the row without infinities, which JSON lacks: a model without an SLO has none."""
+    Called before the load starts: a prediction must not take cores from the workers.
+    """
+    times_s = dict(zip((stream.model for stream in streams), send_times(streams, settings), strict=True))
+    until_s = settings.warmup_s + settings.duration_s
+    times = {model: np.rint(NS_PER_S * at_s).astype(np.int64) for model, at_s in times_s.items() if len(at_s)}
+    planned_with = deployment.planned_with
+    host = host_work_of_plan(planned_with)
+    options = SimulationOptions(
+        until_s,
+        settings.warmup_s,
+        settings.seed,
+        legs_ms=dict.fromkeys(deployment.models, (planned_with.overhead_ms, 0.0)),
+        host=host.at(sum(map(len, times.values())) / until_s),
+    )
+    try:
+        outcome = simulate(deployment, Trace(times, until_s).join(deployment.entries).arrivals(), options)
+    finally:
+        stop_compiling()  # compilation would take cores from the workers during the measurement
+    outcomes = {model.model: model for model in outcome.clients}
+    serving = deployment.serving | {name: name for name in deployment.chains}
+    counts = {model: int((at_s >= settings.warmup_s).sum()) for model, at_s in times_s.items()}
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+        model: _predict_model(outcomes[serving[model]], count, settings.duration_s, host.handover_ms)
+        for model, count in counts.items()
     }
 
 
-def _flatten(row: Row) -> dict[str, object]:
-    """Return the row with its stages as columns and the batches as a list of sizes and counts."""
-    stages = row["stages"]
-    assert isinstance(stages, Mapping)
-    flat = {name: value for name, value in row.items() if name != "stages"}
-    flat |= {f"stage_{name}": value for name, value in stages.items() if name not in ("model", "batches")}
-    sizes = stages.get("batches") or {}
-    flat["batches"] = [{"size": int(size), "count": count} for size, count in sizes.items()]
-    return flat
+def _predict_model(outcome: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
+    """Return the prediction for ``requests`` requests of a model that serves those of other members, too."""
+    each = requests / outcome.requests if outcome.requests else 0.0
+    service_ms = outcome.stage_mean_ms["service"]
+    return LoadPrediction(
+        each * outcome.in_time / seconds,
+        outcome.p50_ms,
+        outcome.p95_ms,
+        outcome.p99_ms,
+        each * outcome.missed["refused"],
+        None if service_ms is None else max(0.0, service_ms - handover_ms),
+    )

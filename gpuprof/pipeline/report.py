@@ -15,7 +15,7 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import open_existing
 from gpuprof.pipeline.result import Result
-from gpuprof.reporting.document import Section, Table, read_result, sections_of
+from gpuprof.reporting.document import Section, Table, read_json, sections_of
 from gpuprof.reporting.map_figures import cost_figure
 from gpuprof.reporting.number import show_number
 from gpuprof.reporting.page import page
@@ -94,7 +94,7 @@ def _read_sections(sources: Sequence[Path]) -> list[Section]:
                 raise InputError(f"the kernel database {source} holds no runs", "gpuprof profile fills one")
             all_sections += _make_database_sections(database, source.name)
             continue
-        sections, deployment = sections_of(read_result(source), source.name)
+        sections, deployment = sections_of(read_json(source), source.name)
         titles = {section.title for section in all_sections}
         all_sections += (
             replace(section, title=f"{section.title}, {source.name}") if section.title in titles else section

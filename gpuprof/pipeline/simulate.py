@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import Estimator
-from gpuprof.domain.file_access import write_atomically
 from gpuprof.domain.map_sources import describe_basis, record_basis
-from gpuprof.errors import GpuprofError, InfeasibleError, InputError, refuse_unwritable, unknown_name
+from gpuprof.errors import GpuprofError, InfeasibleError, InputError, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.recorded_problem import describe_layout_fault, time_map_by
@@ -25,7 +23,7 @@ from gpuprof.pipeline.simulation_settings import (
     SimulatedArrivals,
     SimulatedTraffic,
 )
-from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_verdicts
+from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
@@ -140,17 +138,14 @@ class SimulateResult(Result):
         return document
 
     def write(self, path: PathArgument) -> None:
-        """Write everything as JSON, for ``gpuprof report`` too, or the verdicts as .md or JUnit's .xml.
+        """Write everything as .json, for ``gpuprof report`` too, or the verdicts as .md or JUnit's .xml.
 
         Raises
         ------
         InputError
-            When the file cannot be written.
+            When the name says no format, or the file cannot be written.
         """
-        if not self.is_comparison and write_verdicts(self.verdicts(), Path(path), "simulate"):
-            return
-        with refuse_unwritable(path):
-            write_atomically(Path(path), f"{json.dumps(self.document(), indent=1)}\n".encode())
+        write_results(Path(path), self.document(), self.verdicts(), "simulate")
 
 
 def _explain_misses(model: ModelOutcome) -> str:

@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from gpuprof.domain.duration import parse_duration
 from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import InputError
-from gpuprof.pipeline.load_traffic import AFTER_THE_LAST_S
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 
@@ -101,7 +100,7 @@ class SimulatedTraffic(Settings):
         if gap > max(60.0, 0.1 * trace.duration_s):
             note(f"the trace has a gap of {gap:.3g} s without any request")
         processes = arrivals_of_trace(deployment, trace)
-        return SimulatedArrivals(processes, trace.duration_s + AFTER_THE_LAST_S)
+        return SimulatedArrivals(processes, trace.span_s)
 
     def resolve_duration_s(self, trace_s: float | None) -> float:
         """Return how long requests arrive, in seconds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from xml.etree import ElementTree
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
-from gpuprof.errors import SloMissedError, refuse_unwritable
+from gpuprof.errors import InputError, SloMissedError, refuse_unwritable
 
 _HEADINGS = {
     "model": "model",
@@ -72,21 +73,27 @@ def require_kept(verdicts: Sequence[SloVerdict]) -> None:
         )
 
 
-def write_verdicts(verdicts: Sequence[SloVerdict], path: Path, verb: str) -> bool:
-    """Write a Markdown table (``.md``) or a JUnit report (``.xml``); return False, and write nothing, for other names.
+def check_output(path: Path) -> None:
+    """Refuse a file name without a known format. Raises `InputError`."""
+    if path.suffix not in _SUFFIXES:
+        raise InputError(f"cannot tell the format of {path}", f"let its name end in one of {', '.join(_SUFFIXES)}")
 
-    Raises `InputError` when the file cannot be written.
+
+def write_results(path: Path, document: object, verdicts: Sequence[SloVerdict], verb: str) -> None:
+    """Write ``document`` as JSON, or the verdicts as a Markdown table (``.md``) or a JUnit report (``.xml``).
+
+    Raises `InputError` when the name says no format, or the file cannot be written.
     """
-    if path.suffix not in VERDICT_SUFFIXES:
-        return False
-    text = format_markdown(verdicts) if path.suffix == ".md" else format_junit(verdicts, verb)
+    check_output(path)
+    if path.suffix == ".json":
+        text = f"{json.dumps(document, indent=1)}\n"
+    else:
+        text = format_markdown(verdicts) if path.suffix == ".md" else format_junit(verdicts, verb)
     with refuse_unwritable(path):
         write_atomically(path, text.encode())
-    return True
 
 
-#: File name endings that `write_verdicts` accepts.
-VERDICT_SUFFIXES = (".md", ".xml")
+_SUFFIXES = (".json", ".md", ".xml")
 
 
 def format_markdown(verdicts: Sequence[SloVerdict]) -> str:

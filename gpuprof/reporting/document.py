@@ -11,7 +11,7 @@ from typing import Any
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.file_access import read_input
 from gpuprof.domain.map_file import parse_map
-from gpuprof.domain.map_sources import PREDICTED_BY, describe_basis, describe_sources, is_observed
+from gpuprof.domain.map_sources import describe_basis, describe_sources, is_observed
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
@@ -57,34 +57,6 @@ class Section:
     table: Table | None = None
     source: str = ""  #: Source of its figures: ``"measured"``, ``"predicted"``, ``"simulated"`` …
     is_folded: bool = False  #: Whether a page shows only its heading at first.
-
-
-def read_result(path: Path) -> Any:
-    """Return the content of a file of results: JSON, or the Parquet of a load test.
-
-    Raises `InputError` like `read_json`, or for an invalid Parquet file.
-    """
-    if path.suffix != ".parquet":
-        return read_json(path)
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        message = f"cannot read {path} as Parquet: {str(error).splitlines()[0].removesuffix('.')}"
-        raise InputError(message, "write it again with load --output") from None
-    return [_with_stages(row) for row in rows]
-
-
-def _with_stages(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row in its JSON form, with the stages in a mapping of their own."""
-    prefix = "stage_"
-    stages = {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
-    stages["batches"] = {batch["size"]: batch["count"] for batch in row.get("batches") or ()}
-    return {name: v for name, v in row.items() if not name.startswith(prefix) and name != "batches"} | {
-        "stages": stages
-    }
 
 
 def read_json(path: Path) -> Any:
@@ -244,9 +216,10 @@ def _make_load_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section
     _require_names(rows, "model")
     table = _make_table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
     text = f"{where}: what clients measured."
-    if predictors := sorted({str(row["predicted_by"]) for row in rows if row.get("predicted_by")}):
-        text += f" Predictions come from: {'; '.join(PREDICTED_BY.get(name, name) for name in predictors)}."
-    source = "measured, and predicted" if predictors else "measured"
+    is_predicted = any(row.get("predicted_goodput_rps") is not None for row in rows)
+    if is_predicted:
+        text += " Predictions come from the same requests, replayed through the simulator on the map."
+    source = "measured, and predicted" if is_predicted else "measured"
     return Section("Load test", text, tuple(load_figures(rows)), table, source)
 
 

@@ -24,6 +24,7 @@ MAX_FILE_BYTES = 16 * 2**30
 MAX_REQUESTS = 1_000_000_000
 #: Number of requests drawn together.
 PIECE = 65_536
+_AFTER_THE_LAST_S = 1e-6
 _COLUMNS = ("time_s", "model")
 
 
@@ -40,6 +41,11 @@ class Trace:
     def requests(self) -> int:
         """Number of requests."""
         return sum(len(times) for times in self.times.values())
+
+    @property
+    def span_s(self) -> float:
+        """The time that includes the last request."""
+        return self.duration_s + _AFTER_THE_LAST_S
 
     def arrivals(self) -> dict[str, ArrivalProcess]:
         """Return each model's requests as an arrival process."""

@@ -25,7 +25,7 @@ _MODELS = (
 
 
 def result_of(*models: ModelResult, **fields: Any) -> LoadResult:
-    return LoadResult(outcome=LoadOutcome(list(models), [], 1), **fields)
+    return LoadResult(outcome=LoadOutcome(list(models), [{"model": model.model} for model in models], 1), **fields)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140, 200])

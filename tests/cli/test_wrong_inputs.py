@@ -106,7 +106,7 @@ _WRONG: list[tuple[str, str]] = [
     ("serve map.json --simulate --routing random", "random"),
     ("load http://127.0.0.1:9 --map map.json --duration 1", "127.0.0.1:9"),
     ("load ftp://x --map map.json", "ftp"),
-    ("load http://127.0.0.1:9 --map map.json -o out.xlsx", ".csv"),
+    ("load http://127.0.0.1:9 --map map.json -o out.xlsx", ".json"),
     ("merge net.onnx -o both.onnx", "two"),
     ("merge a.onnx b.onnx -o both.onnx", "a.onnx"),
     ("merge net.onnx net.onnx -o net.onnx", "net.onnx"),
@@ -222,7 +222,7 @@ _WRONG: list[tuple[str, str]] = [
     ("compare --slo-file slo.csv --gpus t4 --policies all,ffd", "leave the others out, or all"),
     ("serve map.json --simulate --port 8123 --grpc-port 8123", "are both 8123 (give them different ports)"),
     ("load http://127.0.0.1:9/v2?x=1 --map map.json", "has a path, and requests go to /v2 at its root"),
-    ("load http://127.0.0.1:9 --map map.json --window 0s", "--window must be at least 0.1 s"),
+    ("load http://127.0.0.1:9 --map map.json --duration 0s", "--duration must be at least 0.1 s"),
     ("load http://127.0.0.1:9 --map map.json --duration 1y", "write a number and ms, s, m, h or d"),
 ]
 

@@ -192,5 +192,5 @@ def test_load_judges_a_served_chain_by_its_own_slo_beside_its_prediction(plan: D
     answered, refused, sent = (int(str(chain[name])) for name in ("answered", "refused", "sent"))
     assert answered + refused == sent == pytest.approx(60, abs=25)  # a busy machine refuses
     assert answered > 0
-    assert chain["predicted_by"] == "replay"
+    assert chain["predicted_p50_ms"] is not None
     assert chain["slo_ms"] == SLO_MS

@@ -1,4 +1,4 @@
-"""What `load` predicts: its own requests, replayed; what stands in where they cannot be."""
+"""What `load` predicts: its own requests, replayed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.domain.map_file import parse_map, write_map
 from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
 from gpuprof.load.load import LoadSettings, RequestStream, send_times
-from gpuprof.pipeline.load_prediction import (
-    LoadPrediction,
-    PredictionSource,
-    predict_load,
-)
+from gpuprof.pipeline.load import LoadPrediction, predict_load
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, running
 from tests.serving.running import replica as replica_in_json
@@ -40,7 +36,7 @@ def streams(**rates: float) -> list[RequestStream]:
 def predict_model(
     deployment: DeploymentMap, streams: list[RequestStream], settings: LoadSettings = SETTINGS
 ) -> LoadPrediction:
-    return dict(predict_load(deployment, streams, settings).predicted)["m"]
+    return predict_load(deployment, streams, settings)["m"]
 
 
 def test_the_replay_is_what_simulate_says_of_the_same_requests(
@@ -52,7 +48,7 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
         [[placed.model_copy(update={"sm_share_pct": 30.0}) for placed in (*PAIR, replica("n", [9.0]))]], SLO_MS
     )
     priced = priced.model_copy(update={"planned_with": settings})
-    predictions = predict_load(priced, requests, SETTINGS).predicted
+    predictions = predict_load(priced, requests, SETTINGS)
     sent = zip(requests, send_times(requests, SETTINGS), strict=True)
     rows = sorted((float(time), stream.model) for stream, times in sent for time in times)
     trace, map_file = tmp_path / "trace.csv", tmp_path / "map.json"
@@ -69,7 +65,6 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
         )
         assert predicted.goodput_rps == pytest.approx(model["goodput_rps"], rel=1e-12)
         assert predicted.refused == model["missed"]["refused"]
-        assert predicted.by is PredictionSource.REPLAY
     assert (predictions["m"].refused or 0) > 100
 
 
@@ -106,36 +101,16 @@ def play_requests(replicas: Sequence[Replica], times_s: list[float], duration_s:
 
 @pytest.mark.slow
 @serves_in_real_time
-@pytest.mark.parametrize("clients", [3])
-def test_what_a_loaded_server_refuses_was_predicted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], clients: int
-) -> None:
+def test_what_a_loaded_server_refuses_was_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     placed = replica_in_json("m", batch=4, batch_latency_ms=[60.0, 70.0, 80.0, 100.0], sm_share_pct=50.0)
     document = map_of({"m": "null:4"}, [placed, placed], slo_ms=500.0)  # 80 requests/s
-    words = ["--rate", "m=160", "--duration", "5", "--warmup", "1", "--clients", str(clients), "--json", "--no-fail"]
+    words = ["--rate", "m=160", "--duration", "5", "--warmup", "1", "--json", "--no-fail"]
     with running(tmp_path, document, "--simulate") as server:
         assert main(["load", server.url, "--map", str(tmp_path / "map.json"), *words]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row["predicted_by"] == "replay"
     assert row["predicted_refused"] > 300
     assert row["refused"] == pytest.approx(row["predicted_refused"], rel=0.15)
     assert row["predicted_goodput_rps"] == pytest.approx(80.0, rel=0.1)
-
-
-def test_a_map_that_does_not_say_what_batches_take_is_not_replayed() -> None:
-    notes: list[str] = []
-    silent = replica_in_json("n")
-    document = map_of({"m": "null:4", "n": "null:4"}, [replica_in_json("m", batch_latency_ms=[2.0]), silent], 50.0)
-    document["models"]["m"]["predicted"] = {"goodput_rps": 49.0, "p99_ms": 7.0}
-    deployment = parse_map(document, "test")
-    at_plan = predict_load(deployment, streams(m=50.0, n=50.0), SETTINGS, note=notes.append)
-    assert "does not say how long batches of n take" in notes[-1]
-    assert (at_plan.predicted["m"].by, at_plan.predicted["m"].p99_ms) == (PredictionSource.MAP, 7.0)
-    assert at_plan.predicted["n"] == LoadPrediction()
-    assert at_plan.planned["m"].goodput_rps == 49.0
-    faster = predict_load(deployment, streams(m=100.0, n=50.0), SETTINGS)
-    assert faster.predicted["m"] == LoadPrediction()
-    assert not faster.planned
 
 
 def test_the_members_of_a_merged_model_get_its_times_and_their_part_of_its_goodput() -> None:
@@ -143,8 +118,7 @@ def test_the_members_of_a_merged_model_get_its_times_and_their_part_of_its_goodp
     document = map_of({"both": "null:4"}, [placed], slo_ms=50.0)
     document["models"]["both"]["members"] = {name: {"rate_rps": 50.0, "slo_ms": 50.0} for name in ("m", "n")}
     document["models"]["both"]["rate_rps"] = 100.0
-    together = predict_load(parse_map(document, "test"), streams(m=60.0, n=40.0), SETTINGS).predicted
-    assert {prediction.by for prediction in together.values()} == {PredictionSource.REPLAY}
+    together = predict_load(parse_map(document, "test"), streams(m=60.0, n=40.0), SETTINGS)
     assert together["m"].goodput_rps == pytest.approx(60.0, rel=0.05)
     assert together["n"].goodput_rps == pytest.approx(40.0, rel=0.05)
     assert together["m"].p99_ms == together["n"].p99_ms

@@ -17,7 +17,7 @@ from gpuprof.domain.map_file import write_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.pipeline.load_traffic import LoadTraffic
+from gpuprof.pipeline.load import LoadTraffic
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.serve_settings import ServeSettings
 from gpuprof.pipeline.simulation_settings import SimulatedTraffic
@@ -142,5 +142,5 @@ def test_another_estimator_says_how_long_batches_take_in_simulate_and_load(plann
         result = gpuprof.load(
             server.url, planned_folder / "map.json", traffic=short, db=planned_folder / "db", estimator=name
         )
-    predicted = result.predictions.predicted["m"].infer_ms if result.predictions is not None else None
+    predicted = result.predictions["m"].infer_ms
     assert predicted == pytest.approx(10.0, rel=1e-2)

@@ -336,8 +336,8 @@ def test_a_distribution_rises_from_nothing_and_predictions_are_named_in_words() 
 
     chart = cdf_figure([{"model": "a", "latency_ms": [0.2, 0.3], "fraction": [0.9, 1.0]}], {"a": 5.0})
     assert (chart.lines[0].x, chart.lines[0].y) == ((0.2, 0.2, 0.3), (0.0, 90.0, 100.0))
-    (section,) = sections_of([LOAD[0] | {"predicted_by": "replay"}], "x.json")[0]
-    assert "Predictions come from: the same requests, replayed through the simulator" in section.text
+    (section,) = sections_of([LOAD[0] | {"predicted_goodput_rps": 9.0}], "x.json")[0]
+    assert "Predictions come from the same requests, replayed through the simulator" in section.text
 
 
 def test_a_load_test_without_a_batch_has_no_figure_of_batches() -> None:
