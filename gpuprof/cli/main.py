@@ -9,7 +9,6 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -161,33 +160,19 @@ def _extra_with(module: str) -> str | None:
 
 def run_line(line: Sequence[str]) -> int:
     """Run a command line without ``gpuprof`` and return its exit code; errors are the caller's."""
-    words, config = list(line), None
-    if any(word.startswith("--config") for word in line):
-        from gpuprof.cli.config_file import take_config  # imports a parser that few command lines need
-
-        words, config = take_config(line)
+    words = list(line)
     verbs = [words[0]] if words and words[0] in VERBS else list(VERBS)  # a single verb starts faster than all verbs
     is_list = list(words) in (["-h"], ["--help"]) or (not words and "_GPUPROF_COMPLETE" not in os.environ)
     app = build_app(verbs, names_only=True) if is_list else build_app(verbs)
     try:
         with termination_as_interrupt():
-            command = typer.main.get_command(app)
-            defaults = _read_defaults(config, command)
             # Not standalone: click would print its own errors and end the process.
-            result = command.main(words, prog_name="gpuprof", standalone_mode=False, default_map=defaults)
+            result = typer.main.get_command(app)(words, prog_name="gpuprof", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         result = INTERRUPTED_EXIT_CODE
     if result == INTERRUPTED_EXIT_CODE:
         return _fail("interrupted", INTERRUPTED_EXIT_CODE)
     return result if isinstance(result, int) else 0
-
-
-def _read_defaults(config: Path | None, command: Any) -> dict[str, Any]:
-    if config is None:
-        return {}
-    from gpuprof.cli.config_file import read_config
-
-    return read_config(config, command, list(VERBS))
 
 
 def console_script() -> None:
@@ -229,9 +214,6 @@ def _root(
     ),
     debug: bool = typer.Option(
         False, "--debug", help="Show the traceback of an error; may stand anywhere on the line."
-    ),
-    config: Path | None = typer.Option(  # noqa: B008 - typer reads it
-        None, "--config", help="YAML file with options of verbs; may stand anywhere on the line."
     ),
 ) -> None:
     pass  # all of them act before a verb is chosen

@@ -10,19 +10,20 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gpuprof import __version__
-from gpuprof.cli.config_file import YamlFile, list_options, read_options, read_yaml
 from gpuprof.cli.output import say, say_note
+from gpuprof.domain.file_access import read_input, write_atomically
 from gpuprof.domain.sizes import parse_mix
+from gpuprof.domain.validation import Count, NotNegative
 from gpuprof.errors import GpuprofError, InputError, UnstableError, refuse_unwritable, unknown_name
 
 
@@ -39,23 +40,17 @@ def run(
     """
     from gpuprof.cli.main import build_app
 
-    plan, file = read_plan(plan_file)
-    with _folder(plan_file.absolute().parent):  # relative paths start at the file's folder
-        commands = list_commands(plan, file, typer.main.get_command(build_app()))
-        if dry_run:
-            if plan.models:
-                sys.stdout.write(f"# {plan.folder / 'slo.csv'}:\n")
-                sys.stdout.write("".join(f"#   {line}\n" for line in write_csv(plan.models).splitlines()))
-            sys.stdout.write("".join(f"{show_line(command)}\n" for command in commands))
+    file = read_plan(plan_file)
+    with contextlib.chdir(plan_file.absolute().parent):  # relative paths start at the file's folder
+        commands = list_commands(file, typer.main.get_command(build_app()))
+        if not dry_run:
+            if code := run_steps(file, commands, fresh):
+                raise typer.Exit(code)
             return
-        if code := run_steps(plan_file, plan, commands, fresh):
-            raise typer.Exit(code)
-
-
-def _folder(path: Path) -> contextlib.chdir[Path]:
-    if not path.is_dir():
-        raise InputError(f"{path} is no folder", "name the folder that the plan stands in")
-    return contextlib.chdir(path)
+        if file.plan.models:
+            sys.stdout.write(f"# {file.plan.folder / 'slo.csv'}:\n")
+            sys.stdout.write("".join(f"#   {line}\n" for line in file.plan.write_csv().splitlines()))
+        sys.stdout.write("".join(f"{command.line}\n" for command in commands))
 
 
 #: Verbs that run until interrupted, or need such a server, and ``run`` itself.
@@ -68,9 +63,10 @@ _OF_DEMANDS = frozenset({"place", "compare"})
 _FILLS_DATABASE = frozenset({"profile", "calibrate", "train"})
 _RESULTS = {"place": "map.json", "simulate": "simulation.json", "report": "report.html"}
 #: Options for output files.
-_OUTPUTS = frozenset({"output", "figures", "picture"})
+_OUTPUTS = frozenset({"output", "picture", "junit"})
 #: Verbs whose results a report shows by default.
 _REPORTED = frozenset({"place", "simulate", "evaluate", "load"})
+_FLAGS = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
 
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -80,20 +76,21 @@ class _Part(BaseModel):
 
 
 class PlannedModel(_Part):
-    """A service: its model as a file, or by its name in the database, and its demand, as in slo.csv."""
+    """A service: its model as a file, or by its name in the database, and its demand, in the columns of slo.csv."""
 
-    file: str | None = None
     model: str | None = None
     rate_rps: _Positive | None = None
     slo_ms: _Positive | None = None
+    service: str | None = None
+    file: str | None = None
     percentile: Annotated[float, Field(ge=1.0, le=99.999)] | None = None
-    min_goodput_rps: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    min_goodput_rps: NotNegative | None = None
     priority: int | None = None
-    max_replicas: Annotated[int, Field(ge=1)] | None = None
+    max_replicas: Count | None = None
     dims: str | None = None
 
-    def steps(self) -> list[str]:
-        """Return the files: those of the steps of a chain, or that of the model, if it has one."""
+    def files(self) -> list[str]:
+        """Return the files of the steps of a chain, or that of the model, if it has one."""
         return [] if self.file is None else [step.strip() for step in self.file.split(">")]
 
 
@@ -108,11 +105,11 @@ class RunPlan(_Part):
     devices: Annotated[list[str], BeforeValidator(_as_list)] = Field(default_factory=list)
     db: str = "gpuprof-db"
     folder: Path = Path("gpuprof-run")
-    steps: Any = None
+    steps: Annotated[list[Any], Field(min_length=1)]
 
     def files(self) -> list[str]:
         """Return the models' files, each once."""
-        return list(dict.fromkeys(file for model in self.models.values() for file in model.steps()))
+        return list(dict.fromkeys(file for model in self.models.values() for file in model.files()))
 
     def group_by_dims(self) -> list[tuple[list[str], list[str]]]:
         """Return the models' files by the sizes that their requests have, as ``--dim`` takes them."""
@@ -120,13 +117,107 @@ class RunPlan(_Part):
         for model in self.models.values():
             if model.dims is not None:
                 for part, _ in parse_mix(model.dims).parts:
-                    for (name, size), file in product(part, model.steps()):
+                    for (name, size), file in product(part, model.files()):
                         sizes[file].setdefault(name, {})[size] = None
         groups: dict[tuple[str, ...], list[str]] = {}
         for file, dims in sizes.items():
             key = tuple(f"{name}={','.join(map(str, values))}" for name, values in dims.items())
             groups.setdefault(key, []).append(file)
         return [(files, list(dims)) for dims, files in groups.items()]
+
+    def write_csv(self) -> str:
+        """Return the services as an slo.csv, without unused columns."""
+        rows = []
+        for name, model in self.models.items():
+            row = model.model_dump(exclude_none=True) | {"service": name}
+            rows.append(row if model.model is not None else row | {"model": row.pop("file")})
+        text = io.StringIO()
+        columns = [name for name in PlannedModel.model_fields if any(name in row for row in rows)]
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+
+class _Loader(yaml.BaseLoader):
+    """Reads every value as a text, and refuses repeated keys, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping."""
+        keys = [str(key.value) for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.MarkedYAMLError(problem=f"{twice} stands twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A plan, and the nodes of its file, whose lines messages name."""
+
+    path: Path
+    root: yaml.Node
+    plan: RunPlan
+
+    def error(self, where: Sequence[str | int], message: str, fix: str = "") -> InputError:
+        """Return an error with the file and the line of the value at ``where``, or of the nearest value above it."""
+        return _locate_error(self.path, self.root, where, message, fix)
+
+
+def _locate_error(path: Path, node: yaml.Node, where: Sequence[str | int], message: str, fix: str) -> InputError:
+    line = node.start_mark.line
+    for part in where:
+        entries: Sequence[tuple[yaml.Node, yaml.Node]] = ()
+        if isinstance(node, yaml.MappingNode):
+            entries = [(key, value) for key, value in node.value if key.value == str(part)]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            entries = [(value, value) for value in node.value[part : part + 1]]
+        if not entries:
+            break
+        line, node = entries[0][0].start_mark.line, entries[0][1]
+    return InputError(f"{path}:{line + 1}: {message}", fix)
+
+
+def read_plan(path: Path) -> PlanFile:
+    """Return the plan in a file.
+
+    Raises `InputError` with the line: no YAML, an unknown key, an impossible value, or no step.
+    """
+    text = read_input(path, "name a YAML file of steps")
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        content = None if root is None else loader.construct_document(root)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or error)
+        line = "" if mark is None else f":{mark.line + 1}"
+        fix = "leave out the line ---" if "another document" in problem else "indent with spaces, each key once"
+        raise InputError(f"{path}{line} is not YAML: {problem}", fix) from None
+    if root is None or not isinstance(content, dict):
+        raise InputError(f"{path} is no mapping", "it needs steps, as in steps: [doctor]")
+    try:
+        file = PlanFile(path, root, RunPlan.model_validate(content))
+    except ValidationError as error:
+        where, message, fix = _describe_fault(error.errors()[0])
+        raise _locate_error(path, root, where, message, fix) from None
+    for name, model in file.plan.models.items():
+        if model.file is None and model.model is None:
+            raise file.error(("models", name), f"{name} has neither a file nor a model", "file: MODEL.onnx")
+    return file
+
+
+def _describe_fault(fault: Any) -> tuple[Sequence[str | int], str, str]:
+    """Return the place, the rule and the remedy of pydantic's error."""
+    where, what = fault["loc"], fault["msg"]
+    if fault["type"] == "extra_forbidden":
+        kind = PlannedModel if where[0] == "models" else RunPlan
+        error = unknown_name("key", str(where[-1]), list(kind.model_fields))
+        return where, error.message, error.fix
+    got = "" if isinstance(fault["input"], dict | list) else f" but got {fault['input']!r}"
+    fixes = {
+        "models": "models: {NAME: {file: MODEL.onnx, rate_rps: 10, slo_ms: 50}}",
+        "steps": "steps: [profile, place]",
+    }
+    return where, f"{'.'.join(map(str, where))}: {what[0].lower()}{what[1:]}{got}", fixes.get(str(where[0]), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,59 +230,30 @@ class StepCommand:
     inputs: tuple[Path, ...]
     outputs: tuple[Path, ...]
 
-
-def read_plan(path: Path) -> tuple[RunPlan, YamlFile]:
-    """Return the plan in a file, and the file.
-
-    Raises `InputError` with the line: no YAML, an unknown key, an impossible value, or no step.
-    """
-    file = read_yaml(path, "steps")
-    if file.content is None:
-        raise InputError(f"{path} is empty", "it needs steps, as in steps: [doctor]")
-    if not isinstance(file.content, dict):
-        raise file.error((), InputError("the file is no mapping", "it needs steps, as in steps: [doctor]"))
-    try:
-        plan = RunPlan.model_validate(file.content)
-    except ValidationError as error:
-        raise _describe(file, error.errors()[0]) from None
-    for name, model in plan.models.items():
-        if model.file is None and model.model is None:
-            message = f"{name} has neither a file nor a model"
-            raise file.error(("models", name), InputError(message, "file: MODEL.onnx"))
-    if not isinstance(plan.steps, list) or not plan.steps:
-        raise file.error(("steps",), InputError("steps must be a list of verbs", "steps: [profile, place]"))
-    return plan, file
+    @property
+    def line(self) -> str:
+        """The command line as typed in a shell."""
+        line = f"gpuprof {shlex.join(self.words)}"
+        return line if self.save is None else f"{line} > {shlex.quote(str(self.save))}"
 
 
-def _describe(file: YamlFile, error: Any) -> InputError:
-    where = error["loc"]
-    if error["type"] == "extra_forbidden":
-        kind = PlannedModel if where[0] == "models" else RunPlan
-        return file.error(where, unknown_name("key", str(where[-1]), list(kind.model_fields)))
-    what = error["msg"].replace("a valid dictionary", "names with their values")
-    got = "" if isinstance(error["input"], dict | list) else f" but got {error['input']!r}"
-    fix = "as in models: {NAME: {file: MODEL.onnx, rate_rps: 10, slo_ms: 50}}" if where[0] == "models" else ""
-    name = ".".join(map(str, where))
-    return file.error(where, InputError(f"{name}: {what[0].lower()}{what[1:]}{got}", fix))
-
-
-def list_commands(plan: RunPlan, file: YamlFile, group: Any) -> list[StepCommand]:
+def list_commands(file: PlanFile, group: Any) -> list[StepCommand]:
     """Return the command lines of a plan, in their order: what a step omits is taken from models and devices.
 
     ``group``: click group of all verbs. Raises `InputError` with the line: an unknown verb or option, an impossible
     value, or a missing option.
     """
-    reader = _StepReader(plan, file, group)
-    return [command for number in range(len(plan.steps)) for command in reader.read_step(number)]
+    reader = _StepReader(file, group)
+    return [command for number in range(len(file.plan.steps)) for command in reader.read_step(number)]
 
 
 class _StepReader:
     """Reads steps in their order, since later ones take the results of earlier ones."""
 
-    def __init__(self, plan: RunPlan, file: YamlFile, group: Any) -> None:
-        self._plan, self._file, self._group = plan, file, group
-        self._map_file = str(plan.folder / "map.json")
-        self._has_database = Path(plan.db).exists()
+    def __init__(self, file: PlanFile, group: Any) -> None:
+        self._plan, self._file, self._group = file.plan, file, group
+        self._map_file = str(file.plan.folder / "map.json")
+        self._has_database = Path(file.plan.db).exists()
         self._reported: list[str] = []
 
     def read_step(self, number: int) -> list[StepCommand]:
@@ -200,15 +262,14 @@ class _StepReader:
         step = self._plan.steps[number]
         if isinstance(step, dict) and len(step) != 1:
             hint = "indent its options by four spaces more than its verb"
-            raise self._file.error(where, InputError(f"a step is one verb but got {len(step)}", hint))
+            raise self._file.error(where, f"a step is one verb but got {len(step)}", hint)
         text, options = next(iter(step.items())) if isinstance(step, dict) else (step, {})
         if not isinstance(text, str) or not text.strip():
-            fix = "place: {confidence: 0.9}"
-            raise self._file.error(where, InputError("a step is a verb, or a verb with options", fix))
+            raise self._file.error(where, "a step is a verb, or a verb with options", "place: {confidence: 0.9}")
         verb, where = text.split(), (*where, text) if isinstance(step, dict) else where
         command = self._find_command(where, verb)
-        values = read_options(self._file, where, options or {}, command, ("save",))
-        save = self._read_save(where, (options or {}).get("save"))
+        values = self._read_options(where, options or {}, command)
+        save = self._plan.folder / values.pop("save") if "save" in values else None
         commands: list[StepCommand] = []
         for arguments in self._fill_in(where, verb[0], command, values):
             self._check_values(where, verb, command, arguments)
@@ -216,32 +277,57 @@ class _StepReader:
         if verb[0] == "place":
             self._map_file = str(arguments.get("output", self._map_file))
         self._has_database |= verb[0] in _FILLS_DATABASE
-        output = arguments.get("output") if save is None else str(commands[-1].save)
-        if verb[0] in _REPORTED and output is not None and Path(str(output)).suffix in {".json", ".parquet"}:
+        output = arguments.get("output") if save is None else commands[-1].save
+        if verb[0] in _REPORTED and output is not None and Path(output).suffix in {".json", ".parquet"}:
             self._reported.append(str(output))
         return commands
 
     def _find_command(self, where: Sequence[str | int], verb: Sequence[str]) -> Any:
         if verb[0] in _NO_STEPS:
-            raise self._file.error(where, InputError(f"{verb[0]} is no step of a run", f"gpuprof {verb[0]} by itself"))
+            raise self._file.error(where, f"{verb[0]} is no step of a run", f"gpuprof {verb[0]} by itself")
         command = self._group
         for word in verb:
             inner: Mapping[str, Any] = getattr(command, "commands", {})
             if word not in inner:
                 kind = "verb" if command is self._group else f"command of {command.name}"
-                names = [name for name in inner if name not in _NO_STEPS]
-                raise self._file.error(where, unknown_name(kind, word, names))
+                error = unknown_name(kind, word, [name for name in inner if name not in _NO_STEPS])
+                raise self._file.error(where, error.message, error.fix)
             command = inner[word]
         if inner := getattr(command, "commands", {}):
             fix = ", ".join(f"{command.name} {name}" for name in inner)
-            raise self._file.error(where, InputError(f"{command.name} has commands of its own", fix))
+            raise self._file.error(where, f"{command.name} has commands of its own", fix)
         return command
 
-    def _read_save(self, where: Sequence[str | int], save: object) -> Path | None:
-        if save is None or (isinstance(save, str) and Path(save).suffix in _SAVED):
-            return None if save is None else self._plan.folder / str(save)
-        fix = f"which ends in {', '.join(sorted(_SAVED))}"
-        raise self._file.error((*where, "save"), InputError("save takes a file", fix))
+    def _read_options(self, where: Sequence[str | int], options: object, command: Any) -> dict[str, Any]:
+        """Return the values of a step by the names of parameters, and ``save``: texts, flags, or lists of texts."""
+        if not isinstance(options, dict):
+            raise self._file.error(where, "expected options, each with its value", f"{command.name}: {{OPTION: VALUE}}")
+        parameters = {
+            name: parameter
+            for parameter in command.params
+            for name in {word.lstrip("-") for word in parameter.opts if not word.startswith("-") or word[1] == "-"}
+        }
+        values: dict[str, Any] = {}
+        for name, value in options.items():
+            here, texts = (*where, name), value if isinstance(value, list) else [value]
+            if name not in {*parameters, "save"}:
+                error = unknown_name(f"option of {command.name}", name, [*parameters, "save"])
+                raise self._file.error(here, error.message, error.fix)
+            if not all(isinstance(text, str) for text in texts):
+                raise self._file.error(here, "an option takes a value or a list of values")
+            if name == "save":
+                if Path(value).suffix not in _SAVED:
+                    fix = f"which ends in {', '.join(sorted(_SAVED))}"
+                    raise self._file.error(here, "save takes a file", fix)
+                values[name] = value
+            elif getattr(parameters[name], "is_flag", False):
+                if str(value).lower() not in _FLAGS:
+                    raise self._file.error(here, f"{name} takes true or false but got {value!r}")
+                values[parameters[name].name] = _FLAGS[str(value).lower()]
+            elif value not in ("", "~", "null"):
+                several = parameters[name].multiple or parameters[name].nargs == -1
+                values[parameters[name].name] = texts if several else ",".join(texts)
+        return values
 
     def _fill_in(
         self, where: Sequence[str | int], verb: str, command: Any, values: Mapping[str, Any]
@@ -280,7 +366,7 @@ class _StepReader:
             missing = [key for key in ("rate_rps", "slo_ms") if getattr(model, key) is None]
             if missing:
                 message = f"{verb} needs {' and '.join(missing)} of the model {name}"
-                raise self._file.error(where, InputError(message, f"{name}: {{rate_rps: 100, slo_ms: 50, …}}"))
+                raise self._file.error(where, message, f"{name}: {{rate_rps: 100, slo_ms: 50, …}}")
 
     def _check_values(
         self, where: Sequence[str | int], verb: Sequence[str], command: Any, arguments: Mapping[str, Any]
@@ -292,14 +378,12 @@ class _StepReader:
         try:
             command.make_context(" ".join(verb), [*options, *operands])
         except GpuprofError as error:
-            raise self._file.error(where, InputError(error.message, error.fix)) from None
+            raise self._file.error(where, error.message, error.fix) from None
         except Exception as error:  # some typer versions copy click: its errors are recognised by their attributes
             if not hasattr(error, "format_message"):
                 raise
-            name = getattr(getattr(error, "param", None), "name", None)
-            option = next((key for key, parameter in list_options(command).items() if parameter.name == name), "")
-            wrong = InputError(error.format_message().rstrip("."), f"gpuprof {' '.join(verb)} --help")
-            raise self._file.error((*where, option), wrong) from None
+            fix = f"gpuprof {' '.join(verb)} --help"
+            raise self._file.error(where, error.format_message().rstrip("."), fix) from None
 
     def _make_command(
         self,
@@ -347,22 +431,7 @@ def _list_texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [] if isinstance(value, bool) else list(value)
 
 
-#: Learned data in a database's hidden folders, on which later steps depend; other hidden folders are copies.
-_LEARNT = frozenset({".trained", ".calibrated"})
-#: Columns of slo.csv, in this order; unused columns are omitted.
-_COLUMNS = (
-    *("model", "rate_rps", "slo_ms", "service", "file"),
-    *("percentile", "min_goodput_rps", "priority", "max_replicas", "dims"),
-)
-
-
-def show_line(command: StepCommand) -> str:
-    """Return a command line as typed in a shell."""
-    line = f"gpuprof {shlex.join(command.words)}"
-    return line if command.save is None else f"{line} > {shlex.quote(str(command.save))}"
-
-
-def run_steps(path: Path, plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = False) -> int:
+def run_steps(file: PlanFile, commands: Sequence[StepCommand], fresh: bool = False) -> int:
     """Run the command lines in order and return the exit code of the last; the first failure ends the run.
 
     An unstable ``profile`` does not: its times are kept and marked, later steps use them, and the next run measures
@@ -372,141 +441,84 @@ def run_steps(path: Path, plan: RunPlan, commands: Sequence[StepCommand], fresh:
     """
     from gpuprof.cli.main import run_line
 
-    _require_files(path, plan, commands)
-    _write_demands(plan)
-    fingerprints = {} if fresh else _read_done(plan.folder)
+    plan, name = file.plan, file.path.name
+    _require_files(file, commands)
+    state = plan.folder / ".steps.json"
+    with refuse_unwritable(plan.folder):
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        if plan.models and all(model.rate_rps and model.slo_ms for model in plan.models.values()):
+            (plan.folder / "slo.csv").write_text(plan.write_csv(), encoding="utf-8")
+    digests: dict[str, str] = {}
+    if not fresh:
+        with contextlib.suppress(OSError, ValueError):  # unreadable: every step is run
+            digests = dict(json.loads(state.read_text(encoding="utf-8")))
     unstable: list[str] = []
-    unchanged = 0
     for number, command in enumerate(commands, start=1):
-        line, where = show_line(command), f"step {number} of {len(commands)}"
-        before = _fingerprint(command.inputs)
+        where = f"step {number} of {len(commands)}"
         # A command without outputs, such as check, is always run: nothing could have changed unseen.
-        if command.outputs and fingerprints.get(line) == [__version__, before, _fingerprint(command.outputs)]:
-            unchanged += 1
-            say(f"{where}: done before, and nothing that it reads has changed: {line}")
+        if command.outputs and digests.get(command.line) == _hash_files(command):
+            say(f"{where}: done before, and nothing that it reads has changed: {command.line}")
             continue
-        say(f"{where}: {line}")
+        say(f"{where}: {command.line}")
+        output = io.StringIO()
         try:
-            code = _run_saved(command) if command.save is not None else run_line(command.words)
+            with contextlib.redirect_stdout(output if command.save else sys.stdout):
+                code = run_line(command.words)
         except GpuprofError as error:
             if isinstance(error, UnstableError) and command.words[0] == "profile":
                 say_note(str(error))
                 unstable.append(str(number))
                 continue
-            error.add_note(f"{where} failed; gpuprof run {path.name} goes on with it")
+            error.add_note(f"{where} failed; gpuprof run {name} goes on with it")
             raise
         if code:
             return code
-        # The fingerprint is taken afterwards: a step may change its own inputs, as a profile changes the database.
-        fingerprints[line] = [__version__, _fingerprint(command.inputs), _fingerprint(command.outputs)]
-        _write_done(plan.folder, fingerprints)
+        if command.save:
+            with refuse_unwritable(command.save):
+                command.save.parent.mkdir(parents=True, exist_ok=True)
+                command.save.write_text(output.getvalue(), encoding="utf-8")
+        # Afterwards: a step may change its own inputs, as a profile changes the database.
+        digests[command.line] = _hash_files(command)
+        with refuse_unwritable(state):
+            write_atomically(state, json.dumps(digests, indent=1).encode())
     if unstable:
         raise UnstableError(
             f"every step ran, but what step {' and '.join(unstable)} measured is unstable: the machine is too noisy",
-            f"gpuprof run {path.name} measures it again; keep-unstable: true takes it as it is",
+            f"gpuprof run {name} measures it again; keep-unstable: true takes it as it is",
         )
-    again = f", {unchanged} of them unchanged" if unchanged else ""
-    say_note(f"{path.name}: all {len(commands)} steps succeeded{again}")
+    say_note(f"{name}: all {len(commands)} steps succeeded")
     return 0
 
 
-def _require_files(path: Path, plan: RunPlan, commands: Sequence[StepCommand]) -> None:
+def _require_files(file: PlanFile, commands: Sequence[StepCommand]) -> None:
     """Refuse a run, before its first step, when a model file is missing and no step makes it."""
     outputs = {output.absolute() for command in commands for output in command.outputs}
-    missing = [file for file in plan.files() if not Path(file).exists() and Path(file).absolute() not in outputs]
+    missing = [path for path in map(Path, file.plan.files()) if not path.exists() and path.absolute() not in outputs]
     if missing:
         raise InputError(
-            f"{path}: no file {', '.join(missing)}, and no step makes {'it' if len(missing) == 1 else 'them'}",
+            f"{file.path}: no file {', '.join(map(str, missing))}, and no step makes "
+            f"{'it' if len(missing) == 1 else 'them'}",
             "correct file: under models, or add a step such as zoo build",
         )
 
 
-def _run_saved(command: StepCommand) -> int:
-    from gpuprof.cli.main import run_line
-
-    assert command.save is not None
-    output = io.StringIO()
-    with redirect_stdout(output):
-        code = run_line(command.words)
-    with refuse_unwritable(command.save):
-        command.save.parent.mkdir(parents=True, exist_ok=True)
-        command.save.write_text(output.getvalue(), encoding="utf-8")
-    return code
+#: Learned data in a database's hidden folders, on which later steps depend; other hidden folders are copies.
+_LEARNT = frozenset({".trained", ".calibrated"})
 
 
-def write_csv(models: dict[str, PlannedModel]) -> str:
-    """Return the services of a plan as an slo.csv."""
-    rows = []
-    for name, model in models.items():
-        row = model.model_dump(exclude_none=True) | {"service": name}
-        rows.append(row if model.model is not None else row | {"model": row.pop("file")})
-    text = io.StringIO()
-    columns = [name for name in _COLUMNS if any(name in row for row in rows)]
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _write_demands(plan: RunPlan) -> None:
-    with refuse_unwritable(plan.folder):
-        plan.folder.mkdir(parents=True, exist_ok=True)
-        if (
-            all(model.rate_rps is not None and model.slo_ms is not None for model in plan.models.values())
-            and plan.models
-        ):
-            (plan.folder / "slo.csv").write_text(write_csv(plan.models), encoding="utf-8")
-
-
-def _locate_state_file(folder: Path) -> Path:
-    return folder / ".steps.json"
-
-
-def _read_done(folder: Path) -> dict[str, list[str]]:
-    """Return the record of completed steps; empty where the record cannot be read."""
-    try:
-        content = json.loads(_locate_state_file(folder).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _write_done(folder: Path, fingerprints: dict[str, list[str]]) -> None:
-    target = _locate_state_file(folder)
-    with refuse_unwritable(target):
-        # A rename makes the file appear whole: a killed run must not leave half a list.
-        part = target.with_suffix(".part")
-        part.write_text(json.dumps(fingerprints, indent=1) + "\n", encoding="utf-8")
-        part.replace(target)
-
-
-def _fingerprint(paths: Sequence[Path]) -> str:
-    """Return a digest of the files below the paths; a missing path changes the digest."""
-    digest = hashlib.sha256()
-    for path in paths:
+def _hash_files(command: StepCommand) -> str:
+    """Return a digest of gpuprof's version and the files that a command reads and writes."""
+    digest = hashlib.sha256(__version__.encode())
+    for path in (*command.inputs, *command.outputs):
         for file in sorted(_list_files(path)):
             digest.update(f"{file}\0".encode())
-            digest.update(_describe_file(file))
-        # A separator between paths: without it "ab" and "c" would equal "a" and "bc".
-        digest.update(b"\0")
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()
 
 
 def _list_files(path: Path) -> Iterator[Path]:
-    try:
-        if path.is_dir():
-            for entry in path.iterdir():
-                if not entry.name.startswith(".") or entry.name in _LEARNT:
-                    yield from _list_files(entry)
-        elif path.is_file():
-            yield path
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _describe_file(file: Path) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").digest()
-    except OSError:
-        return b"gone"
+    if not path.is_dir():
+        return iter([path] if path.is_file() else [])
+    hidden = lambda file: any(part[0] == "." and part not in _LEARNT for part in file.relative_to(path).parts)  # noqa: E731
+    return (file for file in path.rglob("*") if file.is_file() and not hidden(file))

@@ -169,7 +169,7 @@ _WRONG: list[tuple[str, str]] = [
     ("run itself.yaml", "no step"),
     ("run tag.yaml", "unknown verb"),
     ("run tab.yaml", "spaces"),
-    ("place --config pipe", "named pipe"),
+    ("run pipe", "named pipe"),
     ("load 'http://exa mple' --map map.json", "http://127.0.0.1:8000"),
     ("profile net.onnx --device cpu --processes 99999", "from 1 to 65,536"),
     (f"profile net.onnx --device cpu --batch {'9' * 5000}", "from 1 to 65,536"),
