@@ -23,11 +23,10 @@ from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.engines.local_engine import Engine, LocalEngine
 from gpuprof.serving.front import Front
 from gpuprof.serving.plan.serving_plan import MapSource, Planner
-from gpuprof.serving.protocol.http_api import ApiSettings, HttpApi
+from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.security import is_loopback
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.stalls import StallMeter
 
@@ -67,18 +66,7 @@ class Server:
         self._engine = make_engine(self._arena, settings) if make_engine else LocalEngine(self._arena)
         self._engine.on_moved = lambda: self._start_controller(self._follow_machines())
         self._worker_fleet = WorkerFleet(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
-        # Behind the edge, Host is the client's business.
-        guarded = settings.http_through_edge or bool(settings.security.token) or not is_loopback(settings.host)
-        self._api = HttpApi(
-            self.router,
-            ApiSettings(
-                settings.max_body_bytes,
-                settings.max_connections,
-                settings.security.admits,
-                None if guarded else {settings.host.lower(), "localhost.localdomain"},
-            ),
-            self.stalls,
-        )
+        self._api = HttpApi(self.router, settings, self.stalls)
         self._front = Front(settings, self._api)
         self._controllers: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None

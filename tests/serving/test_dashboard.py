@@ -30,14 +30,13 @@ def test_the_dashboard_asks_only_for_what_the_server_says(null_server: RunningSe
     assert {name.removesuffix("_bucket").removesuffix("_total") for name in queried} >= {
         family.name for family in families if family.name not in NOT_SHOWN
     }
-    labels = {label for family in families for sample in family.samples for label in sample.labels} | {"uuid", "gpu"}
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
     grouped = {label for e in expressions for group in re.findall(r"by \(([^)]*)\)", e) for label in group.split(", ")}
     assert grouped <= labels
 
 
 #: Parts of others that are shown, or of use to those who look for the cause of something.
 NOT_SHOWN = {
-    "gpuprof_replica_stage_seconds",
     "gpuprof_replica_share_ratio",
     "gpuprof_requests_retried",
     "gpuprof_worker_refusals",

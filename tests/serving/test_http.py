@@ -139,27 +139,6 @@ def test_an_unknown_model_is_named_with_the_nearest(null_server: RunningServer) 
     assert "did you mean 'small'" in null_server.get("/v2/models/smal")[1]["error"]
 
 
-def test_requests_that_are_pipelined_are_answered_in_order(null_server: RunningServer) -> None:
-    with null_server.connect() as connection:
-        connection.sendall(post(BODY) * 20 + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        file = connection.makefile("rb")
-        for _ in range(21):
-            length = 0
-            assert file.readline() == b"HTTP/1.1 200 OK\r\n"
-            while (line := file.readline()) != b"\r\n":
-                if line.lower().startswith(b"content-length:"):
-                    length = int(line.split(b":")[1])
-            file.read(length)
-
-
-def test_a_request_may_come_byte_by_byte(null_server: RunningServer) -> None:
-    with null_server.connect() as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in post(BODY):
-            connection.sendall(bytes([byte]))
-        assert read_answer(connection)[0] == 200
-
-
 def test_a_body_may_be_chunked(null_server: RunningServer) -> None:
     half = len(BODY) // 2
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:half], BODY[half:], b""))
@@ -276,14 +255,6 @@ def test_a_batch_in_one_request_is_answered_row_by_row(null_server: RunningServe
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [5, 1], "data": [0.0] * 5}
     status, answer = null_server.get("/v2/models/small/infer", "POST", json.dumps({"inputs": [tensor]}).encode())
     assert status == 400 and "batches of 1 to 4" in answer["error"]
-
-
-@pytest.mark.parametrize("hosts", [[], ["x", "x"], ["x", "y"]])
-def test_a_request_has_one_host(null_server: RunningServer, hosts: list[str]) -> None:
-    lines = "".join(f"Host: {host}\r\n" for host in hosts)
-    with null_server.connect() as connection:
-        connection.sendall(f"GET /v2/health/live HTTP/1.1\r\n{lines}\r\n".encode())
-        assert read_answer(connection)[0] == 400
 
 
 def test_a_name_of_another_server_is_not_answered(null_server: RunningServer) -> None:

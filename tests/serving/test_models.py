@@ -166,8 +166,7 @@ def test_unfit_models_keep_no_other_from_being_served(tmp_path: Path) -> None:
     ) as server:
         assert "serving 1 model with 1 worker" in server.line
         assert server.infer("good", [1.0])[0] == 200
-        status, state = server.get("/v2/health/ready")
-        assert (status, state["models_not_served"]) == (200, 6)
+        assert server.get("/v2/health/ready")[0] == 200
         index = {row["name"]: row for row in server.get("/v2/repository/index", "POST")[1]}
         assert index["good"]["state"] == "READY"
         for name, (_, reason) in models.items():

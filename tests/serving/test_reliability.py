@@ -207,7 +207,6 @@ def test_only_what_can_no_longer_meet_its_slo_is_refused_and_told_when_to_come_a
             assert "overloaded" in text["error"]
         figures = server.get("/v2/models/m/stats")[1]["model_stats"][0]["inference_stats"]
         assert figures["fail"]["count"] == len(refused)
-        assert server.get("/v2/health/ready")[1]["refused"] == {"overload": len(refused)}
         # Whoever has more time is let in, and whoever has less is not.
         busy = [pool.submit(ask, server) for _ in range(4)]
         assert eventually(lambda: figure(server, "gpuprof_queue_requests") >= 2)

@@ -1,14 +1,21 @@
-"""Descriptions of the server and its models: metadata, configuration, statistics, index."""
+"""Descriptions of the server and its models: metadata, configuration, statistics, health, index and metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpuprof.domain.public_name import version_order
+from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpClient, HttpHead, Route, allow_only, respond_json
+from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.metadata import TensorSpec
-from gpuprof.serving.watch.statistics import ModelStatistics
+from gpuprof.serving.watch.statistics import ModelStatistics, ProtocolFigures
+
+Answer = Callable[[HttpClient], None]
 
 SERVER_NAME = "gpuprof"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
@@ -134,3 +141,91 @@ def _stages(statistics: ModelStatistics) -> dict[str, Any]:
 
 def _duration(count: int, nanoseconds: int) -> dict[str, int]:
     return {"count": count, "ns": nanoseconds}
+
+
+class HttpDescriptions:
+    """Answers requests at all addresses other than inference.
+
+    Parameters
+    ----------
+    router : Router
+    find_figures : callable
+        Returns the counts of the protocols.
+    """
+
+    def __init__(self, router: Router, find_figures: Callable[[], ProtocolFigures]) -> None:
+        self._router = router
+        self._described = Descriptions(router)
+        self._find_figures = find_figures
+
+    def find(self, words: list[str], method: str) -> Route | None:
+        """Return the route for these path segments; None: none.
+
+        Raises
+        ------
+        RefusedError
+            404 for an unknown model, 405 for a method that the address does not have.
+        """
+        descriptions = self._described
+        match words:
+            case ["v2", "repository", "index"]:
+                return allow_only("POST", method, _simple(_document(descriptions.list_repository)))
+            case ["metrics"]:
+                answer: Answer | None = self._metrics
+            case ["v2"]:
+                answer = _document(descriptions.describe_server)
+            case ["v2", "health", "live"]:
+                answer = partial(_status, lambda: True)
+            case ["v2", "health", "ready"]:
+                answer = partial(_status, lambda: self._router.is_ready)
+            case ["v2", "models", "stats"]:
+                answer = _document(descriptions.describe_statistics)
+            case ["v2", "models", name, "versions", version, *rest]:
+                answer = self._find_of_model(name, version, rest)
+            case ["v2", "models", name, *rest]:
+                answer = self._find_of_model(name, "", rest)
+            case _:
+                answer = None
+        return None if answer is None else allow_only("GET", method, _simple(answer))
+
+    def _find_of_model(self, name: str, version: str, rest: list[str]) -> Answer | None:
+        self._router.find(name, version)
+        match rest:
+            case []:
+                return _document(partial(self._described.describe_model, name, version))
+            case ["ready"]:
+                return partial(_status, lambda: self._router.find(name, version).is_ready)
+            case ["config"]:
+                return _document(partial(self._described.describe_config, name, version))
+            case ["stats"]:
+                return _document(partial(self._described.describe_statistics, name, version))
+        return None
+
+    def _metrics(self, connection: HttpClient) -> None:
+        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, render_metrics
+
+        connection.respond(200, CONTENT_TYPE, render_metrics(self._router, self._find_figures()))
+
+
+def _document(describe: Callable[[], object]) -> Answer:
+    """Return what answers with a JSON document."""
+    return lambda connection: respond_json(connection, 200, describe())
+
+
+def _simple(answer: Answer) -> Route:
+    """Return a route without a body."""
+
+    def handle(connection: HttpClient, head: HttpHead, body: RequestBody) -> None:
+        try:
+            answer(connection)
+        except RefusedError as refusal:
+            connection.refuse(refusal)
+
+    return Route(handle)
+
+
+def _status(check: Callable[[], bool], connection: HttpClient) -> None:
+    if check():
+        connection.respond(200, CONTENT_JSON, b"")
+    else:
+        respond_json(connection, 503, {"error": "not ready"})

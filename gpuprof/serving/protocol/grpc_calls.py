@@ -18,8 +18,7 @@ from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.descriptions import Descriptions
 from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer, read_large_call, write_infer
-from gpuprof.serving.protocol.http_message import CONTENT_GRPC, HttpHead
-from gpuprof.serving.protocol.http_route import HttpClient, Route
+from gpuprof.serving.protocol.http_message import CONTENT_GRPC, HttpClient, HttpHead, Route
 from gpuprof.serving.protocol.inference_service import MOST_CACHED, ON_LOOP_BYTES, InferenceService, is_compressed
 from gpuprof.serving.protocol.open_inference import SERVICE, message_class, service_methods
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody

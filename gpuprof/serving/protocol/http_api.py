@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from urllib.parse import unquote
 
+from gpuprof.serving.protocol.descriptions import HttpDescriptions
 from gpuprof.serving.protocol.grpc_calls import GrpcCalls
 from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, CachedHead, HttpConnection
-from gpuprof.serving.protocol.http_descriptions import HttpDescriptions
-from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
-from gpuprof.serving.protocol.http_route import HttpClient, Route, allow_only
-from gpuprof.serving.protocol.infer_response import write_response
+from gpuprof.serving.protocol.http_message import (
+    CONTENT_BINARY,
+    CONTENT_JSON,
+    HttpClient,
+    HttpHead,
+    Route,
+    allow_only,
+    is_own_host,
+)
 from gpuprof.serving.protocol.inference_service import ON_LOOP_BYTES, InferenceService, refuse_long_text
-from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_json_urgency, read_request
+from gpuprof.serving.router.infer_request import (
+    InferRequest,
+    RequestBody,
+    read_json_urgency,
+    read_request,
+    write_response,
+)
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
+from gpuprof.serving.transport.security import is_loopback
 from gpuprof.serving.transport.server_timing import write_timing
 from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.stalls import StallMeter
@@ -32,26 +46,13 @@ _PUBLIC_PREFIX = b"/v2/health/"
 _GRPC_PREFIXES = (b"/inference.", b"/grpc.")
 
 
-@dataclass(frozen=True, slots=True)
-class ApiSettings:
-    """Limits of requests and access."""
-
-    max_body_bytes: int = 64 << 20  #: Size limit of an inference request.
-    max_connections: int = 16_384
-    #: Returns whether the value of an Authorization header grants access; health needs none.
-    admits: Callable[[bytes], bool] = lambda authorization: True
-    #: Host names of the server, beside addresses and names without a dot; None: any. With its own host name, a web page
-    #: could reach a server of the browser's machine (DNS rebinding).
-    own_hosts: Collection[str] | None = None
-
-
 class HttpApi:
     """Answers the requests of all connections.
 
     Parameters
     ----------
     router : Router
-    settings : ApiSettings
+    settings : ServerSettings
     stalls : StallMeter or None
         Reported in the metrics and with readiness.
 
@@ -68,9 +69,7 @@ class HttpApi:
         Returns the number of restarts of the edge; None: no edge.
     """
 
-    def __init__(
-        self, router: Router, settings: ApiSettings = ApiSettings(), stalls: StallMeter | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, router: Router, settings: ServerSettings, stalls: StallMeter | None = None) -> None:
         self.router, self.arena = router, router.arena
         self.max_connections = settings.max_connections
         self.scratch = bytearray(SCRATCH_BYTES)
@@ -80,7 +79,12 @@ class HttpApi:
         router.on_change(self.cached_heads.clear)
         self.count_edge_restarts: Callable[[], int | None] = lambda: None
         self.service = InferenceService(router, settings.max_body_bytes)
-        self._settings = settings
+        self._security, self._max_body_bytes = settings.security, settings.max_body_bytes
+        # The server's host names, beside addresses and names without a dot; None: any. With its own host name, a web
+        # page could reach a server of the browser's machine (DNS rebinding). Behind the edge, Host is the client's
+        # business.
+        guarded = settings.http_through_edge or settings.security.token or not is_loopback(settings.host)
+        self._own_hosts = None if guarded else {settings.host.lower(), "localhost.localdomain"}
         self._refusals: Counter[tuple[str, int, str]] = Counter()
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._descriptions = HttpDescriptions(router, self._find_figures)
@@ -94,11 +98,11 @@ class HttpApi:
         RefusedError
             401 without the token, 404 for an unknown address, 405 for a wrong method, 421 for another server's name.
         """
-        own_hosts, target = self._settings.own_hosts, head.target
-        if own_hosts is not None and not is_own_host(head.headers.get(b"host", b""), own_hosts):
+        target = head.target
+        if self._own_hosts is not None and not is_own_host(head.headers.get(b"host", b""), self._own_hosts):
             raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "the header Host names another server")
         is_public = target.startswith(_PUBLIC_PREFIX) or target in self.grpc.public_paths
-        if not is_public and not self._settings.admits(head.headers.get(b"authorization", b"")):
+        if not is_public and not self._security.admits(head.headers.get(b"authorization", b"")):
             raise RefusedError(HTTPStatus.UNAUTHORIZED, "the request does not have the token of this server")
         return self._find_path(head)
 
@@ -121,7 +125,7 @@ class HttpApi:
         return route
 
     def _infer_route(self, model: ServedModel) -> Route:
-        return Route(partial(self._infer, model), self._settings.max_body_bytes, True, partial(_refuse_early, model))
+        return Route(partial(self._infer, model), self._max_body_bytes, True, partial(_refuse_early, model))
 
     def _find_figures(self) -> ProtocolFigures:
         return ProtocolFigures(self._refusals, self.turned_away, self._stalls, self.count_edge_restarts())

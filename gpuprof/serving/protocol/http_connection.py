@@ -13,29 +13,33 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
+from gpuprof.serving.protocol.grpc_calls import status_headers
 from gpuprof.serving.protocol.http_message import (
     ARRIVAL_HEADER,
     CLIENT_HEADER,
     COMPRESSIONS,
     CONTENT_GRPC,
     CONTENT_JSON,
+    MAX_DISCARDED_BYTES,
     ChunkedBody,
     HttpHead,
+    Route,
     read_head,
     refusal_headers,
+    respond_json,
     too_large_refusal,
     write_head,
 )
-from gpuprof.serving.protocol.http_route import MAX_DISCARDED_BYTES, Route, respond_json
-from gpuprof.serving.protocol.inference_service import InferenceService
 from gpuprof.serving.router.infer_request import RequestBody
-from gpuprof.serving.router.router import Router
-from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
+from gpuprof.serving.transport.arena import ALIGNMENT, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
+
+if TYPE_CHECKING:
+    from gpuprof.serving.protocol.http_api import HttpApi
 
 #: Read size, and the maximum size of a head.
 SCRATCH_BYTES = 1 << 16
@@ -76,25 +80,6 @@ class _Incoming:
         return self.refusal is not None or self.route is None or not self.route.reads_body
 
 
-class ConnectionOwner(Protocol):
-    """The routes and the shared state of all connections of a server, as `http_api.HttpApi` has them."""
-
-    router: Router
-    arena: Arena
-    service: InferenceService
-    max_connections: int
-    scratch: bytearray
-    connections: set[HttpConnection]
-    turned_away: int
-    cached_heads: dict[bytes, CachedHead]
-
-    def find_route(self, head: HttpHead) -> Route:
-        """Return the route of a request. Raises `RefusedError`."""
-
-    def count_refusal(self, refusal: RefusedError, protocol: str = "http") -> None:
-        """Count a refused request."""
-
-
 class HttpConnection(asyncio.BufferedProtocol):
     """Reads requests in sequence and writes their answers.
 
@@ -104,7 +89,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         Whether a received request is unanswered.
     """
 
-    def __init__(self, owner: ConnectionOwner) -> None:
+    def __init__(self, owner: HttpApi) -> None:
         self._owner = owner
         self.peer = self._address = ""
         self.busy = False
@@ -228,8 +213,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def refuse(self, refusal: RefusedError) -> None:
         """Answer with an error, a gRPC error for gRPC calls."""
         if self._head is not None and self._head.is_grpc:
-            from gpuprof.serving.protocol.grpc_calls import status_headers
-
             self._owner.count_refusal(refusal, "grpc")
             self.respond(200, CONTENT_GRPC, b"", extra=status_headers(refusal))
             return

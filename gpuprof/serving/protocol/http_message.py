@@ -1,16 +1,20 @@
-"""Heads of HTTP requests, read by httptools, and of answers. Source: RFC 9112."""
+"""HTTP messages, read by httptools (source: RFC 9112), their routes, and the interface of their clients."""
 
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Protocol
 
 import httptools
+import orjson
 
+from gpuprof.serving.router.infer_request import RequestBody
+from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import RefusedError, bad_request
+from gpuprof.serving.transport.wire import Buffer
 
 CONTENT_JSON = b"application/json"
 CONTENT_BINARY = b"application/octet-stream"
@@ -21,12 +25,8 @@ JSON_LENGTH = b"inference-header-content-length"
 #: Set by the edge: the client's address, and when its request began (seconds since 1970).
 CLIENT_HEADER, ARRIVAL_HEADER = b"x-gpuprof-client", b"x-gpuprof-arrived"
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-#: A proxy and this parser could read repetitions of these differently.
-_GIVEN_ONCE = frozenset(
-    (b"authorization", b"content-encoding", b"content-length", b"host", JSON_LENGTH, b"transfer-encoding")
-)
-#: Name, or address (IPv6 in brackets), and optional port (RFC 9110, 7.2; RFC 3986, 3.2.2).
-_HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~%!$&'()*+,;=-]*)(:\d*)?")
+#: Largest unneeded body that is received and dropped, which costs less than a new connection.
+MAX_DISCARDED_BYTES = 1 << 24
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -43,10 +43,6 @@ class HttpHead:
     keep_alive: bool = True
     coding: bytes | None = None  #: Content coding of the body, in lower case; None: the body is not compressed.
     traceparent: str = ""
-    repeated: bytes | None = None  #: A repeated header of `_GIVEN_ONCE`.
-    is_complete: bool = False
-    #: The parser's answer, valid only at the end of the headers.
-    ask_keep_alive: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_grpc(self) -> bool:
@@ -69,16 +65,42 @@ class HttpHead:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header; called by the parser."""
-        name = name.lower()
-        if name in self.headers and name in _GIVEN_ONCE:
-            self.repeated = name
-        self.headers[name] = value.rstrip(b" \t")
+        self.headers[name.lower()] = value.rstrip(b" \t")
 
-    def on_headers_complete(self) -> None:
-        """Record the end of the headers; called by the parser."""
-        self.is_complete = True
-        if self.ask_keep_alive is not None:
-            self.keep_alive, self.ask_keep_alive = self.ask_keep_alive(), None
+
+class HttpClient(Protocol):
+    """The client of a request; exactly one of its methods is called, once."""
+
+    on_disconnect: Callable[[], None] | None  #: Called when the client disconnects before the answer.
+    peer: str  #: The client's address.
+
+    def respond(
+        self,
+        status: int,
+        content_type: bytes,
+        body: Buffer,
+        tail: list[Buffer] | None = None,
+        slot: Slot | None = None,
+        extra: bytes = b"",
+    ) -> None:
+        """Send an answer; ``slot``, which holds ``tail``, is released once the answer is written."""
+        ...
+
+    def refuse(self, refusal: RefusedError) -> None:
+        """Send an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The handling of a request."""
+
+    #: Called with the client, the head and the body; answers now or later.
+    handle: Callable[[HttpClient, HttpHead, RequestBody], None]
+    max_body: int = MAX_DISCARDED_BYTES  #: Most bytes of the body.
+    reads_body: bool = False  #: True if the body is needed; other bodies are discarded.
+    #: Called with the JSON and the client before large tensors are received; raises the refusal where `submit` would.
+    refuse_early: Callable[[Buffer, str], None] | None = None
 
 
 class ChunkedBody:
@@ -116,50 +138,34 @@ class ChunkedBody:
 
 
 def read_head(text: bytes) -> HttpHead:
-    """Return the parsed head, blank line included.
-
-    Raises
-    ------
-    RefusedError
-        400, when the text is not HTTP.
-    """
+    """Return the parsed head, blank line included. Raises `RefusedError`: 400, when the text is not HTTP."""
     head = HttpHead()
     parser = httptools.HttpRequestParser(head)
-    head.ask_keep_alive = parser.should_keep_alive
     try:
         parser.feed_data(text)
     except httptools.HttpParserUpgrade:
         pass  # the offer to speak another protocol is not taken up
     except httptools.HttpParserError as error:
         raise _explain_parser_error(error) from None
-    if not head.is_complete:
+    if not head.target:
         raise bad_request("not HTTP: a request begins with a request line")
-    if head.repeated is not None:
-        raise bad_request(f"a request must have one header {head.repeated.decode().title()}")
-    version = parser.get_http_version()
-    if version not in ("1.0", "1.1"):
-        raise RefusedError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "the server speaks HTTP/1.1")
-    head.method = parser.get_method()
-    _read_host(head, version)
-    _read_framing(head)
-    coding = head.headers.get(b"content-encoding", b"identity").lower()
+    head.method, headers = parser.get_method(), head.headers
+    connection = headers.get(b"connection", b"").lower()
+    if parser.get_http_version() == "1.1":
+        head.keep_alive = b"close" not in connection
+    else:
+        head.keep_alive = b"keep-alive" in connection
+        headers.pop(b"expect", None)  # RFC 9110, 10.1.1: such clients do not wait for 100 Continue
+    # The parser has refused heads with both a length and chunks (RFC 9112, 6.3).
+    head.length = _parse_number(headers.get(b"content-length", b"0")) or 0
+    transfer = headers.get(b"transfer-encoding")
+    head.chunked = transfer is not None
+    if transfer is not None and transfer.lower() != b"chunked":
+        raise bad_request("a body must be chunked or have a Content-Length")
+    coding = headers.get(b"content-encoding", b"identity").lower()
     head.coding = None if coding == b"identity" else coding
-    head.traceparent = head.headers.get(b"traceparent", b"").decode("latin-1")
+    head.traceparent = headers.get(b"traceparent", b"").decode("latin-1")
     return head
-
-
-def _read_host(head: HttpHead, version: str) -> None:
-    """Check the Host header, or the authority of a target in absolute form (RFC 9112, 3.2.2)."""
-    if version == "1.0":
-        head.headers.pop(b"expect", None)  # RFC 9110, 10.1.1: such clients do not wait for 100 Continue
-    elif b"host" not in head.headers:  # RFC 9112, 3.2
-        raise bad_request("a request must have one header Host")
-    for scheme in (b"http://", b"https://"):
-        if head.target[: len(scheme)].lower() == scheme:
-            authority, slash, rest = head.target[len(scheme) :].partition(b"/")
-            head.headers[b"host"], head.target = authority, slash + rest if slash else b"/"
-    if not _HOST.fullmatch(head.headers.get(b"host", b"")):
-        raise bad_request("the header Host, or the address in its place, must be a name or an address, and a port")
 
 
 def is_own_host(host: bytes, names: Collection[str]) -> bool:
@@ -173,15 +179,6 @@ def is_own_host(host: bytes, names: Collection[str]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _read_framing(head: HttpHead) -> None:
-    """Read the length of the body, or that it is chunked; the parser has refused heads with both (RFC 9112, 6.3)."""
-    head.length = _parse_number(head.headers.get(b"content-length", b"0")) or 0
-    coding = head.headers.get(b"transfer-encoding")
-    head.chunked = coding is not None
-    if coding is not None and coding.lower() != b"chunked":
-        raise bad_request("a body must be chunked or have a Content-Length")
 
 
 def _parse_number(text: bytes) -> int | None:
@@ -225,3 +222,18 @@ def refusal_headers(refusal: RefusedError) -> bytes:
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         lines += b"WWW-Authenticate: Bearer\r\n"
     return lines
+
+
+def respond_json(client: HttpClient, status: int, document: object, extra: bytes = b"") -> None:
+    """Send a JSON document."""
+    client.respond(status, CONTENT_JSON, orjson.dumps(document), extra=extra)
+
+
+def allow_only(expected: str, method: str, route: Route) -> Route:
+    """Return ``route`` if the method is allowed. Raises `RefusedError`: 405."""
+    if method != expected:
+        message = f"the method must be {expected} but got {method[:20]}"
+        # RFC 9110, 15.5.6: an answer 405 lists the methods in Allow.
+        methods = "GET, HEAD" if expected == "GET" else expected
+        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=methods)
+    return route

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from gpuprof.errors import GpuprofError
-from gpuprof.serving.protocol.http_route import HttpClient
+from gpuprof.serving.protocol.http_message import HttpClient
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel

@@ -91,14 +91,6 @@ class ServedModel:
         self._retired.remove(replica)
         self._counts.add(replica.statistics)
 
-    def list_slowdowns(self, now: float) -> list[float]:
-        """Return, for each replica with predicted times, the expected over the predicted time of a full batch."""
-        return [
-            replica.estimates_ms(now)[-1] / planned[-1]
-            for replica in self.replicas
-            if (planned := replica.plan.latency_ms) and planned[-1] > 0.0
-        ]
-
     @property
     def in_flight(self) -> int:
         """Accepted requests without an answer."""

@@ -95,7 +95,7 @@ def test_an_edge_that_is_killed_is_started_again(server: RunningServer) -> None:
             return False
 
     assert eventually(answers)
-    assert server.get("/v2/health/ready")[1]["edge_restarts"] == 1
+    assert b"\ngpuprof_edge_restarts_total 1.0" in server.get("/metrics")[1]
     assert server.stop()[0] == 0 and edge_of_pid(edge.pid) is None
 
 

@@ -20,6 +20,7 @@ from gpuprof.serving.protocol.open_inference import message_class
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
@@ -45,7 +46,7 @@ def serve(inputs: tuple[TensorSpec, ...]) -> tuple[HttpApi, ServedModel]:
         router = Router(Arena(1 << 16))
         model = ServedModel("m", 100.0, routing_rule("fastest"), router.arena)
         model.spec = ModelSpec("m", "1", "test", inputs, (TensorSpec("y", "FP32", (-1, 2)),), 4)
-        api = HttpApi(router)
+        api = HttpApi(router, ServerSettings())
         router.publish([model])
         return api, model
 

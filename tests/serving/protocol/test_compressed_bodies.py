@@ -17,12 +17,12 @@ import pytest
 from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import UnavailableError
 from gpuprof.serving.protocol.grpc_messages import read_large_call
-from gpuprof.serving.protocol.http_api import ApiSettings, HttpApi
+from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
-from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.inference_service import MAX_TEXT_BYTES, refuse_long_text
-from gpuprof.serving.router.infer_request import RequestBody, read_request
+from gpuprof.serving.router.infer_request import RequestBody, read_request, write_response
 from gpuprof.serving.router.router import Router
+from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, StageTimes
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
@@ -35,45 +35,27 @@ WIDTH = 50_000
 MAX_BODY_BYTES = 1 << 20
 
 
-class HeldModel:
-    """Gives back its input, later, and notes all else that a request was."""
+class EchoModel:
+    """Gives back its input, a large tensor in the arena, where nothing else lies, and counts its requests."""
 
-    def __init__(self, name: str, version: str, width: int) -> None:
-        self.public = PublicName(name, version)
-        self.name = f"{name}/{version}"
-        inputs, outputs = ((TensorSpec(letter, "FP32", (-1, width)),) for letter in "xy")
-        self.spec = ModelSpec(name, version, "test", inputs, outputs, 4)
+    def __init__(self, arena: Arena) -> None:
+        self.public, self.name = PublicName("m", "1"), "m/1"
+        inputs, outputs = ((TensorSpec(letter, "FP32", (-1, WIDTH)),) for letter in "xy")
+        self.spec = ModelSpec("m", "1", "test", inputs, outputs, 4)
         self.tracer: object = None
-        self.slo_ms = 100.0
         self.waiting: list[Inference] = []
-        self.noted: list[object] = []
+        self.requests = 0
+        self._arena = arena
 
     def limit_deadline_ms(self, timeout_ms: float | None) -> float:
         return timeout_ms or 500.0
 
-    def submit(self, inference: Inference) -> None:
-        self.waiting.append(inference)
-        request = inference.rows, inference.wanted, inference.deadline_ms, inference.priority, inference.batch_key
-        self.noted.append((request, inference.client, inference.traceparent))
-
-    def answer(self) -> None:
-        """Answer all that wait, the last first."""
-        while self.waiting:
-            inference = self.waiting.pop()
-            (tensor,) = inference.inputs
-            assert not isinstance(tensor.data, tuple)
-            inference.on_done(inference, [OutputTensor(0, tensor.shape, bytes(tensor.data))], None)
-
-
-class EchoModel(HeldModel):
-    """Gives back its input, a large tensor in the arena, where nothing else lies."""
-
-    def __init__(self, arena: Arena) -> None:
-        super().__init__("m", "1", WIDTH)
-        self._arena = arena
-
     def refuse_early(self, *_: object) -> None:
         raise AssertionError("what a compressed body asks is not known before it has been inflated")
+
+    def submit(self, inference: Inference) -> None:
+        self.waiting.append(inference)
+        self.requests += 1
 
     def answer(self) -> None:
         while self.waiting:
@@ -93,7 +75,7 @@ class Site:
     def __init__(self, buffer_bytes: int = 1 << 23) -> None:
         self.arena = Arena(buffer_bytes, poison=True)
         router = Router(self.arena)
-        self.api = HttpApi(router, ApiSettings(MAX_BODY_BYTES))
+        self.api = HttpApi(router, ServerSettings(max_body_bytes=MAX_BODY_BYTES))
         self.model = EchoModel(self.arena)
         router.publish(cast(Any, [self.model]))
         self.connection, self.transport = HttpConnection(self.api), HeldTransport()
@@ -132,7 +114,7 @@ def test_a_compressed_body_is_read_as_what_it_was_compressed_from(
             body = compress(TEXT + values)
             answer = await site.ask(body, f"Content-Encoding: {coding}", HEADER, is_chunked=is_chunked)
             assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(values)
-            assert len(site.model.noted) == times and site.arena.used == 0
+            assert site.model.requests == times and site.arena.used == 0
             if is_chunked:  # which ends the connection
                 return
 
@@ -164,7 +146,7 @@ def test_what_cannot_be_inflated_is_refused_and_leaves_nothing(
         site = Site()
         answer = await site.ask(body, f"Content-Encoding: {coding}", HEADER)
         assert answer.startswith(b"HTTP/1.1 %d" % status) and text in answer
-        assert site.arena.used == 0 and not site.model.noted
+        assert site.arena.used == 0 and not site.model.requests
 
     asyncio.run(scene())
 

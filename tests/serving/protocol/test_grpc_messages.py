@@ -14,8 +14,14 @@ from tritonclient.grpc import service_pb2
 
 import gpuprof.serving.protocol as package
 from gpuprof.serving.protocol.grpc_calls import find_code, read_timeout_ms, status_headers
-from gpuprof.serving.protocol.grpc_messages import _read_parameters, decode_infer, read_infer
-from gpuprof.serving.protocol.grpc_raw import append_field, split_off_field, wrap_message
+from gpuprof.serving.protocol.grpc_messages import (
+    _read_parameters,
+    append_field,
+    decode_infer,
+    read_infer,
+    split_off_field,
+    wrap_message,
+)
 from gpuprof.serving.protocol.open_inference import message_class, protocol_pool, service_methods
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, Urgency, read_urgency
 from gpuprof.serving.transport.batch_io import INLINE_BYTES

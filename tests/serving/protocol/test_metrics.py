@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuprof.serving.protocol.gpu_figures import local_gpu_figures
-from gpuprof.serving.protocol.metrics import RouterCollector
-from gpuprof.serving.router.router import Router
-from gpuprof.serving.transport.arena import Arena
 from tests.reruns import serves_in_real_time
-from tests.serving.machine.test_mps import PlayedNvml
 from tests.serving.running import map_of, replica, running
 
 pytestmark = serves_in_real_time
@@ -80,7 +72,6 @@ def test_what_the_router_expects_and_what_it_refused_are_told_with_the_reason(tm
         assert server.infer("m", [1.0, 2.0])[0] == 400
         assert server.get("/v2/models/nobody")[0] == 404
         metrics = samples(server.get("/metrics")[1].decode())
-        health = server.get("/v2/health/ready")[1]
     estimates = metrics["gpuprof_batch_estimate_seconds"]
     assert {(labels["replica"], labels["size"], value) for labels, value in estimates} == {
         ("m/0", "1", 0.02),
@@ -91,34 +82,4 @@ def test_what_the_router_expects_and_what_it_refused_are_told_with_the_reason(tm
         for labels, n in metrics["gpuprof_refused_requests_total"]
     }
     assert refused == {("http", "400", "bad request"): 1, ("http", "404", "not found"): 1}
-    assert health["refused"] == {"bad request": 1, "not found": 1}
-    assert health["estimates"] == {"least_of_planned": 1.0, "most_of_planned": 1.0}
-    assert health["stalls"].keys() == {"count", "longest_s"}
-    assert health["edge_restarts"] == 0 and total(metrics["gpuprof_edge_restarts_total"]) == 0
-
-
-class BusyNvml(PlayedNvml):
-    """GPUs that say how busy they are, but for MIG instances."""
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        return uuid
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:  # noqa: N802
-        return SimpleNamespace(used=1 << 30, total=4 << 30)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
-        if "mig" in handle:
-            raise self.NVMLError("not supported")
-        return SimpleNamespace(gpu=37)
-
-
-def test_nvml_says_how_busy_gpus_are() -> None:
-    figures = local_gpu_figures(BusyNvml())
-    whole = [figure for figure in figures if not figure.mig]
-    parts = [figure for figure in figures if figure.mig]
-    assert [figure.sm_ratio for figure in whole] == [0.37] * len(whole) and len(whole) == 2
-    assert all(figure.sm_ratio is None for figure in parts) and parts
-    text = generate_latest(RouterCollector(Router(Arena(1 << 16)), lambda: figures)).decode()
-    metrics = samples(text)
-    assert total(metrics["gpuprof_gpu_sm_ratio"], gpu="0") == 0.37
-    assert total(metrics["gpuprof_gpu_memory_bytes"], uuid=parts[0].uuid) == 1 << 30
+    assert total(metrics["gpuprof_edge_restarts_total"]) == 0

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.serving.protocol.infer_response import write_response
-from gpuprof.serving.router.infer_request import MAX_STRINGS, RequestBody, Urgency, read_json_urgency, read_request
+from gpuprof.serving.router.infer_request import (
+    MAX_STRINGS,
+    RequestBody,
+    Urgency,
+    read_json_urgency,
+    read_request,
+    write_response,
+)
 from gpuprof.serving.transport.inference import OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
