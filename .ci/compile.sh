@@ -11,6 +11,6 @@ printf 'model,rate_rps,slo_ms,file\nmlp,1000,20,mlp.onnx\n' > slo.csv
 {
   "$python" -m gpuprof zoo build mlp -o mlp.onnx &&
     "$python" -m gpuprof place --slo-file slo.csv --gpus a100-40 -o map.json &&
-    "$python" -m gpuprof.simulator.compile_ahead
+    "$python" -m gpuprof.simulator.engine
 } > compile.log 2>&1 || { echo "not compiled beforehand:"; tail -3 compile.log; }
 exit 0

@@ -9,9 +9,8 @@ import pytest
 
 from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import Replica
-from gpuprof.simulator.cluster import SimulationOptions
+from gpuprof.simulator.cluster import Failure, SimulationOptions
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.failures import Failure
 from tests.simulator.maps import make_map, replica
 from tests.virtual_server import Outage, serve
 
@@ -77,6 +76,7 @@ def test_a_device_that_never_comes_back_answers_nothing(system: System) -> None:
     assert system([PAIR], [0.0, 20.0], [Outage(0, 50.0)]) == ([], 2)
 
 
+@pytest.mark.parametrize("system", ["served"], indirect=True)  # simulated devices do not fail because of a request
 def test_a_request_that_was_lost_twice_goes_alone(system: System) -> None:
     outages = [Outage(0, 50.0, 100.0), Outage(0, 150.0, 200.0)]
     latencies, failed = system([PAIR], [0.0, 120.0], outages)

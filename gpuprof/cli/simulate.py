@@ -140,8 +140,7 @@ def show_outcome(result: SimulateResult, chosen: Format, verbose: bool = False) 
     show_verdicts(result.verdicts())
     if verbose:
         _show_tables(outcome)
-    how = "a sample of" if outcome.method == "sampled" else "all"
-    say_note(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
+    say_note(f"simulated all {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
 
 
 def _show_tables(outcome: SimulationOutcome) -> None:

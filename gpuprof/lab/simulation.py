@@ -25,7 +25,7 @@ from gpuprof.errors import InputError
 from gpuprof.lab.publications import stretch_time_ms
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.network import THESIS
+from gpuprof.simulator.load import thesis_network_ms
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
 #: Serving of a map and times of its batches:
@@ -70,7 +70,7 @@ class ServedDemand:
 
 def leg_ms(model: str, batch: int) -> float:
     """Return how long a full batch takes from the thesis's router to its node (§4.6.2)."""
-    return THESIS.ms(batch * (_TEXT_BYTES if model in _LANGUAGE_MODELS else _IMAGE_BYTES))
+    return thesis_network_ms(batch * (_TEXT_BYTES if model in _LANGUAGE_MODELS else _IMAGE_BYTES))
 
 
 def simulate_service(

@@ -48,8 +48,7 @@ from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept,
 from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.serving.transport.security import read_token
 from gpuprof.simulator.cluster import SimulationOptions
-from gpuprof.simulator.compilation import stop_compiling
-from gpuprof.simulator.engine import simulate
+from gpuprof.simulator.engine import simulate, stop_compiling
 from gpuprof.simulator.load import name_requests, parse_rates
 from gpuprof.simulator.trace import Trace, read_trace
 

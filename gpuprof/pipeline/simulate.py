@@ -29,7 +29,6 @@ from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 from gpuprof.simulator.reschedule import Autoscaling, summarize_autoscaling
-from gpuprof.simulator.sampling import DEFAULT_REPLICAS, expected_requests, simulate_sampled
 
 if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from gpuprof.simulator.reschedule import MoveCosts, Scheduler, Timetable
 
 
-#: Above this a simulation of every request takes minutes, and a sample is taken instead.
-WHOLE_REQUESTS = 3e8
 #: The causes of `ModelOutcome.missed` in words.
 _CAUSES = {
     "router": "by time in the router",
@@ -214,21 +211,21 @@ def simulate(
     if merged := [name for name, model in original.models.items() if model.members]:
         notes.add(f"merged models are simulated as one, held to their tightest SLO: {', '.join(merged)}")
     arrivals = traffic.read_arrivals(original, notes.add)
-    if original.chains and (fidelity.sample or rescheduling is not None):
-        raise InputError("--sample and --reschedule cannot follow requests through a chain", "leave them out")
+    if original.chains and rescheduling is not None:
+        raise InputError("--reschedule cannot follow requests through a chain", "leave it out")
     options = service.simulation_options(original, traffic, arrivals)
     run = _Run(arrivals, notes, progress)
     if rescheduling is None:
         measured = None
         if fidelity.interference:
             measured = make_interference(original, path, estimator)
-        outcome = run.simulate(original, options, fidelity.sample, measured)
+        outcome = run.simulate(original, options, measured)
         _note_faults(original, map_folder(deployment), path, map_label(deployment), notes)
         _note_basis(original, notes)
         runs: tuple[ScheduledRun, ...] = (ScheduledRun(None, None, outcome),)
         return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
-    if fidelity.sample or fidelity.interference:
-        raise InputError("--reschedule goes with neither --sample nor --interference", "leave them out")
+    if fidelity.interference:
+        raise InputError("--reschedule does not go with --interference", "leave one of them out")
     runs = tuple(
         follow_load(original, arrivals.processes, options, rescheduling, name, path, run.simulate, notes.add)
         for name in policies or (None,)
@@ -270,18 +267,10 @@ class _Run:
         self,
         deployment: DeploymentMap,
         options: SimulationOptions,
-        sample: int | None = 0,
         interference: Interference | None = None,
     ) -> SimulationOutcome:
-        """Simulate the requests on a map, all of them or a sample."""
-        expected = expected_requests(self._processes, options.duration_s)
-        if not sample and (sample is not None or deployment.chains or expected <= WHOLE_REQUESTS):
-            return simulate_all(deployment, self._processes, options, self._tell, interference)
-        if interference is not None:
-            raise InputError("interference cannot be sampled", "simulate a shorter time with --sample 0")
-        if not sample:
-            self._notes.add(f"{expected:.3g} requests: taking a sample (--sample 0 simulates all of them)")
-        return simulate_sampled(deployment, self._processes, options, sample or DEFAULT_REPLICAS, self._tell)
+        """Simulate the requests on a map."""
+        return simulate_all(deployment, self._processes, options, self._tell, interference)
 
     def _tell(self, fraction: float) -> None:
         self._progress(Progress("simulating", round(100 * fraction), 100))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from gpuprof.domain.duration import parse_duration
 from gpuprof.domain.validation import NotNegative, Positive, Seed
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.simulator.cluster import SimulationOptions
-    from gpuprof.simulator.network import NetworkDelay
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ class ServiceSettings(Settings):
     host_ms: NotNegative | None = option(
         None, "CPU time in ms of router and clients for a request; default: the map's.", unit="ms"
     )
-    network: str = option("none", "Network model: none, thesis, or a CSV file of payload_bytes,latency_ms.")
+    network: str = option("none", "Network between router and replicas: none, or that of Elvinger's thesis: thesis.")
     # An image of 3 × 224 × 224 in float32, and the scores of 1000 classes.
     payload_bytes: NotNegative = option(602112.0, "Size of a request on the network.")
     answer_bytes: NotNegative = option(4000.0, "Size of an answer on the network.")
@@ -155,16 +154,18 @@ class ServiceSettings(Settings):
             When a network or a failure cannot be read.
         """
         from gpuprof.rules.host_work import host_work_of_plan
-        from gpuprof.simulator.cluster import SimulationOptions
-        from gpuprof.simulator.failures import parse_failure
-        from gpuprof.simulator.sampling import expected_requests
+        from gpuprof.simulator.cluster import SimulationOptions, parse_failure
+        from gpuprof.simulator.load import expected_requests, thesis_network_ms
 
         seconds = traffic.resolve_duration_s(arrivals.trace_s)
         settings = deployment.planned_with
         outside_ms = settings.overhead_ms if self.overhead_ms is None else self.overhead_ms
         host = host_work_of_plan(settings)
         host = host if self.host_ms is None else replace(host, host_ms=self.host_ms, host_ms_busy=0.0)
-        to_ms, back_ms = (_find_network(self.network).ms(size) for size in (self.payload_bytes, self.answer_bytes))
+        if self.network not in ("none", "thesis"):
+            raise unknown_name("network", self.network, ["none", "thesis"])
+        sizes = (self.payload_bytes, self.answer_bytes)
+        to_ms, back_ms = map(thesis_network_ms, sizes) if self.network == "thesis" else (0.0, 0.0)
         return SimulationOptions(
             seconds,
             traffic.warmup_s,
@@ -203,19 +204,10 @@ class Rescheduling(Settings):
 
 
 class Fidelity(Settings):
-    """Exact and approximate parts of a simulation."""
+    """Exactness of a simulation."""
 
     title: ClassVar[str] = "Fidelity"
 
     interference: bool = option(
         False, "Slow batches down by the neighbours that run at that moment, not by all neighbours."
     )
-    sample: Annotated[int, Field(ge=0)] | None = option(
-        None, "Simulated replicas of each model, scaled to all; 0 simulates all."
-    )
-
-
-def _find_network(name: str) -> NetworkDelay:
-    from gpuprof.simulator.network import LOCAL, THESIS, read_measurements
-
-    return {"none": LOCAL, "thesis": THESIS}.get(name) or read_measurements(Path(name))

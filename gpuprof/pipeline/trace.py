@@ -12,8 +12,7 @@ from gpuprof.domain.validation import Count, NotNegative, Positive, Seed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
-from gpuprof.simulator.azure import read_azure
-from gpuprof.simulator.trace import Trace, read_trace, record_arrivals, write_trace
+from gpuprof.simulator.trace import Trace, read_azure, read_trace, record_arrivals, write_trace
 
 
 @dataclass(frozen=True, kw_only=True)

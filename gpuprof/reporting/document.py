@@ -171,10 +171,7 @@ def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Se
     ]
     charts.append(devices_over_time_figure({"devices": content.get("epochs", ())}))
     charts.append(utilization_figure(content["replicas"]))
-    how = "a sample of the replicas" if content["method"] == "sampled" else "every request"
-    text = (
-        f"{where}: {content['requests']:,} requests in {content['duration_s']:g} s, from {how}, seed {content['seed']}."
-    )
+    text = f"{where}: {content['requests']:,} requests in {content['duration_s']:g} s, seed {content['seed']}."
     if basis := (content.get("basis") or {}).get("text"):
         text += f" Batch times: {basis}."
     table = _make_table(

@@ -3,7 +3,7 @@
 Router, machine process and clients also need CPU time. On an idle core they do not delay batches. While every core runs
 a batch, they mostly stay on their last core, the most recently idle core, and delay the batch there: short batches of a
 busy model are delayed more than the long batches of its neighbours. The simulator models these events one by one
-(`gpuprof.simulator.host`); this module gives their mean effect, for placement, checks and predictions. A running
+(`gpuprof.simulator.kernel`); this module gives their mean effect, for placement, checks and predictions. A running
 replica i is disturbed while all other cores run batches, either because its cores were the last to begin a batch, or
 with the same probability as any other core. Disturbances of ``event_ms`` arrive at random: they lengthen a time ``S``
 to ``S / (1 - x)`` and add a variance of ``x S event_ms`` (a compound Poisson sum), where ``x`` is the fraction of time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -10,16 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.duration import parse_duration
 from gpuprof.domain.estimate import MOST_VARIATION
-from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.rules.batching import wait_limit_ms
-from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
+from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, cores_of
 from gpuprof.rules.routing import RULES
-from gpuprof.rules.turns import LoadedReplica, add_waits, find_mean_waits, load_replica
-from gpuprof.simulator.failures import Failure
-from gpuprof.simulator.host import core_arrays
-from gpuprof.simulator.state import NS_PER_MS, ClusterArrays
+from gpuprof.rules.turns import LoadedReplica, find_mean_waits, load_replica
+from gpuprof.simulator.state import NS_PER_MS, ClusterArrays, Ints
 
 #: Least coefficient of variation; smaller values are treated as 0, because the gamma shape 1 / cv² would overflow.
 _LEAST_VARIATION = 1e-6
@@ -134,7 +133,7 @@ def build_cluster(
     host = NO_HOST_WORK if options.switches or options.absent else options.host
     # Requests to a map of several devices come from other machines.
     replicas_on_host = [place.replica for place in places] if len({place.name for place in places}) == 1 else []
-    event, core_start, core_process = core_arrays(replicas_on_host, host)
+    event, core_start, core_process = _core_arrays(replicas_on_host, host)
     processes = np.array([replica.processes for replica in replicas], np.int64)
     return ClusterArrays(
         slo=_ns([deployment.models[model].slo_ms for model in models]),
@@ -201,11 +200,6 @@ def find_waits(places: Sequence[PlacedInstance]) -> NDArray[np.float64]:
     return np.array([wait_ms for replicas in _load_partitions(places) for wait_ms in find_mean_waits(replicas)])
 
 
-def list_queues(places: Sequence[PlacedInstance]) -> list[BatchServer]:
-    """Return each replica as a queue of its own, with waits for turns as part of its batch times."""
-    return [server for replicas in _load_partitions(places) for server in add_waits(replicas)]
-
-
 def _load_partitions(places: Sequence[PlacedInstance]) -> Iterator[list[LoadedReplica]]:
     for _, group in groupby(places, key=lambda place: id(place.partition)):
         yield [load_replica(place.replica) for place in group]
@@ -218,3 +212,57 @@ def _max_wait_ms(deployment: DeploymentMap, replica: Replica, latency_ms: Sequen
 
 def _ns(milliseconds: Sequence[float] | NDArray[np.float64]) -> NDArray[np.int64]:
     return np.rint(np.asarray(milliseconds, np.float64) * NS_PER_MS).astype(np.int64)
+
+
+def _core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints, Ints]:
+    """Return the nanoseconds of host work per event, and each core's processes: start offsets and process numbers.
+
+    ``replicas``: those on the host's own CPU. Without disturbance (other devices, or no replicas) the time is 0 and
+    there are no cores. Raises `InputError` when the replicas' shares exceed the machine.
+    """
+    no_host = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
+    if not host.can_disturb or not replicas:
+        return no_host
+    slices = cores_of([(replica.sm_share_pct, replica.turns) for replica in replicas], host.host_cores)
+    first = np.concatenate([[0], np.cumsum([replica.processes for replica in replicas])]).tolist()
+    on = [
+        [process for i, part in enumerate(slices) if core in part.cores for process in range(first[i], first[i + 1])]
+        for core in range(host.host_cores)
+    ]
+    start = np.concatenate([[0], np.cumsum([len(processes) for processes in on])]).astype(np.int64)
+    return round(host.event_ms * 1e6), start, np.array([process for processes in on for process in processes], np.int64)
+
+
+_FORM = re.compile(r"(?P<node>[^/@]+)(?:/(?P<gpu>\d+))?@(?P<at>[^+]+)(?:\+(?P<lasts>.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure of a GPU or a node."""
+
+    node: str
+    gpu: int | None  #: Index of the GPU; None: the whole node.
+    at_s: float
+    lasts_s: float | None = None  #: Duration; None: no recovery.
+
+
+def parse_failure(text: str, deployment: DeploymentMap) -> Failure:
+    """Read ``node0@30s``, ``node0/1@30s`` or ``node0/1@30s+10s``: GPU 1 of node0 fails for ten seconds.
+
+    Raises `InputError` for another form, or a node or GPU absent from the map.
+    """
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"cannot read the failure {text!r}", "write node0@30s, node0/1@30s or node0/1@30s+10s")
+    nodes = {node.name: node for node in deployment.nodes}
+    if match["node"] not in nodes:
+        raise unknown_name("node", match["node"], sorted(nodes))
+    gpu = None if match["gpu"] is None else int(match["gpu"])
+    indices = [entry.index for entry in nodes[match["node"]].gpus]
+    if gpu is not None and gpu not in indices:
+        raise InputError(
+            f"{match['node']} has no GPU {gpu}", f"it has {', '.join(map(str, sorted(indices))) or 'none'}"
+        )
+    at_s = parse_duration(match["at"], "the time of a failure")
+    lasts_s = None if match["lasts"] is None else parse_duration(match["lasts"], "the length of a failure")
+    return Failure(match["node"], gpu, at_s, lasts_s)

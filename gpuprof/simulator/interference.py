@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gpuprof.errors import InputError
 from gpuprof.simulator.cluster import PlacedInstance
-from gpuprof.simulator.slowdown import Slowdown, new_slowdown, with_factor
+from gpuprof.simulator.state import Slowdown, new_slowdown, with_factor
 
 #: (replica, running neighbours in its partition) → time of its batches over the map's.
 Interference = Callable[[PlacedInstance, Sequence[PlacedInstance]], float]

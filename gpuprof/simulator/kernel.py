@@ -9,39 +9,44 @@ from __future__ import annotations
 import numpy as np
 
 from gpuprof.rules.batching import batch_size_now
+from gpuprof.rules.host_work import STAYS
 from gpuprof.rules.routing import (
     adapt_reserve,
+    argmin_in_turn,
     correct_expected_ms,
     decay_count,
+    expect_rows,
     extend_wait_ms,
+    finish_ms,
     forecast_joining,
     is_refused,
-    must_be_alone,
+    makes_oldest_late,
+    next_live_replica,
     relax_reserve,
     update_mean_left_ms,
 )
-from gpuprof.simulator.choice import (
-    choose_harmless,
-    choose_replica,
-    expected_batch_of,
-    makes_oldest_late_at,
-)
-from gpuprof.simulator.departure import FAILED, FULL, REFUSED, free_place, give_up, record_answer, record_arrival
-from gpuprof.simulator.heap import (
+from gpuprof.simulator.state import (
     ARRIVAL,
+    COARSE_BITS,
     COMPLETION,
+    FINE_BITS,
     JOIN,
+    MS,
+    NS_PER_MS,
     TIMER,
+    WINDOWS,
+    ClusterArrays,
+    State,
+    Tally,
+    bin_of,
     code_of,
     drop_first,
+    factor_now,
     ident_of,
     priority_of,
     push,
     replace_first,
 )
-from gpuprof.simulator.host import run_host_work
-from gpuprof.simulator.slowdown import factor_now
-from gpuprof.simulator.state import MS, NS_PER_MS, ClusterArrays, State, Tally
 
 #: Reasons for `run` to return: time is up, the calendar is empty, arrivals or service times must be drawn, the table of
 #: slowdowns lacks an entry.
@@ -274,8 +279,6 @@ def dispatch(cluster: ClusterArrays, state: State, replica: int, now: int) -> No
 def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:
     """Return the size of the batch to start now; if 0, set the timer."""
     head = state.queue_head[replica]
-    if state.solo_requests[replica] > 0 and must_be_alone(state.losses[head]):
-        return 1
     oldest = state.joined[head]
     waited_ms = (now - oldest) * MS
     limit_ms = state.wait_ms[replica]
@@ -293,11 +296,11 @@ def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int,
 
 
 def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, slowdown: float, now: int) -> None:
-    """Start a batch of up to ``size`` of the oldest requests on the first free process."""
+    """Start a batch of the ``size`` oldest requests on the first free process."""
     process = cluster.first_process[replica]
     while state.done_at[process] >= 0:
         process += 1
-    size = _take_batch(state, replica, process, size)
+    _take_batch(state, replica, process, size)
     if state.held[replica] > 0:
         _forget_holding(state, process, size, cluster.latency_ms[replica][size - 1], now)
         state.held[replica] = 0
@@ -324,51 +327,15 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
     push(state.calendar, done, code_of(COMPLETION, process))
 
 
-def _take_batch(state: State, replica: int, process: int, size: int) -> int:
-    """Move a batch from the queue to its process, and return its size: smaller if some requests must run alone."""
+def _take_batch(state: State, replica: int, process: int, size: int) -> None:
+    """Move a batch from the queue to its process."""
     place = state.queue_head[replica]
     state.flight[process] = place
-    if state.solo_requests[replica] > 0:
-        return _take_shareable(state, replica, size)
     for _ in range(size - 1):
         place = state.next[place]
     state.queue_head[replica] = state.next[place]
     state.next[place] = -1
     state.waiting[replica] -= size
-    return size
-
-
-def _take_shareable(state: State, replica: int, size: int) -> int:
-    """Take the head of the queue and, unless it must run alone, other shareable requests; return their number."""
-    last = state.queue_head[replica]
-    place, tail, count = state.next[last], -1, 1
-    if must_be_alone(state.losses[last]):
-        state.solo_requests[replica] -= 1
-        size = 1
-    while count < size and place >= 0:
-        following = state.next[place]
-        if must_be_alone(state.losses[place]):
-            tail = _link_in_queue(state, replica, tail, place)
-        else:
-            state.next[last] = place
-            last = place
-            count += 1
-        place = following
-    state.next[last] = -1
-    _link_in_queue(state, replica, tail, place)
-    if place < 0:
-        state.queue_tail[replica] = tail
-    state.waiting[replica] -= count
-    return count
-
-
-def _link_in_queue(state: State, replica: int, before: int, place: int) -> int:
-    """Link a request behind ``before`` in the queue, or as the head; return the request."""
-    if before < 0:
-        state.queue_head[replica] = place
-    else:
-        state.next[before] = place
-    return place
 
 
 def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: int) -> None:
@@ -430,3 +397,220 @@ def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process:
     if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
         state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
     return replica
+
+
+def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
+    """Return the replica for the next request of a model and the ms until its answer; -1 if no replica is alive."""
+    first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
+    live_processes = state.living[model]
+    if live_processes == 0:
+        return -1, 0.0
+    if last - first == 1:
+        only = cluster.choice[first]
+        return only, finish_of(cluster, state, only, now) if cluster.refuse_hopeless else 0.0
+    if cluster.round_robin:
+        position = next_live_replica(state.takes[first:last], state.turn[model])
+        state.turn[model] = position
+        replica = cluster.choice[first + position]
+        return replica, finish_of(cluster, state, replica, now)
+    # Like `FastestFirst`, the turn moves only if there is a choice.
+    if live_processes > 1:
+        state.turn[model] += 1
+    return find_fastest(cluster, state, model, now)
+
+
+def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
+    """Return the fastest replica of a model and the ms until its answer, by the rule."""
+    first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
+    for position in range(first, last):
+        state.finish_ms[position - first] = finish_of(cluster, state, cluster.choice[position], now)
+    index = argmin_in_turn(state.finish_ms[: last - first], state.turn[model])
+    return cluster.choice[first + index], state.finish_ms[index]
+
+
+def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> float:
+    """Return the ms until the answer to a request that joins this replica now."""
+    first = cluster.first_process[replica]
+    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]  # a dead replica never answers
+    for i in range(count):
+        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * MS
+    waiting = state.waiting[replica]
+    waited_ms = (now - state.joined[state.queue_head[replica]]) * MS if waiting > 0 else 0.0
+    latency = cluster.latency_ms[replica][: cluster.batch[replica]]
+    rows = expected_batch_of(cluster, state, replica)
+    return finish_ms(waiting, waited_ms, state.busy_ms[:count], rows, latency, state.wait_ms[replica])
+
+
+def expected_batch_of(cluster: ClusterArrays, state: State, replica: int) -> int:
+    """Return the expected batch size for a request joining this replica now."""
+    joining = 0 if state.free_processes[replica] > 0 else state.joining[replica]
+    return expect_rows(state.waiting[replica], joining, cluster.batch[replica])
+
+
+def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now: int, allowed_ms: float) -> bool:
+    """Return whether another request in its batch would make the oldest request miss ``allowed_ms``."""
+    waiting = state.waiting[replica]
+    if waiting == 0:
+        return False
+    first = cluster.first_process[replica]
+    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
+    for i in range(count):
+        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * MS
+    # The SLO counts from sending; the batching delay in `finish_of` counts from joining the queue.
+    waited_ms = (now - state.arrived[state.queue_head[replica]]) * MS
+    latency = cluster.latency_ms[replica][: cluster.batch[replica]]
+    wait_ms = state.wait_ms[replica]
+    return makes_oldest_late(waiting, waited_ms, state.busy_ms[:count], latency, wait_ms, allowed_ms)
+
+
+def choose_harmless(
+    cluster: ClusterArrays, state: State, model: int, now: int, allowed_ms: float, waited_ms: float
+) -> tuple[int, float]:
+    """Return the replica that answers first and its time in ms, among those that answer in time and delay no other.
+
+    A replica delays another request if it makes the oldest request of the batch late. The replica is -1 if there is
+    none.
+    """
+    best, best_finish = -1, allowed_ms - waited_ms
+    for position in range(cluster.choice_start[model], cluster.choice_start[model + 1]):
+        replica = cluster.choice[position]
+        if state.alive[replica] == 0:
+            continue
+        finish = finish_of(cluster, state, replica, now)
+        if finish > best_finish or (best >= 0 and finish == best_finish):
+            continue
+        if not makes_oldest_late_at(cluster, state, replica, now, allowed_ms):
+            best, best_finish = replica, finish
+    return best, best_finish
+
+
+def set_alive(cluster: ClusterArrays, state: State, replica: int, alive: int) -> None:
+    """Set whether a replica takes requests from now on."""
+    model = cluster.replica_model[replica]
+    state.living[model] += alive - state.alive[replica]
+    state.alive[replica] = alive
+    for position in range(cluster.choice_start[model], cluster.choice_start[model + 1]):
+        if cluster.choice[position] == replica:
+            state.takes[position] = alive
+
+
+#: Positions in `gpuprof.simulator.state.CAUSES`.
+_ROUTER, _NETWORK, _BATCHING, _QUEUE, _SERVICE, REFUSED, FULL, FAILED = range(8)
+
+
+def window_of(tally: Tally, time: int) -> int:
+    """Return the window of the time line that contains a time."""
+    return min(WINDOWS - 1, max(0, int((time - tally.span[0]) * tally.windows_per_ns[0])))
+
+
+def _find_miss_cause(slo: int, router: int, network: int, batching: int, queue: int, service: int) -> int:
+    """Return the stage that made a request late: the longest wait, or service or network if these exceed the SLO."""
+    if network + service > slo:
+        return _SERVICE if service >= network else _NETWORK
+    if queue >= batching and queue >= router:
+        return _QUEUE
+    return _BATCHING if batching >= router else _ROUTER
+
+
+def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: int, place: int, now: int) -> None:
+    """Count an answered request of ``process``'s finished batch, and the answer of its chain after the last step."""
+    replica = cluster.process_replica[process]
+    model = cluster.replica_model[replica]
+    arrived, joined, started = state.arrived[place], state.joined[place], state.started_at[process]
+    network = cluster.request_leg[model] + cluster.answer_leg[model]
+    router = joined - arrived - cluster.request_leg[model]
+    # While a process was free, the request waited for its batch to fill; before, for a process.
+    batching = started - max(joined, state.idle_before[process])
+    queue, service = started - joined - batching, now - started
+    stages = router, network, batching, queue, service
+    latency = router + network + batching + queue + service
+    if arrived >= tally.span[0]:
+        tally.replica_by_end[replica] += now <= tally.span[1]
+        tally.replica_answered[replica] += 1
+        tally.by_replica[replica, bin_of(latency, COARSE_BITS)] += 1
+        tally.replica_in_time[replica] += latency <= cluster.slo[model]
+        _count_answer(tally, model, arrived, cluster.slo[model], stages)
+    chain = cluster.chain[model]
+    if chain < 0 or state.entered[place] < tally.span[0]:
+        return
+    for stage in range(5):
+        state.spent[place, stage] += stages[stage]
+    if cluster.following[model] < 0:
+        whole = (
+            state.spent[place, 0],
+            state.spent[place, 1],
+            state.spent[place, 2],
+            state.spent[place, 3],
+            state.spent[place, 4],
+        )
+        _count_answer(tally, chain, state.entered[place], cluster.chain_slo[chain - len(cluster.chain)], whole)
+
+
+def _count_answer(tally: Tally, row: int, arrived: int, slo: int, stages: tuple[int, int, int, int, int]) -> None:
+    """Count an answer of a model or chain."""
+    router, network, batching, queue, service = stages
+    latency = router + network + batching + queue + service
+    window = window_of(tally, arrived)
+    tally.answered[row] += 1
+    tally.windows[window, row, 1] += 1
+    tally.longest[row] = max(tally.longest[row], latency)
+    tally.total[row, bin_of(latency, FINE_BITS)] += 1
+    for stage, stage_ns in enumerate(stages):
+        tally.stage_ns[row, stage] += stage_ns
+        tally.window_ns[window, row, stage] += stage_ns
+        tally.stage[row, stage, bin_of(stage_ns, COARSE_BITS)] += 1
+    if latency <= slo:
+        tally.in_time[row] += 1
+        tally.windows[window, row, 2] += 1
+    else:
+        tally.missed[row, _find_miss_cause(slo, router, network, batching, queue, service)] += 1
+
+
+def record_arrival(tally: Tally, row: int, time: int) -> None:
+    """Count a request of a model or chain."""
+    if time >= tally.span[0]:
+        tally.arrived[row] += 1
+        tally.windows[window_of(tally, time), row, 0] += 1
+
+
+def free_place(state: State, place: int) -> None:
+    """Free the slot of a request."""
+    state.losses[place] = 0
+    state.next[place] = state.free[0]
+    state.free[0] = place
+
+
+def give_up(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, cause: int) -> None:
+    """Count an unanswered request, and free its place."""
+    if state.arrived[place] >= tally.span[0]:
+        tally.missed[model, cause] += 1
+    if cluster.chain[model] >= 0 and state.entered[place] >= tally.span[0]:
+        tally.missed[cluster.chain[model], cause] += 1
+    free_place(state, place)
+
+
+# Linear congruential generator (Park and Miller's multiplier) of cores, reproducible and equal in compiled code.
+_MULTIPLIER, _MODULUS = 48271, 2**31 - 1
+_STAYS = int(STAYS * _MODULUS)
+
+
+def run_host_work(cluster: ClusterArrays, state: State, requests: int) -> None:
+    """Do the host work of this many requests or answers, on an idle core if any."""
+    cores = len(cluster.core_start) - 1
+    for turn in range(cores):
+        core = (state.host[2] + turn) % cores
+        runs = False
+        for i in range(cluster.core_start[core], cluster.core_start[core + 1]):
+            runs = runs or state.done_at[cluster.core_process[i]] >= 0
+        if not runs:
+            state.host[2] = core
+            return
+    state.host[1] = state.host[1] * _MULTIPLIER % _MODULUS
+    core = state.host[2] if state.host[1] < _STAYS else state.host[1] % cores
+    for i in range(cluster.core_start[core], cluster.core_start[core + 1]):
+        process = cluster.core_process[i]
+        if state.done_at[process] >= 0:
+            state.done_at[process] += requests * cluster.host_event[0]
+            turns = cluster.turns[cluster.process_replica[process]]
+            if turns >= 0:
+                state.turn_until[turns] = max(state.turn_until[turns], state.done_at[process])

@@ -10,8 +10,7 @@ import numpy as np
 from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
-from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, cdf_ms, percentile_ms
-from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Tally
+from gpuprof.simulator.state import CAUSES, COARSE_BITS, FINE_BITS, STAGES, WINDOWS, Tally, cdf_ms, percentile_ms
 
 SCHEMA = "gpuprof.simulation/1"
 _CDF_POINTS = 400
@@ -106,7 +105,6 @@ class SimulationOutcome:
     duration_s: float
     warmup_s: float
     seed: int
-    method: str
     models: tuple[ModelOutcome, ...]
     replicas: tuple[ReplicaOutcome, ...]
     times_s: tuple[float, ...]
@@ -145,7 +143,6 @@ def outcome_of(
         duration_s=options.duration_s,
         warmup_s=options.warmup_s,
         seed=options.seed,
-        method="events",
         models=tuple(_summarize_model(deployment, tally, i, name, seconds) for i, name in enumerate(names)),
         replicas=tuple(_summarize_replica(place, tally, i, seconds) for i, place in enumerate(places)),
         times_s=tuple(float(t) for t in np.linspace(tally.span[0], tally.span[1], WINDOWS + 1) / NS_PER_S),

@@ -6,6 +6,7 @@ lengths of the stores of arrivals and of service times drawn ahead, W parts of t
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,6 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.rules.routing import RESERVE
-from gpuprof.simulator.heap import Calendar
-from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bins
-from gpuprof.simulator.slowdown import Slowdown, no_slowdown
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -120,7 +118,6 @@ class State(NamedTuple):
     queue_tail: Ints
     waiting: Ints
     behind: Ints  #: Shape (R,). Last of the requests inserted before a queue's head by failover; -1: none.
-    solo_requests: Ints  #: Shape (R,). Number of queued requests lost so often that they must run alone.
     #: ``armed``, ``held``, ``wait_ms``: Shape (R,). Whether a timer is set; whether the next batch is held to be
     #: filled; the current batching delay.
     armed: Ints
@@ -209,7 +206,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
     of_chains = places if (cluster.chain >= 0).any() else 0
     zeros = (
         (of_chains, "entered"),
-        (replicas, "waiting armed counted_at joining held solo_requests alive takes idle_since factor_position"),
+        (replicas, "waiting armed counted_at joining held alive takes idle_since factor_position"),
         (models, "reserve_at living turn store_position store_size"),
         (processes, "expected_at started_at idle_before batch_size"),
         (places, "arrived joined"),
@@ -266,3 +263,191 @@ def new_tally(models: int, replicas: int, begin: int, end: int) -> Tally:
         windows=zeros(WINDOWS, models, 3),
         window_ns=np.zeros((WINDOWS, models, len(STAGES))),
     )
+
+
+#: Bits of the id in a code; the priority has the higher bits and is compared first.
+_ID_BITS = 40
+
+#: Priorities. At the same instant processes become free before requests need them, and requests join before the
+#: batching delay ends. Changes of the cluster (see `engine`) come before all events.
+COMPLETION, ARRIVAL, JOIN, TIMER = range(1, 5)
+
+
+class Calendar(NamedTuple):
+    """Future events: ``times`` and ``codes`` of shape (capacity,); the first ``size[0]`` are in use."""
+
+    times: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    size: NDArray[np.int64]
+
+
+def code_of(priority: int, ident: int) -> int:
+    """Return the code of an event."""
+    return (priority << _ID_BITS) + ident
+
+
+def priority_of(code: int) -> int:
+    """Return the priority in a code."""
+    return code >> _ID_BITS
+
+
+def ident_of(code: int) -> int:
+    """Return the id in a code."""
+    return code & ((1 << _ID_BITS) - 1)
+
+
+def push(calendar: Calendar, time: int, code: int) -> None:
+    """Add an event."""
+    times, codes = calendar.times, calendar.codes
+    position = calendar.size[0]
+    calendar.size[0] = position + 1
+    while position > 0:
+        parent = (position - 1) >> 1
+        if times[parent] < time or (times[parent] == time and codes[parent] < code):
+            break
+        times[position], codes[position] = times[parent], codes[parent]
+        position = parent
+    times[position], codes[position] = time, code
+
+
+def replace_first(calendar: Calendar, time: int, code: int) -> None:
+    """Replace the first event by another: a single sift-down instead of two sifts."""
+    times, codes = calendar.times, calendar.codes
+    size = calendar.size[0]
+    position = 0
+    while True:
+        child = 2 * position + 1
+        if child >= size:
+            break
+        right = child + 1
+        if right < size and (
+            times[right] < times[child] or (times[right] == times[child] and codes[right] < codes[child])
+        ):
+            child = right
+        if time < times[child] or (time == times[child] and code < codes[child]):
+            break
+        times[position], codes[position] = times[child], codes[child]
+        position = child
+    times[position], codes[position] = time, code
+
+
+def drop_first(calendar: Calendar) -> None:
+    """Remove the first event."""
+    last = calendar.size[0] - 1
+    calendar.size[0] = last
+    if last > 0:
+        replace_first(calendar, calendar.times[last], calendar.codes[last])
+
+
+#: Longest time of the last bin, 19 hours; longer times are counted there.
+LONGEST_NS = 2**46 - 1
+#: Bins of 1/256 of their value, for a model's latencies; of 1/32, for the many stages and replicas.
+FINE_BITS, COARSE_BITS = 9, 6
+
+Counts = NDArray[np.int64]
+
+
+def bin_of(value_ns: int, bits: int) -> int:
+    """Return the bin of a time, in a histogram of ``2**(bits - 1)`` bins per doubling."""
+    value = min(value_ns, LONGEST_NS)
+    shift = max(0, math.frexp(value)[1] - bits)
+    return (shift << (bits - 1)) + (value >> shift)
+
+
+def bins(bits: int) -> int:
+    """Return the number of bins."""
+    return ((46 - bits) << (bits - 1)) + (1 << bits)
+
+
+def edges_ns(bits: int) -> Counts:
+    """Return the lower ends of all bins and the upper end of the last: an ndarray of shape (bins + 1,)."""
+    half = 1 << (bits - 1)
+    index = np.arange(bins(bits) + 1)
+    shift = np.maximum(index // half - 1, 0)
+    return np.asarray((index - shift * half) << shift, dtype=np.int64)
+
+
+def percentile_ms(counts: Counts, bits: int, percent: float) -> float | None:
+    """Return the percentile in milliseconds, for ``percent`` from 0 to 100; None of an empty histogram.
+
+    Times are assumed to be uniform within a bin.
+    """
+    total = int(counts.sum())
+    if total == 0:
+        return None
+    target = percent / 100.0 * total
+    cumulative = np.cumsum(counts)
+    position = int(np.searchsorted(cumulative, target, side="left"))
+    edges = edges_ns(bits)
+    low, high = int(edges[position]), int(edges[position + 1])
+    into = (target - (int(cumulative[position]) - int(counts[position]))) / int(counts[position])
+    return (low + into * (high - 1 - low)) / 1e6
+
+
+def cdf_ms(counts: Counts, bits: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the upper ends in ms of non-empty bins, and the cumulative fractions."""
+    bins = np.flatnonzero(counts)
+    if len(bins) == 0:
+        return np.zeros(0), np.zeros(0)
+    return (edges_ns(bits)[bins + 1] - 1) / 1e6, np.cumsum(counts[bins]) / counts.sum()
+
+
+class Slowdown(NamedTuple):
+    """The combination of running replicas per partition, and the table of factors.
+
+    ``partition`` (R,): partition of each replica. ``weight`` (R,): amount added to ``running`` (partitions,) while the
+    replica runs. ``base`` (R,): added to the neighbours' weights for a combination's key, -1 for replicas without
+    slowdown. ``keys``, ``factors``: the table, ascending by key. ``missing`` (3,): replica (-1: none) and key of a
+    missing factor, and the start time of the batch waiting for it.
+    """
+
+    partition: Ints
+    weight: Ints
+    base: Ints
+    running: Ints
+    keys: Ints
+    factors: Floats
+    missing: Ints
+
+
+def no_slowdown(replicas: int) -> Slowdown:
+    """Return a table for replicas without interference in addition to their batch times."""
+    zeros = np.zeros(replicas, np.int64)
+    return new_slowdown(zeros, zeros, np.full(replicas, -1))
+
+
+def new_slowdown(partition: Ints, weight: Ints, base: Ints) -> Slowdown:
+    """Return a table whose only key is above all others, which ends every search."""
+    return Slowdown(
+        partition=partition,
+        weight=weight,
+        base=base,
+        running=np.zeros(int(partition.max()) + 1, np.int64),
+        keys=np.array([np.iinfo(np.int64).max]),
+        factors=np.ones(1),
+        missing=np.array([-1, -1, 0]),
+    )
+
+
+def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
+    """Return the slowdown of a batch that starts now; if absent from the table, note it as missing and return -1.
+
+    ``runs``: whether another process of the same replica runs, which does not count as a neighbour.
+    """
+    if table.base[replica] < 0:
+        return 1.0
+    neighbours = table.running[table.partition[replica]] - (table.weight[replica] if runs else 0)
+    key = table.base[replica] + neighbours
+    slot = np.searchsorted(table.keys, key)
+    if table.keys[slot] == key:
+        factor: float = table.factors[slot]
+        return factor
+    table.missing[0], table.missing[1], table.missing[2] = replica, key, now
+    return -1.0
+
+
+def with_factor(table: Slowdown, key: int, factor: float) -> Slowdown:
+    """Return the table with another combination."""
+    table.missing[0] = -1
+    slot = np.searchsorted(table.keys, key)
+    return table._replace(keys=np.insert(table.keys, slot, key), factors=np.insert(table.factors, slot, factor))

@@ -78,13 +78,6 @@ def test_the_last_request_of_a_trace_is_simulated_too(
     assert "a gap of 500 s" in captured.err
 
 
-def test_too_much_is_sampled_and_said_so(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", str(map_file), "--duration", "300s", "--sample", "2", "--json", "--rate", "30"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["method"] == "sampled"
-    assert document["requests"] == pytest.approx(9000, rel=0.2)
-
-
 def test_a_report_is_written_from_maps_and_simulations(
     map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,8 +19,7 @@ from gpuprof.pipeline.report import report
 from gpuprof.pipeline.simulate import make_scheduler, plan_timetable
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
-from gpuprof.simulator.cluster import SimulationOptions
-from gpuprof.simulator.failures import Failure
+from gpuprof.simulator.cluster import Failure, SimulationOptions
 from gpuprof.simulator.reschedule import MoveCosts
 from tests.simulator.maps import make_map, replica
 

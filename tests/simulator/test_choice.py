@@ -9,8 +9,8 @@ import pytest
 
 from gpuprof.domain.deployment import Replica
 from gpuprof.rules.routing import FastestFirst, ReplicaLoad, expected_finish_ms
-from gpuprof.simulator.choice import choose_replica, set_alive
 from gpuprof.simulator.cluster import SimulationOptions, build_cluster, places_of
+from gpuprof.simulator.kernel import choose_replica, set_alive
 from gpuprof.simulator.state import ClusterArrays, State, new_state
 from tests.simulator.maps import make_map, replica
 

@@ -22,10 +22,9 @@ from gpuprof.domain.arrival_process import (
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.errors import InputError
 from gpuprof.rules.routing import routing_rule
-from gpuprof.simulator import compilation
-from gpuprof.simulator.cluster import SimulationOptions
+from gpuprof.simulator import engine
+from gpuprof.simulator.cluster import Failure, SimulationOptions, parse_failure
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.failures import Failure, parse_failure
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 from tests.simulator.maps import make_map, replica
 from tests.simulator.reference import play
@@ -341,29 +340,29 @@ def test_a_seed_gives_the_same_bytes() -> None:
 
 
 def test_machine_code_and_plain_python_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilation, "_compiled", None)
-    monkeypatch.setattr(compilation, "_PLAIN_S", 1e9)
+    monkeypatch.setattr(engine, "_compiled", None)
+    monkeypatch.setattr(engine, "_PLAIN_S", 1e9)
     plain = mix()
-    compilation.use_machine_code()
+    engine.use_machine_code()
     assert plain == mix()
 
 
 def test_a_long_run_goes_on_in_machine_code_where_plain_python_has_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    compilation.use_machine_code()
+    engine.use_machine_code()
     compiled = mix()
     used = []
     for looks in (1, 3, 6):
         left = iter([False] * looks)
-        monkeypatch.setattr(compilation, "_compiled", None)
+        monkeypatch.setattr(engine, "_compiled", None)
 
         def find(_: object, left: Iterator[bool] = left) -> bool:
             if next(left, None) is None:
-                compilation.use_machine_code()
+                engine.use_machine_code()
                 used.append(left)
                 return True
             return False
 
-        monkeypatch.setattr(compilation.EventLoop, "_finds_machine_code", find)
+        monkeypatch.setattr(engine.EventLoop, "_finds_machine_code", find)
         assert mix() == compiled
     assert len(used) == 3
 

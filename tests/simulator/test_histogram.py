@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.simulator.histogram import LONGEST_NS, bin_of, bins, cdf_ms, edges_ns, percentile_ms
+from gpuprof.simulator.state import LONGEST_NS, bin_of, bins, cdf_ms, edges_ns, percentile_ms
 
 
 @settings(deadline=None)  # the first call may compile

@@ -10,11 +10,10 @@ import pytest
 from gpuprof.domain.arrival_process import ArrivalProcess, GammaArrivals, RecordedArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.errors import InputError
-from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
+from gpuprof.simulator.cluster import Failure, PlacedInstance, SimulationOptions
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.outcome import SimulationOutcome
-from gpuprof.simulator.slowdown import factor_now, new_slowdown, with_factor
+from gpuprof.simulator.state import factor_now, new_slowdown, with_factor
 from tests.simulator.maps import make_map, replica
 
 A, B, C = replica("a", [10.0]), replica("b", [4.0]), replica("c", [4.0])

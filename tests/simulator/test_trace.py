@@ -10,8 +10,7 @@ import pytest
 from gpuprof.domain.arrival_process import DeterministicArrivals, GammaArrivals
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.errors import InputError
-from gpuprof.simulator.azure import read_azure
-from gpuprof.simulator.trace import Trace, read_trace, record_arrivals, write_trace
+from gpuprof.simulator.trace import Trace, read_azure, read_trace, record_arrivals, write_trace
 
 
 def write_text(tmp_path: Path, text: str) -> Path:

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import Replica
-from gpuprof.simulator.cluster import SimulationOptions, list_queues, places_of
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.sampling import sample_replicas
 from tests.simulator.maps import make_map, replica
 
 
@@ -41,16 +40,6 @@ def test_groups_and_devices_take_their_turns_apart() -> None:
     gpus = [[*group({"a": 10.0, "b": 4.0}), *group({"c": 5.0, "d": 5.0}, 2)], group({"e": 3.0, "f": 3.0})]
     result = simulate(make_map(gpus), {model: at(0.0) for model in "abcdef"}, SimulationOptions(1.0))
     assert [model.mean_ms for model in result.models] == [10.0, 14.0, 5.0, 10.0, 3.0, 6.0]
-
-
-def test_a_sample_has_the_waits_of_the_replicas_that_are_left_out() -> None:
-    whole = make_map([group({"a": 10.0, "b": 4.0})] * 40)
-    small, _ = sample_replicas(whole, 4)
-    places = places_of(whole)
-    queues = {place.replica.model: queue for place, queue in zip(places, list_queues(places), strict=True)}
-    for *_, kept in small.places():
-        assert not kept.turns and kept.batch_latency_ms == queues[kept.model].latency_ms
-        assert kept.batch_latency_ms[0] > {"a": 10.0, "b": 4.0}[kept.model]
 
 
 @settings(max_examples=40, deadline=None)
