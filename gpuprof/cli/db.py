@@ -138,7 +138,7 @@ def import_measurements(
     db: DbOption = DEFAULT_DB,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Import measurements of ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator, once."""
+    """Import measurements of ParvaGPU, iGniter, the V100 table and Triton Model Analyzer, each file once."""
     from gpuprof.pipeline.db import import_measurements as bring_in
 
     rows = bring_in(files, device=device, db=db).rows()

@@ -1,40 +1,400 @@
-"""Brings published measurements into the database, each file once."""
+"""Brings published measurements into the database, each file once.
+
+Formats: CSV tables with a model in each row (ParvaGPU's, Elvinger's thesis', Triton Model Analyzer's), and iGniter's
+profile of a GPU and its models: lines of JSON, ``{"model or hardware": {"key": value}}``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
+from gpuprof.domain.catalogue import devices
+from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.kernel_db.importers import aiconfigurator, igniter_profile, neusight
-from gpuprof.kernel_db.importers.csv_tables import IGNITER, MODEL_ANALYZER, PARVAGPU, THESIS
-from gpuprof.kernel_db.importers.source import Source
-from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, workload_label
+from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text file and its content."""
+
+    path: Path
+    text: str
+    sha256: str
+
+    @classmethod
+    def read_file(cls, path: Path) -> Source:
+        """Read ``path``.
+
+        Raises `InputError` for a file that is unreadable or not text.
+        """
+        try:
+            content = refuse_pipe(path).read_bytes()
+        except OSError as error:
+            raise InputError(
+                f"cannot read {path}: {error.strerror}", "name a file or a known table to import"
+            ) from error
+        try:
+            # Spreadsheets begin CSV files with a byte order mark, which would become a part of the first column's name.
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
+        return cls(path, text, hashlib.sha256(content).hexdigest())
+
+    def rows(self) -> list[tuple[int, dict[str, str]]]:
+        """Return the lines of a CSV file with a header as (line number, column → text).
+
+        Raises `InputError` with the line number, when a line has more or fewer fields than the header.
+        """
+        reader = csv.reader(io.StringIO(self.text, newline=""))
+        header: Sequence[str] = [name.strip() for name in next(reader, [])]
+        rows = []
+        for fields in reader:
+            if not any(text.strip() for text in fields):
+                continue
+            if len(fields) != len(header):
+                raise InputError(
+                    f"{self.path}:{reader.line_num}: {len(fields)} fields where the header has {len(header)}"
+                )
+            rows.append((reader.line_num, dict(zip(header, (text.strip() for text in fields), strict=True))))
+        return rows
+
+    def header(self) -> tuple[str, ...]:
+        """Return the names in the first line of a CSV file."""
+        first = next(csv.reader(io.StringIO(self.text.lstrip("\r\n").split("\n", 1)[0])), [])
+        return tuple(name.strip() for name in first)
+
+    def number(self, line: int, row: Mapping[str, str], name: str) -> float | None:
+        """Return a non-negative number of a row; None for an empty field or a mark for a missing value.
+
+        Raises `InputError` with the line number, for any other text.
+        """
+        # Published tables separate thousands by commas.
+        text = row[name].replace(",", "")
+        if text in ("", "N/A", "nan", "-"):
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0:
+            raise InputError(f"{self.path}:{line}: {name} must be a number, not negative, but is {row[name]!r}")
+        return value
+
+    def require_number(self, line: int, row: Mapping[str, str], name: str) -> float:
+        """Return a required number. Raises `InputError` with the line number when the number is missing."""
+        value = self.number(line, row, name)
+        if value is None:
+            raise InputError(f"{self.path}:{line}: {name} is missing")
+        return value
+
+    def finer_latency_ms(
+        self, line: int, row: Mapping[str, str], latency_s: str, throughput: str, *, batch: int
+    ) -> float | None:
+        """Return a batch's time in ms: from the printed time or, if more precise, a single process's throughput.
+
+        A time printed as 2 ms may be anything from 1.5 to 2.5 ms. None when both are missing, or no request was
+        answered. ``latency_s``, ``throughput``: names of columns, in seconds and requests per second.
+        """
+        latency, rate = self.number(line, row, latency_s), self.number(line, row, throughput)
+        if not latency and not rate:
+            return None
+        if not rate or (latency and _rounding(row[latency_s]) <= _rounding(row[throughput])):
+            return 1000.0 * (latency or 0.0)
+        return 1000.0 * batch / rate
+
+    def run(self, device: str, collector: str, notes: str, **columns: str | None) -> RunRow:
+        """Return the run of the file's rows; ``columns`` are further columns of the run."""
+        now = datetime.now(UTC)
+        return RunRow(
+            run_id=new_run_id(now),
+            started_at=now,
+            device=device,
+            collector=collector,
+            model="",
+            source=str(self.path),
+            source_sha256=self.sha256,
+            notes=notes,
+            **columns,  # type: ignore[arg-type]
+        )
+
+
+def _rounding(text: str) -> float:
+    """Return the largest relative rounding error of a printed number above 0."""
+    number = Decimal(text.replace(",", ""))
+    return 0.5 * 10.0 ** int(number.as_tuple().exponent) / float(number)
 
 
 class Importer(Protocol):
-    """Module or object that imports a file format."""
+    """Object that imports a file format."""
 
     def recognizes(self, source: Source) -> bool:
         """Return whether the file has this importer's format."""
 
-    def read_runs(self, source: Source, device: str | None) -> Iterable[Run]:
-        """Return the file's runs."""
+    def read_run(self, source: Source, device: str | None) -> Run:
+        """Return the file as a run.
+
+        Raises `InputError` when no device is given or known, or with the line number for an invalid number.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class CsvTable:
+    """A form of table, with the columns of its run."""
+
+    collector: str
+    notes: str
+    header: tuple[str, ...]  #: Columns that identify the form.
+    #: Source, number and cells of a line → columns of ``models``.
+    read_row: Callable[[Source, int, Mapping[str, str]], dict[str, Any]]
+    device: str | None = None  #: Device of the publication; None: the file does not name its device.
+    run: Mapping[str, str] = field(default_factory=dict)
+
+    def recognizes(self, source: Source) -> bool:
+        """Return whether ``source`` has the table's columns."""
+        return set(self.header) <= set(source.header())
+
+    def read_run(self, source: Source, device: str | None) -> Run:
+        """Return the table as a run; see `Importer.read_run`."""
+        if (name := device or self.device) is None:
+            raise InputError(f"{source.path} does not say which device it is of", "say so with --device")
+        run = source.run(name, self.collector, self.notes, **self.run)
+        models = [
+            ModelRow(run_id=run.run_id, device=name, **self.read_row(source, line, row)) for line, row in source.rows()
+        ]
+        return Run(run, models=models)
+
+
+#: MIG size in compute slices → the profile of an A100-80 that ParvaGPU measured.
+_MIG_PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb"}
+
+
+def _read_parvagpu(source: Source, line: int, row: Mapping[str, str]) -> dict[str, Any]:
+    size, batch, processes = (
+        int(source.require_number(line, row, name)) for name in ("Mig instance", "Batch size", "Workload Number")
+    )
+    throughput = source.require_number(line, row, "Throughput")
+    if size not in _MIG_PROFILES:
+        raise InputError(f"{source.path}:{line}: MIG size {size} is none of {', '.join(map(str, _MIG_PROFILES))}")
+    columns = {
+        "model": source.path.stem,
+        "batch": batch,
+        "sm_share_pct": 100.0,
+        "mig_profile": _MIG_PROFILES[size],
+        "processes": processes,
+    }
+    if not throughput:
+        return columns | {"error": "out of memory"}
+    latency = source.finer_latency_ms(line, row, "Latency", "Throughput", batch=batch)
+    return columns | {"latency_mean_ms": latency, "throughput_rps": throughput * processes}
+
+
+def _read_thesis(source: Source, line: int, row: Mapping[str, str]) -> dict[str, Any]:
+    batch = int(source.require_number(line, row, "batch"))
+    memory_pct = source.number(line, row, "mem_capacity_pct")
+    memory_bytes = devices()["v100"].dram_bytes
+    return {
+        "model": row["model"],
+        "batch": batch,
+        "latency_mean_ms": source.finer_latency_ms(line, row, "latency_s", "throughput_rps", batch=batch),
+        "throughput_rps": source.number(line, row, "throughput_rps"),
+        "memory_peak_bytes": None if memory_pct is None else round(memory_pct / 100.0 * memory_bytes),
+        "max_occupancy_pct": source.number(line, row, "achieved_occupancy_pct"),
+        "wavg_occupancy_pct": source.number(line, row, "weighted_achieved_occupancy_pct"),
+        "wavg_sm_util_pct": source.number(line, row, "weighted_sm_utilization_pct"),
+    }
+
+
+#: Column of the database → Triton Model Analyzer's name.
+_ANALYZED = {
+    "throughput_rps": "Throughput (infer/sec)",
+    "latency_mean_ms": "Avg Latency (ms)",
+    "latency_p95_ms": "p95 Latency (ms)",
+    "latency_p99_ms": "p99 Latency (ms)",
+    "power_w": "GPU Power Usage (W)",
+}
+_MEMORY = re.compile(r"(?:Max )?GPU Memory Usage \(MB\)")
+_INSTANCES = re.compile(r"(?P<count>\d+)\s*[:/x]")
+
+
+def _read_analyzed(source: Source, line: int, row: Mapping[str, str]) -> dict[str, Any]:
+    memory = next(filter(_MEMORY.fullmatch, row), None)
+    memory_mb = source.number(line, row, memory) if memory else None
+    # "2:KIND_GPU" or "2/GPU"; without a number, one instance.
+    instances = _INSTANCES.match(row.get("Instance Group", ""))
+    return {
+        "model": row["Model"],
+        "batch": int(source.require_number(line, row, "Batch")),
+        "processes": int(instances["count"]) if instances else 1,
+        "memory_peak_bytes": None if memory_mb is None else round(memory_mb * 1e6),
+        **{column: source.number(line, row, name) for column, name in _ANALYZED.items() if name in row},
+    }
+
+
+#: Rows of iGniter's published matrices are batches, columns shares.
+BATCHES = (1, 16, 32)
+SHARES_PCT = (10.0, 50.0, 100.0)
+#: Batch size of the L2 utilisation and of the runs of two copies, each on half of the device.
+L2_BATCH = 16
+_HALF_PCT = 50.0
+
+
+class IgniterProfile:
+    """iGniter's profile: models at 3 batches under 3 shares, two copies at once, and the device."""
+
+    def recognizes(self, source: Source) -> bool:
+        """Return whether the first line of ``source`` is that of an iGniter profile."""
+        try:
+            first = json.loads(source.text.lstrip().split("\n", 1)[0])
+        except ValueError:
+            return False
+        return isinstance(first, dict) and len(first) == 1 and all(isinstance(value, dict) for value in first.values())
+
+    def read_run(self, source: Source, device: str | None) -> Run:
+        """Return the profile as a run.
+
+        Raises `InputError` with the line number, for a line foreign to the format, or naming a missing or garbled key.
+        """
+        tables = parse_igniter_tables(source.text, source.path)
+        hardware = tables.pop("hardware", {})
+        run = source.run(
+            device or "v100",
+            "import:igniter",
+            "iGniter section 3.1; latency is the time on the GPU; what fits no column is in settings as published",
+            runtime="tensorrt",
+            settings=json.dumps({"hardware": hardware, **tables}, sort_keys=True),
+        )
+        try:
+            models = [row for name, table in tables.items() for row in _make_model_rows(run, name, table)]
+            pairs = [
+                row
+                for group, (name, table) in enumerate(sorted(tables.items()))
+                for row in _make_copy_rows(run, group, name, table)
+            ]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{source.path}: the profile lacks or garbles {error}",
+                "name the config.jsonl of iGniter's tools, whole",
+            ) from None
+        gpu = DeviceRow(
+            run_id=run.run_id,
+            device=run.device,
+            kind="gpu",
+            clock_mhz=hardware.get("maxGPUfrequency"),
+            max_power_w=hardware.get("maxGPUpower"),
+            idle_power_w=hardware.get("idlepower"),
+            measured=True,
+            source="iGniter's profile",
+        )
+        return Run(run, devices=[gpu], models=models, colocations=pairs)
+
+
+def parse_igniter_tables(text: str, path: Path) -> dict[str, dict[str, Any]]:
+    """Return the table of the hardware and of each model in a profile.
+
+    Raises `InputError` with the line number, for a line that is none of a profile's.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            for name, content in json.loads(line).items():
+                tables.setdefault(name, {}).update(content)
+        except (ValueError, AttributeError, TypeError):
+            raise InputError(
+                f"{path}:{number}: not a line of an iGniter profile", "name the config.jsonl of its tools"
+            ) from None
+    return tables
+
+
+def _make_model_rows(run: RunRow, name: str, table: Mapping[str, Any]) -> Iterable[ModelRow]:
+    for i, batch in enumerate(BATCHES):
+        for j, share in enumerate(SHARES_PCT):
+            alone_twice = (batch, share) == (L2_BATCH, _HALF_PCT)
+            yield ModelRow(
+                run_id=run.run_id,
+                model=name,
+                device=run.device,
+                batch=batch,
+                sm_share_pct=share,
+                latency_mean_ms=float(table["gpulatency"][i][j]),
+                power_w=float(table["power"][i][j]),
+                clock_mhz=float(table["frequency"][i][j]),
+                l2_pct=float(table["l2caches"][j]) if batch == L2_BATCH and "l2caches" in table else None,
+                h2d_bytes=batch * int(table["inputdata"]),
+                d2h_bytes=batch * int(table["outputdata"]),
+                dispatch_ms=table.get("idletime_1") if alone_twice else None,
+            )
+
+
+def _make_copy_rows(run: RunRow, group: int, name: str, table: Mapping[str, Any]) -> Iterable[ColocationRow]:
+    if "activetime_2" not in table:
+        return
+    for member in range(2):
+        yield ColocationRow(
+            run_id=run.run_id,
+            device=run.device,
+            group=group,
+            member=member,
+            model=name,
+            batch=L2_BATCH,
+            beside=workload_label(name, L2_BATCH, _HALF_PCT, None, 1),
+            sm_share_pct=_HALF_PCT,
+            latency_mean_ms=float(table["activetime_2"]),
+            solo_latency_mean_ms=table.get("activetime_1"),
+            power_w=table.get("power_2"),
+            clock_mhz=table.get("frequency_2"),
+        )
 
 
 #: Name of a form → its reader.
 IMPORTERS: Mapping[str, Importer] = MappingProxyType(
     {
-        "parvagpu": PARVAGPU,
-        "thesis": THESIS,
-        "igniter-csv": IGNITER,
-        "igniter-profile": igniter_profile,
-        "model-analyzer": MODEL_ANALYZER,
-        "neusight": neusight,
-        "aiconfigurator": aiconfigurator,
+        "parvagpu": CsvTable(
+            "import:parvagpu",
+            "latencies are as printed or batch over throughput, whichever has more digits; throughput is published of "
+            "one process and multiplied here by their number; 0,0 means out of memory",
+            ("Mig instance", "Batch size", "Workload Number", "Throughput", "Latency"),
+            _read_parvagpu,
+            "a100-80",
+        ),
+        # Tables A.1, 5.2 and 6.5: models on a V100 with the three metrics of Creq.
+        "thesis": CsvTable(
+            "import:thesis",
+            "latencies are as printed or batch over throughput, whichever has more digits; memory is published as a "
+            "percentage of 16 GiB; empty fields are illegible in the published copy",
+            (
+                *("model", "batch", "latency_s", "throughput_rps", "mem_capacity_pct"),
+                *("achieved_occupancy_pct", "weighted_achieved_occupancy_pct", "weighted_sm_utilization_pct"),
+            ),
+            _read_thesis,
+            "v100",
+            {"runtime": "pytorch", "runtime_version": "2.4"},
+        ),
+        "igniter-profile": IgniterProfile(),
+        # The tables of inferences, and of the GPU's metrics over the same time.
+        "model-analyzer": CsvTable(
+            "import:model-analyzer",
+            "latencies are a client's, queueing at its concurrency included; the batch is the client's; CPU and GPU "
+            "memory are the server's",
+            ("Model", "Batch", "Model Config Path"),
+            _read_analyzed,
+            run={"runtime": "triton"},
+        ),
     }
 )
 
@@ -45,8 +405,8 @@ class ImportOutcome:
 
     path: Path
     form: str  #: A key of `IMPORTERS`; empty for a file that was passed over.
-    device: str  #: Device of the measurements; for a file with several devices their names, joined by ``", "``.
-    #: Added to ``models``, ``colocations`` and ``ops``; 0: the file was there already, or is none of these forms.
+    device: str  #: Device of the measurements.
+    #: Added to ``models`` and ``colocations``; 0: the file was there already, or is none of these forms.
     rows: int
     note: str = ""
 
@@ -76,8 +436,8 @@ def import_files(
         elif source.sha256 in imported_hashes:
             outcomes.append(ImportOutcome(path, name, "", 0, "there already"))
         else:
-            new_runs = list(IMPORTERS[name].read_runs(source, device))
-            rows = sum(len(run.models) + len(run.colocations) + len(run.ops) for run in new_runs)
+            run = IMPORTERS[name].read_run(source, device)
+            rows = len(run.models) + len(run.colocations)
             if not rows:
                 if not optional:
                     raise InputError(
@@ -86,9 +446,8 @@ def import_files(
                     )
                 outcomes.append(ImportOutcome(path, name, "", 0, "passed over: no row"))
                 continue
-            runs += new_runs
-            measured_on = ", ".join(dict.fromkeys(run.run.device for run in new_runs))
-            outcomes.append(ImportOutcome(path, name, measured_on, rows))
+            runs.append(run)
+            outcomes.append(ImportOutcome(path, name, run.run.device, rows))
     # Only now, when every file has been read.
     for run in runs:
         database.append(run)
@@ -107,8 +466,6 @@ def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
     """Yield each file, and whether an unrecognised file may be skipped."""
     for path in paths:
         if path.is_dir():
-            yield from (
-                (file, True) for file in sorted(path.iterdir()) if file.suffix in (".csv", ".jsonl", ".parquet")
-            )
+            yield from ((file, True) for file in sorted(path.iterdir()) if file.suffix in (".csv", ".jsonl"))
         else:
             yield path, False

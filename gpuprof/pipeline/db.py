@@ -181,7 +181,7 @@ def import_measurements(
 ) -> ImportResult:
     r"""Import published measurements, each file once.
 
-    Known sources: ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator.
+    Known sources: ParvaGPU, iGniter, the V100 table and Triton Model Analyzer.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.importing import import_files
+from gpuprof.kernel_db.importing import import_files, split_form
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
 
@@ -16,15 +16,6 @@ PARVAGPU = (
 THESIS = (
     "model,batch,latency_s,throughput_rps,mem_capacity_pct,achieved_occupancy_pct,weighted_achieved_occupancy_pct,"
     "weighted_sm_utilization_pct\nalexnet,4,0.0014,2801.75,1.66,69.17,18.68,47.07\ninception,128,0.0813,1574.14,15.94,,,\n"
-)
-SOLO = (
-    "model,batch,mps_share_pct,latency_ms,l2_utilization_pct,dram_utilization_pct\n"
-    "alexnet,1,10,3.678921,,\nalexnet,1,20,2.07,5.0,10.1\n"
-)
-PAIRS = (
-    "pair,model,batch,mps_share_pct,latency_ms,beside,beside_batch,beside_mps_share_pct,solo_latency_ms,"
-    "l2_utilization_pct,beside_l2_utilization_pct,dram_utilization_pct,beside_dram_utilization_pct\n"
-    "0,alexnet,2,20,2.76,resnet50,2,80,2.53,5.0,14.1,6.9,9.2\n0,resnet50,2,80,3.57,alexnet,2,20,3.0,14.1,5.0,9.2,6.9\n"
 )
 MATRIX = [[3.0, 2.0, 1.0], [6.0, 4.0, 2.0], [9.0, 6.0, 3.0]]
 PROFILE = "\n".join(
@@ -83,16 +74,6 @@ def test_the_theses_table_keeps_the_three_metrics_and_its_gaps(tmp_path: Path) -
     )
     assert rows[0]["memory_peak_bytes"] == round(0.0166 * 16 * 2**30)
     assert rows[1]["max_occupancy_pct"] is None
-
-
-def test_igniters_tables_become_models_and_pairs(tmp_path: Path) -> None:
-    _import(tmp_path, "solo.csv", SOLO)
-    database = _import(tmp_path, "pairs.csv", PAIRS)
-    solo = database.read_table("models").to_pylist()
-    assert [(row["sm_share_pct"], row["l2_pct"]) for row in solo] == [(10.0, None), (20.0, 5.0)]
-    first, second = database.read_table("colocations").to_pylist()
-    assert (first["beside"], first["member"], second["member"]) == ("resnet50:2:80%", 0, 1)
-    assert (first["latency_mean_ms"], first["solo_latency_mean_ms"]) == (2.76, 2.53)
 
 
 def test_igniters_profile_keeps_every_raw_figure(tmp_path: Path) -> None:
@@ -155,3 +136,8 @@ def test_a_bad_file_is_refused_with_its_line_and_changes_nothing(tmp_path: Path,
         import_files(KernelDb.create(tmp_path / "db"), [tmp_path / "good.csv", tmp_path / "bad.csv"])
     assert message in str(caught.value)
     assert not (tmp_path / "db").exists()
+
+
+def test_a_form_may_be_named_before_the_files() -> None:
+    assert split_form([Path("thesis"), Path("a.csv")]) == ("thesis", [Path("a.csv")])
+    assert split_form([Path("a.csv")]) == (None, [Path("a.csv")])

@@ -12,7 +12,7 @@ from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.kernel_db.importers.igniter_profile import BATCHES, L2_BATCH, SHARES_PCT, parse_tables
+from gpuprof.kernel_db.importing import BATCHES, L2_BATCH, SHARES_PCT, parse_igniter_tables
 
 SCHEMA = "gpuprof.igniter/1"
 _FOLDER = ".calibrated"  # hidden, so that the database does not read it as a run
@@ -24,7 +24,7 @@ def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, Workloa
 
     Raises `InputError` when the file cannot be read, has another format or lacks a key; the message names the key.
     """
-    return profile_of_tables(parse_tables(_read_text(path), path), str(path))
+    return profile_of_tables(parse_igniter_tables(_read_text(path), path), str(path))
 
 
 def profile_of_tables(

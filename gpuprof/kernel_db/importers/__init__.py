@@ -1,1 +1,0 @@
-"""Readers of published measurements; each returns runs that record the file they came from."""
