@@ -64,11 +64,9 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.place import place as place
     from gpuprof.pipeline.planning_options import MapOutput as MapOutput
     from gpuprof.pipeline.planning_options import PlanningOptions as PlanningOptions
-    from gpuprof.pipeline.profile import OpProfileResult as OpProfileResult
     from gpuprof.pipeline.profile import ProfileProgress as ProfileProgress
     from gpuprof.pipeline.profile import ProfileResult as ProfileResult
     from gpuprof.pipeline.profile import profile as profile
-    from gpuprof.pipeline.profile import profile_ops as profile_ops
     from gpuprof.pipeline.profile_settings import ProfileSettings as ProfileSettings
     from gpuprof.pipeline.profile_settings import ProfileWorkloads as ProfileWorkloads
     from gpuprof.pipeline.report import ReportResult as ReportResult
@@ -125,7 +123,7 @@ _NAMES = {
     "pipeline.merge": "MergeResult MergeSettings merge",
     "pipeline.place": "PlaceResult place",
     "pipeline.planning_options": "MapOutput PlanningOptions",
-    "pipeline.profile": "OpProfileResult ProfileProgress ProfileResult profile profile_ops",
+    "pipeline.profile": "ProfileProgress ProfileResult profile",
     "pipeline.profile_settings": "ProfileSettings ProfileWorkloads",
     "pipeline.report": "ReportResult report",
     "pipeline.result": "Progress Result",

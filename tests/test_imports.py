@@ -54,7 +54,7 @@ ALLOWED = {
 }
 #: The subpackages of the larger parts: each imports only those before it.
 SUBPACKAGES = {
-    "profiling": ("timeline", "worker", "cpu", "nsight", "gpu", "sweep", "per_op"),
+    "profiling": ("timeline", "worker", "cpu", "nsight", "gpu", "sweep"),
     "estimators": (
         "memory",
         "roofline",

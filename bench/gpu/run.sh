@@ -156,14 +156,14 @@ read -r kind device timing counting also provider <<<"$found"
 echo "on $device by $provider, timed by $timing, counted by $counting, also there: $also"
 if [ "$kind" = cpu ]; then
   shared="squeezenet" others="shufflenet" batches=1,2 more_batches=1,2 most_batches=1,2 batch=1 shares=50,100 row_s=0.5 load_s=5
-  matrices="--device cpu --size 1024 --mib 256" op_batches=1
+  matrices="--device cpu --size 1024 --mib 256"
 elif [ -n "${REHEARSE:-}" ]; then
   shared="mlp transformer_encoder lstm_classifier" others="random_cnn" batches=1,16 more_batches=1 most_batches=1,2 batch=16
-  shares=20,50 row_s=0.3 load_s=5 op_batches=1 matrices="--device cpu --as-gpu --size 512 --mib 64"
+  shares=20,50 row_s=0.3 load_s=5 matrices="--device cpu --as-gpu --size 512 --mib 64"
 else
   shared="resnet50 bert_base mobilenet_v2" others="vgg19 gpt2 densenet121 t5_small efficientnet_b7"
   batches=1,4,16,32,64 more_batches=1,16 most_batches=1,4,16,64 batch=16 shares=10,20,30,50,70 row_s=2 load_s=20
-  op_batches=1,16 matrices="--device cuda"
+  matrices="--device cuda"
 fi
 shared=${SHARED:-$shared} others=${OTHERS:-$others}
 
@@ -281,14 +281,12 @@ if [ "$kind" = gpu ] && [ -n "$with_mps" ]; then
 fi
 mps_off
 
-# 2 again: more architectures, and each distinct op by itself.
+# 2 again: more architectures.
 for model in $others; do
   for file in $(files "$model"); do
     profile "02-profile-$model" 100 "$file" --batch "$(batches_of "$model" "$more_batches")" --share 100 --collector "$timing"
   done
 done
-[ -z "$first" ] || gpuprof 02-per-op 180 profile $(files "$shared") --batch $op_batches --share 100 --device "$kind" \
-  --collector "$timing" --per-op --csv
 
 # 2 once more: the batches between, more counters, the other collectors.
 for file in $(files "$others"); do

@@ -31,14 +31,6 @@ _COLUMNS = (
     Column("beside", "beside", right=False),
     Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
 )
-_OP_COLUMNS = (
-    Column("op_type", "op", right=False, role=ColumnRole.SUBJECT),
-    Column("share", "share", role=ColumnRole.KEY),
-    Column("ops", "distinct"),
-    Column("new", "measured now"),
-    Column("untimed", "without a time"),
-    Column("sum_ms", "sum of times ms", number_formatter()),
-)
 _REPORT_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("device", "device", right=False, role=ColumnRole.KEY),
@@ -56,11 +48,10 @@ _REPORT_COLUMNS = (
 
 
 class PlaceOptions(Settings):
-    """Ops instead of models, and another place to measure."""
+    """Another place to measure."""
 
-    title: ClassVar[str] = "Ops and clusters"
+    title: ClassVar[str] = "Clusters"
 
-    per_op: bool = option(False, "Measure each distinct op of all models once, as a separate model.")
     engine: str = option("local", "Place to measure: local, or ray for a Ray cluster, at RAY_ADDRESS.")
 
 
@@ -88,8 +79,6 @@ def profile(
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     if place.engine != "local":
         _measure_cluster(names, workloads, settings, place, chosen)
-    elif place.per_op:
-        _measure_ops(names, workloads, settings, chosen)
     else:
         _measure(names, workloads, settings, chosen)
 
@@ -110,17 +99,6 @@ def _report(result: ProfileResult) -> None:
     result.require_trusted()
 
 
-def _measure_ops(models: Sequence[str], workloads: ProfileWorkloads, settings: ProfileSettings, chosen: Format) -> None:
-    from gpuprof.pipeline.profile import profile_ops
-
-    if workloads.beside or settings.processes != (1,) or settings.input_data:
-        raise InputError("--per-op measures ops one by one", "leave out --beside, --processes and --input-data")
-    with show_progress() as show:
-        result = profile_ops(models, workloads, settings=settings, progress=show)
-    print_rows(result.type_rows() if chosen is Format.TABLE else result.rows(), _OP_COLUMNS, chosen)
-    say_note(*result.notes)
-
-
 def _measure_cluster(
     models: Sequence[str],
     workloads: ProfileWorkloads,
@@ -131,8 +109,8 @@ def _measure_cluster(
     """Measure models at batch sizes on a Ray cluster; rows before a failure are printed, too."""
     from gpuprof.pipeline.profile import ProfileProgress, profile_cluster
 
-    if place.engine != "ray" or place.per_op:
-        raise InputError(f"--engine must be local, or ray without --per-op, but got {place.engine}")
+    if place.engine != "ray":
+        raise InputError(f"--engine must be local or ray but got {place.engine}")
     options = [*list_words(workloads, ("batches", "device", "db")), *list_words(settings)]
     rows: list[Mapping[str, object]] = []
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # imported on use: not needed without a database
 #: Version of the tables below, stored in every file; `gpuprof.kernel_db.migration` upgrades older files.
 SCHEMA_VERSION = 5
 VERSION_KEY = b"gpuprof.kernel_db"
-#: Model name in rows of ops measured by themselves.
-PER_OP = "(per op)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +204,7 @@ class OpRow:
     model: str
     device: str
     batch: int
-    position: int  #: Position in the topological order of the model's graph; 0 in a per-op run.
+    position: int  #: Position in the topological order of the model's graph.
     name: str
     op_type: str
     signature: str  #: `gpuprof.domain.model.Op.signature`: equal signatures cost the same.

@@ -19,7 +19,6 @@ from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.serving_cost import measure_serving
 from gpuprof.profiling.collector import Collector, choose_collector
-from gpuprof.profiling.per_op.per_op import OpOutcome, OpProfiler
 from gpuprof.profiling.sweep import planning
 from gpuprof.profiling.sweep.campaign import Campaign
 from gpuprof.profiling.sweep.cell import Cell, CellResult
@@ -93,34 +92,6 @@ def profile(
         else:
             cells = planning.plan_cells(named_models, sizes, parts, settings.processes, neighbours)
         return _measure(target, cells, path, settings, progress)
-
-
-def profile_ops(
-    models: Sequence[PathArgument] | PathArgument,
-    workloads: ProfileWorkloads | None = None,
-    *,
-    settings: ProfileSettings | None = None,
-    progress: ProgressCallback = say_nothing,
-    **fields: Any,
-) -> OpProfileResult:
-    """Measure each distinct op of all models once, as a separate model.
-
-    Parameters and errors are those of `profile`; ops are measured separately, in a single process.
-    """
-    chosen, settings = ProfileWorkloads.collect(workloads, fields), settings or ProfileSettings()
-    with NoteList() as notes:
-        target = _choose_target(chosen.device, settings, notes)
-        path = database_path(chosen.db)
-        sizes = chosen.batches or chosen.usual_batches
-        named_models = _free_models(models, sizes, path, settings, target.collector)
-        notes.add(*_describe_sizes(named_models))
-        plans = [
-            OpProfiler(KernelDb.create(path), target.device, target.collector, part, settings.force)
-            for part in resolve_shares(chosen.shares, target.device)
-        ]
-        progress(Progress(target.headline))
-        outcomes = {plan.share: _measure_ops(plan, named_models, sizes, progress) for plan in plans}
-        return OpProfileResult(notes=notes.all(), outcomes=outcomes)
 
 
 def profile_cluster(
@@ -282,17 +253,6 @@ def run_campaign(
     return outcomes
 
 
-def _measure_ops(
-    plan: OpProfiler, models: Sequence[NamedModel], batches: Sequence[int], progress: ProgressCallback
-) -> tuple[OpOutcome, ...]:
-    missing, outcomes = plan.pending(models, batches)
-    earlier, step = len(outcomes), f"ops on {plan.share}"
-    for outcome in plan.run(missing):
-        outcomes.append(outcome)
-        progress(Progress(step, len(outcomes) - earlier, len(missing)))
-    return tuple(outcomes)
-
-
 def _describe_mixing(campaign: Campaign, cells: Sequence[Cell]) -> list[str]:
     from gpuprof.runtime.batch_verdicts import describe_mixing
 
@@ -382,37 +342,3 @@ class ProfileResult(Result):
                 f"{len(self.unstable)} of {self.cells} {verb} unstable, first {first}: the machine is too noisy",
                 f"they are kept and marked in {self.database}; the same command measures them again",
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpProfileResult(Result):
-    """The database's rows for each distinct op, by share."""
-
-    outcomes: Mapping[Share, tuple[OpOutcome, ...]]
-
-    def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a row for each op under each share."""
-        flat = (outcome for outcomes in self.outcomes.values() for outcome in outcomes)
-        return [{**asdict(outcome.row), "measured_now": outcome.measured_now} for outcome in flat]
-
-    def type_rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a row for each type of op under each share, the longest first."""
-        return [row for share, outcomes in self.outcomes.items() for row in _sum_by_type(outcomes, str(share))]
-
-
-def _sum_by_type(outcomes: Sequence[OpOutcome], share: str) -> list[dict[str, object]]:
-    types: dict[str, list[OpOutcome]] = {}
-    for outcome in outcomes:
-        types.setdefault(outcome.row.op_type, []).append(outcome)
-    rows: list[dict[str, object]] = [
-        {
-            "op_type": op_type,
-            "share": share,
-            "ops": len(ops),
-            "new": sum(op.measured_now for op in ops),
-            "untimed": sum(op.row.duration_p50_ns is None for op in ops),
-            "sum_ms": sum((op.row.duration_p50_ns or 0) for op in ops) / 1e6,
-        }
-        for op_type, ops in types.items()
-    ]
-    return sorted(rows, key=lambda row: -float(str(row["sum_ms"])))

@@ -98,7 +98,6 @@ def test_a_step_that_fails_stops_none_of_those_after_it(ran: list[str]) -> None:
         "03-shares-bert_base",
         "03-triple",
         "05-igniter-bert_base",
-        "02-per-op",
         "06-calibrate",
     ):
         assert step in codes
@@ -111,7 +110,7 @@ def test_at_least_eight_architectures_are_profiled(ran: list[str]) -> None:
         "02-profile-bert_base"
     )
     assert steps.index("03-triple") < steps.index("05-igniter-resnet50") < steps.index("02-profile-vgg19")
-    assert steps.index("02-per-op") < steps.index("02-batches-vgg19") < steps.index("02-with-ncu")
+    assert steps.index("02-batches-vgg19") < steps.index("02-with-ncu")
     assert steps.index("02-with-ncu") < steps.index("06-calibrate") < steps.index("06-check")
 
 
@@ -139,7 +138,7 @@ def test_where_no_client_of_mps_starts_no_row_tries_again(tmp_path: Path) -> Non
     out = tmp_path / "out"
     _run(out, tmp_path, MPS_CODE="1")
     steps = [line.split(",")[0] for line in (out / "steps.csv").read_text().splitlines()[1:]]
-    assert "03-mps" in steps and "02-profile-vgg19" in steps and "02-per-op" in steps
+    assert "03-mps" in steps and "02-profile-vgg19" in steps
     assert not [step for step in steps if step.startswith(("03-shares", "03-pair", "03-triple", "04-"))]
 
 

@@ -9,7 +9,7 @@ from onnx import helper
 
 from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
-from tests.profiling.models import write_convs, write_mlp
+from tests.profiling.models import write_convs
 from tests.reruns import measures_in_real_time
 from tests.small_models import write_model
 
@@ -45,18 +45,6 @@ def test_a_model_is_profiled_and_the_second_time_remembered(tmp_path: Path, caps
     kept = sum(row["stable"] for row in rows)
     assert f"{kept} of 2 were measured before" in again.err or kept == 0
     assert "requests/s" in again.out
-
-
-def test_ops_are_measured_one_by_one_and_summed_by_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_mlp(tmp_path / "mlp.onnx")
-    words = ["profile", "mlp.onnx", "--per-op", "--batch", "1,2", "--share", "100"]
-    assert main([*words, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert sorted(row["op_type"] for row in rows) == ["Add", "Add", "MatMul", "MatMul", "Relu", "Relu"]
-    assert all(row["measured_now"] and row["duration_p50_ns"] is not None for row in rows)
-    assert main(words) == 0
-    assert "MatMul" in capsys.readouterr().out
-    assert KernelDb(tmp_path / "gpuprof-db").read_table("ops").num_rows == 6
 
 
 @pytest.mark.slow

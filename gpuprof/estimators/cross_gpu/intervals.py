@@ -25,8 +25,6 @@ from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import VOLTA
 
 _OLD = " old"
-_FLOORS = {"batched product": "bmm", "conv": "conv", "norm": "layer norm", "softmax": "softmax"}
-_FLOORS |= {"elementwise": "element-wise"}
 #: Op types unlike any measured type → maximum ratio of their time to the prediction, a guess. Recurrent layers of a
 #: runtime may stay on the GPU for all steps or launch several kernels in each; sums of products, scattering and
 #: sampling depend on their implementation and on the data; sorting, counting and control flow make the host wait.
@@ -56,11 +54,6 @@ def name_kinds(ops: OpTable, tensor: bool) -> NDArray[np.str_]:
         names = np.where(names == "matmul", np.where(ops.extra > 0.0, "batched product", "product"), names)
     names = np.where(ops.width > 4.0, "double", names)  # without measurements
     return np.where(names == "attention", attention_kinds(ops), names)
-
-
-def launched_as(kind: str) -> str:
-    """Return the key in `CostModel.floor_s` for the launching and timing of a kind of op."""
-    return _FLOORS.get(kind, "linear")
 
 
 def excess_of(op_types: Sequence[str]) -> Array:

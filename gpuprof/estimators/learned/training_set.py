@@ -198,7 +198,7 @@ def _op_times(timed: Sequence[_TimedOp], device: Device) -> OpTimes:
     for op_time in timed:
         same.setdefault(op_time.kind, []).append(op_time)
     if not same:
-        raise InputError(f"no op has a time on {device.name}", "gpuprof profile --per-op MODEL")
+        raise InputError(f"no op has a time on {device.name}", "gpuprof profile MODEL.onnx on that device")
     features, least, costs, times, groups = [], [], [], [], []
     for share in sorted({op.share for op in timed}, key=str):
         alike = [repeats for _, repeats in sorted(same.items(), key=str) if repeats[0].share == share]

@@ -27,7 +27,7 @@ from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import RUN_RANGE, Timeline
 from gpuprof.profiling.worker.runner import Run, session_run
-from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Effort, Feeds, Resident
+from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Feeds, Resident
 from gpuprof.runtime.gpu_session import GpuOptions
 
 _REPEATS = 5
@@ -119,15 +119,6 @@ def record_with_kineto(resident: Resident, model: Path, feeds: Feeds, directory:
         _record_nodes(resident, model, feeds, gpu, files, lambda: _kineto(files.kineto_nodes))
     except GpuprofError as error:  # the plain recording remains valid
         files.index.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
-
-
-def trace_op(resident: Resident, model: Path, feeds: Feeds, effort: Effort) -> Path:
-    """Record a small model with torch.profiler, each run in a range; return the trace."""
-    run, trace = session_run(resident.open(model), feeds, model), model.with_suffix(".trace.json")
-    _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
-    with _kineto(trace) as mark:
-        effort.repeat(lambda: _run_marked(run, 1, mark))
-    return trace
 
 
 def _record_nodes(

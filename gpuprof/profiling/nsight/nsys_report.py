@@ -114,11 +114,10 @@ _DESCRIPTIVE = re.compile(
 )
 
 
-def read_nsys(path: Path, expect_kernels: bool = True) -> Timeline:
+def read_nsys(path: Path) -> Timeline:
     """Return the timeline of a report written by ``nsys export --type=sqlite``.
 
-    ``expect_kernels``: False for a program without a GPU: a report without kernels is then an empty timeline. Raises
-    `InputError` when the file is not such a report, is truncated, or lacks the expected kernels, with the reason.
+    Raises `InputError` when the file is not such a report, is truncated, or has no kernels, with the reason.
     """
     try:
         with path.open("rb") as file:
@@ -129,7 +128,7 @@ def read_nsys(path: Path, expect_kernels: bool = True) -> Timeline:
     # Immutable: SQLite takes no lock and looks for no journal, so reports on a read-only disk open too.
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
         try:
-            return _read_timeline(_Tables(path, connection), expect_kernels)
+            return _read_timeline(_Tables(path, connection))
         except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
             raise InputError(f"{path} is cut off or damaged: {error}", "export the report again") from error
 
@@ -178,8 +177,8 @@ class _Tables:
         return pd.read_sql_query(f'SELECT {columns} FROM "{table}" WHERE {where}', self._connection)
 
 
-def _read_timeline(tables: _Tables, expect_kernels: bool) -> Timeline:
-    if expect_kernels and not tables.has(_KERNELS):
+def _read_timeline(tables: _Tables) -> Timeline:
+    if not tables.has(_KERNELS):
         raise _no_kernels_error(tables)
     strings = dict(tables.query("SELECT id, value FROM StringIds")) if tables.has("StringIds", "id", "value") else {}
     ranges = _read_ranges(tables, strings)
@@ -233,8 +232,6 @@ def _no_kernels_error(tables: _Tables) -> InputError:
 def _make_notes(tables: _Tables, kernels: pd.DataFrame, graphs: pd.DataFrame) -> tuple[str, ...]:
     notes = []
     untied = int((column(kernels, "thread_id") == NO_RANGE).sum())
-    if not len(kernels):
-        notes.append("no kernels: nothing ran on a GPU")
     if untied:
         notes.append(f"{untied} of {len(kernels)} kernels have no launch call in the report")
     if len(graphs):

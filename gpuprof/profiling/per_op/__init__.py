@@ -1,1 +1,0 @@
-"""Measurement of each distinct op once, as a single-op model."""
