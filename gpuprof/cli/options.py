@@ -19,9 +19,8 @@ from typer.core import TyperCommand
 
 from gpuprof.cli.completion import COMPLETERS, complete_models
 from gpuprof.cli.output import Format, chosen_format
-from gpuprof.domain.duration import LONGEST_S, parse_duration
 from gpuprof.domain.file_access import describe_special_file, find_write_obstacle
-from gpuprof.domain.validation import ArgumentError
+from gpuprof.domain.validation import LONGEST_S, ArgumentError, parse_duration
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import CommandLine, Settings, command_line
 

@@ -10,9 +10,9 @@ import typer
 
 from gpuprof.cli.completion import COMPLETERS
 from gpuprof.cli.output import Column, ColumnRole, Format, print_json, print_rows, print_text, say_note, show_progress
-from gpuprof.domain.named_values import collect_distinct
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.validation import collect_distinct
 from gpuprof.errors import InputError
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
 from gpuprof.pipeline.settings import Settings, option
@@ -127,8 +127,8 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
         describe_requirements,
         describe_sources,
         record_basis,
+        summarize_map,
     )
-    from gpuprof.domain.map_summary import summarize_map
 
     deployment, rows = result.deployment, result.rows()
     if chosen is Format.JSON:

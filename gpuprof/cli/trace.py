@@ -98,7 +98,7 @@ def make(
 
 
 def _record(process: ArrivalProcessOptions, seed: int) -> TraceResult:
-    from gpuprof.domain.duration import parse_duration
+    from gpuprof.domain.validation import parse_duration
     from gpuprof.pipeline.trace import record_trace
 
     duration_s = parse_duration(process.duration, "--duration")

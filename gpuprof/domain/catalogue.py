@@ -1,17 +1,23 @@
-"""Reads the catalogue of devices shipped with gpuprof."""
+"""The catalogue of devices shipped with gpuprof; GPUs of a user's file, or described by drivers and reports."""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuprof.domain.device import Device, MigProfile, SmLimits
-from gpuprof.errors import unknown_name
+from gpuprof.domain.file_access import read_input
+from gpuprof.errors import InputError, unknown_name
 
 _MIB = 2**20
 
@@ -96,3 +102,250 @@ def make_device(name: str, table: Mapping[str, Any]) -> Device:
 def _read_mig_profile(table: Mapping[str, Any]) -> MigProfile:
     values = {key: value for key, value in table.items() if key not in {"memory_mib", "start_slots"}}
     return MigProfile(**values, memory_bytes=table["memory_mib"] * _MIB, start_slots=tuple(table["start_slots"]))
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_Positive = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+_RATES = frozenset({"float64", "float32", "tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
+
+
+class _Table(BaseModel):
+    """Keys of a GPU; units as in the catalogue."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _SmTable(_Table):
+    threads: _Count
+    warps: _Count
+    blocks: _Count
+    registers: _Count
+    shared_memory_bytes: _Count
+    max_registers_per_thread: _Count = 255
+    max_registers_per_block: _Count = 65536
+    max_shared_memory_per_block_bytes: _Count = 49152
+
+
+class _MigTable(_Table):
+    name: Annotated[str, Field(pattern=r"^\d+g\.\d+gb$")]
+    sms: _Count
+    memory_mib: _Positive
+    memory_slices: _Count
+    compute_slices: _Count
+    start_slots: tuple[Annotated[int, Field(ge=0, lt=16)], ...]
+    max_count: _Count
+
+
+class _DeviceTable(_Table):
+    compute_units: _Count
+    clock_mhz: _Positive
+    dram_mib: _Positive
+    dram_gb_per_s: _Positive
+    l2_mib: _Positive
+    tflops: dict[str, _Positive]
+    full_name: str | None = None
+    driver_names: tuple[str, ...] = ()
+    compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")]
+    process_nm: _Positive | None = None
+    max_power_w: _Positive | None = None
+    price_per_hour: _Positive | None = None
+    dram_type: str | None = None
+    sm: _SmTable | None = None
+    mig_slices: Annotated[int, Field(ge=0, le=16)] = 0
+    mig_profiles: tuple[_MigTable, ...] = ()
+    sources: dict[str, str] = {}
+
+
+def read_device_file(path: Path) -> Mapping[str, Device]:
+    """Return the GPUs described in a TOML file, by name; each GPU is a table.
+
+    Omitted SM limits are taken from the GPU of the catalogue with the nearest compute capability. Raises `InputError`
+    when the file cannot be read, a key is missing, unknown or out of range, or a name is in the catalogue already.
+    """
+    try:
+        content = tomllib.loads(read_input(path, "name a TOML file of devices").decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    if not content:
+        raise InputError(f"{path} describes no device", "write a table [NAME] for each, as gpuprof's devices.toml")
+    return {name: _read_table(path, name, table) for name, table in content.items()}
+
+
+def _read_table(path: Path, name: str, table: object) -> Device:
+    where = f"{path}: [{name}]"
+    if not _NAME.fullmatch(name) or name in devices() or name in ("any", "cpu", "gpu"):
+        taken = "is a name of gpuprof's own" if _NAME.fullmatch(name) else "must be of a-z, 0-9, '.', '_' and '-'"
+        raise InputError(f"{where}: the name {taken}", "call the device otherwise")
+    if not isinstance(table, dict):
+        raise InputError(f"{where}: it is no table", "write [NAME] once for each device, then its keys")
+    try:
+        table_model = _DeviceTable.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the table"
+        raise InputError(
+            f"{where}: {key}: {first['msg']}", "keys and units are those of gpuprof's devices.toml"
+        ) from None
+    unknown = sorted(set(table_model.tflops) - _RATES)
+    if unknown or "float32" not in table_model.tflops:
+        problem = f"unknown type {unknown[0]!r}" if unknown else "float32 is missing"
+        raise InputError(f"{where}: tflops: {problem}", f"give float32 and, where it has them, of {sorted(_RATES)}")
+    values: dict[str, Any] = table_model.model_dump(exclude_none=True, exclude={"sm"})
+    values["sm"] = _read_limits(table_model)
+    return make_device(name, {"full_name": name, **values, "sources": {"device": str(path), **table_model.sources}})
+
+
+def _read_limits(table: _DeviceTable) -> dict[str, int]:
+    """Return the limits of an SM: from the file, else of the catalogue's GPU with the nearest compute capability."""
+    if table.sm is not None:
+        return table.sm.model_dump()
+    capability = float(table.compute_capability)
+    candidates = [gpu for gpu in devices().values() if gpu.sm is not None]
+    nearest = min(candidates, key=lambda gpu: abs(float(gpu.compute_capability or 0) - capability))
+    assert nearest.sm is not None
+    return {key: getattr(nearest.sm, key) for key in SmLimits.__dataclass_fields__}
+
+
+#: Brand words before or after a product's name, which do not distinguish boards.
+_BRANDS = frozenset({"nvidia", "tesla", "geforce", "quadro", "rtx", "gtx", "gpu", "hgx"})
+_SXM = re.compile(r"sxm\d?")
+_MEMORY = re.compile(r"(\d+)(?:gb|gib|g)")
+_JOINED = re.compile(r"^(rtx|gtx)(?=\d{4})")
+#: Least digits of a product's number (the 4090 of an RTX 4090); shorter numbers are gigabytes.
+_PRODUCT_DIGITS = 4
+#: Words of a board's name besides the product: form factor, memory, server edition.
+_FORMS = frozenset({"pcie", "sxm", "nvl", "hbm3", "hbm3e", "blackwell", "server", "edition", "one", "of", "the", "two"})
+
+
+def matching_names(text: str) -> tuple[str, ...]:
+    """Return the names of the boards in the catalogue that ``text`` may denote, in the catalogue's order.
+
+    Every word of the text must occur in the board's names, and every word of its product in the text: ``"A100"``
+    matches four boards, ``"RTX 6000"`` does not match RTX PRO 6000.
+
+    Examples
+    --------
+    >>> matching_names("NVIDIA A100-SXM4-80GB"), matching_names("GeForce RTX 4090")
+    (('a100-80',), ('rtx-4090',))
+    """
+    query = _words(text)
+    if not query:
+        return ()
+    names = []
+    for name, device in devices().items():
+        words = _words(name)
+        every = words.union(*(_words(label) for label in (device.sources["name"], *driver_names_by_device()[name])))
+        product = {
+            word for word in words if word not in _FORMS and not (word.isdigit() and len(word) < _PRODUCT_DIGITS)
+        }
+        if product <= query <= every:
+            names.append(name)
+    return tuple(names)
+
+
+def _words(text: str) -> set[str]:
+    parts = (_JOINED.sub("", part) for part in re.split(r"[^a-z0-9]+", text.lower()))
+    return set(_plain_words(part for part in parts if part)) - _BRANDS
+
+
+def _plain_words(parts: Iterable[str]) -> Iterable[str]:
+    for part in parts:
+        memory = _MEMORY.fullmatch(part)
+        yield memory[1] if memory else "sxm" if _SXM.fullmatch(part) else part
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDescription:
+    """Properties of a board; None: not given."""
+
+    name: str  #: Name by the driver, ``"NVIDIA H100 80GB HBM3"``.
+    compute_capability: str | None = None  #: ``"9.0"``.
+    sms: int | None = None
+    clock_mhz: float | None = None  #: Highest clock of the SMs.
+    memory_bytes: int | None = None
+    memory_bytes_per_s: float | None = None
+    l2_bytes: int | None = None
+    #: ``warps_per_sm``, ``registers_per_sm``, ``shared_bytes_per_sm``, ``shared_bytes_per_block``: Limits of an SM and
+    #: of a block, for a block the opt-in maximum.
+    warps_per_sm: int | None = None
+    registers_per_sm: int | None = None
+    shared_bytes_per_sm: int | None = None
+    shared_bytes_per_block: int | None = None
+
+
+def describe_device(description: GpuDescription, source: str = "the report") -> Device | None:
+    """Return the device of this name in the catalogue, else a device scaled from a board of equal compute capability.
+
+    ``source``: origin of the description, for ``Device.sources``.
+
+    Returns
+    -------
+    Device or None
+        None for a device outside the catalogue whose number of SMs is missing, or whose compute capability is missing
+        or not in the catalogue.
+    """
+    catalogued = device_of_driver(description.name)
+    if catalogued is not None:
+        return catalogued
+    siblings = [gpu for gpu in devices().values() if gpu.compute_capability == description.compute_capability]
+    if not siblings or description.compute_capability is None or not description.sms:
+        return None
+    sms = description.sms
+    base = min(siblings, key=lambda gpu: (abs(gpu.compute_units - sms), gpu.name))
+    clock = description.clock_mhz or base.clock_mhz
+    ratio = sms * clock / (base.compute_units * base.clock_mhz)
+    bandwidth = description.memory_bytes_per_s or base.dram_bytes_per_s
+    return replace(
+        base,
+        name=device_slug(description.name),
+        compute_units=sms,
+        clock_mhz=clock,
+        flops_per_s=MappingProxyType({dtype: rate * ratio for dtype, rate in base.flops_per_s.items()}),
+        dram_bytes=description.memory_bytes or base.dram_bytes,
+        dram_bytes_per_s=bandwidth,
+        l2_bytes=description.l2_bytes or base.l2_bytes,
+        sm=None if base.sm is None else _scale_limits(description, base.sm),
+        # These values do not scale from another board, and guesses would enter plans as facts.
+        max_power_w=None,
+        price_per_hour=None,
+        mig_slices=0,
+        mig_profiles=(),
+        sources=MappingProxyType(_describe_sources(description, base, source)),
+    )
+
+
+def device_slug(driver_name: str) -> str:
+    """Return the device name for a driver's name: ``"NVIDIA L40S"`` gives ``"l40s"``."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|tesla", "", driver_name.lower())).strip("-") or "gpu"
+
+
+def _scale_limits(description: GpuDescription, base: SmLimits) -> SmLimits:
+    block = description.shared_bytes_per_block or base.max_shared_memory_per_block_bytes
+    return replace(
+        base,
+        warps=description.warps_per_sm or base.warps,
+        threads=32 * (description.warps_per_sm or base.warps),
+        registers=description.registers_per_sm or base.registers,
+        shared_memory_bytes=description.shared_bytes_per_sm or base.shared_memory_bytes,
+        max_shared_memory_per_block_bytes=max(block, base.max_shared_memory_per_block_bytes),
+    )
+
+
+def _describe_sources(description: GpuDescription, base: Device, source: str) -> dict[str, str]:
+    reported = {
+        "clock": description.clock_mhz,
+        "memory": description.memory_bytes,
+        "bandwidth": description.memory_bytes_per_s,
+        "L2": description.l2_bytes,
+    }
+    missing = [name for name, value in reported.items() if not value]
+    assumed = f"; {', '.join(missing)} as of {base.name}" if missing else ""
+    return {
+        "name": description.name,
+        "compute": f"in proportion to {base.name}, by SMs and clock that {source} reports{assumed}",
+        "memory": f"as {source} reports it{assumed}",
+        "limits": base.sources["limits"],
+        "power": "unknown",
+        "price": "none: this board is not in the catalogue",
+    }

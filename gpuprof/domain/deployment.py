@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import quote
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +25,6 @@ from pydantic import (
     model_validator,
 )
 
-from gpuprof.domain.planned_with import PlannedWith
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError
@@ -59,6 +60,76 @@ class _MapElement(BaseModel):
     @model_serializer(mode="wrap")
     def _omit_empty(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {key: value for key, value in write(self).items() if value or key not in self.omitted_if_empty}
+
+
+_Milliseconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class PlannedDevices(_MapElement):
+    """Devices of a kind available to the plan; without ``count`` as many as needed.
+
+    ``price_per_hour`` is present if it differed from the catalogue's.
+    """
+
+    omitted_if_empty = ("price_per_hour",)
+
+    device: Annotated[str, Field(pattern=r"\S")]
+    count: _Count | None = None
+    price_per_hour: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
+
+
+class RecordedHostWork(_MapElement):
+    """Cost of serving assumed by the plan; fields as in `gpuprof.rules.host_work.HostWork`."""
+
+    handover_ms: _Milliseconds = 0.0
+    host_ms: _Milliseconds = 0.0
+    host_cores: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    host_ms_busy: _Milliseconds = 0.0
+
+
+class PlannedWith(_MapElement):
+    """The settings, costs and sources of a plan.
+
+    ``estimator`` is the name of the estimator of times; ``premise`` its assumption, if any, on which assumed times
+    depend; ``arrivals`` the arrival process or trace, None for Poisson. ``precision`` and ``runtime`` apply to models
+    without measurements on a GPU, None for their own types and ONNX Runtime; ``host_us`` is the host's time per launch,
+    None for the runtime's usual time. ``found_by`` names the method that found the map, ``stopped_by`` the reason for
+    an early end of the search. The other settings are those of `gpuprof.placement.problem.Options`.
+    """
+
+    version: Annotated[int, Field(ge=1, le=1)] = 1
+    estimator: str = "database"
+    premise: str | None = None
+    arrivals: str | None = None
+    fleet: tuple[PlannedDevices, ...] = ()
+    confidence: Annotated[float, Field(ge=0, lt=1)] | None = None
+    latency_budget: Annotated[float, Field(gt=0, le=1)] | None = None
+    overhead_ms: _Milliseconds = 0.0
+    max_batch: _Count = 256
+    max_processes: _Count | None = None
+    isolate: bool = False
+    host: RecordedHostWork = RecordedHostWork()
+    precision: str | None = None
+    runtime: str | None = None
+    host_us: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
+    slo_sha256: str | None = None
+    database_sha256: str | None = None
+    found_by: str | None = None
+    stopped_by: str | None = None
+
+    @field_validator("fleet")
+    @classmethod
+    def _require_distinct_devices(cls, fleet: tuple[PlannedDevices, ...]) -> tuple[PlannedDevices, ...]:
+        names = [entry.device for entry in fleet]
+        if len(set(names)) < len(names):
+            raise ValueError("a device stands in the fleet more than once")
+        return fleet
+
+    @model_serializer(mode="wrap")
+    def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit unknown fields, and options that were not taken."""
+        return {key: value for key, value in write(self).items() if value is not None and value is not False}
 
 
 class RequiredCompute(_MapElement):
@@ -398,3 +469,69 @@ def read_creation_time(text: str) -> datetime:
 def share_of(partition: Partition, replica: Replica) -> Share:
     """Return the share of a replica in ``partition``."""
     return Share(replica.sm_share_pct, None if partition.mig is None else partition.mig.profile)
+
+
+_MARK = "@"
+
+
+@dataclass(frozen=True, slots=True)
+class PublicName:
+    """Name and version of a model for clients."""
+
+    name: str
+    version: str = "1"
+
+    @classmethod
+    def of(cls, model: str, path: str | None = None) -> PublicName:
+        """Return the name and the version of a model of a map.
+
+        Version 3 of ``resnet50`` is either ``resnet50@3``, or ``resnet50`` from ``…/resnet50/3/model.onnx``, the layout
+        of model repositories; other models have version 1. ``model``: name in the map; ``path``: path of the file.
+
+        Examples
+        --------
+        >>> PublicName.of("resnet50@3")
+        PublicName(name='resnet50', version='3')
+        >>> PublicName.of("resnet50", "models/resnet50/4/model.onnx").address
+        '/v2/models/resnet50/versions/4'
+        """
+        name, mark, version = model.rpartition(_MARK)
+        if mark and name and _is_version(version):
+            return cls(name, version)
+        folders = PurePath(path or "").parent.parts
+        if len(folders) > 1 and folders[-2] == model and _is_version(folders[-1]):
+            return cls(model, folders[-1])
+        return cls(model)
+
+    @property
+    def address(self) -> str:
+        """Path of this version in the Open Inference Protocol."""
+        return f"/v2/models/{quote(self.name, safe='')}/versions/{quote(self.version, safe='')}"
+
+
+def model_address(model: str) -> str:
+    """Return the address of a map's model: of the version in its name, else of the newest version.
+
+    Examples
+    --------
+    >>> model_address("resnet50")
+    '/v2/models/resnet50'
+    """
+    public = PublicName.of(model)
+    return f"/v2/models/{quote(model, safe='')}" if public.name == model else public.address
+
+
+def version_order(version: str) -> tuple[int, str]:
+    """Return a sort key for versions, from the oldest to the newest.
+
+    Examples
+    --------
+    >>> sorted(["10", "9", "2"], key=version_order)
+    ['2', '9', '10']
+    """
+    return (int(version), "") if version.isdigit() else (-1, version)
+
+
+def _is_version(text: str) -> bool:
+    # No leading zeros: 3 and 03 would be two addresses of the same version.
+    return text.isascii() and text.isdigit() and len(text) < 10 and text == str(int(text))

@@ -1,14 +1,18 @@
-"""Estimates of models on devices: figures with source and interval, and the protocols of estimators."""
+"""Estimates of models on devices: figures with source and interval, protocols of estimators, failed runs, bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.runtime_variant import Padding
-from gpuprof.domain.share import Share
+from gpuprof.domain.share import Share, parse_share
+from gpuprof.errors import InputError
 
 MEASURED = "measured"
 INTERPOLATED = "interpolated"
@@ -362,3 +366,159 @@ class SlowingEstimator(Estimator, Protocol):
         workload with only a part of the device or instance.
         """
         ...
+
+
+_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d{1,9})(?::(?P<share>[^:]+))?)?")
+
+
+def read_neighbour(text: str, device: Device) -> tuple[str, int | None, Share | None]:
+    """Parse ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``; a colon may replace the ``@``.
+
+    Raises `InputError` when the model is missing, or the share is invalid.
+
+    Returns
+    -------
+    tuple of str, int or None, Share or None
+        The model, its batch and its share; None for omitted parts.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> read_neighbour("resnet50@4:50", device("a100-80"))
+    ('resnet50', 4, Share(sm_pct=50.0, mig=None))
+    """
+    match = _NEIGHBOUR.fullmatch(text)
+    if match is None:
+        raise InputError(f"cannot read the neighbour {text!r}", "write MODEL, MODEL@batch or MODEL@batch:share")
+    batch = None if match["batch"] is None else int(match["batch"])
+    share = None if match["share"] is None else parse_share(match["share"], device.compute_units)
+    return match["model"], batch, share
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FailedRun:
+    """A run without a measurement: out of memory, wrong outputs, or refused by the runtime."""
+
+    device: str
+    workload: Workload
+    reason: str  #: Reason recorded in the database.
+    beside: tuple[Workload, ...] = ()  #: Neighbours during the failed run.
+
+    def rename(self, names_of: Callable[[str], Sequence[str]]) -> Iterator[FailedRun]:
+        """Yield the run under each combination of names of its models; nothing where a model has no name."""
+        for workload, *beside in rename_workloads((self.workload, *self.beside), names_of):
+            yield replace(self, workload=workload, beside=tuple(beside))
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether the run ran out of memory, so that a larger share of the compute units would not help."""
+        return "memory" in self.reason.lower()
+
+    def __str__(self) -> str:
+        workload = self.workload
+        processes = "" if workload.processes == 1 else f" with {workload.processes} processes"
+        neighbours = "".join(f" beside {w.model} at batch {w.batch} under {w.share}" for w in self.beside)
+        run = f"{workload.model} at batch {workload.batch}{processes} under {workload.share}{neighbours}"
+        return f"{run} failed on {self.device}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRuns:
+    """Failed and successful runs in a database."""
+
+    failed: tuple[FailedRun, ...] = ()
+    #: Device and workload of successful runs, which failures elsewhere do not refute.
+    measured: frozenset[tuple[str, Workload]] = frozenset()
+    #: Device and workloads (sorted) of successful co-located runs.
+    together: frozenset[tuple[str, tuple[Workload, ...]]] = frozenset()
+
+
+def rename_workloads(
+    workloads: Sequence[Workload], names_of: Callable[[str], Sequence[str]]
+) -> Iterator[tuple[Workload, ...]]:
+    """Yield the workloads under each combination of names of their models."""
+    renamings = [[replace(workload, model=name) for name in names_of(workload.model)] for workload in workloads]
+    yield from product(*renamings)
+
+
+#: No failures known.
+NOTHING_TRIED = TriedRuns()
+
+
+#: Rounding error allowed in a number of boards.
+_ROUNDING = 1e-6
+
+
+@runtime_checkable
+class WorkEstimator(Estimator, Protocol):
+    """An estimator of the work of a request."""
+
+    def board_work_ms(self, model: str, device: Device) -> Figure | None:
+        """Return a lower bound, in ms, of the time of the whole device per request; None where unknown.
+
+        Raises
+        ------
+        InputError
+            As `estimate` does.
+        """
+        ...
+
+
+def board_work(estimator: Estimator, model: str, device: Device) -> Figure | None:
+    """Return a lower bound, in ms and with its interval, of the time of the whole device per request.
+
+    None where the estimator has no bound or the device cannot run the model. The figure's source is ``measured``
+    where the bound follows from measurements; batch sizes between and beyond them may be estimated slightly better.
+    """
+    if not isinstance(estimator, WorkEstimator):
+        return None
+    try:
+        return estimator.board_work_ms(model, device)
+    except InputError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkBound:
+    """Lower bounds of the devices and the cost for a set of demands."""
+
+    gpus: int
+    cost_per_hour: float
+
+
+def bound_by_work(
+    rates_rps: Mapping[str, float],
+    kinds: Sequence[tuple[Device, float]],
+    work_ms: Callable[[str, Device], float | None],
+) -> WorkBound:
+    """Return lower bounds of the number of devices and of the cost per hour for the work of demands.
+
+    Conservation of work: a request takes at least a certain time of the whole board (`board_work`), the time of its
+    kernels at the most efficient batch size, with launches and copies hidden behind other processes. Shares, MIG
+    instances and processes divide this time; none of them adds to it. So demands with a total work of 11.2 boards need
+    12 or more, and a GPU with 1.75 seconds of work per second is overloaded, whatever times the map predicts.
+
+    Parameters
+    ----------
+    rates_rps : mapping of str to float
+        Model → served requests per second.
+    kinds : sequence of (Device, float)
+        The available kinds of device, each with its price per hour.
+    work_ms : callable
+        Model and device → `board_work` at the plan's confidence (the mean, or an end of the interval). None: unknown,
+        and counted as 0.
+
+    Examples
+    --------
+    >>> from gpuprof.domain.catalogue import device
+    >>> bound_by_work({"bert": 400.0}, [(device("t4"), 0.5)], lambda model, kind: 72.0)
+    WorkBound(gpus=29, cost_per_hour=14.5)
+    """
+    devices = cost = 0.0
+    for model, rate_rps in rates_rps.items():
+        options = [(rate_rps * (work_ms(model, device) or 0.0) / 1e3, price) for device, price in kinds]
+        devices += min((boards for boards, _ in options), default=0.0)
+        cost += min((boards * price for boards, price in options), default=0.0)
+    gpus = math.ceil(devices - _ROUNDING)
+    prices = {price for _, price in kinds}
+    return WorkBound(gpus, max(cost, gpus * min(prices, default=0.0)))

@@ -1,13 +1,15 @@
-"""Sojourn times of requests in a replica: batch formation, queueing and service."""
+"""Sojourn times of requests in a replica or a pool: batch formation, queueing and service; queueing models."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals, GammaArrivals, scale_to_rate
+from gpuprof.errors import InputError
 
 #: Step of the load grid in log(1 / (1 - load)), to which queues are nearly proportional near capacity, and last index.
 _LOAD_STEP = 0.08
@@ -170,3 +172,119 @@ class QuickQueueModel(QueueModel, Protocol):
         The load is a part of the capacity; 0.0 where the replicas are late at any load. For searches that verify their
         choice.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedQueue:
+    """A queueing model with arrivals of a given shape in place of Poisson arrivals."""
+
+    queueing: QueueModel
+    #: Process of any rate, scaled to the rate in question (`gpuprof.domain.arrival_process.scale_to_rate`).
+    shape: ArrivalProcess
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        """Return the distribution of the time in a replica, the criterion for a map."""
+        return self.pool(arrivals, (server,)).whole
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
+        """Return the distribution of the time in a system of replicas with a common stream."""
+        return self.queueing.pool(Arrivals.from_process(self.shape, arrivals.rate_rps), servers, coarse=coarse)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQueues:
+    """A queueing model for each served model, selected by `queue_of`."""
+
+    by_model: Mapping[str, QueueModel]
+    #: Model for queries without a model's name: the utilization of a replica does not depend on the arrival process.
+    unnamed: QueueModel
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        """Return the distribution of the time in a replica of an unnamed model."""
+        return self.unnamed.sojourn(arrivals, server)
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
+        """Return the distribution of the time in a system of replicas of an unnamed model."""
+        return self.unnamed.pool(arrivals, servers, coarse=coarse)
+
+
+def queue_of(queueing: QueueModel, model: str) -> QueueModel:
+    """Return the queueing model for the replicas of a model.
+
+    Raises `InputError` where queueing models are defined by model, but not for this model.
+    """
+    if not isinstance(queueing, ModelQueues):
+        return queueing
+    if model not in queueing.by_model:
+        modelled = ", ".join(sorted(queueing.by_model))
+        raise InputError(f"nothing is known of how requests of {model} arrive", f"the trace has those of {modelled}")
+    return queueing.by_model[model]
+
+
+#: Relative precision of the common tail of all replicas.
+_PRECISION = 1e-7
+#: Milliseconds, 30 years: a rate that needs a longer tail exceeds the replicas' capacity.
+_LONGEST_MS = 1e12
+
+
+def split_stream(queueing: QueueModel, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+    """Return the times in replicas with independent streams at rates proportional to capacity."""
+    capacity = math.fsum(server.capacity_rps for server in servers)
+    parts = []
+    for server in servers:
+        rate = arrivals.rate_rps * server.capacity_rps / capacity
+        parts.append(ServedPart(rate, queueing.sojourn(Arrivals(rate, arrivals.scv), server)))
+    return PoolSojourn(mix_parts(parts), tuple(parts))
+
+
+def balance_stream(
+    queueing: QueueModel,
+    arrivals: Arrivals,
+    servers: Sequence[BatchServer],
+    largest_rps: Callable[[BatchServer, float], float],
+) -> PoolSojourn:
+    """Return the times in replicas with independent streams at rates that equalise their tails.
+
+    If any split keeps every replica's tail within a time, this split does. ``largest_rps`` returns the largest rate at
+    which a replica's tail is within a time in ms.
+    """
+    kinds = Counter(servers)
+
+    def served_rps(limit_ms: float) -> float:
+        return math.fsum(count * largest_rps(server, limit_ms) for server, count in kinds.items())
+
+    low, high = 0.0, 1.0
+    while served_rps(high) < arrivals.rate_rps and high < _LONGEST_MS:
+        low, high = high, 2.0 * high
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if served_rps(middle) >= arrivals.rate_rps else (middle, high)
+    # The upper end of the bisection serves slightly more than the arrivals: rates are scaled to their sum.
+    scale = arrivals.rate_rps / (served_rps(high) or 1.0)
+    rates = {server: scale * largest_rps(server, high) for server in kinds}
+    parts = {server: ServedPart(rate, queueing.sojourn(Arrivals(rate), server)) for server, rate in rates.items()}
+    server_parts = [parts[server] for server in servers]
+    return PoolSojourn(mix_parts(server_parts), tuple(server_parts))
+
+
+def mix_parts(parts: Sequence[ServedPart]) -> Sojourn:
+    """Return the distribution over the requests of all parts."""
+    laws = [part.sojourn for part in parts]
+    if all(law == laws[0] for law in laws):
+        return laws[0]
+    total = math.fsum(part.rate_rps for part in parts)
+    weights = [part.rate_rps / total if total else 1.0 / len(parts) for part in parts]
+    times = sorted({ms for law in laws for _, ms in law.quantiles_ms if math.isfinite(ms)})
+    # Between adjacent times every distribution is linear, and so is the mixture.
+    mixed = [
+        (math.fsum(weight * law.fraction_within(ms) for weight, law in zip(weights, laws, strict=True)), ms)
+        for ms in times
+    ]
+    if any(math.isinf(law.mean_ms) for law in laws):
+        mixed.append((1.0, math.inf))
+    return Sojourn(
+        math.fsum(weight * law.utilization for weight, law in zip(weights, laws, strict=True)),
+        math.fsum(weight * law.mean_batch for weight, law in zip(weights, laws, strict=True)),
+        math.fsum(weight * law.mean_ms for weight, law in zip(weights, laws, strict=True)),
+        ((0.0, mixed[0][1]), *mixed),
+    )

@@ -1,4 +1,7 @@
-"""Checks of arguments and settings by pydantic, whose errors become an `InputError` with the rule and the value."""
+"""Checks of arguments and settings by pydantic, whose errors become an `InputError` with the rule and the value.
+
+Also durations in texts (``90``, ``250ms``, ``5m``, ``1d``), and values given by name, each name once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import functools
 import inspect
 import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, validate_call
@@ -89,3 +92,61 @@ def check_fields(cls: type[T]) -> type[T]:
     """Return a dataclass whose constructor checks its arguments as `check_arguments` does, before ``__post_init__``."""
     cls.__init__ = check_arguments(cls.__init__, cls.__name__)  # type: ignore[method-assign]
     return cls
+
+
+_FORM = re.compile(r"(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*(?P<unit>ms|s|m|min|h|d)?")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+#: Times are whole nanoseconds in 64 bits, whose range ends after 292 years.
+LONGEST_S = 100 * 365 * 86400.0
+
+
+def parse_duration(
+    text: str,
+    what: str = "a duration",
+    least_s: float | None = None,
+    *,
+    most_s: float = LONGEST_S,
+    unit: str = "s",
+) -> float:
+    """Return the duration written in ``text``, in ``unit``; a number alone is in that unit.
+
+    Raises `InputError` when the text has another form, or the duration is shorter than ``least_s`` (None: is zero) or
+    longer than ``most_s``.
+
+    Examples
+    --------
+    >>> parse_duration("250ms"), parse_duration("5m"), parse_duration("90")
+    (0.25, 300.0, 90.0)
+    >>> parse_duration("0.7", unit="ms"), parse_duration("2s", unit="ms")
+    (0.7, 2000.0)
+    """
+    match = _FORM.fullmatch(text.strip().lower())
+    if match is None:
+        raise InputError(f"cannot read {what} from {text!r}", f"write a number and ms, s, m, h or d, as in 60{unit}")
+    number, of_text = float(match["number"]), _SECONDS[match["unit"] or unit]
+    seconds = number * of_text
+    is_long_enough = seconds > 0.0 if least_s is None else seconds >= least_s
+    if not is_long_enough or not seconds <= most_s:
+        least_text = "above 0" if least_s is None else f"at least {least_s:g} s"
+        most_text = "100 years" if most_s == LONGEST_S else f"{most_s:g} s"
+        raise InputError(f"{what} must be {least_text} and at most {most_text} but got {text}")
+    return number * (of_text / _SECONDS[unit])
+
+
+Value = TypeVar("Value")
+
+
+def collect_distinct(what: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """Return the values by name; ``what`` describes them in errors.
+
+    Raises `InputError` when a name occurs twice, since the intended value is ambiguous.
+    """
+    values: dict[str, Value] = {}
+    for name, value in pairs:
+        if name in values:
+            first, second = (f"{item:g}" if isinstance(item, float) else str(item) for item in (values[name], value))
+            raise InputError(
+                f"{what} of {name or 'all models'} is given twice: {first} and {second}", "leave one of them out"
+            )
+        values[name] = value
+    return values

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpuprof.domain.board_work import board_work
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, board_work
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.estimators.foreign_estimator import ForeignEstimator

@@ -150,7 +150,7 @@ class DatabaseEstimator:
         return alone if derived else self.colocations.slow_any(alone, device)
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return the least time of the whole device per request; see `gpuprof.domain.board_work`.
+        """Return the least time of the whole device per request; see `gpuprof.domain.estimate`.
 
         For a model measured on the device: the time under the share with the most work for its size.
         """

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpuprof.domain.board_work import board_work
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times, board_work
 from gpuprof.domain.share import Share
 
 

@@ -12,10 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpuprof.domain.board_work import board_work
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, SlowingEstimator, Workload, batch_times
-from gpuprof.domain.failure import TriedRuns, rename_workloads
+from gpuprof.domain.estimate import (
+    Estimate,
+    Estimator,
+    Figure,
+    SlowingEstimator,
+    TriedRuns,
+    Workload,
+    batch_times,
+    board_work,
+    rename_workloads,
+)
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import name_parts
 from gpuprof.estimators.measured.figures import blend_figures

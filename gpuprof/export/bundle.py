@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
-from gpuprof.domain.public_name import PublicName
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, PublicName, Replica
 from gpuprof.graph.file import read_onnx
 
 #: Maximum length of a generated name, which must fit into a label with a number.

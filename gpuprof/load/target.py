@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from gpuprof.domain.public_name import model_address
+from gpuprof.domain.deployment import model_address
 from gpuprof.domain.sizes import Sizes, parse_mix
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.transport.datatypes import NUMPY_NAMES, ONNX_NAMES, join_strings

@@ -14,9 +14,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from gpuprof.domain.catalogue import device_of_driver, devices
+from gpuprof.domain.catalogue import GpuDescription, describe_device, device_of_driver, device_slug, devices
 from gpuprof.domain.device import Device, MigProfile
-from gpuprof.domain.gpu_description import GpuDescription, describe_device, device_slug
 from gpuprof.machine.nvml import ask_nvml, decode_nvml, load_nvml
 
 _POSSIBLE_PLACEMENTS = "nvmlDeviceGetGpuInstancePossiblePlacements"

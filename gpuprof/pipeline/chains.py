@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.demand import Demand, Slo, require_possible
 from gpuprof.domain.deployment import Chain, DeploymentMap
-from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
+from gpuprof.domain.sojourn import ModelQueues, ShapedQueue, queue_of
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import model_name, name_demand
 from gpuprof.pipeline.estimate import estimate_smallest

@@ -80,8 +80,7 @@ def resolve_device(
 
 def _board_meant(name: str, note: NoteCallback) -> Device | None:
     """Return the board of the catalogue with this name; of several boards the first, with a note."""
-    from gpuprof.domain.catalogue import device_of_driver, devices
-    from gpuprof.domain.device_names import matching_names
+    from gpuprof.domain.catalogue import device_of_driver, devices, matching_names
 
     device = device_of_driver(name)
     if device is not None:
@@ -99,7 +98,7 @@ def read_own_devices(path: PathArgument | None) -> Mapping[str, Device]:
     """
     if path is None:
         return {}
-    from gpuprof.domain.device_file import read_device_file
+    from gpuprof.domain.catalogue import read_device_file
 
     return read_device_file(Path(path))
 

@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import MEASURED, Estimate, Estimator, Figure, Workload, describe_unknown_ops
-from gpuprof.domain.neighbour import read_neighbour
+from gpuprof.domain.estimate import (
+    MEASURED,
+    Estimate,
+    Estimator,
+    Figure,
+    Workload,
+    describe_unknown_ops,
+    read_neighbour,
+)
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import combine_sizes, describe_sizes, require_dimensions, sized_name, split_name
 from gpuprof.domain.validation import Count, Positive

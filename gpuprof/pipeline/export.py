@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_sources import describe_basis
-from gpuprof.domain.map_summary import describe_turns, describe_unshared
+from gpuprof.domain.map_sources import describe_basis, describe_turns, describe_unshared
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.export.targets import check_target as check_target
 from gpuprof.export.targets import export as export_map

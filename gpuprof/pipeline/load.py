@@ -20,9 +20,8 @@ from pydantic import BeforeValidator, Field
 
 from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.domain.demand import Slo
-from gpuprof.domain.named_values import collect_distinct
 from gpuprof.domain.sizes import check_size, describe_sizes, require_dimensions
-from gpuprof.domain.validation import NotNegative, Positive, Seed
+from gpuprof.domain.validation import NotNegative, Positive, Seed, collect_distinct
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.graph.load import read_free_dims
 from gpuprof.load.load import (

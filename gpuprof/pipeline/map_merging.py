@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.demand import join_demands
 from gpuprof.domain.deployment import DeploymentMap, ModelFile, RequestedModel
-from gpuprof.domain.model_queues import ModelQueues
+from gpuprof.domain.sojourn import ModelQueues
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.graph.file import read_onnx
 from gpuprof.placement.problem import Problem

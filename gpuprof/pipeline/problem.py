@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.demand import DemandFile
+from gpuprof.domain.deployment import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.domain.estimate import describe_unknown_ops
-from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import (
     SizeMix,
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
     from gpuprof.domain.deployment import ModelFile
     from gpuprof.domain.device import Device
-    from gpuprof.domain.estimate import Estimator
-    from gpuprof.domain.failure import TriedRuns
+    from gpuprof.domain.estimate import Estimator, TriedRuns
     from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.domain.sojourn import QueueModel
     from gpuprof.estimators.cross_gpu.execution import Execution
@@ -244,7 +243,7 @@ def size_demands(
 
 def collect_tried_runs(profiled_models: KnownModels, models: Iterable[str]) -> TriedRuns:
     """Return the database's records of successful and failed runs of the models that it has."""
-    from gpuprof.domain.failure import TriedRuns, rename_workloads
+    from gpuprof.domain.estimate import TriedRuns, rename_workloads
 
     tried = []
     names: dict[str, list[str]] = {}
@@ -491,12 +490,12 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
     Parameters
     ----------
     arrivals : str or None
-        As `gpuprof.domain.arrival_text.parse_arrivals` reads it, or the path of a trace; None: Poisson. A trace with
+        As `gpuprof.domain.arrival_process.parse_arrivals` reads it, or the path of a trace; None: Poisson. A trace with
         model names gives a shape for each model, a trace without names or with a single name gives one shape for all.
     models : iterable of str
         The planned models.
     """
-    from gpuprof.domain.model_queues import ModelQueues, ShapedQueue, queue_of
+    from gpuprof.domain.sojourn import ModelQueues, ShapedQueue, queue_of
     from gpuprof.estimators.queueing.queueing import BatchQueue
 
     if arrivals is None or arrivals.strip().lower() == POISSON:
@@ -513,7 +512,7 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
 
 def _read_shapes(text: str) -> Mapping[str, ArrivalProcess]:
     """Return the shape of each model's arrivals, or a single shape for all models."""
-    from gpuprof.domain.arrival_text import FORMS, parse_arrivals
+    from gpuprof.domain.arrival_process import FORMS, parse_arrivals
     from gpuprof.simulator.trace import read_trace
 
     path = Path(text)

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpuprof.domain.demand import Demand
-    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap, PlannedDevices
     from gpuprof.domain.device import Device
-    from gpuprof.domain.failure import TriedRuns
-    from gpuprof.domain.planned_with import PlannedDevices
+    from gpuprof.domain.estimate import TriedRuns
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.placement.policies import Policy
@@ -60,8 +59,8 @@ def restore_problem(
     `InputError` when the database is missing, or lacks a device of the map; or when the map's demands are impossible.
     """
     from gpuprof.domain.demand import Demand, Slo, require_possible
+    from gpuprof.domain.deployment import PlannedDevices
     from gpuprof.domain.fleet import Fleet, FleetEntry
-    from gpuprof.domain.planned_with import PlannedDevices
     from gpuprof.estimators.builtin import is_plugin
     from gpuprof.pipeline.devices import open_database, resolve_device
     from gpuprof.pipeline.problem import RECORDED_OPTIONS
@@ -214,7 +213,7 @@ def collect_map_evidence(
 
     ``against``: demands to check instead of the map's own; ``source``: source of the times, by default the map's own.
     """
-    from gpuprof.domain.failure import NOTHING_TRIED
+    from gpuprof.domain.estimate import NOTHING_TRIED
     from gpuprof.pipeline.arguments import name_demand
     from gpuprof.pipeline.devices import open_database
     from gpuprof.placement.feasibility import Evidence
@@ -267,7 +266,7 @@ def describe_layout_fault(deployment: DeploymentMap, base: Path, database: Kerne
 
 def _collect_tried(deployment: DeploymentMap, base: Path, database: KernelDb | None) -> TriedRuns:
     """Return a database's records of successful and failed runs of a map's services."""
-    from gpuprof.domain.failure import NOTHING_TRIED
+    from gpuprof.domain.estimate import NOTHING_TRIED
     from gpuprof.estimators.measured.known_models import KnownModels
     from gpuprof.estimators.services import name_tried_services
     from gpuprof.pipeline.problem import collect_tried_runs

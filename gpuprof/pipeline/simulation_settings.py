@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, model_validator
 
-from gpuprof.domain.duration import parse_duration
-from gpuprof.domain.validation import NotNegative, Positive, Seed
+from gpuprof.domain.validation import NotNegative, Positive, Seed, parse_duration
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.settings import Settings, option

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuprof.domain.arrival_text import parse_arrivals
+from gpuprof.domain.arrival_process import parse_arrivals
 from gpuprof.domain.validation import Count, NotNegative, Positive, Seed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
@@ -67,7 +67,7 @@ def record_trace(
         Requests per second by model; the single name ``""`` for a trace without model names.
     arrivals : str
         ``"constant"``, ``"poisson"``, ``"gamma:SCV"``, ``"bursts:RATIO,BURST,CALM"``, ``"diurnal:PEAK,PERIOD"``: as
-        `gpuprof.domain.arrival_text.parse_arrivals` reads it.
+        `gpuprof.domain.arrival_process.parse_arrivals` reads it.
     duration_s : float
     seed : int
         Same seed, same trace.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, NamingEstimator, Workload
-from gpuprof.domain.model_queues import queue_of
+from gpuprof.domain.sojourn import queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.problem import Problem
 

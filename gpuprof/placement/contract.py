@@ -21,8 +21,7 @@ from gpuprof.domain.device import Device, MigProfile
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
-from gpuprof.domain.split_stream import balance_stream, split_stream
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn, balance_stream, split_stream
 from gpuprof.errors import InputError
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, check

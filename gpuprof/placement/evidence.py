@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimator
-from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
+from gpuprof.domain.estimate import NOTHING_TRIED, Estimator, TriedRuns
 from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork

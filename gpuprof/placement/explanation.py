@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, Replica, share_of
-from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals
+from gpuprof.domain.sojourn import Arrivals, queue_of
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.policies import Policy

@@ -15,10 +15,8 @@ from dataclasses import replace
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import MEASURED, Estimate, Workload, classify_source
-from gpuprof.domain.failure import FailedRun
-from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
+from gpuprof.domain.estimate import MEASURED, Estimate, FailedRun, Workload, classify_source
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import RELATIVE_ROUNDING, Evidence, Violation, is_rounded_to
 from gpuprof.placement.map_workloads import (

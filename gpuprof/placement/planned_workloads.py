@@ -11,10 +11,9 @@ from statistics import NormalDist
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload, batch_times, classify_source
-from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.domain.sojourn import Arrivals, BatchServer, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.alike import find_alike
 from gpuprof.placement.evidence import is_rounded_to

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand
-from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.domain.sojourn import Arrivals, BatchServer, queue_of
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.load_search import find_load
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica

@@ -15,8 +15,7 @@ from functools import partial
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
-from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.load_search import find_load
 from gpuprof.placement.placement import PlacedGpu

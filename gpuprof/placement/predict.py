@@ -16,8 +16,7 @@ from gpuprof.domain.deployment import (
 )
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
-from gpuprof.domain.model_queues import queue_of
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn, queue_of
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments

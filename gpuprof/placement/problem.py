@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.demand import Demand
-from gpuprof.domain.deployment import Chain, DeploymentMap, ModelFile
+from gpuprof.domain.deployment import Chain, DeploymentMap, ModelFile, PlannedWith
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimator
-from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
+from gpuprof.domain.estimate import NOTHING_TRIED, Estimator, TriedRuns
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.planned_with import PlannedWith
 from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence

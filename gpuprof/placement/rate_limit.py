@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Slo
-from gpuprof.domain.model_queues import ShapedQueue
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, ShapedQueue
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.load_search import HALVED
 from gpuprof.placement.rate_bound import most_within_rps

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
-from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.planned_workloads import PlannedWorkloads, planned_ms

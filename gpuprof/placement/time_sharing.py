@@ -14,13 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-from gpuprof.domain.board_work import board_work
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import MEASURED, Workload, batch_times
+from gpuprof.domain.estimate import MEASURED, Workload, batch_times, board_work
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.model_queues import ModelQueues, ShapedQueue
 from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import ModelQueues, ShapedQueue
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.deploy import to_map

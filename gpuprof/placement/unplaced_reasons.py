@@ -13,9 +13,8 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import Unplaced
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
-from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals
+from gpuprof.domain.sojourn import Arrivals, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.limit import Limit, TimeUpError

@@ -1,13 +1,12 @@
-"""Checks that no device is given more work than it can do in the same time (`gpuprof.domain.board_work`)."""
+"""Checks that no device is given more work than it can do in the same time (`gpuprof.domain.estimate`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from gpuprof.domain.board_work import board_work
 from gpuprof.domain.deployment import DeploymentMap, Gpu
-from gpuprof.domain.estimate import MEASURED
+from gpuprof.domain.estimate import MEASURED, board_work
 from gpuprof.placement.evidence import Evidence, Violation
 from gpuprof.placement.map_workloads import upper_ms
 

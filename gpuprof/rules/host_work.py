@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.domain.planned_with import PlannedWith
+from gpuprof.domain.deployment import PlannedWith
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices

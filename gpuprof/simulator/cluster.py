@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
-from gpuprof.domain.duration import parse_duration
 from gpuprof.domain.estimate import MOST_VARIATION
+from gpuprof.domain.validation import parse_duration
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.rules.batching import wait_limit_ms
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, cores_of

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gpuprof.domain.arrival_process import ArrivalProcess, ArrivalStream
-from gpuprof.domain.arrival_text import parse_arrivals
+from gpuprof.domain.arrival_process import ArrivalProcess, ArrivalStream, parse_arrivals
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.named_values import collect_distinct
+from gpuprof.domain.validation import collect_distinct
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.simulator.trace import Trace
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess, RecordedArrivals, Times
-from gpuprof.domain.duration import LONGEST_S
 from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.validation import LONGEST_S
 from gpuprof.errors import InputError, refuse_unwritable
 
 MAX_FILE_BYTES = 16 * 2**30

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from gpuprof.cli.main import build_app
-from gpuprof.domain.duration import parse_duration
+from gpuprof.domain.validation import parse_duration
 from gpuprof.errors import InputError
 
 #: Options that are numbers of a unit, by verb, and what 500ms is in it.

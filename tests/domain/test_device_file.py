@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.catalogue import device
-from gpuprof.domain.device_file import read_device_file
+from gpuprof.domain.catalogue import device, read_device_file
 from gpuprof.errors import InputError
 
 BOARD = """

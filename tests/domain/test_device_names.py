@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.domain.catalogue import devices
-from gpuprof.domain.device_names import matching_names
+from gpuprof.domain.catalogue import devices, matching_names
 from gpuprof.pipeline.devices import resolve_device
 
 

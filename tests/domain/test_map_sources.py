@@ -4,11 +4,16 @@ import json
 
 import pytest
 
-from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
+from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, PlannedDevices
 from gpuprof.domain.map_file import parse_map
-from gpuprof.domain.map_sources import SourcePart, describe_basis, describe_sources, record_basis, split_by_source
-from gpuprof.domain.map_summary import summarize_map
-from gpuprof.domain.planned_with import PlannedDevices
+from gpuprof.domain.map_sources import (
+    SourcePart,
+    describe_basis,
+    describe_sources,
+    record_basis,
+    split_by_source,
+    summarize_map,
+)
 from gpuprof.placement.contract import demand, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.placement import Placement

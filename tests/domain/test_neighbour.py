@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.domain.catalogue import device
-from gpuprof.domain.neighbour import read_neighbour
+from gpuprof.domain.estimate import read_neighbour
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from gpuprof.domain.deployment import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.domain.map_file import parse_map
-from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.errors import InputError
 from gpuprof.rules.host_work import HostWork, host_work_of_plan
 

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from gpuprof.domain.sojourn import Arrivals, BatchServer, ServedPart, Sojourn
-from gpuprof.domain.split_stream import mix_parts, split_stream
+from gpuprof.domain.sojourn import Arrivals, BatchServer, ServedPart, Sojourn, mix_parts, split_stream
 from gpuprof.placement.contract import ExponentialQueue
 
 QUICK = Sojourn(0.1, 1.0, 5.0, ((0.0, 0.0), (1.0, 10.0)))

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.domain.estimate import Estimate, Figure, Workload
-from gpuprof.domain.failure import FailedRun, TriedRuns
+from gpuprof.domain.estimate import Estimate, FailedRun, Figure, TriedRuns, Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import split_name
 from gpuprof.estimators.services import ServiceEstimator, name_services, name_tried_services

@@ -11,8 +11,8 @@ import pytest
 import gpuprof
 from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_summary import summarize_map
-from gpuprof.domain.model_queues import ShapedQueue, queue_of
+from gpuprof.domain.map_sources import summarize_map
+from gpuprof.domain.sojourn import ShapedQueue, queue_of
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run

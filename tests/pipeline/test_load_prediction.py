@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.deployment import DeploymentMap, Replica
+from gpuprof.domain.deployment import DeploymentMap, PlannedWith, RecordedHostWork, Replica
 from gpuprof.domain.map_file import parse_map, write_map
-from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
 from gpuprof.load.load import LoadSettings, RequestStream, send_times
 from gpuprof.pipeline.load import LoadPrediction, predict_load
 from tests.reruns import serves_in_real_time

@@ -12,8 +12,7 @@ from gpuprof.domain.arrival_process import (
     BatchPoissonArrivals,
     RecordedArrivals,
 )
-from gpuprof.domain.model_queues import ShapedQueue, queue_of
-from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.domain.sojourn import Arrivals, BatchServer, ShapedQueue, queue_of
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.pipeline.problem import make_queueing

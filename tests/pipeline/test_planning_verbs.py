@@ -12,8 +12,8 @@ import pytest
 import gpuprof
 from gpuprof.cli.main import main
 from gpuprof.domain.demand import Demand, Slo, read_demands
+from gpuprof.domain.deployment import PlannedDevices
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.planned_with import PlannedDevices
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 import gpuprof
-from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
+from gpuprof.domain.deployment import DeploymentMap, PlannedWith, RecordedHostWork
 from gpuprof.pipeline.place import describe_routers
 from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.deploy import to_map

@@ -12,8 +12,7 @@ import pytest
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Figure, Workload
-from gpuprof.domain.failure import FailedRun, TriedRuns
+from gpuprof.domain.estimate import FailedRun, Figure, TriedRuns, Workload
 from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer

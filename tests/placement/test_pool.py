@@ -15,9 +15,8 @@ from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.model_queues import ShapedQueue
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ShapedQueue, Sojourn
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import LinearEstimator, evidence, plain_device, problem

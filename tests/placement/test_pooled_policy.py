@@ -8,7 +8,7 @@ import pytest
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.map_summary import summarize_map
+from gpuprof.domain.map_sources import summarize_map
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import LinearEstimator, plain_device, solve_and_check

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, Sojourn
-from gpuprof.domain.split_stream import split_stream
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, Sojourn, split_stream
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.pipeline.problem import make_queueing
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem

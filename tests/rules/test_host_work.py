@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
-from gpuprof.domain.split_stream import split_stream
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn, split_stream
 from gpuprof.rules.host_work import (
     BUSY_RPS,
     CALM_RPS,

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.http as triton
 
 from gpuprof.cli.main import main
-from gpuprof.domain.public_name import PublicName
+from gpuprof.domain.deployment import PublicName
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.load.target import Target
 from gpuprof.serving.router.router import Router

@@ -20,9 +20,9 @@ from gpuprof.domain.arrival_process import (
     RecordedArrivals,
     Times,
     mmpp_with_peaks,
+    parse_arrivals,
     scale_to_rate,
 )
-from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.errors import InputError
 from gpuprof.simulator.trace import record_arrivals
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import DeterministicArrivals, GammaArrivals
-from gpuprof.domain.arrival_text import parse_arrivals
+from gpuprof.domain.arrival_process import DeterministicArrivals, GammaArrivals, parse_arrivals
 from gpuprof.errors import InputError
 from gpuprof.simulator.trace import Trace, read_azure, read_trace, record_arrivals, write_trace
 

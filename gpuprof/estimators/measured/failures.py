@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Workload
-from gpuprof.domain.failure import FailedRun, TriedRuns
+from gpuprof.domain.estimate import FailedRun, TriedRuns, Workload
 from gpuprof.errors import InputError
 
 _LITTLE = 1e-9

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gpuprof.domain.estimate import Workload
-from gpuprof.domain.failure import FailedRun, TriedRuns
+from gpuprof.domain.estimate import FailedRun, TriedRuns, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.measured.measured import MeasuredModel

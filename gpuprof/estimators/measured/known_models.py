@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Workload
-from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
+from gpuprof.domain.estimate import NOTHING_TRIED, TriedRuns, Workload
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
 from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import COMPUTED, MOST_VARIATION, Workload, mark_source
-from gpuprof.domain.failure import FailedRun, TriedRuns
+from gpuprof.domain.estimate import COMPUTED, MOST_VARIATION, FailedRun, TriedRuns, Workload, mark_source
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import Sizes, split_name

@@ -20,9 +20,8 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import SlowingEstimator, Workload, batch_times
 from gpuprof.domain.fleet import FleetEntry
-from gpuprof.domain.model_queues import queue_of
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QuickQueueModel
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QuickQueueModel, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.optimal.candidates import Choices, drop_dominated, list_percents, name_alike
 from gpuprof.placement.optimal.waiting_bound import least_rate_within

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuprof.domain.board_work import board_work, bound_by_work
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import MEASURED
+from gpuprof.domain.estimate import MEASURED, board_work, bound_by_work
 from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem
@@ -69,7 +68,7 @@ def clip_bounds(problem: Problem, placement: Placement) -> Placement:
 def raise_by_work(problem: Problem, placement: Placement) -> Placement:
     """Return a placement of all demands with bounds no lower than the work of the demands on any devices.
 
-    See `gpuprof.domain.board_work`. Work derived from measurements bounds nothing: larger batches may do better.
+    See `gpuprof.domain.estimate`. Work derived from measurements bounds nothing: larger batches may do better.
     """
 
     def planned_work_ms(model: str, device: Device) -> float | None:

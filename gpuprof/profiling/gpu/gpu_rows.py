@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.domain.device import Device
-from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.domain.model import ModelGraph
 from gpuprof.graph.executed_graph import ExecutedNode, Group
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import gpuprof
+from gpuprof.domain.catalogue import describe_device
 from gpuprof.domain.device import Device
 from gpuprof.domain.file_access import refuse_pipe
-from gpuprof.domain.gpu_description import describe_device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import Sizes, describe_sizes

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpuprof.domain.gpu_description import GpuDescription
+from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.profiling.nsight.tool_process import find_tool, run_tool
 from gpuprof.profiling.timeline.timeline import column as column_or_nulls

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpuprof.domain.gpu_description import GpuDescription
+from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.timeline.attribution import NO_RANGE
 from gpuprof.profiling.timeline.timeline import (

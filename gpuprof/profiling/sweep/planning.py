@@ -8,8 +8,8 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import read_neighbour
 from gpuprof.domain.model import ModelGraph
-from gpuprof.domain.neighbour import read_neighbour
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import Sizes, require_dimensions
 from gpuprof.errors import InputError, unknown_name
@@ -230,7 +230,7 @@ def parse_shares(text: str | None, device: Device) -> tuple[Share, ...]:
 
 
 def parse_neighbour(text: str, device: Device) -> Neighbour:
-    """Return the file that `gpuprof.domain.neighbour.read_neighbour` reads from a text, with its batch and share.
+    """Return the file that `gpuprof.domain.estimate.read_neighbour` reads from a text, with its batch and share.
 
     Raises `InputError` when the file, the batch or the share is wrong.
     """

@@ -10,8 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.public_name import PublicName
+from gpuprof.domain.deployment import DeploymentMap, PublicName
 from gpuprof.errors import GpuprofError
 from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.engines.local_engine import Engine

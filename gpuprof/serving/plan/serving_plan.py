@@ -8,9 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
-from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, Partition, PublicName, Replica
 from gpuprof.domain.map_file import read_map
-from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices

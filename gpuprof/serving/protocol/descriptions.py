@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gpuprof.domain.public_name import version_order
+from gpuprof.domain.deployment import version_order
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpClient, HttpHead, Route, allow_only, respond_json
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.router.router import Router

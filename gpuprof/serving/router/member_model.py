@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gpuprof.domain.public_name import PublicName
+from gpuprof.domain.deployment import PublicName
 from gpuprof.graph.merged_model import MergedMember
 from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.router.infer_request import Urgency

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
 
-from gpuprof.domain.public_name import PublicName, version_order
+from gpuprof.domain.deployment import PublicName, version_order
 from gpuprof.serving.router.member_model import MemberModel, PlannedMember
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Arena

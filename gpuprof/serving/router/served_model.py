@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
-from gpuprof.domain.public_name import PublicName
+from gpuprof.domain.deployment import PublicName
 from gpuprof.rules.routing import (
     ReplicaLoad,
     RoutingRule,

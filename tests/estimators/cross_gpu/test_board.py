@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
-from gpuprof.domain.board_work import board_work, bound_by_work
 from gpuprof.domain.catalogue import device, devices
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Figure
+from gpuprof.domain.estimate import Figure, board_work, bound_by_work
 from gpuprof.domain.mig import distinct_layouts
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.execution import PRECISIONS, parse_execution

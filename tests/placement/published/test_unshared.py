@@ -11,7 +11,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.map_file import parse_map
-from gpuprof.domain.map_summary import summarize_map
+from gpuprof.domain.map_sources import summarize_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, evidence, plain_device, problem, solve_and_check

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.catalogue import device
-from gpuprof.domain.gpu_description import GpuDescription, describe_device
+from gpuprof.domain.catalogue import GpuDescription, describe_device, device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb

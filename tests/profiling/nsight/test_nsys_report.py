@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gpuprof.domain.gpu_description import GpuDescription
+from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.nsight.nsys_report import read_nsys
 from tests.profiling.nsys_files import KERNEL, MEMCPY, RUNTIME, Export, two_runs

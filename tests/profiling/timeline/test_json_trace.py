@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuprof.domain.gpu_description import GpuDescription
+from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.cpu.node_times import read_node_events
 from gpuprof.profiling.timeline.json_trace import read_json_trace

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuprof.domain.public_name import PublicName
+from gpuprof.domain.deployment import PublicName
 from gpuprof.errors import UnavailableError
 from gpuprof.serving.protocol.grpc_messages import read_large_call
 from gpuprof.serving.protocol.http_api import HttpApi

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuprof.domain.public_name import PublicName
+from gpuprof.domain.deployment import PublicName
 from gpuprof.graph.merged_model import MergedMember, MergedValue
 from gpuprof.serving.router.member_model import MemberModel, PlannedMember
 from gpuprof.serving.router.served_model import ServedModel
