@@ -30,13 +30,11 @@ from bench.published_launches import Launches, published_launches
 from bench.unseen_training import ROOT, hash_bytes
 from bench.v100_profiles import v100_profiles
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.creq.creq import METRICS
-from gpuprof.estimators.creq.launch_model import LaunchModel, achieved_occupancy_pct
-from gpuprof.estimators.creq.requirement import KernelFill, fill_of
+from gpuprof.estimators.creq import METRICS, KernelFill, LaunchModel, achieved_occupancy_pct, fill_of
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.rates import rates_of
-from gpuprof.estimators.memory.liveness import peak_activation_bytes
+from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.graph.load import load_graph
 
 _FOLDER = ROOT / "creq"

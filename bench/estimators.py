@@ -40,7 +40,7 @@ def search(database: Path) -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GroupKFold
 
-    from gpuprof.estimators.learned.expected_time import expected_features, expected_ns, fit_element_ns
+    from gpuprof.estimators.learned.features import expected_features, expected_ns, fit_element_ns
     from gpuprof.estimators.learned.regressors import make_constituents
 
     data = _training(database)

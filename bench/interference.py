@@ -20,19 +20,19 @@ import numpy as np
 
 from bench.published_pairs import read_pairs
 from gpuprof.estimators.conformal import quantile
-from gpuprof.estimators.igniter.fit import fit_all
-from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients, fit_all
 from gpuprof.estimators.igniter.profile import read_igniter_profile
-from gpuprof.estimators.interference.choice import LeftOutRow, leave_out
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
     ConstantInterference,
     ContentionModel,
     IgniterInterference,
     InterferenceModel,
+    LeftOutRow,
     LinearInterference,
     NoInterference,
     TrafficInterference,
+    leave_out,
 )
 
 _REFERENCE = Path("../shared/reference/igniter_v100")

@@ -11,8 +11,8 @@ from bench.op_training import chip_of
 from bench.published_launches import Launches
 from bench.tree_export import export_trees
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.creq.launch_model import FIXED_WARPS, KINDS, TARGETS, kinds_of, launch_features
-from gpuprof.estimators.cross_gpu.op_table import Array
+from gpuprof.estimators.creq import FIXED_WARPS, KINDS, TARGETS, kinds_of, launch_features
+from gpuprof.estimators.cross_gpu.features import Array
 from gpuprof.estimators.cross_gpu.rates import rates_of
 
 _ROUNDS = 60

@@ -36,9 +36,8 @@ from gpuprof.domain.estimate import Figure
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
-from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode
+from gpuprof.estimators.cross_gpu.kernels import KernelList, KernelsByBatch, LaunchMode
 from gpuprof.estimators.cross_gpu.kernels import list_kernels as list_graph_kernels
-from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build

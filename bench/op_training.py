@@ -13,6 +13,7 @@ from bench.tree_export import export_trees
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.features import (
     REGRESSORS,
+    Array,
     OpBounds,
     bound_times,
     features_of,
@@ -21,7 +22,6 @@ from gpuprof.estimators.cross_gpu.features import (
     prepare_seconds,
     regressor_names,
 )
-from gpuprof.estimators.cross_gpu.op_table import Array
 from gpuprof.estimators.cross_gpu.rates import rates_of
 
 #: A measurement that takes less than so many times an op of nothing says nothing of the op.

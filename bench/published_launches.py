@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bench.published_ops import OP_FAMILIES, MeasuredOps, neusight_launches, neusight_ops
 from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.occupancy import occupancies
-from gpuprof.estimators.cross_gpu.op_table import Array
+from gpuprof.estimators.cross_gpu.features import Array
 
 #: Families whose kernels are cuBLAS's and cuDNN's: registers and shared memory stand in the libraries.
 LIBRARY_FAMILIES = ("linear", "bmm", "conv")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from gpuprof.domain.catalogue import datasets, device_of_driver
-from gpuprof.estimators.cross_gpu.op_table import Array, OpTable, make_table
+from gpuprof.estimators.cross_gpu.features import Array, OpTable, make_table
 
 #: Boards with the same chip: who leaves one out leaves out all.
 CHIP = MappingProxyType({"a100-40": "a100", "a100-pcie-40": "a100", "a100-pcie-80": "a100", "a100-80": "a100"})

@@ -4,7 +4,7 @@
 
 REFERENCE holds igniter_v100/solo.csv (TensorRT on a V100) and parvagpu_a100/*.csv (PyTorch on an A100); the V100
 profiles of Elvinger's thesis ship with gpuprof. Networks are built by the zoo. Prints measured over roofline, which is
-what `gpuprof.estimators.measured.calibration` takes for the interval of a figure that nothing on its device speaks for.
+what `gpuprof.estimators.measured.surface` takes for the interval of a figure that nothing on its device speaks for.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 from bench.v100_profiles import v100_profiles
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
-from gpuprof.estimators.roofline.op_work import WorkByBatch
-from gpuprof.estimators.roofline.roofline import roofline_ms
+from gpuprof.estimators.roofline import WorkByBatch, roofline_ms
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build

@@ -32,9 +32,8 @@ from bench.unseen_training import write_regressors
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
-from gpuprof.estimators.cross_gpu.features import bound_times
+from gpuprof.estimators.cross_gpu.features import OpTable, bound_times
 from gpuprof.estimators.cross_gpu.intervals import name_kinds
-from gpuprof.estimators.cross_gpu.op_table import OpTable
 from gpuprof.estimators.cross_gpu.rates import rates_of
 
 Array = NDArray[np.float64]

@@ -56,13 +56,9 @@ ALLOWED = {
 SUBPACKAGES = {
     "profiling": ("timeline", "worker", "cpu", "nsight", "gpu", "sweep"),
     "estimators": (
-        "memory",
-        "roofline",
         "cross_gpu",
-        "creq",
         "measured",
         "learned",
-        "gk",
         "igniter",
         "interference",
         "queueing",

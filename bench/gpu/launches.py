@@ -24,8 +24,13 @@ from bench.gpu.predicted import DATABASE, is_alone
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
-from gpuprof.estimators.cross_gpu.kernels import BIAS_OF_CONVOLUTION, LaunchMode, list_kernels
-from gpuprof.estimators.cross_gpu.kernels_by_batch import copy_seconds, host_seconds
+from gpuprof.estimators.cross_gpu.kernels import (
+    BIAS_OF_CONVOLUTION,
+    LaunchMode,
+    copy_seconds,
+    host_seconds,
+    list_kernels,
+)
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.store import KernelDb

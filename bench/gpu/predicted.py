@@ -5,7 +5,7 @@
 The networks are built by ``gpuprof zoo``, half a minute. Rows that ran alone on the device are compared: time of a
 batch, memory of the process, occupancy and SM utilisation averaged over the time (WAO, WSM). What the host takes and
 what ONNX Runtime launches for a convolution was read off the four networks of that database
-(`gpuprof.estimators.cross_gpu.kernels_by_batch`): of other models, hosts and GPUs it says little.
+(`gpuprof.estimators.cross_gpu.kernels`): of other models, hosts and GPUs it says little.
 """
 
 from __future__ import annotations

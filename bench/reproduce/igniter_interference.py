@@ -25,8 +25,16 @@ from gpuprof.domain.estimate import Estimator, Workload
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.igniter.fit import HardwareProfile, WorkloadProfile, fit_hardware, fit_published_workload
-from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients, added_launch_ms, clock_mhz
+from gpuprof.estimators.igniter.igniter import (
+    HardwareCoefficients,
+    HardwareProfile,
+    WorkloadCoefficients,
+    WorkloadProfile,
+    added_launch_ms,
+    clock_mhz,
+    fit_hardware,
+    fit_published_workload,
+)
 from gpuprof.estimators.igniter.profile import read_igniter_profile
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.lab.figures import PrintedNumber

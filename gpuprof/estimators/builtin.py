@@ -20,7 +20,7 @@ from gpuprof.plugins import describe_error, identify, load_plugin, plugin_names,
 DEFAULT = "database"
 BUILTIN = {
     DEFAULT: "gpuprof.estimators.database:DatabaseEstimator",
-    "gk": "gpuprof.estimators.gk.gk_estimator:GkEstimator",
+    "gk": "gpuprof.estimators.gk:GkEstimator",
     "igniter": "gpuprof.estimators.igniter.igniter_estimator:IgniterEstimator",
     "measured": "gpuprof.estimators.measured.measured_only:MeasuredEstimator",
     "usher": "gpuprof.estimators.measured.measured_only:UsherEstimator",

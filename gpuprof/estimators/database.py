@@ -22,16 +22,15 @@ from gpuprof.domain.estimate import (
 from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.creq.creq import UnprofiledRequirements
+from gpuprof.estimators.creq import UnprofiledRequirements
+from gpuprof.estimators.cross_gpu.cross_gpu import MOST_BATCH, TENTHS, CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.execution import Execution
-from gpuprof.estimators.cross_gpu.latency_grid import MOST_BATCH, TENTHS, CrossGpuLatencies
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import RunningWorkload
 from gpuprof.estimators.measured.failures import find_failure, require_no_failure
-from gpuprof.estimators.measured.figures import behaviour_after_pause, estimate_bandwidth, figure_of
-from gpuprof.estimators.measured.known_models import KnownModels
+from gpuprof.estimators.measured.known_models import KnownModels, padding_of
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel
-from gpuprof.estimators.measured.padding import padding_of
+from gpuprof.estimators.measured.surface import behaviour_after_pause, estimate_bandwidth, figure_of
 from gpuprof.estimators.model_latency import ModelLatencies, part_of_one
 from gpuprof.estimators.model_memory import ModelMemory
 from gpuprof.kernel_db.store import KernelDb
@@ -39,7 +38,7 @@ from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
-    from gpuprof.estimators.roofline.op_work import WorkByBatch
+    from gpuprof.estimators.roofline import WorkByBatch
 
 
 class DatabaseEstimator:

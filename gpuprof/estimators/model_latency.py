@@ -12,20 +12,25 @@ from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
-from gpuprof.estimators.measured.calibration import Calibration
-from gpuprof.estimators.measured.envelope import LatencyEnvelope
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuLatencies
 from gpuprof.estimators.measured.failures import require_success
-from gpuprof.estimators.measured.figures import blend_figures, figure_within, widen_by, widen_interval
 from gpuprof.estimators.measured.known_models import KnownModels, require_readable
-from gpuprof.estimators.measured.measured import MeasuredModel, Point
-from gpuprof.estimators.measured.size_selection import blend_measured
-from gpuprof.estimators.measured.surface import Reading, Surface
-from gpuprof.estimators.roofline.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
+from gpuprof.estimators.measured.measured import MeasuredModel, Point, blend_measured
+from gpuprof.estimators.measured.surface import (
+    Calibration,
+    LatencyEnvelope,
+    Reading,
+    Surface,
+    blend_figures,
+    figure_within,
+    widen_by,
+    widen_interval,
+)
+from gpuprof.estimators.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
-    from gpuprof.estimators.roofline.op_work import WorkByBatch
+    from gpuprof.estimators.roofline import WorkByBatch
 
 
 class ModelLatencies:

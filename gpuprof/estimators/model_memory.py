@@ -12,20 +12,17 @@ from gpuprof.domain.share import Share
 from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.held_graph import NARROW, hold_graph
-from gpuprof.estimators.measured.curve import BatchCurve
-from gpuprof.estimators.measured.figures import blend_figures
 from gpuprof.estimators.measured.known_models import KnownModels
-from gpuprof.estimators.measured.measured import MeasuredModel
-from gpuprof.estimators.measured.size_selection import blend_measured
-from gpuprof.estimators.memory.reserved_memory import (
+from gpuprof.estimators.measured.measured import MeasuredModel, blend_measured
+from gpuprof.estimators.measured.surface import BatchCurve, blend_figures
+from gpuprof.estimators.memory import (
     PROCESS,
     context_fraction,
     predict_held,
     predict_process,
     shrink_context,
 )
-from gpuprof.estimators.roofline.op_work import WorkByBatch
-from gpuprof.estimators.roofline.roofline import source_of
+from gpuprof.estimators.roofline import WorkByBatch, source_of
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel

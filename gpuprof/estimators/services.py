@@ -26,7 +26,7 @@ from gpuprof.domain.estimate import (
 )
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import name_parts
-from gpuprof.estimators.measured.figures import blend_figures
+from gpuprof.estimators.measured.surface import blend_figures
 
 
 class ServiceEstimator:

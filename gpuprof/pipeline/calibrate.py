@@ -22,7 +22,7 @@ from gpuprof.pipeline.settings import Settings, option
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-    from gpuprof.estimators.interference.choice import RankedModel
+    from gpuprof.estimators.interference.models import RankedModel
     from gpuprof.profiling.sweep.cell import Cell
     from gpuprof.profiling.sweep.planning import NamedModel
 
@@ -203,9 +203,8 @@ def _fit_igniter(database: KernelDb, device: Device, notes: NoteList, required: 
     Where the measurements are too few, return None with a note; raises `InputError` when the coefficients are
     ``required``, because no other model can be fitted.
     """
-    from gpuprof.estimators.igniter.fit import fit_all
-    from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
-    from gpuprof.estimators.igniter.rows import profile_of
+    from gpuprof.estimators.igniter.igniter import fit_all
+    from gpuprof.estimators.igniter.profile import coefficients_path, profile_of, write_coefficients
 
     try:
         hardware, workloads = fit_all(*profile_of(database, device))

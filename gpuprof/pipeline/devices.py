@@ -44,7 +44,7 @@ def resolve_device(
         Called with the chosen board where the name is ambiguous, and where ONNX Runtime here has no code for it.
     """
     from gpuprof.domain.catalogue import devices
-    from gpuprof.estimators.roofline.ceilings import profiled_devices, recorded_device, with_ceilings
+    from gpuprof.estimators.ceilings import profiled_devices, recorded_device, with_ceilings
     from gpuprof.machine.cpu import local_cpu
     from gpuprof.machine.gpu import local_gpus
     from gpuprof.runtime.cuda_provider import describe_missing_code
@@ -212,7 +212,7 @@ def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = sa
     """Return the regressors trained for ``device``; None where absent or, with a note, out of date."""
     if db is None or not (db.path / ".trained" / device.name).is_dir():
         return None
-    from gpuprof.estimators.learned.store import load_model
+    from gpuprof.estimators.learned.learned import load_model
 
     try:
         return load_model(db.path, device)

@@ -96,10 +96,8 @@ def train(
     (3, True)
     """
     from gpuprof.estimators.conformal import interval_factor
-    from gpuprof.estimators.learned.learned import fit_with_intervals
-    from gpuprof.estimators.learned.regressors import make_constituents
-    from gpuprof.estimators.learned.requirements import MREQ
-    from gpuprof.estimators.learned.store import save_model
+    from gpuprof.estimators.learned.learned import fit_with_intervals, save_model
+    from gpuprof.estimators.learned.regressors import MREQ, make_constituents
 
     chosen = TrainOptions.collect(options, fields)
     names = list(chosen.regressors)

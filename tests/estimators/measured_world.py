@@ -11,9 +11,8 @@ from onnx import TensorProto, helper
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.share import Share
-from gpuprof.estimators.learned.features import roofline_ns
-from gpuprof.estimators.learned.op_facts import facts_of_op
-from gpuprof.estimators.memory.arena import arena_footprint
+from gpuprof.estimators.learned.features import facts_of_op, roofline_ns
+from gpuprof.estimators.memory import arena_footprint
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb

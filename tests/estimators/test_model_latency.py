@@ -9,8 +9,8 @@ import pytest
 from gpuprof.domain.estimate import EXTRAPOLATED, MEASURED, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.execution import Execution
-from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.model_latency import ModelLatencies, part_of_one
 from tests.estimators.rows import CPU, GPU, database, measured_row

@@ -13,8 +13,7 @@ from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.held_graph import hold_graph
 from gpuprof.estimators.measured.known_models import KnownModels
-from gpuprof.estimators.memory.liveness import peak_activation_bytes
-from gpuprof.estimators.memory.reserved_memory import predict_held, predict_process
+from gpuprof.estimators.memory import peak_activation_bytes, predict_held, predict_process
 from gpuprof.estimators.model_memory import ModelMemory
 from gpuprof.graph.load import load_graph
 from tests.estimators.rows import CPU, database, measured_row, two_layers

@@ -1,4 +1,4 @@
-"""Physical bounds of ops, and the features that decide their times beyond the bounds, all relative to the GPU's size.
+"""Ops as rows of numbers, their physical bounds, and the features that decide their times beyond the bounds.
 
 No feature identifies a GPU: waves are tiles over SMs, traffic is in units of the L2 cache, arithmetic in units of the
 traffic's time. So a regressor learned on some GPUs generalises to GPUs with more SMs.
@@ -6,14 +6,87 @@ traffic's time. So a regressor learned on some GPUs generalises to GPUs with mor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import DeviceRates, smallest_kernel_s
+
+Array = NDArray[np.float64]
+
+#: Families of ops, each with a regressor of its own; ``movement`` shares that of ``elementwise``.
+FAMILIES = ("matmul", "conv", "elementwise", "norm", "softmax", "attention", "movement")
+
+
+@dataclass(frozen=True, slots=True)
+class OpTable:
+    """N ops."""
+
+    family: NDArray[np.int64]  #: Shape (N,). Positions in `FAMILIES`.
+    #: ``b``, ``m``, ``n``, ``k``: Shape (N,). Products: number, rows, columns and depth of each; convolutions: their
+    #: equivalent product, with groups as ``b``; attention: batch x heads, queries, keys and head size.
+    b: Array
+    m: Array
+    n: Array
+    k: Array
+    #: ``flops``, ``read_bytes``, ``written_bytes``: Shape (N,).
+    flops: Array
+    read_bytes: Array
+    written_bytes: Array
+    #: ``elements``, ``row``: Shape (N,). Elements of the output, and elements normalised together in a row.
+    elements: Array
+    row: Array
+    width: Array  #: Shape (N,). Bytes of an element.
+    #: ``kernel``, ``stride``, ``image``: Shape (N,). Convolutions: side of the kernel, stride, side of the output; 0
+    #: for other ops.
+    kernel: Array
+    stride: Array
+    image: Array
+    #: Shape (N,). Element-wise ops: 1 where they compute a power or the like; attention: heads of keys over heads of
+    #: queries; products: 1 where the second operand is no weight.
+    extra: Array
+    causal: Array  #: Shape (N,). Whether attention is causal.
+
+    def __len__(self) -> int:
+        return len(self.family)
+
+    @property
+    def bytes_moved(self) -> Array:
+        """Bytes read and written."""
+        return self.read_bytes + self.written_bytes
+
+    def take(self, rows: Any) -> OpTable:
+        """Return the rows at positions, or where a mask is true."""
+        return OpTable(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def stack_tables(tables: Sequence[OpTable]) -> OpTable:
+    """Return the ops of all tables, concatenated."""
+    return OpTable(*(np.concatenate([getattr(table, field.name) for table in tables]) for field in fields(OpTable)))
+
+
+def make_table(family: str, count: int, **columns: Any) -> OpTable:
+    """Return ``count`` ops of a family; absent columns are 0, ``b``, ``m``, ``n``, ``k``, ``row``, ``width`` 1."""
+    values = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}
+    ones = dict.fromkeys(("b", "m", "n", "k", "row", "width"), np.ones(count))
+    zeros = {field.name: np.zeros(count) for field in fields(OpTable)}
+    family_column = np.full(count, FAMILIES.index(family))
+    return OpTable(**{**zeros, **ones, **values, "family": family_column})
+
+
+def table_of(rows: Iterable[tuple[str, Mapping[str, float]]]) -> OpTable:
+    """Return a table of (family, columns), a row each."""
+    ops = list(rows)
+    names = [field.name for field in fields(OpTable) if field.name != "family"]
+    ones = {"b", "m", "n", "k", "row", "width"}
+    columns = {
+        name: np.array([row.get(name, 1.0 if name in ones else 0.0) for _, row in ops], dtype=float) for name in names
+    }
+    return OpTable(family=np.array([FAMILIES.index(family) for family, _ in ops], dtype=np.int64), **columns)
+
 
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
 #: Maximum saving of multiplications by Winograd's algorithm in a 3 x 3 convolution with stride 1 (tiles of 4 x 4).

@@ -9,8 +9,10 @@ a scale of its own. `bench.unseen_intervals` fits all of them.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from math import exp
 from statistics import median
 from typing import Any
@@ -18,11 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.device import Device
-from gpuprof.estimators.cross_gpu.features import attention_kinds
+from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, OpTable, attention_kinds
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.cross_gpu.node_groups import RECURRENT
-from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
-from gpuprof.estimators.cross_gpu.rates import VOLTA
+from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, VOLTA
 
 _OLD = " old"
 #: Op types unlike any measured type → maximum ratio of their time to the prediction, a guess. Recurrent layers of a
@@ -164,3 +167,39 @@ class ErrorScales:
 
 def _numbers(values: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(value) for name, value in values.items()}
+
+
+#: Source of a figure that no measurement was held against.
+NEVER_COMPARED = "never compared"
+
+_Key = tuple[str, str, str]
+
+
+def list_compared_boards(runtime: LaunchMode, precision: str, kind: str) -> frozenset[str]:
+    """Return the boards on which such estimates were compared; ``kind``: of the model, as `cross_gpu.kind_of`.
+
+    Where networks have no attention, or attention is never fused, its fusion makes no difference.
+    """
+    return _read_compared().get(_make_key(runtime, precision, kind.partition(" ")[0]), frozenset())
+
+
+def describe_evidence(boards: frozenset[str], board: str) -> str | None:
+    """Return in words that nothing was compared on a board, or on none; None where it was."""
+    if board in boards:
+        return None
+    return f"{NEVER_COMPARED} on this board" if boards else NEVER_COMPARED
+
+
+@cache
+def _read_compared() -> Mapping[_Key, frozenset[str]]:
+    content = (datasets() / "cross_gpu" / "compared.toml").read_text(encoding="utf-8")
+    compared: dict[_Key, frozenset[str]] = {}
+    for entry in tomllib.loads(content)["compared"]:
+        key = _make_key(LaunchMode(entry["runtime"]), entry["precision"], entry["family"])
+        compared[key] = compared.get(key, frozenset()) | set(entry["boards"])
+    return compared
+
+
+def _make_key(runtime: LaunchMode, precision: str, family: str) -> _Key:
+    fuses = precision in TENSOR_TYPES - {"tfloat32"} and family == "products"
+    return (runtime if fuses else runtime.partition(":")[0]), precision, family

@@ -15,7 +15,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant, find_constant, process_energy
-from gpuprof.estimators.roofline.roofline import bandwidth
+from gpuprof.estimators.roofline import bandwidth
 
 #: Least compute capability of Volta.
 VOLTA = 7.0

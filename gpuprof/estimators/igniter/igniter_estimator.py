@@ -9,10 +9,16 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.estimators.igniter.fit import fit_hardware, fit_published_workload, fit_workload
-from gpuprof.estimators.igniter.igniter import HardwareCoefficients, PlacedWorkload, WorkloadCoefficients, predict
-from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
-from gpuprof.estimators.igniter.rows import imported_profile, profile_of
+from gpuprof.estimators.igniter.igniter import (
+    HardwareCoefficients,
+    PlacedWorkload,
+    WorkloadCoefficients,
+    fit_hardware,
+    fit_published_workload,
+    fit_workload,
+    predict,
+)
+from gpuprof.estimators.igniter.profile import coefficients_path, imported_profile, profile_of, read_coefficients
 from gpuprof.kernel_db.store import KernelDb
 
 SOURCE = "iGniter"

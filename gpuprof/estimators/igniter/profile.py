@@ -1,18 +1,29 @@
-"""Reads profiles of iGniter's tools, and keeps fitted coefficients in JSON."""
+"""Profiles for iGniter's model, of its own tools and of the kernel database, and fitted coefficients in JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from gpuprof.domain.device import Device
 from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.errors import InputError, refuse_unwritable
-from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
-from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+from gpuprof.estimators.igniter.igniter import (
+    Configuration,
+    HardwareCoefficients,
+    HardwareProfile,
+    WorkloadCoefficients,
+    WorkloadProfile,
+)
 from gpuprof.kernel_db.importing import BATCHES, L2_BATCH, SHARES_PCT, parse_igniter_tables
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, model_at_dims, workload_label
+from gpuprof.kernel_db.store import KernelDb
 
 SCHEMA = "gpuprof.igniter/1"
 _FOLDER = ".calibrated"  # hidden, so that the database does not read it as a run
@@ -135,3 +146,232 @@ def _parse_workload(table: Mapping[str, Any]) -> WorkloadProfile:
         l2_beside_pct=float(table["l2cache"]),
         configurations=configurations,
     )
+
+
+_NEEDED = ("latency_mean_ms", "power_w", "clock_mhz", "dispatch_ms", "kernel_count", "h2d_bytes", "d2h_bytes")
+_LEAST_CONFIGURATIONS = 5
+#: Least fraction of the highest clock that is treated as the highest: clocks are means of samples.
+_SAME_CLOCK = 0.99
+_IMPORTED = "import:igniter"
+#: Bandwidth to the host where not measured: iGniter's 10 GB/s of a V100 on PCIe 3.0 x16, doubled with each generation;
+#: generations by their least compute capability.
+_PCIE_3_BYTES_PER_MS = 1e7
+_PCIE_GENERATIONS = ((9.0, 5), (8.0, 4), (7.0, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredWorkload:
+    """A workload alone or beside copies of itself, with all figures that iGniter needs.
+
+    Beside others ``dispatch_ms`` is None where the gap between launches is unknown: it is the unprofiled latency less
+    the recorded busy time, and the two differ by more than the gap on a crowded GPU.
+    """
+
+    latency_ms: float
+    power_w: float
+    clock_mhz: float
+    dispatch_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _SoloMeasurement(_MeasuredWorkload):
+    """A workload alone; ``row`` has its identity and the optional figures."""
+
+    dispatch_ms: float
+    row: ModelRow
+    kernels: int
+    h2d_bytes: int
+    d2h_bytes: int
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes to and from the device for a batch."""
+        return self.h2d_bytes + self.d2h_bytes
+
+
+def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
+    """Return the profiles of ``device`` and of every model measured on it in enough configurations.
+
+    An imported profile of iGniter's own tools is returned unchanged. Measurements must include, for each model, at
+    least five (the paper: eleven) configurations of batch and share with power, clock, launch delay (``dispatch_ms``),
+    kernels and bytes copied; for one model, one to five copies at once. Raises `InputError` with the missing
+    measurements.
+    """
+    imported = imported_profile(db, device)
+    if imported is not None:
+        return imported
+    models = comparable_rows(read_records(db, ModelRow, {"device": device.name, "processes": 1}))
+    complete = [solo for row in models if (solo := _read_complete_row(row)) is not None]
+    if not complete:
+        missing = [name for name in _NEEDED if not any(getattr(row, name) is not None for row in models)]
+        raise InputError(
+            f"no model was measured on {device.name} with all of iGniter's metrics: "
+            f"{', '.join(missing) or 'never all of them in one row'} missing",
+            "profile on a GPU with nsys, or give iGniter's own profile with --profile",
+        )
+    beside = comparable_rows(read_records(db, ColocationRow, {"device": device.name}))
+    pcie = _read_pcie_bytes_per_ms(db, device)
+    by_model: dict[str, list[_SoloMeasurement]] = {}
+    for measurement in complete:
+        by_model.setdefault(model_at_dims(measurement.row.model, measurement.row.dims), []).append(measurement)
+    workloads = {
+        name: profile
+        for name, rows in by_model.items()
+        if len(rows) >= _LEAST_CONFIGURATIONS
+        and (profile := _make_workload_profile(rows, beside, pcie, complete)) is not None
+    }
+    return _make_hardware_profile(device, complete, beside, pcie), workloads
+
+
+def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]] | None:
+    """Return the last imported profile of iGniter's own tools, None where there is none."""
+    runs = read_records(db, RunRow, {"device": device.name, "collector": _IMPORTED})
+    for run in sorted(runs, key=lambda run: run.run_id, reverse=True):
+        tables = json.loads(run.settings or "{}")
+        if tables.get("hardware"):
+            return profile_of_tables(tables, f"run {run.run_id}")
+    return None
+
+
+def _read_pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
+    """Return the measured bandwidth of copies: the models' own copies, in timelines, before a benchmark's."""
+    rows = read_records(db, DeviceRow, {"device": device.name})
+    links = [(row.run_id, row.pcie_bytes_per_s, row.dram_bytes_per_s) for row in rows if row.pcie_bytes_per_s]
+    if links:
+        # Rows of a device benchmark also have the memory's bandwidth.
+        of_models = [rate for _, rate, dram in links if dram is None]
+        latest = max(links, key=lambda link: link[0])[1]
+        return float(median(of_models) if of_models else latest) / 1000.0
+    generation = next((g for least, g in _PCIE_GENERATIONS if float(device.compute_capability or 0) >= least), None)
+    if generation is None:
+        raise InputError(f"the bandwidth between host and {device.name} was not measured", "gpuprof profile --igniter")
+    return _PCIE_3_BYTES_PER_MS * 2.0 ** (generation - 3)
+
+
+def _read_complete_row(row: ModelRow) -> _SoloMeasurement | None:
+    measurement = _read_figures(row)
+    if measurement is None or measurement.dispatch_ms is None or row.error is not None:
+        return None
+    if row.kernel_count is None or row.h2d_bytes is None or row.d2h_bytes is None:
+        return None
+    figures = measurement.latency_ms, measurement.power_w, measurement.clock_mhz, measurement.dispatch_ms
+    return _SoloMeasurement(*figures, row, row.kernel_count, row.h2d_bytes, row.d2h_bytes)
+
+
+def _read_figures(row: ModelRow | ColocationRow) -> _MeasuredWorkload | None:
+    if row.latency_mean_ms is None or row.power_w is None or row.clock_mhz is None:
+        return None
+    return _MeasuredWorkload(row.latency_mean_ms, row.power_w, row.clock_mhz, row.dispatch_ms)
+
+
+def _collect_copies(alone: _SoloMeasurement, beside: Sequence[ColocationRow]) -> dict[int, _MeasuredWorkload]:
+    row = alone.row
+    label = workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, 1)
+    by_count: dict[int, _MeasuredWorkload] = {1: alone}
+    for colocation in beside:
+        same = (colocation.model, colocation.dims, colocation.batch, colocation.sm_share_pct) == (
+            row.model, row.dims, row.batch, row.sm_share_pct,
+        )  # fmt: skip
+        neighbours = colocation.beside.split(" + ")
+        if same and set(neighbours) == {label} and (measurement := _read_figures(colocation)) is not None:
+            by_count[1 + len(neighbours)] = measurement
+    return by_count
+
+
+def _make_hardware_profile(
+    device: Device, rows: Sequence[_SoloMeasurement], beside: Sequence[ColocationRow], pcie: float
+) -> HardwareProfile:
+    copies, kernels = max(
+        ((_collect_copies(row, beside), row.kernels) for row in rows), key=lambda pair: _count_known(pair[0])
+    )
+    counts = range(1, len(copies) + 1)
+    delays_ms = {count: copy.dispatch_ms / kernels for count, copy in copies.items() if copy.dispatch_ms is not None}
+    idle = next((row.row.idle_power_w for row in rows if row.row.idle_power_w is not None), None)
+    if len(delays_ms) < 3 or sorted(copies) != list(counts) or idle is None or device.max_power_w is None:
+        raise InputError(
+            f"iGniter's hardware coefficients need one to five copies of a model at once on {device.name}, and its "
+            f"idle power, but there are {_list_counts(copies)}, with a gap between launches {_list_counts(delays_ms)}, "
+            f"and {'no' if idle is None else 'an'} idle power",
+            "gpuprof profile MODEL --igniter",
+        )
+    return HardwareProfile(
+        device.max_power_w,
+        _find_highest_clock(rows),
+        float(idle),
+        pcie,
+        tuple(copies[count].power_w for count in counts),
+        tuple(_snap_clock(copies[count].clock_mhz, rows) for count in counts),
+        tuple(delays_ms.get(count) for count in counts),
+    )
+
+
+def _count_known(copies: Mapping[int, _MeasuredWorkload]) -> int:
+    """Return the number of counts of copies with a known gap, the criterion for the fitted model."""
+    return sum(copy.dispatch_ms is not None for copy in copies.values())
+
+
+def _list_counts(counts: Iterable[int]) -> str:
+    return f"{', '.join(map(str, sorted(counts))) or 'no'} copies"
+
+
+def _find_highest_clock(rows: Sequence[_MeasuredWorkload]) -> float:
+    """Return the GPU's clock below its limits: some GPUs never reach the clock of their data sheet."""
+    return max(row.clock_mhz for row in rows)
+
+
+def _snap_clock(clock_mhz: float, rows: Sequence[_MeasuredWorkload]) -> float:
+    highest = _find_highest_clock(rows)
+    return highest if clock_mhz >= _SAME_CLOCK * highest else clock_mhz
+
+
+def _make_workload_profile(
+    rows: Sequence[_SoloMeasurement],
+    beside: Sequence[ColocationRow],
+    pcie: float,
+    everything: Sequence[_SoloMeasurement],
+) -> WorkloadProfile | None:
+    """Return the profile of a model, None if it lacks a complete measurement beside a copy of itself."""
+    pairs = ((row, _collect_copies(row, beside).get(2)) for row in rows)
+    pair = next(((solo, duo, gap) for solo, duo in pairs if duo and (gap := duo.dispatch_ms) is not None), None)
+    if pair is None:
+        return None
+    alone, together, gap_ms = pair
+    return WorkloadProfile(
+        load_bytes=alone.h2d_bytes / alone.row.batch,
+        feedback_bytes=alone.d2h_bytes / alone.row.batch,
+        kernels=alone.kernels,
+        idle_ms=alone.dispatch_ms,
+        active_ms=_subtract_copies(alone, alone, pcie) - alone.dispatch_ms,
+        active_beside_ms=_subtract_copies(together, alone, pcie) - gap_ms,
+        clock_beside_mhz=_snap_clock(together.clock_mhz, everything),
+        l2_beside_pct=_find_l2_pct(alone, rows, pcie),
+        configurations=tuple(
+            Configuration(
+                row.row.batch,
+                row.row.sm_share_pct / 100.0,
+                _subtract_copies(row, row, pcie),
+                row.power_w,
+                _snap_clock(row.clock_mhz, everything),
+                row.row.l2_pct,
+            )
+            for row in rows
+        ),
+    )
+
+
+def _find_l2_pct(alone: _SoloMeasurement, rows: Sequence[_SoloMeasurement], pcie: float) -> float:
+    """Return the use of L2, from the most similar configuration where this one was timed without counters.
+
+    iGniter ties L2 use to the request rate (section 3.2), so the rate decides similarity.
+    """
+
+    def rate(alone: _SoloMeasurement) -> float:
+        return alone.row.batch / _subtract_copies(alone, alone, pcie)
+
+    with_l2 = [(row, row.row.l2_pct) for row in rows if row.row.l2_pct is not None]
+    return min(with_l2, key=lambda pair: abs(rate(pair[0]) - rate(alone)))[1] if with_l2 else 0.0
+
+
+def _subtract_copies(measured: _MeasuredWorkload, copied: _SoloMeasurement, pcie: float) -> float:
+    """Return the time on the GPU: latency less the transfers."""
+    return measured.latency_ms - copied.copied_bytes / pcie

@@ -11,11 +11,9 @@ from joblib import Parallel, delayed
 
 from gpuprof.errors import InputError
 from gpuprof.estimators.conformal import common_factor, interval_factor
-from gpuprof.estimators.learned.expected_time import NODE_NS
-from gpuprof.estimators.learned.features import roofline_ns
+from gpuprof.estimators.learned.features import NODE_NS, roofline_ns
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
-from gpuprof.estimators.learned.regressors import STACKED
-from gpuprof.estimators.learned.requirements import MREQ, predict_requirement
+from gpuprof.estimators.learned.regressors import MREQ, STACKED, predict_requirement
 from gpuprof.estimators.learned.training_set import (
     ModelCase,
     OpTimes,
@@ -23,8 +21,8 @@ from gpuprof.estimators.learned.training_set import (
     graph_facts,
     leave_out_architecture,
 )
-from gpuprof.estimators.measured.curve import BatchCurve
-from gpuprof.estimators.memory.liveness import peak_activation_bytes
+from gpuprof.estimators.measured.surface import BatchCurve
+from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.machine.cpu_share import own_cores
 
 ROOFLINE = "roofline"

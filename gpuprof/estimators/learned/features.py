@@ -1,9 +1,23 @@
-"""Features that determine an op's time: its work, its shapes, its kind, and the device."""
+"""Facts of ops, their features and their expected times on a device, for regressors.
+
+Convolutions on a CPU: ONNX Runtime executes them in blocks of channels as wide as the vector registers, incomplete
+blocks filled with zeros; or, where channels cannot be blocked, by unfolding the input into a matrix (im2col), written
+and read again, and multiplying. The channels alone decide between them; the rules are those observed of its optimizer
+(1.31, vectors of 512 bits).
+
+The expected time is the sum of arithmetic, traffic, and a cost per element of the op's type. On a CPU the parts add up:
+a core waits for data outside its caches, and little of the wait is hidden behind arithmetic (of a product of 16 rows by
+2048 x 2048 weights on one core, 1.40 ms are arithmetic, 0.35 ms traffic, and 1.70 ms were measured). On a GPU, whose
+threads hide one behind the other, the expected time is the roofline. Regressors learn the ratio of an op's time to it,
+which differs far less from op to op than the time.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -11,11 +25,184 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.model import Op
 from gpuprof.domain.share import Share
-from gpuprof.estimators.learned.convolution import LANES, is_blocked, unfolded_bytes
-from gpuprof.estimators.learned.op_facts import OpFacts, channels_in_group, integer, integers, window
-from gpuprof.estimators.roofline.op_work import MATRIX_OPS, GraphWork, steps_of
-from gpuprof.estimators.roofline.roofline import bandwidth, op_times_s
+from gpuprof.estimators.roofline import (
+    MATRIX_OPS,
+    RECURRENT_OPS,
+    GraphWork,
+    bandwidth,
+    op_times_s,
+    reread_bandwidth,
+    steps_of,
+)
+from gpuprof.kernel_db.schema import OpRow
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpCostRow:
+    """Columns of the table ``ops`` that describe an op's computation."""
+
+    signature: str
+    op_type: str
+    batch: int
+    shapes: str | None
+    dtype: str | None
+    attributes: str | None
+    flops: int | None
+    bytes_read: int | None
+    bytes_written: int | None
+    weight_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """Facts of an op that the graph and the table ``ops`` of the database share."""
+
+    op_type: str
+    dtype: str
+    #: ``inputs``, ``outputs``: Shapes.
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    attributes: Mapping[str, Any]
+    #: ``flops``, ``bytes_read``, ``bytes_written``, ``weight_bytes``: 0 flops where no formula is known.
+    flops: float
+    bytes_read: float
+    bytes_written: float
+    weight_bytes: float
+    batch: int
+    #: ``fused``, ``fused_functions``, ``fused_inputs``: Number of ops executed together, this op included; number of
+    #: transcendental functions among the other ops; number of further activations read by the other ops.
+    fused: int = 1
+    fused_functions: int = 0
+    fused_inputs: int = 0
+    #: Bytes touched by the whole model between two executions of the op; infinite where unknown.
+    working_set: float = math.inf
+
+
+def facts_of_op(op: Op, batch: int) -> OpFacts:
+    """Return the facts of a node of a graph read at ``batch``."""
+    return OpFacts(
+        op.op_type,
+        (op.inputs or op.outputs)[0].dtype if op.inputs or op.outputs else "float32",
+        tuple(tensor.shape for tensor in op.inputs),
+        tuple(tensor.shape for tensor in op.outputs),
+        op.attributes,
+        float(op.flops or 0),
+        float(op.bytes_read),
+        float(op.bytes_written),
+        float(op.weight_bytes),
+        batch,
+    )
+
+
+def facts_of_row(row: OpRow | OpCostRow) -> OpFacts:
+    """Return the facts of a row of the table ``ops``."""
+    before, _, after = (row.shapes or "->").partition("->")
+    return OpFacts(
+        row.op_type,
+        row.dtype or "float32",
+        _shapes(before),
+        _shapes(after),
+        json.loads(row.attributes or "{}"),
+        float(row.flops or 0),
+        float(row.bytes_read or 0),
+        float(row.bytes_written or 0),
+        float(row.weight_bytes or 0),
+        row.batch,
+    )
+
+
+def channels_in_group(facts: OpFacts) -> int:
+    """Return the input channels per output channel of a convolution; 1 for other ops."""
+    is_convolution = "Conv" in facts.op_type and len(facts.inputs) > 1 and len(facts.inputs[1]) > 1
+    return max(1, facts.inputs[1][1]) if is_convolution else 1
+
+
+def window(facts: OpFacts) -> int:
+    """Return the elements of the window of a convolution or pooling, 1 for other ops."""
+    sides = integers(facts.attributes.get("kernel_shape"))
+    if not sides and "Conv" in facts.op_type and len(facts.inputs) > 1:
+        sides = list(facts.inputs[1][2:])
+    return max(1, prod(sides))
+
+
+def integers(value: object) -> list[int]:
+    """Return the items of an attribute that is a list of numbers, an empty list otherwise."""
+    return [int(item) for item in value] if isinstance(value, list | tuple) else []
+
+
+def integer(value: object, default: int) -> int:
+    """Return the value of a numeric attribute, else ``default``."""
+    return int(value) if isinstance(value, int | float) else default
+
+
+def _shapes(text: str) -> tuple[Shape, ...]:
+    """Return the shapes in ``"1x3x224x224,64x3x7x7,()"``; the last is a scalar."""
+    parts = text.split(",") if text else ()
+    return tuple(tuple(int(side) for side in part.strip("()").split("x") if side) for part in parts)
+
+
+#: Channels per block.
+LANES = 16
+#: Input channels are padded to whole blocks where they are a multiple of this.
+_FILLED = 4
+
+
+def is_blocked(facts: OpFacts) -> bool:
+    """Return whether an op is a two-dimensional convolution computed in a channel-blocked layout."""
+    if not _is_convolution(facts):
+        return False
+    group, outputs, inputs = _channels(facts)
+    if group == 1:
+        return inputs < LANES or inputs % _FILLED == 0
+    if _is_depthwise(facts):
+        return outputs % _FILLED == 0
+    return inputs % LANES == 0 and outputs // group % LANES == 0
+
+
+def computed_flops(facts: OpFacts) -> float:
+    """Return the executed operations, including those on the zeros that fill blocks."""
+    if not is_blocked(facts):
+        return facts.flops
+    group, outputs, inputs = _channels(facts)
+    padding = _compute_padding(inputs) if group == 1 and inputs >= LANES else 1.0
+    return facts.flops * _compute_padding(outputs) * padding
+
+
+def unfolded_bytes(facts: OpFacts) -> float:
+    """Return the bytes of the unfolded input, written and read again: 0 where the input is already a matrix."""
+    if not _is_convolution(facts) or is_blocked(facts) or not facts.outputs:
+        return 0.0
+    group, _, inputs = _channels(facts)
+    window = facts.inputs[1][2:]
+    sides = (*integers(facts.attributes.get("strides")), *window)
+    if max(sides) == 1 and not any(integers(facts.attributes.get("pads"))):
+        return 0.0
+    batch, _, *pixels = facts.outputs[0]
+    return 2.0 * 4.0 * batch * prod(pixels) * group * inputs * prod(window)
+
+
+def _is_convolution(facts: OpFacts) -> bool:
+    return "Conv" in facts.op_type and len(facts.inputs) > 1 and len(facts.inputs[1]) == 4
+
+
+def _is_depthwise(facts: OpFacts) -> bool:
+    group, outputs, inputs = _channels(facts)
+    return inputs == 1 and group == outputs
+
+
+def _channels(facts: OpFacts) -> tuple[int, int, int]:
+    """Return the groups, the output channels, and the input channels of a group."""
+    outputs, inputs = facts.inputs[1][:2]
+    return max(1, integer(facts.attributes.get("group"), 1)), max(1, outputs), max(1, inputs)
+
+
+def _compute_padding(channels: int) -> float:
+    return -(-channels // LANES) * LANES / channels
+
 
 Array = NDArray[Any]
 #: Range of log(working set / cache): outside it all data come from a nearer cache, or all from memory.
@@ -159,3 +346,109 @@ def _as_matrix(facts: OpFacts) -> tuple[float, float, float]:
         rows = prod(out) / max(1, columns)
         return rows, float(columns), facts.flops / (2.0 * max(1.0, rows * columns))
     return float(prod(out[:-1])), float(out[-1]) if out else 1.0, 0.0
+
+
+#: Time of a runtime per node without work.
+NODE_NS = 2000.0
+#: Names of the columns of `expected_features`.
+EXPECTED_FEATURES = ("log_expected_ns", "log_arithmetic_part", "log_traffic_part")
+
+#: Least elements of an op for the fit: below, the cost of the node outweighs that of the elements.
+_MANY_ELEMENTS = 5000
+#: Least number of architectures: a single architecture may have an op type only in an unusual shape.
+_FEWEST_ARCHITECTURES = 2
+_PRODUCTS = MATRIX_OPS | RECURRENT_OPS | {"Einsum", "MatMulInteger", "ConvInteger"}
+
+
+@dataclass(frozen=True, slots=True)
+class OpCosts:
+    """Expected costs of ops by the device's rates."""
+
+    op_types: tuple[str, ...]
+    #: ``arithmetic_ns``, ``traffic_ns``: Shape (N,).
+    arithmetic_ns: Array
+    traffic_ns: Array
+    #: Shape (N,). Elements of each op's larger side; 0 for products of matrices, whose arithmetic is known.
+    elements: Array
+
+    def select_ops(self, mask: Array) -> OpCosts:
+        """Return the ops selected by a mask of shape (N,)."""
+        types = tuple(op_type for op_type, keep in zip(self.op_types, mask, strict=True) if keep)
+        return OpCosts(types, self.arithmetic_ns[mask], self.traffic_ns[mask], self.elements[mask])
+
+
+def costs_of(ops: Sequence[OpFacts], device: Device, share: Share) -> OpCosts:
+    """Return the expected costs of ``ops`` on ``share`` of ``device``."""
+    types = tuple(facts.op_type for facts in ops)
+    elements = np.array([_elements(facts) for facts in ops], dtype=float)
+    if device.kind != "cpu":
+        return OpCosts(types, roofline_ns(ops, device, share), np.zeros(len(ops)), elements)
+    flops = np.array([computed_flops(facts) for facts in ops], dtype=float)
+    peak = device.flops_per_s["float32"] * device.fraction(share)
+    return OpCosts(types, flops / peak * 1e9, _traffic_s(ops, device, share) * 1e9, elements)
+
+
+def merged_costs(parts: Sequence[OpCosts]) -> OpCosts:
+    """Return the costs of several groups of ops as a single group."""
+    return OpCosts(
+        tuple(op_type for part in parts for op_type in part.op_types),
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("arithmetic_ns", "traffic_ns", "elements")
+        ),
+    )
+
+
+def fit_element_ns(costs: OpCosts, times_ns: Array, groups: Sequence[str]) -> Mapping[str, float]:
+    """Return for each op type the time per element beyond the device's rates, in nanoseconds.
+
+    The median over architectures of the medians over their ops; types of fewer than two architectures are left out.
+
+    Parameters
+    ----------
+    times_ns : ndarray of shape (N,)
+        Measured.
+    groups : sequence of str, length N
+        Architectures.
+    """
+    more = np.maximum(times_ns - expected_ns(costs, {}), 0.0) / np.maximum(costs.elements, 1.0)
+    by_type: dict[str, dict[str, list[float]]] = {}
+    for op_type, group, elements, value in zip(costs.op_types, groups, costs.elements, more, strict=True):
+        if elements >= _MANY_ELEMENTS:
+            by_type.setdefault(op_type, {}).setdefault(group, []).append(float(value))
+    return {
+        op_type: float(np.median([np.median(values) for values in by_group.values()]))
+        for op_type, by_group in sorted(by_type.items())
+        if len(by_group) >= _FEWEST_ARCHITECTURES
+    }
+
+
+def expected_ns(costs: OpCosts, element_ns: Mapping[str, float]) -> Array:
+    """Return the expected time of each op in nanoseconds, an array of shape (N,)."""
+    rates = np.array([element_ns.get(op_type, 0.0) for op_type in costs.op_types])
+    return np.asarray(NODE_NS + costs.arithmetic_ns + costs.traffic_ns + rates * costs.elements)
+
+
+def expected_features(costs: OpCosts, element_ns: Mapping[str, float]) -> Array:
+    """Return the regressors' columns of the expected time, an array of shape (N, 3)."""
+    expected = expected_ns(costs, element_ns)
+    return np.column_stack(
+        [np.log(expected), np.log((costs.arithmetic_ns + 1.0) / expected), np.log((costs.traffic_ns + 1.0) / expected)]
+    )
+
+
+def _traffic_s(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
+    """Return the time of each op's traffic: weights at the whole model's reuse distance, the rest at the op's own."""
+    weights = np.array([facts.weight_bytes for facts in ops], dtype=float)
+    total = np.array([facts.bytes_read + facts.bytes_written for facts in ops], dtype=float)
+    activations = np.maximum(total - weights, 0.0) + np.array([unfolded_bytes(facts) for facts in ops])
+    since_last_run = np.array([facts.working_set for facts in ops], dtype=float)
+    return np.asarray(
+        weights / reread_bandwidth(device, share, since_last_run) + activations / reread_bandwidth(device, share, total)
+    )
+
+
+def _elements(facts: OpFacts) -> float:
+    if facts.op_type in _PRODUCTS:
+        return 0.0
+    return float(max(sum(prod(shape) for shape in side) for side in (facts.inputs, facts.outputs)))

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import NOTHING_TRIED, TriedRuns, Workload
 from gpuprof.domain.model import ModelGraph
-from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
+from gpuprof.domain.runtime_variant import SERVED_BY, Padding, RuntimeVariant, rank_variants
 from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.estimators.measured.failures import require_no_failed_group, require_no_failure
-from gpuprof.estimators.measured.groups import read_groups
-from gpuprof.estimators.measured.measured import MeasuredModel, Point, read_measured
-from gpuprof.estimators.measured.size_selection import choose_sizes, group_by_model, unmeasured_at
-from gpuprof.estimators.roofline.op_work import WorkByBatch
+from gpuprof.estimators.measured.failures import read_groups, require_no_failed_group, require_no_failure
+from gpuprof.estimators.measured.measured import (
+    MeasuredModel,
+    Point,
+    choose_sizes,
+    group_by_model,
+    read_measured,
+    unmeasured_at,
+)
+from gpuprof.estimators.roofline import WorkByBatch
+from gpuprof.graph.file import read_onnx
+from gpuprof.graph.op_types import list_op_types
 from gpuprof.kernel_db.store import COPIES, KernelDb
+from gpuprof.rules.padding import needs_padding
 
 
 class KnownModels:
@@ -282,3 +291,27 @@ def require_readable(model: MeasuredModel) -> None:
     path = Path(model.path or "")
     if path.is_file() and (model.sha256 is None or model.sha256 == read_onnx(path).sha256):
         load_graph(path, read_fixed_batch(path) or 1, dims=dict(model.sizes))
+
+
+def padding_of(model: MeasuredModel, device: Device) -> Padding:
+    """Return the size to which `gpuprof serve` pads partial batches of a model on a device.
+
+    It pads on GPUs where ONNX Runtime runs the model, the assumption without measurements: to the full batch unless the
+    measured sessions kept a plan for each power of two. A model without its file cannot be served, and its batches are
+    taken as measured.
+    """
+    variants = model.variants.get(device.name)
+    if device.kind != "gpu" or model.path is None or (variants and variants[0].runtime != SERVED_BY):
+        return Padding.NONE
+    try:
+        if not _needs_padding(model.path, read_onnx(Path(model.path)).stamp):
+            return Padding.NONE
+    except InputError:
+        return Padding.NONE
+    return Padding.POWERS_OF_TWO if variants and variants[0].has_size_classes else Padding.FULL
+
+
+@lru_cache(maxsize=1024)
+def _needs_padding(path: str, stamp: object) -> bool:
+    """Return whether the file needs padding; ``stamp``: the file's version, a part of the cache's key."""
+    return needs_padding(list_op_types(Path(path)))

@@ -11,9 +11,8 @@ from gpuprof.domain.estimate import ASSUMED, INTERPOLATED, MEASURED, Estimate, F
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.measured.failures import require_success
-from gpuprof.estimators.measured.known_models import KnownModels
+from gpuprof.estimators.measured.known_models import KnownModels, padding_of
 from gpuprof.estimators.measured.measured import CREQ_METRICS, Point
-from gpuprof.estimators.measured.padding import padding_of
 from gpuprof.kernel_db.store import KernelDb
 
 _LITTLE = 1e-6

@@ -17,21 +17,24 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
 from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.features import (
+    FAMILIES,
+    OpTable,
     bound_times,
+    make_table,
     preparation_names,
     preparation_part,
     regressor_names,
+    table_of,
     widen_products,
 )
 from gpuprof.estimators.cross_gpu.kernels import (
     BIAS_OF_CONVOLUTION,
     LAYOUT_OF_CONVOLUTION,
     KernelList,
+    KernelsByBatch,
     LaunchMode,
     list_kernels,
 )
-from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
-from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table, table_of
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph

@@ -9,9 +9,17 @@ import pytest
 from onnx import helper
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
-from gpuprof.estimators.cross_gpu.kernels import BIAS_OF_CONVOLUTION, LAYOUT_OF_CONVOLUTION, LaunchMode, list_kernels
-from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch, batch_seconds, copy_seconds, host_seconds
-from gpuprof.estimators.cross_gpu.op_table import FAMILIES
+from gpuprof.estimators.cross_gpu.features import FAMILIES
+from gpuprof.estimators.cross_gpu.kernels import (
+    BIAS_OF_CONVOLUTION,
+    LAYOUT_OF_CONVOLUTION,
+    KernelsByBatch,
+    LaunchMode,
+    batch_seconds,
+    copy_seconds,
+    host_seconds,
+    list_kernels,
+)
 from gpuprof.graph.load import load_graph
 from gpuprof.graph.op_costs import cost_of
 from tests.small_models import write_model

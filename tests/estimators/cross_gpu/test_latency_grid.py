@@ -11,10 +11,8 @@ from onnx import TensorProto, helper
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
-from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
-from gpuprof.estimators.cross_gpu.kernels import LaunchMode
-from gpuprof.estimators.cross_gpu.kernels_by_batch import KernelsByBatch
-from gpuprof.estimators.cross_gpu.latency_grid import LatencyGrid
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, LatencyGrid, shipped_model
+from gpuprof.estimators.cross_gpu.kernels import KernelsByBatch, LaunchMode
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build

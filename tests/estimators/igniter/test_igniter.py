@@ -12,20 +12,18 @@ from scipy.optimize import curve_fit
 
 from bench.interference import appropriate_batch, lower_bound_share
 from gpuprof.errors import InputError
-from gpuprof.estimators.igniter.fit import (
+from gpuprof.estimators.igniter.igniter import (
     Array,
     Configuration,
+    HardwareCoefficients,
     HardwareProfile,
+    PlacedWorkload,
+    WorkloadCoefficients,
     WorkloadProfile,
+    clock_mhz,
     fit_hardware,
     fit_published_workload,
     fit_workload,
-)
-from gpuprof.estimators.igniter.igniter import (
-    HardwareCoefficients,
-    PlacedWorkload,
-    WorkloadCoefficients,
-    clock_mhz,
     predict,
 )
 from gpuprof.estimators.igniter.profile import read_coefficients, read_igniter_profile, write_coefficients

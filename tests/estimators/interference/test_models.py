@@ -1,4 +1,4 @@
-"""Interference models: each learns the law that it assumes, and leaving out leaves out."""
+"""Interference models: each learns the law that it assumes; replicas without shares, on the thesis's profiles."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 
 from bench.interference import evaluate
 from bench.published_pairs import read_pairs
+from gpuprof.domain.estimate import Estimator, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.choice import leave_out, rank_interference_models
-from gpuprof.estimators.interference.colocation import SeenRange
+from gpuprof.estimators.interference.colocation import Colocations, SeenRange, is_sharing_all_sms, slow_by_contention
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
     ConstantInterference,
@@ -24,7 +25,10 @@ from gpuprof.estimators.interference.models import (
     LinearInterference,
     NoInterference,
     RunningWorkload,
+    leave_out,
+    rank_interference_models,
 )
+from tests.published_measurements import thesis_estimator, v100
 
 GPU = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.025, 0.00475, -0.00902)
 WORKLOAD = WorkloadCoefficients(6e5, 4e3, 80, 0.001, (0.0, 0.6, 0.1, 0.01, 1.5), 0.002, (160.0, 5.0), (25.0, 1.0))
@@ -185,3 +189,59 @@ def test_pairs_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(InputError):
         read_pairs(path, GPU, {"b": WORKLOAD})
+
+
+@pytest.fixture(scope="module")
+def thesis_profiles() -> Estimator:
+    return thesis_estimator("database")
+
+
+def whole(model: str, batch: int) -> Workload:
+    return Workload(model, batch, Share())
+
+
+def test_models_that_leave_sms_to_one_another_are_not_slowed_on_average() -> None:
+    figure = slow_by_contention(Figure(10.0, "measured"), 40.0, [30.0, 20.0])
+    assert (figure.value, figure.low) == (10.0, 10.0)
+    assert figure.high == pytest.approx(15.0)
+    assert not figure.is_observed
+
+
+def test_what_is_needed_beyond_all_sms_stretches_everybody_and_time_slices_are_the_worst() -> None:
+    figure = slow_by_contention(Figure(10.0, "measured"), 80.0, [70.0])
+    assert figure.value == pytest.approx(15.0)
+    assert figure.high == pytest.approx(17.0)
+
+
+def test_a_model_of_which_nothing_is_known_is_taken_to_keep_every_sm_busy() -> None:
+    figure = slow_by_contention(Figure(10.0, "measured"), None, [None])
+    assert figure.value == figure.high == 20.0
+    assert "unknown" in figure.source
+
+
+def test_only_wholes_of_the_same_part_share_all_sms() -> None:
+    assert is_sharing_all_sms(whole("a", 1), [whole("b", 1)])
+    assert not is_sharing_all_sms(whole("a", 1), [])
+    assert not is_sharing_all_sms(whole("a", 1), [Workload("b", 1, Share(50.0))])
+    assert not is_sharing_all_sms(whole("a", 1), [Workload("b", 1, Share(100.0, "3g.40gb"))])
+
+
+def test_the_pair_that_the_thesis_measured_lies_within_the_interval(thesis_profiles: Estimator) -> None:
+    # §6.2.1, observation 4: resnet50 beside alexnet, batches of 4, takes 8 ms; alone 6.8 ms
+    beside = [whole("alexnet", 4)]
+    latency = thesis_profiles.estimate("resnet50", v100(), 4, Share(), beside).latency_ms
+    assert latency.low is not None and latency.high is not None
+    assert latency.low <= 8.0 <= latency.high
+    assert "SM contention" in latency.source
+
+
+def test_saturating_neighbours_cost_what_they_need_beyond_all_sms(thesis_profiles: Estimator) -> None:
+    alone = thesis_profiles.estimate("resnet50", v100(), 128, Share()).latency_ms
+    beside = thesis_profiles.estimate("resnet50", v100(), 128, Share(), [whole("alexnet", 128)]).latency_ms
+    assert beside.value / alone.value == pytest.approx(0.9916 + 0.99, rel=1e-3)  # Table A.1: WSM of both
+
+
+def test_cores_are_not_contended_for_as_sms_are() -> None:
+    colocations = Colocations(None, lambda device, workload: None)
+    figure = colocations.beside(Figure(1.0, "measured"), replace(v100(), kind="cpu"), whole("a", 1), [whole("b", 1)])
+    assert "contention" not in figure.source

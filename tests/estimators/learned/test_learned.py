@@ -26,10 +26,8 @@ from gpuprof.estimators.learned.evaluation import (
     predict_left_out_batches,
     summarise_errors,
 )
-from gpuprof.estimators.learned.features import FEATURES, feature_matrix, kind_of
-from gpuprof.estimators.learned.learned import STACK, LearnedModel, fit, fit_with_intervals
-from gpuprof.estimators.learned.op_facts import facts_of_op, facts_of_row
-from gpuprof.estimators.learned.store import load_model, save_model
+from gpuprof.estimators.learned.features import FEATURES, facts_of_op, facts_of_row, feature_matrix, kind_of
+from gpuprof.estimators.learned.learned import STACK, LearnedModel, fit, fit_with_intervals, load_model, save_model
 from gpuprof.estimators.learned.training_set import (
     TrainingSet,
     database_graphs,

@@ -10,8 +10,8 @@ import pytest
 
 import gpuprof
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.learned.store import load_model
-from gpuprof.estimators.roofline.op_work import work_of
+from gpuprof.estimators.learned.learned import load_model
+from gpuprof.estimators.roofline import work_of
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id

@@ -10,7 +10,7 @@ def test_planning_without_queues_does_not_import_scipy() -> None:
     code = """
 import sys
 import gpuprof.placement.optimal.optimal
-from gpuprof.estimators.igniter.fit import fit_published_workload
+from gpuprof.estimators.igniter.igniter import fit_published_workload
 from gpuprof.pipeline.problem import make_queueing
 make_queueing(None, ())
 print("scipy" in sys.modules)

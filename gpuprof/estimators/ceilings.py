@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
-from gpuprof.estimators.roofline.roofline import CEILINGS, bandwidth
+from gpuprof.estimators.roofline import CEILINGS, bandwidth
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow
 from gpuprof.kernel_db.store import KernelDb

@@ -16,11 +16,10 @@ from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.creq import METRICS, SOURCE, LaunchModel, achieved_occupancy_pct, shipped_creq
 from gpuprof.estimators.creq import creq as creq_module
-from gpuprof.estimators.creq.creq import METRICS, SOURCE, shipped_creq
-from gpuprof.estimators.creq.launch_model import LaunchModel, achieved_occupancy_pct
 from gpuprof.estimators.cross_gpu.execution import parse_execution
-from gpuprof.estimators.cross_gpu.op_table import make_table
+from gpuprof.estimators.cross_gpu.features import make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.kernel_db.schema import ModelRow

@@ -13,7 +13,7 @@ from onnx import helper
 
 from bench.tree_export import export_trees
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.forest import Forest, Forests
+from gpuprof.estimators.cross_gpu.cost_model import Forest, Forests
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(3)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuprof.domain.share import Share
-from gpuprof.estimators.learned.execution import group_facts, measured_groups, optimized_groups, working_set_bytes
-from gpuprof.estimators.learned.features import FEATURES, feature_matrix
-from gpuprof.estimators.learned.op_facts import facts_of_op
+from gpuprof.estimators.learned.features import FEATURES, facts_of_op, feature_matrix
+from gpuprof.estimators.learned.training_set import group_facts, measured_groups, optimized_groups, working_set_bytes
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import OpRow
 from tests.estimators.measured_world import convolutional

@@ -1,0 +1,212 @@
+"""Creq of models without measurements on a GPU: predicted launches of their kernels, errors of profiled models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.domain.catalogue import datasets
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Figure
+from gpuprof.domain.share import Share
+from gpuprof.estimators.constants import constant
+from gpuprof.estimators.cross_gpu.cost_model import Forest, Forests
+from gpuprof.estimators.cross_gpu.cross_gpu import (
+    CrossGpuLatencies,
+    CrossGpuModel,
+    UnmeasuredModel,
+    read_trained_files,
+    shipped_model,
+)
+from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, OpTable, bound_times, features_of, regressor_names
+from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, batch_seconds, host_seconds
+from gpuprof.estimators.cross_gpu.rates import DeviceRates, rates_of
+
+#: Kinds of kernels, each with two regressors; features as `cross_gpu.features.features_of` gives them.
+KINDS = ("matmul_cores", "conv_cores", "elementwise", "norm", "softmax")
+#: Regression targets: warps held by a busy SM, and log2 of the blocks over those resident on the GPU at once.
+TARGETS = ("warps", "waves")
+#: Library kernels are tiled for a fixed number of warps; other kernels fill the SM, and the target is the filled part.
+FIXED_WARPS = ("matmul_cores", "conv_cores")
+#: No launch on tensor cores was published: their kernels are taken to be cut as those on CUDA cores.
+_INSTEAD = {"matmul_tensor": "matmul_cores", "attention": "matmul_cores"}
+#: Maximum warps of an SM, where the device does not state them.
+_WARPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedLaunches:
+    """Predicted launches of N kernels."""
+
+    #: Shape (N,). Achieved occupancy as in ncu: warps of the busy SMs in percent of their maximum.
+    occupancy_pct: Array
+    #: Shape (N,). SMs needed by all blocks in percent of the GPU's, at most 100 (thesis §5.3.2).
+    sm_utilization_pct: Array
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchModel:
+    """Regressors by ``kind target``, as ``"conv_cores waves"``."""
+
+    forests: Mapping[str, Forest]
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, bytes]) -> LaunchModel:
+        """Return the model of the ONNX files ``kind_target.onnx``."""
+        return cls(Forests({name.removesuffix(".onnx").replace("_w", " w"): file for name, file in files.items()}))
+
+    def predict(self, ops: OpTable, device: Device, rates: DeviceRates) -> PredictedLaunches:
+        """Return the occupancy and SM utilisation of ``ops`` on ``device``.
+
+        ``device``: a GPU; ``rates``: of the device, or of the kernels' share of it.
+        """
+        most = device.sm.warps if device.sm is not None else _WARPS
+        warps, waves = np.zeros(len(ops)), np.zeros(len(ops))
+        kinds = kinds_of(ops, rates)
+        for kind in sorted(set(kinds.tolist())):
+            rows = np.flatnonzero(kinds == kind)
+            features = launch_features(kind, ops.take(rows), rates)
+            predicted = self.forests[f"{kind} warps"].predict(features)
+            warps[rows] = predicted if kind in FIXED_WARPS else predicted * most
+            waves[rows] = 2.0 ** self.forests[f"{kind} waves"].predict(features)
+        return PredictedLaunches(achieved_occupancy_pct(warps, waves, device), 100.0 * np.minimum(1.0, waves))
+
+
+def achieved_occupancy_pct(warps: Array, waves: Array, device: Device) -> Array:
+    """Return ncu's achieved occupancy of kernels with ``warps`` on each busy SM, in ``waves`` over the whole GPU."""
+    most = device.sm.warps if device.sm is not None else _WARPS
+    tail = np.where(waves > 1.0, waves / (waves + constant("occupancy", "tail_waves")), 1.0)
+    return np.asarray(100.0 * np.minimum(warps, most) / most * constant("occupancy", "turnover") * tail)
+
+
+def kinds_of(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
+    """Return the kind of each op, from `KINDS`."""
+    names = regressor_names(ops, rates)
+    conv = ops.family == FAMILIES.index("conv")
+    usual = conv & (ops.kernel == 3) & (ops.stride == 1)
+    kinds = np.array([_INSTEAD.get(str(name), str(name)) for name in names], dtype=np.str_)
+    return np.where(usual, "conv_cores", kinds)
+
+
+def launch_features(kind: str, ops: OpTable, rates: DeviceRates) -> Array:
+    """Return the features of ``ops`` for the regressors of ``kind``, shape (N, F)."""
+    return features_of(kind, ops, rates, bound_times(ops, rates))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFill:
+    """Times and fill of the kernels of a batch."""
+
+    busy_s: Array  #: Shape (N,). Time of each, all its runs.
+    #: ``occupancy_pct``, ``sm_utilization_pct``: Shape (N,).
+    occupancy_pct: Array
+    sm_utilization_pct: Array
+    host_s: float  #: Launch time of the host for all kernels.
+    kernels: KernelList
+    runtime: LaunchMode
+
+    @property
+    def total_s(self) -> float:
+        """Time of the batch."""
+        return self._span_s(1.0)
+
+    def max_occupancy_pct(self) -> float:
+        """Return the largest occupancy of a kernel (USHER's Creq of models with sequential kernels)."""
+        return float(self.occupancy_pct.max(initial=0.0))
+
+    def wavg_occupancy_pct(self, host: float = 1.0) -> float:
+        """Return WAO; ``host``: how many times slower than usual the host launches, as under a profiler."""
+        return float((self.busy_s * self.occupancy_pct).sum()) / self._span_s(host)
+
+    def wavg_sm_util_pct(self, host: float = 1.0) -> float:
+        """Return WSM; ``host`` as for `wavg_occupancy_pct`."""
+        return float((self.busy_s * self.sm_utilization_pct).sum()) / self._span_s(host)
+
+    def _span_s(self, host: float) -> float:
+        """Return the time over which requirements are averaged, gaps and copies included as in measurements."""
+        busy_s = float(self.busy_s.sum())
+        return max(batch_seconds(busy_s, host * self.host_s, self.kernels, self.runtime), 1e-12)
+
+
+def fill_of(
+    kernels: KernelList,
+    model: CrossGpuModel,
+    launches: LaunchModel,
+    device: Device,
+    precision: str,
+    runtime: LaunchMode,
+) -> KernelFill:
+    """Return how ``kernels`` fill the whole of ``device``. Raises `InputError` when the device lacks the precision."""
+    rates = rates_of(device, precision, Share())
+    count = np.array(kernels.count, dtype=float)
+    predicted = launches.predict(kernels.ops, device, rates)
+    return KernelFill(
+        count * model.kernel_times(kernels.ops, rates),
+        predicted.occupancy_pct,
+        predicted.sm_utilization_pct,
+        host_seconds(kernels, runtime),
+        kernels,
+        runtime,
+    )
+
+
+SOURCE = "creq from launches"
+METRICS = ("max_occupancy", "wavg_occupancy", "wavg_sm_util")
+_WHOLE = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class CreqModel:
+    """A model of launches with the errors of its predicted requirements."""
+
+    launches: LaunchModel
+    #: Metric → points added to a prediction for the ends of its interval. The interval held nine of ten of the thesis's
+    #: figures, each model predicted without its own figures.
+    interval: Mapping[str, tuple[float, float]]
+
+    def figure(self, metric: str, value: float, basis: str) -> Figure:
+        """Return a predicted requirement with its interval, within 0 to 100 percent."""
+        low, high = self.interval[metric]
+        return Figure(value, f"{SOURCE}: {basis}", max(0.0, value + low), min(_WHOLE, max(value, value + high)))
+
+
+@cache
+def shipped_creq() -> CreqModel:
+    """Return the shipped model; every file is checked against its hash in the provenance.
+
+    Raises `InputError` when a file is missing or differs from the trained file.
+    """
+    metadata, files = read_trained_files(datasets() / "creq")
+    interval = {metric: (float(low), float(high)) for metric, (low, high) in metadata["interval"].items()}
+    return CreqModel(LaunchModel.of_files(files), interval)
+
+
+class UnprofiledRequirements:
+    """Predicts Creq of models on GPUs from their kernels, cached by batch. ``latencies``: the source of the kernels."""
+
+    def __init__(self, latencies: CrossGpuLatencies) -> None:
+        self._latencies = latencies
+        self._known: dict[tuple[str, str, int], tuple[tuple[str, Figure], ...]] = {}
+
+    def predict(self, target: UnmeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
+        """Return the requirement of ``batch`` by each metric, in percent of the whole of ``device``.
+
+        Raises `InputError` when the device lacks the precision, or the model does not take the batch.
+        """
+        key = (target.name, device.name, batch)
+        if key not in self._known:
+            by_batch, model = self._latencies.kernels_of(target, device), shipped_creq()
+            kernels, precision, runtime = by_batch.at(batch), by_batch.precision, by_batch.runtime
+            figures: tuple[tuple[str, Figure], ...] = ()
+            if len(kernels.ops) and device.sm is not None:
+                fill = fill_of(kernels, shipped_model(), model.launches, device, precision, runtime)
+                values = (fill.max_occupancy_pct(), fill.wavg_occupancy_pct(), fill.wavg_sm_util_pct())
+                execution = f"{precision}, {runtime}"
+                pairs = zip(METRICS, values, strict=True)
+                figures = tuple((metric, model.figure(metric, value, execution)) for metric, value in pairs)
+            self._known[key] = figures
+        return self._known[key]

@@ -1,1 +1,0 @@
-"""Creq and Mreq of models without a profile: predicts how their kernels are launched, from published launches."""

@@ -1,1 +1,0 @@
-"""USHER's GK-Estimator: ops, the kernels they launch, and the sets of concurrent kernels."""

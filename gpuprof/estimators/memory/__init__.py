@@ -1,1 +1,0 @@
-"""Memory of a model: liveness of tensors in the arena of the runtime."""

@@ -1,1 +1,0 @@
-"""The roofline model: times of unmeasured ops from FLOPs and bytes."""
