@@ -16,8 +16,8 @@ from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators import creq as creq_module
 from gpuprof.estimators.creq import METRICS, SOURCE, LaunchModel, achieved_occupancy_pct, shipped_creq
-from gpuprof.estimators.creq import creq as creq_module
 from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.features import make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
