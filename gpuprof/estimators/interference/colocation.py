@@ -129,9 +129,9 @@ class Colocations:
 
     A workload measured beside the same neighbours has the measured slow-down. Any other has the prediction of its
     device's best model: the model with the least error on the rows of the table ``colocations``, each model held out in
-    both roles (`interference.choice`), or iGniter's with the coefficients kept by ``gpuprof calibrate``. Without
+    both roles (`interference.models`), or iGniter's with the coefficients kept by ``gpuprof calibrate``. Without
     either, the latency stays and its interval widens. Replicas without shares contend for SMs
-    (`interference.sm_contention`), to which none of these models was fitted.
+    (`slow_by_contention`), to which none of these models was fitted.
     """
 
     def __init__(
