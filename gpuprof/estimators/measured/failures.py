@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Workload
-from gpuprof.domain.failure import FailedRun, TriedRuns
+from gpuprof.domain.estimate import FailedRun, TriedRuns, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.measured.measured import MeasuredModel

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import COMPUTED, MOST_VARIATION, Workload, mark_source
-from gpuprof.domain.failure import FailedRun, TriedRuns
+from gpuprof.domain.estimate import COMPUTED, MOST_VARIATION, FailedRun, TriedRuns, Workload, mark_source
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
 from gpuprof.domain.share import Share
