@@ -34,7 +34,7 @@ def merge(
     device: Annotated[
         str | None, typer.Option(autocompletion=COMPLETERS["devices"], help="Device that the gain is predicted for.")
     ] = "cpu",
-    db: Annotated[Path | None, typer.Option(help="Kernel database with measured times of ops.")] = None,
+    db: Annotated[Path | None, typer.Option(help="Kernel database that describes the device.")] = None,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Merge models that share weights into one graph, prove that its outputs are the same, and write it.

@@ -12,18 +12,15 @@ their values (Picard, 1976: closures; Greig et al., 1989: with pairs).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 
 import networkx as nx
 
 from gpuprof.domain.device import Device
-from gpuprof.merging.operators import is_lookup
-from gpuprof.merging.plan import MergePlan, Step
-from gpuprof.merging.super_operator import SuperOperator, bias_of
+from gpuprof.merging.plan import MergePlan, Step, SuperOperator, bias_of
+from gpuprof.merging.similarity import is_lookup
 
-#: (sha256 of the model file, op name) → number of rows → seconds.
-OpSeconds = Mapping[tuple[str, str], Mapping[int, float]]
 _Edge = tuple[object, object, float | None]
 _ONCE, _APART = "once", "apart"
 
@@ -67,8 +64,6 @@ class MergeGain:
     added_bytes: float = 0.0
     saved_launches: int = 0
     added_launches: int = 0
-    #: Seconds saved by the ops with measurements; no other field includes them.
-    measured_s: float = 0.0
 
     def __add__(self, gain: MergeGain) -> MergeGain:
         return MergeGain(*(a + b for a, b in zip(astuple(self), astuple(gain), strict=True)))
@@ -79,17 +74,15 @@ class MergeGain:
     def seconds(self, rates: Rates) -> float:
         """Return the time saved; negative if merging costs time."""
         transfer_s = (self.saved_bytes - self.added_bytes) / rates.bytes_per_s
-        return transfer_s + (self.saved_launches - self.added_launches) * rates.launch_s + self.measured_s
+        return transfer_s + (self.saved_launches - self.added_launches) * rates.launch_s
 
 
 @dataclass(frozen=True, slots=True)
 class GainContext:
-    """Parameters of the gain of a merge: batches, device speeds and measurements."""
+    """Parameters of the gain of a merge: batches and device speeds."""
 
     batches: Sequence[int]  #: Batch of each model.
     rates: Rates
-    #: Measured times of ops on the device; may be empty.
-    measured: OpSeconds = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -181,10 +174,6 @@ def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
     if not step.is_concatenated:  # all inputs are constants or a value shared by all models
         return MergeGain(saved_launches=extra_models)
     saved_bytes, rates = extra_models * _weight_bytes(plan, step), setting.rates
-    measured = _measured_gain(plan, step, setting)
-    if measured is not None:
-        # The saved bytes are reported; their time is subtracted, because the measurement includes it.
-        return MergeGain(saved_bytes=saved_bytes, measured_s=measured - saved_bytes / rates.bytes_per_s)
     sizes = [_touched_bytes(plan, step, m, setting.batches[m]) for m in step.models]
     added_bytes = rates.moved_bytes(sum(sizes), sum(sizes)) - sum(rates.moved_bytes(size, size) for size in sizes)
     return MergeGain(saved_bytes=saved_bytes, added_bytes=added_bytes, saved_launches=extra_models)
@@ -248,28 +237,6 @@ def _touched_bytes(plan: MergePlan, step: Step, model: int, batch: int) -> float
     source, node = plan.sources[model], plan.node(step, model)
     names = {name for name in (*node.input, *node.output) if name in source.values and name not in source.weights}
     return sum(source.values[name].bytes_at(batch) for name in names)
-
-
-def _measured_gain(plan: MergePlan, step: Step, setting: GainContext) -> float | None:
-    """Return the seconds saved by measurements at the models' batches and at their sum; None if any is missing."""
-    rows = [setting.batches[m] for m in step.models]
-    curves = [setting.measured.get((plan.sources[m].sha256, plan.node(step, m).name)) for m in step.models]
-    merged_s = max((_at(curve, sum(rows)) or 0.0 for curve in curves if curve), default=0.0)
-    separate_s = [_at(curve, batch) if curve else None for curve, batch in zip(curves, rows, strict=True)]
-    if not merged_s or any(seconds is None for seconds in separate_s):
-        return None
-    return sum(seconds or 0.0 for seconds in separate_s) - merged_s
-
-
-def _at(curve: Mapping[int, float], rows: int) -> float | None:
-    """Return the time at a number of rows, linearly interpolated; None outside the measured range."""
-    if rows in curve:
-        return curve[rows]
-    below, above = [r for r in curve if r < rows], [r for r in curve if r > rows]
-    if not below or not above:
-        return None
-    low, high = max(below), min(above)
-    return curve[low] + (curve[high] - curve[low]) * (rows - low) / (high - low)
 
 
 def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: GainContext) -> MergeGain:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +14,8 @@ from gpuprof.errors import InputError
 from gpuprof.graph.element_types import elem_type
 from gpuprof.graph.merged_model import MergedMember, MergedModel, MergedValue, write_description
 from gpuprof.graph.nodes import graphs_of
-from gpuprof.merging.plan import MergePlan, Step
-from gpuprof.merging.source import Array, Size, SourceModel
-from gpuprof.merging.super_operator import SuperOperator, bias_of, weight_part
+from gpuprof.merging.plan import MergePlan, Step, SuperOperator, bias_of, weight_part
+from gpuprof.merging.source import Array, Size, SourceModel, digest_tensor
 
 _TO_THE_END = np.iinfo(np.int64).max
 
@@ -233,10 +231,7 @@ class _Builder:
     # names, inputs, outputs and metadata of the graph
 
     def _weight(self, tensor: TensorProto, hint: str, digest: str | None = None) -> str:
-        if digest is None:
-            hasher = hashlib.blake2b(f"{tensor.data_type}{list(tensor.dims)}".encode(), digest_size=16)
-            hasher.update(tensor.raw_data or numpy_helper.to_array(tensor).tobytes())
-            digest = hasher.hexdigest()
+        digest = digest or digest_tensor(tensor)
         if digest not in self._by_digest:
             name = self._new_name(hint)
             weight = TensorProto()

@@ -13,21 +13,19 @@ import onnx
 from onnx import ModelProto
 
 from gpuprof.domain.file_access import refuse_to_replace
+from gpuprof.domain.model import Tensor
 from gpuprof.domain.sizes import check_size
 from gpuprof.errors import InfeasibleError, InputError, refuse_unwritable
+from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.merged_model import MergedModel, write_description
-from gpuprof.merging.architecture import DEFAULT_EPS, count_graph, group_architectures
-from gpuprof.merging.common import TOLERANCE
-from gpuprof.merging.gain import TYPICAL_CPU, GainContext, MergeGain, OpSeconds, PlanGain, Rates
-from gpuprof.merging.groups import group_nodes
+from gpuprof.merging.gain import TYPICAL_CPU, GainContext, MergeGain, PlanGain, Rates
+from gpuprof.merging.groups import NodeGroup, count_graph, group_architectures, group_nodes
 from gpuprof.merging.merger import build_merged
-from gpuprof.merging.normalisation import normalise
-from gpuprof.merging.plan import MergePlan, make_plan
+from gpuprof.merging.plan import MergePlan, Step, make_plan
 from gpuprof.merging.proof import Proof, prove_same
-from gpuprof.merging.report import MergeReport, report_merge
 from gpuprof.merging.similarity import OMEGA
-from gpuprof.merging.source import OLDEST_OPSET, SourceModel, number_names, read_source
+from gpuprof.merging.source import OLDEST_OPSET, SourceModel, normalise, number_names, read_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +33,15 @@ class MergeOptions:
     """Settings of a merge."""
 
     omega: float = OMEGA  #: Least similarity of operators to merge, the paper's ω.
-    weight_tolerance: float = TOLERANCE  #: Largest difference of weights treated as equal.
-    eps: float = DEFAULT_EPS  #: Largest relative distance inside an architectural group.
-    #: Largest relative difference of an output; None: 1e-4 for float32, 4e-3 for float16.
-    proof_tolerance: float | None = None
     force: bool = False  #: Merge steps predicted to cost time, too.
     dims: Mapping[str, int] = field(default_factory=dict)  #: Sizes of free dimensions other than the batch.
     #: Batch of each model for the predicted gain; 1 where absent.
     batches: Mapping[str, int] = field(default_factory=dict)
     rates: Rates = TYPICAL_CPU  #: Device speeds for the predicted gain.
-    #: Measured times of the models' ops on the device, if any.
-    measured: OpSeconds = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.omega <= 1.0:
             raise InputError(f"omega must be from 0 to 1 but is {self.omega:g}")
-        for name, value in (("eps", self.eps), ("weight tolerance", self.weight_tolerance)):
-            if not 0.0 <= value < float("inf"):
-                raise InputError(f"the {name} must be at least 0 but is {value:g}")
-        if self.proof_tolerance is not None and not 0.0 <= self.proof_tolerance < float("inf"):
-            raise InputError(f"the tolerance must be at least 0 but is {self.proof_tolerance:g}")
         if any(batch < 1 for batch in self.batches.values()):
             raise InputError(f"a batch must be at least 1 but is {min(self.batches.values())}")
 
@@ -67,11 +54,26 @@ class MergedInMemory:
     model: ModelProto
     described: MergedModel
     report: MergeReport  #: Writing adds the proof.
-    options: MergeOptions
 
     def write(self, output: Path) -> MergeReport:
-        """Prove and write the merged model; see `write_merged`."""
-        return write_merged(self, output, self.options)
+        """Prove that the outputs equal the originals', write the model, and return the report with the proof.
+
+        Raises `InfeasibleError` when an output differs by more than the tolerance or the result is no valid model, and
+        writes nothing; `InputError` when ``output`` cannot be written, or a model cannot be run.
+        """
+        with _temporary_directory_beside(output) as directory:
+            path = directory / output.name
+            _save(self, path)
+            proof = prove_same(self.sources, path, self.described)
+            _check_proof(proof)
+            if any(proof.absent_rows.values()):
+                members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in self.described.members]
+                write_description(self.model, MergedModel(tuple(members)))
+                _save(self, path)
+            # External data move first, then the model file that refers to them.
+            for file in sorted(directory.iterdir(), key=lambda file: file == path):
+                file.replace(output.parent / file.name)
+        return replace(self.report, proof=proof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def propose_merges(
     sources = read_sources(models, settings.dims, names)
     merges: list[MergedInMemory] = []
     left_out: dict[str, str] = {}
-    for group in group_architectures([count_graph(source) for source in sources], settings.eps):
+    for group in group_architectures([count_graph(source) for source in sources]):
         if len(group) == 1:
             left_out[sources[group[0]].name] = "no other model has an architecture like it"
             continue
@@ -171,7 +173,7 @@ def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> Merg
 
     Equal weights are stored once in any case, at no cost.
     """
-    grouping = group_nodes(sources, options.omega, options.weight_tolerance)
+    grouping = group_nodes(sources, options.omega)
     setting = _setting(sources, options)
     left_out: dict[int, str] = {}
     plan = make_plan(sources, grouping)
@@ -183,7 +185,7 @@ def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> Merg
 
 
 def _setting(sources: Sequence[SourceModel], options: MergeOptions) -> GainContext:
-    return GainContext([options.batches.get(source.name, 1) for source in sources], options.rates, options.measured)
+    return GainContext([options.batches.get(source.name, 1) for source in sources], options.rates)
 
 
 def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -> MergedInMemory:
@@ -191,28 +193,7 @@ def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -
     gain = plan_gain.gain(plan_gain.steps)
     model, described = build_merged(plan)
     report = report_merge(plan, model, gain, options.rates, options.omega)
-    return MergedInMemory(tuple(plan.sources), model, described, report, options)
-
-
-def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) -> MergeReport:
-    """Prove that a merged model's outputs equal the originals', write the model, return the report with the proof.
-
-    Raises `InfeasibleError` when an output differs by more than the tolerance or the result is no valid model, and
-    writes nothing; `InputError` when ``output`` cannot be written, or a model cannot be run.
-    """
-    with _temporary_directory_beside(output) as directory:
-        path = directory / output.name
-        _save(merged, path)
-        proof = prove_same(merged.sources, path, merged.described, options.proof_tolerance)
-        _check_proof(proof)
-        if any(proof.absent_rows.values()):
-            members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in merged.described.members]
-            write_description(merged.model, MergedModel(tuple(members)))
-            _save(merged, path)
-        # External data move first, then the model file that refers to them.
-        for file in sorted(directory.iterdir(), key=lambda file: file == path):
-            file.replace(output.parent / file.name)
-    return replace(merged.report, proof=proof)
+    return MergedInMemory(tuple(plan.sources), model, described, report)
 
 
 def _opset(path: Path) -> int:
@@ -272,7 +253,7 @@ def _check_proof(proof: Proof) -> None:
         raise InfeasibleError(
             f"output {worst.output} of {worst.model} differs by {worst.relative:.3g} of its largest value, "
             f"over {worst.tolerance:g}, when called with {worst.call}: nothing is written",
-            "a smaller --weight-tolerance merges less, a larger --tolerance allows more",
+            "a larger --omega merges less",
         )
 
 
@@ -307,3 +288,124 @@ def _temporary_directory_beside(output: Path) -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """The outcome for a weighted operator, or for several matched operators."""
+
+    #: ``models``, ``operators``: Names of each member's model and operator.
+    models: tuple[str, ...]
+    operators: tuple[str, ...]
+    op_type: str
+    #: "merged", "super-operator", "shared" or "apart". Shared: each model runs its own op, on the common weight.
+    how: str
+    similarity: float | None  #: Least similarity of any two members; None for an operator without a partner.
+    weight_bytes: int  #: Weights of all members before the merge.
+    saved_bytes: int  #: Duplicate weights removed.
+    reason: str  #: Reason for running apart, else empty.
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """The result of a merge."""
+
+    models: tuple[str, ...]
+    #: Every weighted operator, and every op that holds weights, by start time.
+    operators: tuple[OperatorRow, ...]
+    other_ops_merged: int  #: Ops without large weights that run once for several models.
+    #: ``weight_bytes_before``, ``weight_bytes_after``: Constants of all models, and of the merged model.
+    weight_bytes_before: int
+    weight_bytes_after: int
+    gain: MergeGain  #: Predicted gain of the merged steps.
+    gain_s: float  #: Predicted time saved in a call with every model at its batch.
+    proof: Proof | None = None  #: None if nothing was merged.
+
+    @property
+    def merged(self) -> tuple[OperatorRow, ...]:
+        """Operators that run once for several models, wholly or in part."""
+        return tuple(row for row in self.operators if row.how in (MERGED, DIVIDED))
+
+    @property
+    def shared(self) -> tuple[OperatorRow, ...]:
+        """Operators that run apart on a shared weight."""
+        return tuple(row for row in self.operators if row.how == SHARED)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of weights saved by the merge."""
+        return self.weight_bytes_before - self.weight_bytes_after
+
+
+def report_merge(plan: MergePlan, model: ModelProto, gain: MergeGain, rates: Rates, omega: float) -> MergeReport:
+    """Return the report of a plan and the model built from it."""
+    rows, unweighted_merges = [], 0
+    for step in plan.steps:
+        group = plan.group(step)
+        if group.operators or step.held:
+            rows.append(_row(plan, step, group, omega))
+        elif step.once:
+            unweighted_merges += 1
+    return MergeReport(
+        models=tuple(source.name for source in plan.sources),
+        operators=tuple(rows),
+        other_ops_merged=unweighted_merges,
+        weight_bytes_before=sum(weights_of(source) for source in plan.sources),
+        weight_bytes_after=sum(_bytes(t.name, t.data_type, t.dims) for t in model.graph.initializer),
+        gain=gain,
+        gain_s=gain.seconds(rates),
+    )
+
+
+def weights_of(source: SourceModel) -> int:
+    """Return the bytes of a model's constants, equal data counted once."""
+    distinct = {source.digest(name): source.weight_bytes(name) for name in source.weights}
+    return sum(distinct.values())
+
+
+def _bytes(name: str, data_type: int, dims: Sequence[int]) -> int:
+    return Tensor(name, dtype_name(data_type), tuple(dims)).bytes
+
+
+def _row(plan: MergePlan, step: Step, group: NodeGroup, omega: float) -> OperatorRow:
+    weights = {m: (operator.weight,) for m, operator in group.operators.items()} or step.held
+    sizes = [sum(map(plan.sources[m].weight_bytes, weights[m])) for m in step.models]
+    nodes = [plan.node(step, m) for m in step.models]
+    saved_bytes, sharing = 0, APART
+    if step.once:
+        saved_bytes, sharing = sum(sizes) - max(sizes), MERGED
+    elif step.super_operator is not None:
+        saved_bytes, sharing = (len(step.models) - 1) * step.super_operator.shared_bytes, DIVIDED
+    elif step.shares_weight:
+        saved_bytes, sharing = sum(sizes) - max(sizes), SHARED
+    is_single = len(step.models) == 1
+    return OperatorRow(
+        tuple(plan.sources[m].name for m in step.models),
+        tuple(node.name or node.output[0] for node in nodes),
+        nodes[0].op_type,
+        sharing,
+        None if is_single else group.similarity,
+        sum(sizes),
+        saved_bytes,
+        _why_alone(plan, step, omega) if is_single else step.reason,
+    )
+
+
+def _why_alone(plan: MergePlan, step: Step, omega: float) -> str:
+    model = step.models[0]
+    operator = plan.group(step).operators.get(model)
+    if operator is None:
+        return (
+            "no op of its type that starts when it does holds the same weights, and they are shared whole or not at all"
+        )
+    similarities = [
+        similarity
+        for group, near_model, name, similarity in plan.grouping.near_misses
+        if group == step.group or (near_model == model and name == operator.name)
+    ]
+    if not similarities:
+        return "no operator of its type starts when it does"
+    return f"at most {max(similarities):.2g} similar to any that starts when it does, below {omega:g}"

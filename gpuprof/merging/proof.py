@@ -73,16 +73,13 @@ def relative_difference(original: Array, merged: Array) -> float:
     return largest / (float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) or 1.0)
 
 
-def prove_same(
-    sources: Sequence[SourceModel], merged: Path, described: MergedModel, tolerance: float | None = None
-) -> Proof:
+def prove_same(sources: Sequence[SourceModel], merged: Path, described: MergedModel) -> Proof:
     """Run the originals and the merged file on random inputs and return the differences.
 
     The calls: all models at different batches, with inputs of standard deviation 1 and 30; then each model absent, with
     a row of zeros in its place if an empty batch fails. Raises `InputError` when a model cannot be run at all.
-    ``tolerance``: of every output; by default `TOLERANCES` by type.
     """
-    prover = _Prover(sources, merged, described, tolerance)
+    prover = _Prover(sources, merged, described)
     # Batches differ between models, because equal batches would hide an exchange of two models' rows.
     for seed in (0, 1):
         prover.compare([1 + (i + seed) % 3 for i in range(len(sources))], seed)
@@ -94,10 +91,8 @@ def prove_same(
 
 
 class _Prover:
-    def __init__(
-        self, sources: Sequence[SourceModel], merged: Path, described: MergedModel, tolerance: float | None
-    ) -> None:
-        self._sources, self._path, self._described, self._tolerance = sources, merged, described, tolerance
+    def __init__(self, sources: Sequence[SourceModel], merged: Path, described: MergedModel) -> None:
+        self._sources, self._path, self._described = sources, merged, described
         self._session = open_session(merged, threads=1)
         self._answers: dict[tuple[int, int, int], tuple[dict[str, Array], dict[str, Array]]] = {}
         self.worst: dict[tuple[str, str], Difference] = {}
@@ -144,7 +139,7 @@ class _Prover:
 
     def _note(self, member: MergedMember, expected: dict[str, Array], answers: dict[str, Array]) -> None:
         for value in member.outputs:
-            tolerance = TOLERANCES.get(value.dtype, 0.0) if self._tolerance is None else self._tolerance
+            tolerance = TOLERANCES.get(value.dtype, 0.0)
             relative = relative_difference(expected[value.name], answers[value.name])
             difference = Difference(member.name, value.name, value.dtype, relative, tolerance, self.calls[-1])
             key = (member.name, value.name)

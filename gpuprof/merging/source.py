@@ -1,4 +1,10 @@
-"""A source model of a merge: nodes, weights, and the size of every value as a function of the batch."""
+"""A source model of a merge: nodes, weights, and the size of every value as a function of the batch.
+
+Exporters compute shapes by dozens of ops, which differ between two exports of the same network. With all sizes except
+the batch bound, these computations are constant except for the batch, and `normalise` leaves only ops on data. A
+runtime folds batch normalisations into convolutions when it loads a graph and holds the results: these are what models
+can share.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
@@ -20,7 +26,7 @@ from gpuprof.graph.dims import declared_dims
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import OnnxFile, read_onnx
 from gpuprof.graph.load import infer_shapes
-from gpuprof.graph.nodes import constant_tensor, list_captured
+from gpuprof.graph.nodes import constant_tensor, graphs_of, list_captured
 from gpuprof.graph.shapes import Shapes
 
 Array = npt.NDArray[np.generic]
@@ -63,7 +69,7 @@ class SourceModel:
     sha256: str
     opsets: dict[str, int]  #: Version by domain.
     ir_version: int
-    nodes: list[NodeProto]  #: Nodes in topological order, cleaned up by `gpuprof.merging.normalisation`.
+    nodes: list[NodeProto]  #: Nodes in topological order, cleaned up by `gpuprof.merging.source`.
     weights: dict[str, TensorProto]  #: Constants by name, with their data.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -88,11 +94,7 @@ class SourceModel:
     def digest(self, weight: str) -> str:
         """Return a hash of a weight's type, shape and data: equal for equal weights."""
         if weight not in self._digests:
-            tensor = self.weights[weight]
-            data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
-            hasher = hashlib.blake2b(f"{tensor.data_type}{list(tensor.dims)}".encode(), digest_size=16)
-            hasher.update(data)
-            self._digests[weight] = hasher.hexdigest()
+            self._digests[weight] = digest_tensor(self.weights[weight])
         return self._digests[weight]
 
     def weight_bytes(self, weight: str) -> int:
@@ -115,6 +117,13 @@ class SourceModel:
         self._makers = {name: node for node in self.nodes for name in node.output if name}
         self._uses = Counter(name for node in self.nodes for name in {*node.input, *list_captured(node)})
         self._indexed = self.nodes
+
+
+def digest_tensor(tensor: TensorProto) -> str:
+    """Return a hash of a tensor's type, shape and data."""
+    hasher = hashlib.blake2b(f"{tensor.data_type}{list(tensor.dims)}".encode(), digest_size=16)
+    hasher.update(tensor.raw_data or numpy_helper.to_array(tensor).tobytes())
+    return hasher.hexdigest()
 
 
 def read_source(
@@ -244,3 +253,151 @@ def number_names(names: Iterable[str], form: str) -> list[str]:
             name = form.format(first, count)
         numbered.append(name)
     return numbered
+
+
+_NOTHING = {"Identity", "Dropout"}
+_REARRANGED = {"Transpose", "Reshape", "Identity"}
+
+
+def normalise(source: SourceModel) -> None:
+    """Clean up ``source`` in place.
+
+    Known values become weights. Transposes and reshapes of weights are applied, and batch normalisations folded into
+    the convolutions before them. Varying Reshape targets get -1 for the batch. Ops without effect are bypassed, and
+    unused values removed.
+    """
+    renamed: dict[str, str] = {}
+    nodes = []
+    for node in source.nodes:
+        _rename(node, renamed)
+        if _is_known(source, node) or _rearrange(source, node):
+            continue
+        if node.op_type in _NOTHING and _is_identity(source, node):
+            renamed[node.output[0]] = node.input[0]
+            continue
+        if node.op_type == "Reshape":
+            _fix_target(source, node)
+        nodes.append(node)
+    source.nodes = nodes
+    source.nodes = [norm for norm in nodes if not _fold_norm(source, norm)]
+    source.nodes = _remove_unused(source, source.nodes)
+    used_names = {name for node in source.nodes for name in (*node.input, *list_captured(node))} | set(source.outputs)
+    source.weights = {name: tensor for name, tensor in source.weights.items() if name in used_names}
+
+
+def attribute(node: NodeProto, name: str, default: object = None) -> object:
+    """Return an attribute of a node as a Python value."""
+    for item in node.attribute:
+        if item.name == name:
+            return helper.get_attribute_value(item)
+    return default
+
+
+def whole(node: NodeProto, name: str, default: int) -> int:
+    """Return an integer attribute of a node."""
+    value = attribute(node, name, default)
+    return value if isinstance(value, int) else default
+
+
+def add_weight(source: SourceModel, name: str, value: Array) -> None:
+    """Add a constant to ``source``."""
+    source.weights[name] = numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
+
+
+def _rename(node: NodeProto, renamed: dict[str, str]) -> None:
+    for i, name in enumerate(node.input):
+        if name in renamed:
+            node.input[i] = renamed[name]
+    for item in node.attribute:
+        for nested in (*([item.g] if item.HasField("g") else []), *item.graphs):
+            for graph in graphs_of(nested):
+                for inner in graph.node:
+                    for i, name in enumerate(inner.input):
+                        inner.input[i] = renamed.get(name, name)
+                for info in graph.output:
+                    info.name = renamed.get(info.name, info.name)
+
+
+def _is_known(source: SourceModel, node: NodeProto) -> bool:
+    names = [name for name in node.output if name]
+    if not all(name in source.constants and name not in source.outputs for name in names):
+        return False
+    for name in names:
+        add_weight(source, name, source.constants[name])
+    return True
+
+
+def _rearrange(source: SourceModel, node: NodeProto) -> bool:
+    names = [name for name in node.input if name]
+    if node.op_type not in _REARRANGED or node.domain or not all(name in source.weights for name in names):
+        return False
+    output = node.output[0]
+    if output in source.outputs:
+        return False
+    value = source.array(node.input[0])
+    if node.op_type == "Transpose":
+        order = attribute(node, "perm")
+        value = np.transpose(value, list(order) if isinstance(order, list | tuple) else None)
+    elif node.op_type == "Reshape":
+        value = value.reshape([dim.at(1) for dim in source.values[output].dims])
+    add_weight(source, output, value)
+    return True
+
+
+def _is_identity(source: SourceModel, node: NodeProto) -> bool:
+    if node.output[0] in source.outputs or len([name for name in node.output if name]) > 1:
+        return False
+    if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+        training = source.weights.get(node.input[2])
+        return training is not None and not numpy_helper.to_array(training).any()
+    return True
+
+
+def _fold_norm(source: SourceModel, norm: NodeProto) -> bool:
+    """Fold a batch normalisation of constants into the convolution before it; return whether it could be."""
+    if norm.op_type != "BatchNormalization" or norm.domain or len(norm.output) > 1:
+        return False
+    conv = source.maker(norm.input[0])
+    if conv is None or conv.op_type != "Conv" or conv.domain or source.uses(norm.input[0]) > 1:
+        return False
+    constants = [name for name in (*conv.input[1:], *norm.input[1:5]) if name]
+    if not all(name in source.weights for name in constants) or source.array(conv.input[1]).dtype.kind != "f":
+        return False
+    weight = source.array(conv.input[1])
+    scale, shift, mean, variance = (np.asarray(source.array(name), np.float64) for name in norm.input[1:5])
+    bias = np.asarray(source.array(conv.input[2]), np.float64) if len(conv.input) > 2 and conv.input[2] else 0.0
+    epsilon = attribute(norm, "epsilon", 1e-5)
+    factor = scale / np.sqrt(variance + (epsilon if isinstance(epsilon, float) else 0.0))
+    folded = np.asarray(weight, np.float64) * factor.reshape(-1, *(1 for _ in weight.shape[1:]))
+    names = [_new_name(source, f"{norm.output[0]}/{part}") for part in ("weight", "bias")]
+    add_weight(source, names[0], folded.astype(weight.dtype))
+    add_weight(source, names[1], ((bias - mean) * factor + shift).astype(weight.dtype))
+    conv.input[:] = [conv.input[0], *names]
+    conv.output[0] = norm.output[0]
+    return True
+
+
+def _new_name(source: SourceModel, name: str) -> str:
+    while name in source.values or name in source.weights:
+        name += "_"
+    return name
+
+
+def _fix_target(source: SourceModel, node: NodeProto) -> None:
+    dims = source.values[node.output[0]].dims
+    varying = [axis for axis, dim in enumerate(dims) if dim.per_batch]
+    if node.input[1] in source.weights or len(varying) != 1 or any(dim.fixed == 0 for dim in dims if not dim.per_batch):
+        return
+    target = _new_name(source, f"{node.output[0]}/target")
+    add_weight(source, target, np.array([-1 if dim.per_batch else dim.fixed for dim in dims], np.int64))
+    node.input[1] = target
+
+
+def _remove_unused(source: SourceModel, nodes: list[NodeProto]) -> list[NodeProto]:
+    needed_names = set(source.outputs)
+    used_nodes = []
+    for node in reversed(nodes):
+        if any(name in needed_names for name in node.output):
+            used_nodes.append(node)
+            needed_names |= {*node.input, *list_captured(node)}
+    return used_nodes[::-1]

@@ -18,7 +18,6 @@ from gpuprof.rules.merged_estimate import estimate_merged
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
-    from gpuprof.kernel_db.store import KernelDb
     from gpuprof.merging.pipeline import MergedInMemory
     from gpuprof.placement.policies import Policy
 
@@ -34,16 +33,14 @@ class MergedPlan:
     notes: tuple[str, ...]
 
 
-def merge_models(
-    problem: Problem, policy: Policy, deployment: DeploymentMap, output: Path, db: KernelDb | None = None
-) -> MergedPlan:
+def merge_models(problem: Problem, policy: Policy, deployment: DeploymentMap, output: Path) -> MergedPlan:
     """Merge models that share a device and weights, each set in turn, wherever the plan becomes no worse.
 
     The merged files are written to the folder of ``output``, the future path of the map. Models whose merge cannot be
-    planned within the tightest of their SLOs, saves nothing or fails stay separate, with the reason. Measured op times
-    come from ``db``. Raises `InputError` when the files cannot be written there.
+    planned within the tightest of their SLOs, saves nothing or fails stay separate, with the reason.
+    Raises `InputError` when the files cannot be written there.
     """
-    merging = _MapMerger(problem, policy, deployment, output, db)
+    merging = _MapMerger(problem, policy, deployment, output)
     notes = list(merging.run()) or ["nothing to merge: no two models share a device"]
     return MergedPlan(merging.problem, merging.deployment, tuple(notes))
 
@@ -55,12 +52,10 @@ class _Refusal:
 
 
 class _MapMerger:
-    def __init__(
-        self, problem: Problem, policy: Policy, deployment: DeploymentMap, output: Path, db: KernelDb | None
-    ) -> None:
+    def __init__(self, problem: Problem, policy: Policy, deployment: DeploymentMap, output: Path) -> None:
         self.problem, self.deployment = problem, deployment
         self._estimator = problem.estimator
-        self._policy, self._output, self._db = policy, output, db
+        self._policy, self._output = policy, output
 
     def run(self) -> Iterator[str]:
         """Merge what pays, and yield a line on each decision."""
@@ -79,7 +74,7 @@ class _MapMerger:
                 yield f"{model} is not merged: its ONNX file is not there"
             else:
                 files[model] = Path(path)
-        proposals, refusals = _find_proposals(files, batches, device, self._db)
+        proposals, refusals = _find_proposals(files, batches, device)
         yield from (f"{refusal.model} is not merged: {refusal.reason}" for refusal in refusals)
         for proposal in proposals:
             names = " and ".join(proposal.report.models)
@@ -161,21 +156,16 @@ def _describe_member(deployment: DeploymentMap, model: str) -> RequestedModel:
 
 
 def _find_proposals(
-    files: Mapping[str, Path], batches: Mapping[str, int], device: Device, db: KernelDb | None
+    files: Mapping[str, Path], batches: Mapping[str, int], device: Device
 ) -> tuple[tuple[MergedInMemory, ...], tuple[_Refusal, ...]]:
     """Return the merges worth trying, and why each other model is in none."""
     from gpuprof.merging.gain import device_rates
     from gpuprof.merging.pipeline import MergeOptions, propose_merges
-    from gpuprof.pipeline.merge import read_op_seconds
 
     readable, refusals = dict(files), list[_Refusal]()
     # Anew without the models that cannot be merged: each of them may have kept others apart.
     while len(readable) > 1:
-        options = MergeOptions(
-            rates=device_rates(device),
-            batches=batches,
-            measured=read_op_seconds(db, device, list(readable.values())),
-        )
+        options = MergeOptions(rates=device_rates(device), batches=batches)
         try:
             proposals = propose_merges(list(readable.values()), options, list(readable))
         except InputError:

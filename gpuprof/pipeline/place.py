@@ -34,7 +34,6 @@ from gpuprof.pipeline.arguments import (
     resolve_map,
 )
 from gpuprof.pipeline.chains import plan_chains
-from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, MapOutput, PlanningOptions
@@ -202,8 +201,7 @@ def place(
         progress(Progress("merging models", 2, steps))
         from gpuprof.pipeline.map_merging import merge_models
 
-        database = open_database(optional_path(db), needed=False)
-        merged = merge_models(problem, chosen, deployment, output.path, database)
+        merged = merge_models(problem, chosen, deployment, output.path)
         problem, deployment = merged.problem, merged.deployment
         notes.add(*merged.notes)
     deployment = add_interval_ends(problem, chosen, deployment, limit)

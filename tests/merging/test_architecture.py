@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuprof.merging.architecture import count_graph, group_architectures, relative_distance
+from gpuprof.merging.groups import count_graph, group_architectures, relative_distance
 from gpuprof.merging.pipeline import read_sources
 from tests.merging.models import finetune_model, residual, save, transformer
 

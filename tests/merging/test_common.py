@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.merging.common import TOLERANCE, CommonBlock, Matrix, common_blocks, largest_rectangle, same_entries
+from gpuprof.merging.similarity import TOLERANCE, CommonBlock, Matrix, common_blocks, largest_rectangle, same_entries
 
 
 def _assert_common(a: Matrix, b: Matrix, block: CommonBlock) -> None:

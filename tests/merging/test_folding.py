@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
+from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources
 from tests.merging.models import Builder, save
 
 
@@ -45,6 +45,6 @@ def test_convolutions_share_what_they_hold_with_their_normalisations(bias: bool,
     digests = [[source.digest(name) for node in source.nodes for name in node.input[1:]] for source in sources]
     assert [first == second for first, second in zip(*digests, strict=True)] == [True, True, True, False]
     options = MergeOptions()
-    report = write_merged(merge_sources(sources, options), tmp_path / "m.onnx", options)
+    report = merge_sources(sources, options).write(tmp_path / "m.onnx")
     assert report.proof is not None  # both give what they gave
     assert len(report.merged) + len(report.shared) == 2

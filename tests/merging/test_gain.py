@@ -14,9 +14,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from gpuprof.merging.gain import GainContext, PlanGain, Rates
 from gpuprof.merging.groups import group_nodes
-from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
+from gpuprof.merging.pipeline import SHARED, MergeOptions, merge_sources, read_sources
 from gpuprof.merging.plan import make_plan
-from gpuprof.merging.report import SHARED
 from tests.merging.models import Builder, finetune_model, save, transformer
 
 #: Nothing pays but bytes of copies, and every byte misses.
@@ -70,7 +69,7 @@ def test_what_would_cost_time_runs_apart_on_weights_that_are_held_once(tmp_path:
     assert merged.report.gain_s >= 0 > forced.report.gain_s
     assert [row.operators for row in merged.report.shared] == [row.operators for row in forced.report.merged]
     assert merged.report.saved_bytes == pytest.approx(forced.report.saved_bytes, rel=0.01)
-    report = write_merged(merged, tmp_path / "m.onnx", options)
+    report = merged.write(tmp_path / "m.onnx")
     assert report.proof is not None
     assert report.proof.worst is not None
     assert report.proof.worst.relative == 0.0  # every model runs its own ops
@@ -89,23 +88,3 @@ def test_weights_equal_within_the_tolerance_become_one_where_ops_run_apart(tmp_p
     shared = sum(row.saved_bytes for row in merged.report.shared)
     assert shared > 0
     assert merged.report.saved_bytes >= shared
-
-
-def test_what_ops_were_measured_to_take_decides_over_the_formula(tmp_path: Path) -> None:
-    paths = [save(_chain([16, 64, 64]), tmp_path, name) for name in ("a", "b")]
-    sources = read_sources(paths)
-    names = {node.name for node in sources[0].nodes}
-
-    def measured_times(together: float) -> dict[tuple[str, str], dict[int, float]]:
-        # Two rows are asked for, measured are one and three: between them lies a line.
-        return {(s.sha256, name): {1: 1e-3, 3: 2 * together - 1e-3} for s in sources for name in names}
-
-    slower = merge_sources(read_sources(paths), MergeOptions(measured=measured_times(2.5e-3)))
-    faster = merge_sources(read_sources(paths), MergeOptions(measured=measured_times(1.5e-3), rates=_SLOW_MEMORY))
-    assert not slower.report.merged
-    op_count = sum(1.0 for _ in names)
-    assert faster.report.gain_s < 0.5e-3 * op_count  # copies at the border are still counted
-    quick = replace(_SLOW_MEMORY, bytes_per_s=1e9)
-    faster = merge_sources(read_sources(paths), MergeOptions(measured=measured_times(1.5e-3), rates=quick))
-    assert len(faster.report.merged) == 2
-    assert faster.report.gain_s == pytest.approx(0.5e-3 * op_count, rel=0.05)

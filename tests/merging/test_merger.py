@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from gpuprof.graph.merged_model import read_merged
-from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
+from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources
 from gpuprof.merging.proof import relative_difference
 from tests.merging.models import Array, Builder, finetune_model, residual, save, transformer
 
@@ -154,8 +154,8 @@ def test_a_merged_random_graph_gives_what_the_originals_give(models: list[ModelP
     with tempfile.TemporaryDirectory() as directory:
         paths = [save(model, Path(directory), f"m{i}") for i, model in enumerate(models)]
         output = Path(directory) / "merged.onnx"
-        options = MergeOptions(force=True, omega=0.1, proof_tolerance=1e-4)
-        write_merged(merge_sources(read_sources(paths), options), output, options)
+        options = MergeOptions(force=True, omega=0.1)
+        merge_sources(read_sources(paths), options).write(output)
         described = read_merged(output)
         assert described is not None
         random = np.random.default_rng(0)
@@ -177,7 +177,7 @@ def _write_merge(tmp_path: Path, *models: ModelProto, **options: object) -> tupl
     paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
     chosen = MergeOptions(**{"force": True, **options})  # type: ignore[arg-type]
     output = tmp_path / "merged.onnx"
-    write_merged(merge_sources(read_sources(paths), chosen), output, chosen)
+    merge_sources(read_sources(paths), chosen).write(output)
     return output, chosen
 
 
@@ -195,7 +195,7 @@ def test_frozen_layers_become_one_op_on_one_weight(make: Callable[[], ModelProto
     # One concatenation for each input, and one slice for each model and value where the shared part ends.
     assert kinds.count("Concat") <= 3
     assert report.weight_bytes_after < report.weight_bytes_before - sum(row.saved_bytes for row in frozen) + 100
-    write_merged(merged, tmp_path / "merged.onnx", MergeOptions())
+    merged.write(tmp_path / "merged.onnx")
 
 
 def test_three_models_are_merged_as_far_as_each_agrees(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_three_models_are_merged_as_far_as_each_agrees(tmp_path: Path) -> None:
     merged = merge_sources(read_sources(paths), MergeOptions(force=True))
     members = {len(row.models) for row in merged.report.merged}
     assert members == {2, 3}
-    write_merged(merged, tmp_path / "merged.onnx", MergeOptions())
+    merged.write(tmp_path / "merged.onnx")
 
 
 def test_a_model_merged_with_itself_holds_its_weights_once(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_model_merged_with_itself_holds_its_weights_once(tmp_path: Path) -> No
     merged = merge_sources(read_sources([path, path]), MergeOptions(force=True))
     assert merged.report.models == ("m", "m-2")
     assert merged.report.weight_bytes_after < 0.51 * merged.report.weight_bytes_before + 200
-    write_merged(merged, tmp_path / "merged.onnx", MergeOptions())
+    merged.write(tmp_path / "merged.onnx")
 
 
 def test_a_model_can_be_absent_and_batches_differ(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_common_output_features_are_multiplied_once_wherever_each_model_has_them
         given = [*shape[:1], len(weight), *([3, 3] if op_type == "Conv" else [])]
         paths.append(save(b.model({"x": (1, shape)}, {"y": (1, given)}), tmp_path, f"m{number}"))
     options = MergeOptions(force=True)
-    report = write_merged(merge_sources(read_sources(paths), options), tmp_path / "merged.onnx", options)
+    report = merge_sources(read_sources(paths), options).write(tmp_path / "merged.onnx")
     (row,) = report.operators
     assert row.how == "super-operator"
     assert row.saved_bytes == 2 * common.nbytes
@@ -277,7 +277,7 @@ def test_whole_numbers_of_merged_models_are_the_same_numbers(tmp_path: Path) -> 
         b.nodes[-1].output[0] = "y"
         paths.append(save(b.model({"x": (1, ["batch", 8])}, {"y": (TensorProto.INT64, ["batch"])}), tmp_path, name))
     options = MergeOptions(force=True)
-    report = write_merged(merge_sources(read_sources(paths), options), tmp_path / "merged.onnx", options)
+    report = merge_sources(read_sources(paths), options).write(tmp_path / "merged.onnx")
     assert report.proof is not None and report.proof.worst is not None
     assert (report.proof.worst.relative, report.proof.worst.tolerance) == (0.0, 0.0)
 

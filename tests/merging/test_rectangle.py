@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gpuprof.merging.common import Mask, largest_rectangle
+from gpuprof.merging.similarity import Mask, largest_rectangle
 
 
 def _by_trying_all(mask: Mask) -> int:

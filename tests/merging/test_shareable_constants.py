@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from gpuprof.graph.merged_model import read_merged
-from gpuprof.merging.operators import shareable_constants
-from gpuprof.merging.pipeline import MergeOptions, merge_sources, propose_merges, read_sources, write_merged
+from gpuprof.merging.pipeline import MergeOptions, merge_sources, propose_merges, read_sources
+from gpuprof.merging.similarity import shareable_constants
 from tests.merging.models import Array, Builder, recurrent, save
 
 
@@ -29,7 +29,7 @@ def test_models_with_one_recurrent_op_and_heads_of_their_own_are_merged(op_type:
 def test_recurrent_ops_run_apart_on_their_common_weights_and_a_row_stands_for_an_absent_model(tmp_path: Path) -> None:
     paths = [save(recurrent(head_seed=seed), tmp_path, f"m{seed}") for seed in (1, 2)]
     options = MergeOptions(force=True)
-    report = write_merged(merge_sources(read_sources(paths), options), tmp_path / "merged.onnx", options)
+    report = merge_sources(read_sources(paths), options).write(tmp_path / "merged.onnx")
     (row,) = [row for row in report.operators if row.op_type == "LSTM"]
     assert row.how == "shared"
     described = read_merged(tmp_path / "merged.onnx")
