@@ -21,9 +21,7 @@ from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
-from gpuprof.serving.router.simulated_link import SimulatedLink
-from gpuprof.serving.router.worker_handle import WorkerHandle
-from gpuprof.serving.router.worker_link import LinkEvents
+from gpuprof.serving.router.simulated_worker import SimulatedWorker
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, InputTensor, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics
@@ -31,7 +29,7 @@ from gpuprof.serving.worker.runtime import NULL_PREFIX
 
 #: What a turn of the loop takes: a timer that is due a rounding error too early must not find time standing still.
 _TURN_S = 1e-9
-_MODULES = ("served_replica", "worker_handle", "served_model")
+_MODULES = ("served_replica", "worker", "served_model")
 _DRAIN_S = 100.0
 
 
@@ -115,19 +113,18 @@ class _Jumping(selectors.SelectSelector):
         return super().select(0)
 
 
-class _Link(SimulatedLink):
+class _Worker(SimulatedWorker):
     """A worker that can end and be started again, be slow, and be stopped."""
 
     factor = 1.0
 
     def fail(self) -> None:
-        self._ending = asyncio.ensure_future(self.end())
+        self._ending = asyncio.ensure_future(self._end())
 
     def come_back(self) -> None:
         assert self.spec is not None
         self._free_at = 0.0
-        self.is_ready = True
-        self._events.on_ready(self.spec)
+        self._on_ready(self.spec)
 
     def slow_down(self, factor: float) -> None:
         self.factor = factor
@@ -195,29 +192,23 @@ async def _play(
     return run
 
 
-async def _start_replica(model: ServedModel, number: int, replica: Replica) -> list[_Link]:
+async def _start_replica(model: ServedModel, number: int, replica: Replica) -> list[_Worker]:
     times = replica.batch_latency_ms or ()
     cv = replica.predicted.latency_cv
-    links: list[_Link] = []
-
-    def connect(events: LinkEvents) -> _Link:
-        links.append(_Link(events))
-        return links[-1]
-
     workers = []
     for process in range(replica.processes):
         group = f"{number}.{process}"
         order = WorkerOrder("m", "1", f"{NULL_PREFIX}4", replica.batch, group=group, latency_ms=times, latency_cv=cv)
-        workers.append(WorkerHandle(f"m/{group}", order, connect, 1e6))
+        workers.append(_Worker(f"m/{group}", order, 1e6))
     plan = ReplicaPlan(f"m/{number}", replica.batch, replica.max_wait_ms, times)
-    model.replicas.append(ServedReplica(plan, workers, model, ModelStatistics()))
+    model.replicas.append(ServedReplica(plan, [*workers], model, ModelStatistics()))
     for worker in workers:
         model.spec = await worker.start()
-    return links
+    return workers
 
 
 def _events(
-    outages: Sequence[Outage], slow: Sequence[SlowPhase], links: Sequence[Sequence[_Link]]
+    outages: Sequence[Outage], slow: Sequence[SlowPhase], links: Sequence[Sequence[_Worker]]
 ) -> Iterator[tuple[float, Callable[[], None]]]:
     """Yield when something happens to a worker, and what."""
     for outage in outages:

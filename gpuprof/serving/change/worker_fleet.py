@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -20,9 +20,8 @@ from gpuprof.serving.plan.shadow_plan import Standby
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
-from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER, SimulatedLink
-from gpuprof.serving.router.worker_handle import Link, WorkerHandle
-from gpuprof.serving.router.worker_link import LinkEvents, WorkerLink
+from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER, SimulatedWorker
+from gpuprof.serving.router.worker import ProcessWorker, Worker
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
@@ -81,7 +80,7 @@ class WorkerFleet:
         self._standbys: dict[str, _RunningReplica] = {}
         self._claimed: dict[str, float] = {}
         self._generation = 0
-        self.workers: list[WorkerHandle] = []
+        self.workers: list[Worker] = []
 
     def local_cores(self) -> frozenset[int]:
         """Return the cores of this machine with workers."""
@@ -264,13 +263,13 @@ class WorkerFleet:
         Raises `GpuprofError` when a worker cannot load the model or have its share.
         """
         workers = [
-            WorkerHandle(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
+            await self._make_worker(f"{planned.plan.name}.{number}", order)
             for number, order in enumerate(planned.orders)
         ]
         self.workers += workers
         running = _RunningReplica(planned, ServedReplica(planned.plan, workers, model, ModelStatistics()), model)
 
-        async def start(worker: WorkerHandle) -> None:
+        async def start(worker: Worker) -> None:
             # A worker of several models starts with all of them, and loads one after another.
             async with nullcontext() if worker.order.turns else self._start_limit:
                 await worker.start()
@@ -297,15 +296,15 @@ class WorkerFleet:
         await self._dismiss(replica.workers)
         LOGGER.info("replica retired", extra={"replica": replica.plan.name})
 
-    async def _dismiss(self, workers: Sequence[WorkerHandle]) -> None:
+    async def _dismiss(self, workers: Sequence[Worker]) -> None:
         await asyncio.gather(*(worker.stop() for worker in workers))
         self.workers = [worker for worker in self.workers if worker not in workers]
 
-    async def _connector(self, order: WorkerOrder) -> Callable[[LinkEvents], Link]:
+    async def _make_worker(self, name: str, order: WorkerOrder) -> Worker:
         if order.provider == SIMULATED_PROVIDER:
-            return SimulatedLink
+            return SimulatedWorker(name, order, self._hang_s)
         machine = await self._engine.machine(order.node)
-        return lambda events: WorkerLink(machine, self._router.arena, events)
+        return ProcessWorker(name, order, self._hang_s, machine, self._router.arena)
 
 
 def _join(running: _RunningReplica) -> None:

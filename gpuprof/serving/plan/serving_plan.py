@@ -23,7 +23,7 @@ from gpuprof.serving.machine.mps import GpuShare, needs_mps
 from gpuprof.serving.plan.shadow_plan import SpareResources, Standby
 from gpuprof.serving.router.member_model import PlannedMember
 from gpuprof.serving.router.served_replica import ReplicaPlan
-from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
+from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER
 from gpuprof.serving.worker.runtime import NULL_PREFIX, null_bytes
 
 _CPU_PREFIX = "cpu"

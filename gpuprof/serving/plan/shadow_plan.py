@@ -12,7 +12,7 @@ from gpuprof.rules.cpu_slices import CpuSlice, unassigned_cores
 from gpuprof.rules.turns import held_shares
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.served_replica import ReplicaPlan
-from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
+from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER
 
 #: Additional percent of the device for a standby, as far as available: iGniter's largest error.
 SHADOW_PCT = 10.0

@@ -55,13 +55,10 @@ class RequestQueue:
             return self.rows
         return sum(queued.rows for queued in self._waiting if not _is_before(priority, start_tag, queued))
 
-    def add(self, inference: Inference, flow: Flow, cost: int = 0) -> None:
-        """Insert a request at its position; the requests behind it may now miss their deadlines.
-
-        ``cost``: Rows charged to the flow, where they exceed the request's own.
-        """
+    def add(self, inference: Inference, flow: Flow) -> None:
+        """Insert a request at its position; the requests behind it may now miss their deadlines."""
         start_tag = inference.start_tag = self._compute_start_tag(flow)
-        self._finish_tags[flow] = start_tag + max(cost, inference.rows)
+        self._finish_tags[flow] = start_tag + inference.rows
         self.rows += inference.rows
         if not self._waiting or not _is_before(inference.priority, start_tag, self._waiting[-1]):
             self._waiting.append(inference)

@@ -20,7 +20,7 @@ from gpuprof.rules.routing import (
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.reserve import Reserve
 from gpuprof.serving.router.served_replica import ServedReplica, find_flow
-from gpuprof.serving.router.worker_link import BatchAnswer
+from gpuprof.serving.router.worker import BatchAnswer
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec

@@ -23,8 +23,7 @@ from gpuprof.rules.routing import (
 )
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.request_queue import Flow, RequestQueue
-from gpuprof.serving.router.worker_handle import WorkerHandle
-from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
+from gpuprof.serving.router.worker import BatchAnswer, SentBatch, Worker
 from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
@@ -69,13 +68,13 @@ class ReplicaOwner(Protocol):
 class ServedReplica:
     """Queues the requests of a replica and feeds its workers.
 
-    ``workers``: a handle for each process; ``owner``: takes answers, refusals and requests for other replicas.
+    ``workers``: one for each process; ``owner``: takes answers, refusals and requests for other replicas.
     """
 
     def __init__(
         self,
         plan: ReplicaPlan,
-        workers: list[WorkerHandle],
+        workers: list[Worker],
         owner: ReplicaOwner,
         statistics: ModelStatistics,
     ) -> None:
@@ -96,7 +95,7 @@ class ServedReplica:
         self._loop = asyncio.get_running_loop()
         self._stages_ahead = any(worker.stages_ahead for worker in workers)
         for worker in workers:
-            worker.bind(self._on_worker_ready, self._on_batch_done, self._on_batch_failed, self._on_batches_lost)
+            worker.replica = self
 
     @property
     def is_alive(self) -> bool:
@@ -223,7 +222,7 @@ class ServedReplica:
         for inference in self._queue.remove_late(now, busy_ms + self.latency.times_ms(now)[-1]):
             self._owner.refuse(inference, overtaken_refusal())
 
-    def _find_free_worker(self, rows: int) -> WorkerHandle | None:
+    def _find_free_worker(self, rows: int) -> Worker | None:
         """Return an idle worker, or a worker that takes a full batch of ``rows`` in advance, with the fewest batches.
 
         A worker with its next batch at hand is not idle while its answer travels to the router and the next batch
@@ -241,9 +240,9 @@ class ServedReplica:
             return None  # it must run alone, to show whether it kills workers
         prefetch_ms = min(_PREFETCH_MS, _PREFETCH_SLOS * self._allowed_ms)
         prefetching = [worker for worker in self.workers if worker.can_prefetch(prefetch_ms)]
-        return min(prefetching, key=lambda worker: worker.batches, default=None)
+        return min(prefetching, key=lambda worker: len(worker.sent), default=None)
 
-    def _send(self, worker: WorkerHandle, inferences: list[Inference], now: float) -> None:
+    def _send(self, worker: Worker, inferences: list[Inference], now: float) -> None:
         rows = sum([inference.rows for inference in inferences])
         sent_rows, times_ms = min(rows, self.plan.batch), self.latency.times_ms(now)
         for inference in inferences:
@@ -267,11 +266,13 @@ class ServedReplica:
             self._timer.cancel()
         self._timer = self._loop.call_later(max(0.0, seconds), self.send_batches)
 
-    def _on_worker_ready(self) -> None:
+    def on_worker_ready(self) -> None:
+        """Assign waiting requests to a worker that became ready."""
         self._owner.on_worker_ready()
         self.send_batches()
 
-    def _on_batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
+    def on_batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
+        """Count an answered batch and deliver its answers."""
         requests = len(batch.inferences)
         self.statistics.add_batch(batch.rows, requests, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
         if self._queue.rows:
@@ -286,30 +287,17 @@ class ServedReplica:
         # Last: neither worker nor clients wait for it.
         self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms, now)
 
-    def _on_batch_failed(self, batch: SentBatch, message: str) -> None:
-        """Refuse the request that failed; from a batch of several, retry by client, then each request alone."""
-        inferences = batch.inferences
-        clients = {inference.client for inference in inferences}
-        if len(inferences) == 1:
-            self._owner.refuse(inferences[0], bad_request(f"the model failed on these inputs: {message}"))
+    def on_batch_failed(self, batch: SentBatch, message: str) -> None:
+        """Refuse the request that failed; retry each request of a batch of several alone."""
+        if len(batch.inferences) == 1:
+            self._owner.refuse(batch.inferences[0], bad_request(f"the model failed on these inputs: {message}"))
             self.send_batches()
             return
-        if len(clients) == 1:
-            self._queue_alone(inferences)
-            return
-        attempt = object()
-        for inference in inferences:
-            _keep_apart(inference, (attempt, inference.client))
-        self.requeue(inferences)
-
-    def _queue_alone(self, inferences: list[Inference]) -> None:
-        """Queue requests of one client to run alone after a failure: each pays for a full batch in fair queueing."""
-        for inference in inferences:
+        for inference in batch.inferences:
             inference.alone = True
-            self._queue.add(inference, find_flow(inference.client, 0.0, math.inf), self.plan.batch)
-        self.send_batches()
+        self.requeue(batch.inferences)
 
-    def _on_batches_lost(self, batches: list[SentBatch]) -> None:
+    def on_batches_lost(self, batches: list[SentBatch]) -> None:
         """Retry the requests of a worker that died, at another replica if this replica has no worker left."""
         inferences = [inference for batch in batches for inference in batch.inferences]
         # Only the running batch can have killed the worker, or the next batch if its inputs were being copied.
@@ -329,11 +317,6 @@ class ServedReplica:
             self.requeue(retries)
         else:
             self._owner.reassign([*retries, *self.empty()])
-
-
-def _keep_apart(inference: Inference, group: object) -> None:
-    """Let a request share batches only with others of this group."""
-    inference.batch_key = inference.batch_key, group
 
 
 def find_flow(client: str, deadline_ms: float, slo_ms: float) -> Flow:

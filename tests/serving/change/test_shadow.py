@@ -21,7 +21,7 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.mps import GpuShare
 from gpuprof.serving.plan.shadow_plan import SpareResources, Standby
 from gpuprof.serving.router.served_replica import ReplicaPlan
-from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
+from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running, send_until
 from tests.serving.test_apply import apply

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
-from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
+from gpuprof.serving.router.worker import BatchAnswer, SentBatch
 from gpuprof.serving.transport.inference import Inference, InputTensor, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics
 from tests.reruns import serves_in_real_time
@@ -22,9 +22,7 @@ class FakeWorker:
         self.is_ready = True
         self.stages_ahead = stages_ahead
         self.sent: list[SentBatch] = []
-
-    def bind(self, ready: Any, done: Any, failed: Any, lost: Any) -> None:
-        self.ready, self.done, self.failed, self.lost = ready, done, failed, lost
+        self.replica: Any = None
 
     @property
     def is_idle(self) -> bool:
@@ -34,10 +32,6 @@ class FakeWorker:
         self.prefetch_ms = prefetch_ms
         suspects = self.stages_ahead and any(inference.deaths for batch in self.sent for inference in batch.inferences)
         return self.is_ready and len(self.sent) < 2 and not suspects
-
-    @property
-    def batches(self) -> int:
-        return len(self.sent)
 
     @property
     def requests(self) -> int:
@@ -51,17 +45,17 @@ class FakeWorker:
 
     def finish(self) -> list[Inference]:
         batch = self.sent.pop(0)
-        self.done(batch, BatchAnswer(1, 2, 3, [[] for _ in batch.inferences]))
+        self.replica.on_batch_done(batch, BatchAnswer(1, 2, 3, [[] for _ in batch.inferences]))
         return batch.inferences
 
     def die(self) -> None:
         self.is_ready = False
         batches, self.sent = self.sent, []
-        self.lost(batches)
+        self.replica.on_batches_lost(batches)
 
     def come_back(self) -> None:
         self.is_ready = True
-        self.ready()
+        self.replica.on_worker_ready()
 
     def names(self) -> list[list[Any]]:
         return [[inference.wanted for inference in batch.inferences] for batch in self.sent]
@@ -283,7 +277,7 @@ def test_what_was_at_hand_when_a_worker_died_is_sent_again_however_late_and_whoe
         assert workers[0].names() == [[[9]], [[2]]] and low[2].overtaken
         low[2].deadline_ms = 0.0
         batches, workers[0].sent = workers[0].sent, []
-        workers[0].lost(batches)
+        replica.on_batches_lost(batches)
         assert workers[0].names() == [[[9]], [[2]]] and owner.refused == []
         assert low[2].attempts == 2  # so that what it took is no measure of what was expected of it
 
@@ -307,49 +301,15 @@ def test_a_batch_that_fails_is_tried_again_one_by_one() -> None:
     async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         for name in range(4):
             replica.submit(inference(name))
-        workers[0].failed(workers[0].sent.pop(), "bad index")
+        replica.on_batch_failed(workers[0].sent.pop(), "bad index")
         for name in range(4):
             assert workers[0].names()[0] == [[name]]
             if name == 2:
-                workers[0].failed(workers[0].sent.pop(0), "bad index")
+                replica.on_batch_failed(workers[0].sent.pop(0), "bad index")
             else:
                 workers[0].finish()
         assert owner.answered == [[0], [1], [3]]
         assert owner.refused == [([2], 400)]
-
-    play(scene)
-
-
-def test_of_a_batch_that_fails_the_requests_of_each_client_are_tried_together() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        for name, client in enumerate("abab"):
-            replica.submit(inference(name, client=client))
-        workers[0].failed(workers[0].sent.pop(), "bad index")
-        assert workers[0].names()[0] == [[0], [2]]
-        workers[0].finish()
-        assert workers[0].names()[0] == [[1], [3]]
-        workers[0].failed(workers[0].sent.pop(0), "bad index")
-        assert workers[0].names()[0] == [[1]]
-        workers[0].failed(workers[0].sent.pop(0), "bad index")
-        assert workers[0].names()[0] == [[3]]
-        workers[0].finish()
-        assert owner.answered == [[0], [2], [3]]
-        assert owner.refused == [([1], 400)]
-
-    play(scene)
-
-
-def test_what_is_tried_alone_takes_turns_with_other_clients() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        clients = "xxxx" + "xxxx" + "abcd" + "abcd"
-        for name, client in enumerate(clients):
-            replica.submit(inference(name, client=client))
-        workers[0].failed(workers[0].sent.pop(0), "bad index")
-        batches = []
-        while workers[0].sent:
-            batches.append("".join(clients[name] for (name,) in workers[0].names()[0]))
-            workers[0].finish()
-        assert batches == ["xxxx", "abcd", "x", "abcd", "x", "x", "x"], "it takes turns, and each costs a batch"
 
     play(scene)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.router.worker_handle import WorkerHandle
+from gpuprof.serving.router.worker import ProcessWorker
 from gpuprof.serving.watch.stalls import StallMeter
 
 ORDER = WorkerOrder("m", "1", "null:4", 1)
@@ -35,40 +35,36 @@ def test_a_stall_that_goes_on_counts_already() -> None:
     assert meter.stalled_since(0.0, 10.0) == pytest.approx(9.95)
 
 
-class SilentLink:
+class SilentWorker(ProcessWorker):
     """A worker that has owed an answer since 0."""
 
-    def __init__(self) -> None:
-        self.is_ready, self.sent, self.pid, self.killed = True, {1: SimpleNamespace(expected_ms=0.0)}, 7, False
+    def __init__(self, is_ready: bool) -> None:
+        super().__init__("m/0.0", ORDER, 5.0, cast(Any, None), cast(Any, None))
+        self.is_ready, self.sent, self.killed = is_ready, {1: cast(Any, SimpleNamespace(expected_ms=0.0))}, False
+        self.identity = [7]
 
-    def silent_s(self, now: float) -> float:
+    def _silent_s(self, now: float) -> float:
         return now
 
-    def kill(self) -> None:
+    def _kill(self) -> None:
         self.killed = True
 
 
 @pytest.mark.parametrize(("stalled_s", "killed"), [(0.0, True), (9.0, False), (4.0, True)])
 def test_a_worker_is_not_killed_for_what_the_router_did_not_hear(stalled_s: float, killed: bool) -> None:
-    link = SilentLink()
-    handle = WorkerHandle("m/0.0", ORDER, cast(Any, None), hang_s=5.0)
-    handle._link = cast(Any, link)
-    handle.watch(10.0, lambda since, now: stalled_s)
-    assert link.killed == killed
+    worker = SilentWorker(is_ready=True)
+    worker.watch(10.0, lambda since, now: stalled_s)
+    assert worker.killed == killed
 
 
 def test_a_worker_that_loads_for_ever_is_ended() -> None:
     """Stopped while it loads it says nothing, and whoever applies a map would wait for it."""
-    link = SilentLink()
-    link.is_ready = False
-    handle = WorkerHandle("m/0.0", ORDER, cast(Any, None), hang_s=5.0)
-    handle._link = cast(Any, link)
-    handle.bind(lambda: None, cast(Any, None), cast(Any, None), cast(Any, None))
+    worker = SilentWorker(is_ready=False)
     start, ended_after_s = 1000.0, 1800.0
-    handle.watch(start)
-    handle.watch(start + ended_after_s - 1.0)
-    assert not link.killed
-    handle.watch(start + ended_after_s + 1.0, lambda since, now: 5.0)  # the router itself did not listen
-    assert not link.killed
-    handle.watch(start + ended_after_s + 1.0)
-    assert link.killed
+    worker.watch(start)
+    worker.watch(start + ended_after_s - 1.0)
+    assert not worker.killed
+    worker.watch(start + ended_after_s + 1.0, lambda since, now: 5.0)  # the router itself did not listen
+    assert not worker.killed
+    worker.watch(start + ended_after_s + 1.0)
+    assert worker.killed

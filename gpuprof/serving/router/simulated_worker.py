@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.model import Tensor
 from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.router.worker_link import BatchAnswer, LinkEvents, SentBatch
+from gpuprof.serving.router.worker import BatchAnswer, SentBatch, StalledSince, Worker
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import ITEM_BYTES, ONNX_NAMES
 from gpuprof.serving.transport.inference import Inference, OutputTensor
@@ -28,72 +28,52 @@ _zeros = bytearray(INLINE_BYTES)
 _turns_until: dict[str, float] = {}
 
 
-class SimulatedLink:
-    """A simulated `WorkerLink`: answers batches in sequence with zeros, each after its predicted time."""
+class SimulatedWorker(Worker):
+    """Answers batches in sequence with zeros, each after its predicted time."""
 
-    def __init__(self, events: LinkEvents) -> None:
-        self._events = events
+    def __init__(self, name: str, order: WorkerOrder, hang_s: float) -> None:
+        super().__init__(name, order, hang_s)
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._free_at = 0.0
-        self._numbers = 0
-        self.sent: dict[int, SentBatch] = {}
-        self.spec: ModelSpec | None = None
-        self.is_ready = False
-        self.pid: int | None = None
-
-    async def start(self, order: WorkerOrder) -> None:
-        """Read the model's inputs and outputs; the worker is ready at once."""
-        self._order = order
         self._loop = asyncio.get_running_loop()
         self._random = random.Random(zlib.crc32(order.group.encode()))
-        self.spec = read_simulated_spec(order)
-        self.is_ready = True
-        self._events.on_ready(self.spec)
 
-    def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
+    async def _begin(self) -> None:
+        """Read the model's inputs and outputs; the worker is ready at once."""
+        self._on_ready(read_simulated_spec(self.order))
+
+    def _transmit(self, batch: SentBatch) -> None:
         """Begin a batch after the earlier batches."""
-        self._numbers += 1
-        batch = SentBatch(self._numbers, inferences, rows, expected_ms, now)
-        self.sent[batch.number] = batch
-        takes_s = self._draw_time_ms(rows) / 1000.0
-        turns = self._order.turns
-        self._free_at = max(now, self._free_at, _turns_until.get(turns, 0.0)) + takes_s
+        takes_s = self._draw_time_ms(batch.rows) / 1000.0
+        turns = self.order.turns
+        self._free_at = max(batch.sent, self._free_at, _turns_until.get(turns, 0.0)) + takes_s
         if turns:
             _turns_until[turns] = self._free_at
-        delay = self._free_at - now
+        delay = self._free_at - batch.sent
         self._timers[batch.number] = self._loop.call_later(delay, self._finish, batch, int(1e9 * takes_s))
-        return batch
 
-    def ping(self, now: float) -> None:
+    def watch(self, now: float, stalled_since: StalledSince = lambda since, now: 0.0) -> None:
         """Do nothing: a simulated worker does not hang."""
 
-    def silent_s(self, now: float) -> float:
-        """Return 0: a simulated worker is never silent."""
-        return 0.0
-
-    def kill(self) -> None:
-        """Do nothing: a simulated worker does not hang."""
-
-    async def end(self) -> None:
+    async def _end(self) -> None:
         """End the worker; unfinished batches are lost."""
         if not self.is_ready:
             return
         for timer in self._timers.values():
             timer.cancel()
         self.is_ready = False
-        batches, self.sent = list(self.sent.values()), {}
-        self._loop.call_soon(self._events.on_loss, batches)
+        self._loop.call_soon(self._on_loss)
 
     def _draw_time_ms(self, rows: int) -> float:
-        mean = self._order.latency_ms[min(rows, len(self._order.latency_ms)) - 1]
-        cv = self._order.latency_cv
+        mean = self.order.latency_ms[min(rows, len(self.order.latency_ms)) - 1]
+        cv = self.order.latency_cv
         return self._random.gammavariate(1.0 / cv**2, mean * cv**2) if cv > 0.0 else mean
 
     def _finish(self, batch: SentBatch, infer_ns: int) -> None:
         del self._timers[batch.number], self.sent[batch.number]
         assert self.spec is not None
         outputs = [_outputs(self.spec, inference) for inference in batch.inferences]
-        self._events.on_done(batch, BatchAnswer(0, infer_ns, 0, outputs, len(outputs)))
+        self._on_done(batch, BatchAnswer(0, infer_ns, 0, outputs, len(outputs)))
 
 
 def read_simulated_spec(order: WorkerOrder) -> ModelSpec:
