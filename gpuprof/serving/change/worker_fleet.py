@@ -21,7 +21,7 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER, SimulatedWorker
-from gpuprof.serving.router.worker import ProcessWorker, Worker
+from gpuprof.serving.router.worker import ProcessWorker, ServedWorker
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
@@ -80,7 +80,7 @@ class WorkerFleet:
         self._standbys: dict[str, _RunningReplica] = {}
         self._claimed: dict[str, float] = {}
         self._generation = 0
-        self.workers: list[Worker] = []
+        self.workers: list[ServedWorker] = []
 
     def local_cores(self) -> frozenset[int]:
         """Return the cores of this machine with workers."""
@@ -269,7 +269,7 @@ class WorkerFleet:
         self.workers += workers
         running = _RunningReplica(planned, ServedReplica(planned.plan, workers, model, ModelStatistics()), model)
 
-        async def start(worker: Worker) -> None:
+        async def start(worker: ServedWorker) -> None:
             # A worker of several models starts with all of them, and loads one after another.
             async with nullcontext() if worker.order.turns else self._start_limit:
                 await worker.start()
@@ -296,11 +296,11 @@ class WorkerFleet:
         await self._dismiss(replica.workers)
         LOGGER.info("replica retired", extra={"replica": replica.plan.name})
 
-    async def _dismiss(self, workers: Sequence[Worker]) -> None:
+    async def _dismiss(self, workers: Sequence[ServedWorker]) -> None:
         await asyncio.gather(*(worker.stop() for worker in workers))
         self.workers = [worker for worker in self.workers if worker not in workers]
 
-    async def _make_worker(self, name: str, order: WorkerOrder) -> Worker:
+    async def _make_worker(self, name: str, order: WorkerOrder) -> ServedWorker:
         if order.provider == SIMULATED_PROVIDER:
             return SimulatedWorker(name, order, self._hang_s)
         machine = await self._engine.machine(order.node)

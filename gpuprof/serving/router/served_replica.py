@@ -23,7 +23,7 @@ from gpuprof.rules.routing import (
 )
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.request_queue import Flow, RequestQueue
-from gpuprof.serving.router.worker import BatchAnswer, SentBatch, Worker
+from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker
 from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
@@ -74,7 +74,7 @@ class ServedReplica:
     def __init__(
         self,
         plan: ReplicaPlan,
-        workers: list[Worker],
+        workers: list[ServedWorker],
         owner: ReplicaOwner,
         statistics: ModelStatistics,
     ) -> None:
@@ -222,7 +222,7 @@ class ServedReplica:
         for inference in self._queue.remove_late(now, busy_ms + self.latency.times_ms(now)[-1]):
             self._owner.refuse(inference, overtaken_refusal())
 
-    def _find_free_worker(self, rows: int) -> Worker | None:
+    def _find_free_worker(self, rows: int) -> ServedWorker | None:
         """Return an idle worker, or a worker that takes a full batch of ``rows`` in advance, with the fewest batches.
 
         A worker with its next batch at hand is not idle while its answer travels to the router and the next batch
@@ -242,7 +242,7 @@ class ServedReplica:
         prefetching = [worker for worker in self.workers if worker.can_prefetch(prefetch_ms)]
         return min(prefetching, key=lambda worker: len(worker.sent), default=None)
 
-    def _send(self, worker: Worker, inferences: list[Inference], now: float) -> None:
+    def _send(self, worker: ServedWorker, inferences: list[Inference], now: float) -> None:
         rows = sum([inference.rows for inference in inferences])
         sent_rows, times_ms = min(rows, self.plan.batch), self.latency.times_ms(now)
         for inference in inferences:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.model import Tensor
 from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.router.worker import BatchAnswer, SentBatch, StalledSince, Worker
+from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker, StalledSince
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import ITEM_BYTES, ONNX_NAMES
 from gpuprof.serving.transport.inference import Inference, OutputTensor
@@ -28,7 +28,7 @@ _zeros = bytearray(INLINE_BYTES)
 _turns_until: dict[str, float] = {}
 
 
-class SimulatedWorker(Worker):
+class SimulatedWorker(ServedWorker):
     """Answers batches in sequence with zeros, each after its predicted time."""
 
     def __init__(self, name: str, order: WorkerOrder, hang_s: float) -> None:

@@ -63,7 +63,7 @@ class BatchAnswer:
     requests: int = 1
 
 
-class Worker(ABC):
+class ServedWorker(ABC):
     """Sends a worker its batches and supervises it.
 
     Parameters
@@ -232,7 +232,7 @@ class Worker(ABC):
         self.replica.on_batches_lost(batches)
 
 
-class ProcessWorker(Worker):
+class ProcessWorker(ServedWorker):
     """A worker's process, run through its machine."""
 
     def __init__(self, name: str, order: WorkerOrder, hang_s: float, machine: MachineLink, arena: Arena) -> None:

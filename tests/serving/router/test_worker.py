@@ -13,7 +13,7 @@ import pytest
 from gpuprof.errors import UnavailableError
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.router.worker import BatchAnswer, SentBatch, StalledSince, Worker
+from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker, StalledSince
 
 
 class Events:
@@ -31,7 +31,7 @@ class Events:
     on_batch_failed = on_batches_lost = on_worker_ready
 
 
-class StubWorker(Worker):
+class StubWorker(ServedWorker):
     """A ready worker that answers when the test says so, after it ran for ``run_ms`` by its own account."""
 
     def __init__(self, run_ms: float = 1.0, deaths: int = 0, provider: str = ORT_CPU) -> None:
