@@ -80,12 +80,11 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.serve_settings import ServeSettings as ServeSettings
     from gpuprof.pipeline.similarity import SimilarityResult as SimilarityResult
     from gpuprof.pipeline.similarity import similarity as similarity
+    from gpuprof.pipeline.simulate import Rescheduling as Rescheduling
+    from gpuprof.pipeline.simulate import ServiceSettings as ServiceSettings
+    from gpuprof.pipeline.simulate import SimulatedTraffic as SimulatedTraffic
     from gpuprof.pipeline.simulate import SimulateResult as SimulateResult
     from gpuprof.pipeline.simulate import simulate as simulate
-    from gpuprof.pipeline.simulation_settings import Fidelity as Fidelity
-    from gpuprof.pipeline.simulation_settings import Rescheduling as Rescheduling
-    from gpuprof.pipeline.simulation_settings import ServiceSettings as ServiceSettings
-    from gpuprof.pipeline.simulation_settings import SimulatedTraffic as SimulatedTraffic
     from gpuprof.pipeline.trace import TraceResult as TraceResult
     from gpuprof.pipeline.trace import read_azure_trace as read_azure_trace
     from gpuprof.pipeline.trace import record_trace as record_trace
@@ -130,8 +129,7 @@ _NAMES = {
     "pipeline.serve": "ApplyResult MapServer apply serve",
     "pipeline.serve_settings": "ServeSettings",
     "pipeline.similarity": "SimilarityResult similarity",
-    "pipeline.simulate": "SimulateResult simulate",
-    "pipeline.simulation_settings": "Fidelity Rescheduling ServiceSettings SimulatedTraffic",
+    "pipeline.simulate": "Rescheduling ServiceSettings SimulateResult SimulatedTraffic simulate",
     "pipeline.trace": "TraceResult read_azure_trace record_trace show_trace",
     "pipeline.train": "TrainOptions TrainResult train",
     "pipeline.zoo": "build_model list_models",

@@ -16,14 +16,14 @@ from gpuprof.cli.output import (
     VerdictOptions,
     print_json,
     print_rows,
-    progress,
     say_note,
+    show_progress,
     show_verdicts,
 )
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.pipeline.simulation_settings import Fidelity, Rescheduling, ServiceSettings, SimulatedTraffic
+from gpuprof.pipeline.simulate import Rescheduling, ServiceSettings, SimulatedTraffic
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.simulate import SimulateResult
@@ -34,7 +34,6 @@ def simulate(
     traffic: SimulatedTraffic,
     service: ServiceSettings,
     rescheduling: Rescheduling,
-    fidelity: Fidelity,
     verdicts: VerdictOptions,
     map_file: MapFileArgument = Path("map.json"),
     chosen: Format = Format.TABLE,
@@ -45,17 +44,15 @@ def simulate(
     is_rescheduled = "period_s" in rescheduling.model_fields_set
     if rescheduling.policies and not is_rescheduled:
         raise InputError("--policy says how to reschedule", "add --reschedule 60s")
-    with progress() as bar:
-        task = bar.add_task("simulating", total=100)
+    with show_progress() as show:
         result = simulate_map(
             map_file,
             traffic,
             service=service,
             rescheduling=rescheduling if is_rescheduled else None,
-            fidelity=fidelity,
             db=verdicts.db,
             estimator=verdicts.estimator,
-            progress=lambda step: bar.update(task, completed=step.done),
+            progress=show,
             note=say_note,
         )
     if verdicts.output is not None:

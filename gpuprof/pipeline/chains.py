@@ -121,14 +121,13 @@ def plan_chains(
 
 def _simulate_misses(deployment: DeploymentMap) -> dict[str, float]:
     """Return the chains that miss their SLO in a simulation of the map, with the percent of requests in time."""
-    from gpuprof.pipeline.simulation_settings import ServiceSettings, SimulatedTraffic
+    from gpuprof.pipeline.simulate import ServiceSettings, SimulatedTraffic
     from gpuprof.simulator.engine import simulate
 
     total_rps = math.fsum(model.rate_rps for model in deployment.models.values())
-    traffic = SimulatedTraffic(duration_s=_SIMULATED_REQUESTS / total_rps)
-    arrivals = traffic.read_arrivals(deployment)
-    options = ServiceSettings().simulation_options(deployment, traffic, arrivals)
-    chains = simulate(deployment, arrivals.processes, options).chains
+    arrivals, seconds = SimulatedTraffic(duration_s=_SIMULATED_REQUESTS / total_rps).read_arrivals(deployment)
+    options = ServiceSettings().simulation_options(deployment, arrivals, seconds, seed=0)
+    chains = simulate(deployment, arrivals, options).chains
     return {chain.model: chain.in_time_pct or 0.0 for chain in chains if chain.slo_met is False}
 
 

@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, model_validator
 
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.map_sources import describe_basis, record_basis
+from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, unknown_name
+from gpuprof.estimators.builtin import DEFAULT
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
+from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import locate_files
-from gpuprof.pipeline.recorded_problem import describe_layout_fault, time_map_by
+from gpuprof.pipeline.planning import plan_map
+from gpuprof.pipeline.recorded_problem import describe_layout_fault, restore_policy, restore_problem, time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.simulation_settings import (
-    Fidelity,
-    Rescheduling,
-    ServiceSettings,
-    SimulatedArrivals,
-    SimulatedTraffic,
-)
+from gpuprof.pipeline.settings import Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
-from gpuprof.simulator.cluster import SimulationOptions
+from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+from gpuprof.placement.policies import make_policy
+from gpuprof.rules.host_work import host_work_of_plan
+from gpuprof.rules.turns import without_turn_mates
+from gpuprof.simulator.cluster import SimulationOptions, parse_failure
 from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
+from gpuprof.simulator.load import arrivals_of_rates, arrivals_of_trace, expected_requests, parse_rates
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
-from gpuprof.simulator.reschedule import Autoscaling, summarize_autoscaling
+from gpuprof.simulator.reschedule import (
+    Autoscaling,
+    MoveCosts,
+    Scheduler,
+    Timetable,
+    make_timetable,
+    observed_rates,
+    summarize_autoscaling,
+)
+from gpuprof.simulator.trace import read_trace
 
 if TYPE_CHECKING:
-    from gpuprof.domain.arrival_process import ArrivalProcess
-    from gpuprof.domain.deployment import DeploymentMap
+    from collections.abc import Callable
+
     from gpuprof.domain.device import Device
-    from gpuprof.pipeline.simulation_settings import Rescheduling
-    from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
-    from gpuprof.simulator.interference import Interference
-    from gpuprof.simulator.outcome import SimulationOutcome
-    from gpuprof.simulator.reschedule import MoveCosts, Scheduler, Timetable
+    from gpuprof.simulator.cluster import PlacedInstance
 
-
+#: Factor on the observed rates that a new map is planned for.
+_HEADROOM = 1.2
 #: The causes of `ModelOutcome.missed` in words.
 _CAUSES = {
     "router": "by time in the router",
@@ -52,6 +63,139 @@ _CAUSES = {
     "full": "refused, since the queue was full",
     "failed": "lost to a failure",
 }
+
+
+def _read_names(value: object) -> object:
+    """Return names separated by commas; other values unchanged. Raises `InputError` for a text without names."""
+    if not isinstance(value, str):
+        return value
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    if not names:
+        raise InputError(f"--policy names no policy but is {value!r}", "write names with commas, as in optimal,usher")
+    return names
+
+
+class SimulatedTraffic(Settings):
+    """Requests and their arrival times.
+
+    With a ``trace`` the rates say nothing; ``duration_s`` is by default that of the trace, or 60 s.
+    """
+
+    title: ClassVar[str] = "Traffic"
+
+    trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
+    rates_rps: Mapping[str, NotNegative] = option(
+        {}, "Rate as MODEL=REQUESTS_PER_S, or one of all; default: the map's.", "--rate", repeated=True
+    )
+    total_rps: Positive | None = option(None, "Requests per second of all models together.", hidden=True)
+    rate_scale: Positive = option(1.0, "Factor on all rates.")
+    arrivals: str = option(
+        "poisson", "Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
+    )
+    duration_s: Positive = option(
+        60.0, "Time in which requests arrive: 60s, 5m, 1d; default with a trace: its own.", "--duration", unit="s"
+    )
+    seed: Seed = option(0, "Seed of the simulation.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_rates(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Read rates in the texts of the command line: ``MODEL=100`` for a model, ``100`` for all."""
+        if not isinstance(values, dict) or not isinstance(texts := values.get("rates_rps"), list):
+            return values
+        rates, total = parse_rates(texts)
+        return {**values, "rates_rps": rates, "total_rps": total}
+
+    def read_arrivals(
+        self, deployment: DeploymentMap, note: NoteCallback = say_nothing
+    ) -> tuple[Mapping[str, ArrivalProcess], float]:
+        """Return how the requests of each model of a map arrive, and for how many seconds.
+
+        Raises
+        ------
+        InputError
+            When a rate is of a model that the map lacks, the trace cannot be read, or both are given.
+        """
+        if self.trace is None:
+            rates_rps, total_rps = self.rates_rps, self.total_rps
+            return arrivals_of_rates(deployment, rates_rps, total_rps, self.rate_scale, self.arrivals), self.duration_s
+        if self.rates_rps or self.total_rps is not None or self.rate_scale != 1.0:
+            raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
+        trace = read_trace(Path(self.trace))
+        gap = trace.longest_gap_s()
+        if gap > max(60.0, 0.1 * trace.duration_s):
+            note(f"the trace has a gap of {gap:.3g} s without any request")
+        seconds = self.duration_s if "duration_s" in self.model_fields_set else trace.span_s
+        return arrivals_of_trace(deployment, trace), seconds
+
+
+class ServiceSettings(Settings):
+    """Failures, host work, and exact or approximate parts of a simulation."""
+
+    title: ClassVar[str] = "Service and failures"
+
+    host_ms: NotNegative | None = option(
+        None, "CPU time in ms of router and clients for a request; default: the map's.", unit="ms"
+    )
+    failures: tuple[str, ...] = option(
+        (),
+        "Failure of a node or GPU: node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated.",
+        "--fail",
+        repeated=True,
+    )
+    interference: bool = option(
+        False, "Slow batches down by the neighbours that run at that moment, not by all neighbours."
+    )
+
+    def simulation_options(
+        self, deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], seconds: float, seed: int
+    ) -> SimulationOptions:
+        """Return the simulator's options, by default the map's own, at the rate of ``arrivals``.
+
+        Raises
+        ------
+        InputError
+            When a failure cannot be read.
+        """
+        settings = deployment.planned_with
+        host = host_work_of_plan(settings)
+        host = host if self.host_ms is None else replace(host, host_ms=self.host_ms, host_ms_busy=0.0)
+        return SimulationOptions(
+            seconds,
+            seed=seed,
+            legs_ms=dict.fromkeys(deployment.models, (settings.overhead_ms, 0.0)),
+            failures=tuple(parse_failure(text, deployment) for text in self.failures),
+            host=host.at(expected_requests(arrivals, seconds) / seconds),
+        )
+
+
+class Rescheduling(Settings):
+    """Rescheduling of the map for the observed rates; several ``policies`` are compared on the same load."""
+
+    title: ClassVar[str] = "Rescheduling"
+
+    period_s: Positive = option(
+        60.0,
+        "Period after which the rates seen since are placed anew: 60s; default: never.",
+        "--reschedule",
+        unit="s",
+        unset=True,
+    )
+    policies: Annotated[tuple[str, ...], BeforeValidator(_read_names)] = option(
+        (),
+        "Policy of --reschedule; several, separated by commas, are compared; default: the map's.",
+        "--policy",
+        values="policies",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRun:
+    """A simulation, and how the map followed the load."""
+
+    policy: str | None  #: None: the map's own.
+    timetable: Timetable | None  #: None: the map stayed.
+    outcome: SimulationOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +304,6 @@ def simulate(
     *,
     service: ServiceSettings = ServiceSettings(),  # noqa: B008 - frozen
     rescheduling: Rescheduling | None = None,
-    fidelity: Fidelity = Fidelity(),  # noqa: B008 - frozen
     db: PathArgument | None = None,
     estimator: str | Estimator | None = None,
     progress: ProgressCallback = say_nothing,
@@ -176,7 +319,6 @@ def simulate(
     service : ServiceSettings
     rescheduling : Rescheduling, optional
         Rules for changing the map with the load; by default the map does not change.
-    fidelity : Fidelity
     db : path, optional
         Kernel database, for rescheduling, interference and another estimator.
     estimator : str or Estimator, optional
@@ -210,28 +352,27 @@ def simulate(
     policies = () if rescheduling is None else check_policies(rescheduling.policies)
     if merged := [name for name, model in original.models.items() if model.members]:
         notes.add(f"merged models are simulated as one, held to their tightest SLO: {', '.join(merged)}")
-    arrivals = traffic.read_arrivals(original, notes.add)
+    arrivals, seconds = traffic.read_arrivals(original, notes.add)
     if original.chains and rescheduling is not None:
         raise InputError("--reschedule cannot follow requests through a chain", "leave it out")
-    options = service.simulation_options(original, traffic, arrivals)
-    run = _Run(arrivals, notes, progress)
+    options = service.simulation_options(original, arrivals, seconds, traffic.seed)
+
+    def tell(fraction: float) -> None:
+        progress(Progress("simulating", round(100 * fraction), 100))
+
     if rescheduling is None:
-        measured = None
-        if fidelity.interference:
-            measured = make_interference(original, path, estimator)
-        outcome = run.simulate(original, options, measured)
-        _note_faults(original, map_folder(deployment), path, map_label(deployment), notes)
-        _note_basis(original, notes)
+        interference = make_interference(original, path, estimator) if service.interference else None
+        outcome = simulate_all(original, arrivals, options, tell, interference)
         runs: tuple[ScheduledRun, ...] = (ScheduledRun(None, None, outcome),)
-        return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
-    if fidelity.interference:
+    elif service.interference:
         raise InputError("--reschedule does not go with --interference", "leave one of them out")
-    runs = tuple(
-        follow_load(original, arrivals.processes, options, rescheduling, name, path, run.simulate, notes.add)
-        for name in policies or (None,)
-    )
-    _note_faults(original, map_folder(deployment), path, map_label(deployment), notes)
-    _note_basis(original, notes)
+    else:
+        runs = tuple(
+            follow_load(original, arrivals, options, rescheduling.period_s, name, path, tell, notes.add)
+            for name in policies or (None,)
+        )
+    database, base, label = open_database(path, needed=False), map_folder(deployment), map_label(deployment)
+    notes.add(*filter(None, (describe_layout_fault(original, base, database, label), describe_basis(original))))
     return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
 
 
@@ -244,38 +385,6 @@ def _check_devices(deployment: DeploymentMap) -> None:
             raise InputError(f"the map uses the {error.message}, which it was not planned with", error.fix)
 
 
-def _note_faults(deployment: DeploymentMap, base: Path, path: Path | None, label: str, notes: NoteList) -> None:
-    """Note the first reason why no machine can be configured as the simulated map requires."""
-    from gpuprof.pipeline.devices import open_database
-
-    if fault := describe_layout_fault(deployment, base, open_database(path, needed=False), label):
-        notes.add(fault)
-
-
-def _note_basis(deployment: DeploymentMap, notes: NoteList) -> None:
-    if basis := describe_basis(deployment):
-        notes.add(basis)
-
-
-class _Run:
-    def __init__(self, arrivals: SimulatedArrivals, notes: NoteList, progress: ProgressCallback) -> None:
-        self._processes: Mapping[str, ArrivalProcess] = arrivals.processes
-        self._notes = notes
-        self._progress = progress
-
-    def simulate(
-        self,
-        deployment: DeploymentMap,
-        options: SimulationOptions,
-        interference: Interference | None = None,
-    ) -> SimulationOutcome:
-        """Simulate the requests on a map."""
-        return simulate_all(deployment, self._processes, options, self._tell, interference)
-
-    def _tell(self, fraction: float) -> None:
-        self._progress(Progress("simulating", round(100 * fraction), 100))
-
-
 def make_interference(
     deployment: DeploymentMap, db: Path | None, estimator: str | Estimator | None = None
 ) -> Interference:
@@ -285,9 +394,6 @@ def make_interference(
     the default estimator. Raises `InputError` when there is neither a database nor the models' files, or a device of
     the map is unknown.
     """
-    from gpuprof.estimators.builtin import DEFAULT
-    from gpuprof.pipeline.recorded_problem import restore_problem
-
     problem = restore_problem(deployment, db, estimator=estimator or DEFAULT)
     return over_all_neighbours(problem.estimator, {entry.device.name: entry.device for entry in problem.fleet.entries})
 
@@ -298,8 +404,6 @@ def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Int
     Neighbours are those in the batch's partition; both times come from the estimator. For replicas that take turns, the
     times exclude waits for a turn, which the simulator adds.
     """
-    from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
-    from gpuprof.rules.turns import without_turn_mates
 
     def ask(place: PlacedInstance, beside: Sequence[PlacedInstance]) -> float:
         w = replica_workload(place.partition, place.replica, place.replica.batch)
@@ -314,41 +418,8 @@ def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Int
     return ask
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRun:
-    """A simulation, and how the map followed the load."""
-
-    policy: str | None  #: None: the map's own.
-    timetable: Timetable | None  #: None: the map stayed.
-    outcome: SimulationOutcome
-
-
-def plan_timetable(
-    deployment: DeploymentMap,
-    arrivals: Mapping[str, ArrivalProcess],
-    options: SimulationOptions,
-    period_s: float,
-    scheduler: Scheduler,
-    costs: MoveCosts,
-) -> Timetable:
-    """Return the run times of each replica when ``scheduler`` plans every ``period_s``.
-
-    Raises `InputError` when the duration is not longer than a period, or device failures are simulated as well.
-    """
-    from gpuprof.simulator.reschedule import make_timetable, observed_rates
-
-    if options.failures:
-        raise InputError("--reschedule and --fail exclude each other: the policies know nothing of failures")
-    if period_s >= options.duration_s:
-        raise InputError(f"--reschedule must be shorter than the duration of {options.duration_s:g} s")
-    rates = observed_rates(deployment, arrivals, options, period_s)
-    return make_timetable(deployment, rates, period_s, scheduler, costs, options.duration_s)
-
-
 def check_policies(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of policies. Raises `InputError` for an unknown or repeated name."""
-    from gpuprof.placement.policies import make_policy
-
     if len(set(names)) < len(names):
         raise InputError(f"--policy names a policy twice: {','.join(names)}")
     for name in names:
@@ -360,39 +431,40 @@ def follow_load(
     deployment: DeploymentMap,
     arrivals: Mapping[str, ArrivalProcess],
     options: SimulationOptions,
-    rescheduling: Rescheduling,
+    period_s: float,
     policy: str | None,
     db: Path | None,
-    simulate: Callable[[DeploymentMap, SimulationOptions], SimulationOutcome],
+    tell: Callable[[float], None] = say_nothing,
     note: NoteCallback = say_nothing,
 ) -> ScheduledRun:
-    """Simulate the map with rescheduling by ``policy``; None: the map's own.
+    """Simulate the map while ``policy``, by default the map's own, places the rates seen in each period anew.
 
-    ``simulate`` simulates a map with options, ``db`` is the kernel database of the policy's estimator.
+    Raises `InputError` when the duration is not longer than a period, or device failures are simulated as well.
+
+    ``db``: kernel database of the policy's estimator; ``tell``: called with the simulated fraction.
     """
-    from gpuprof.simulator.reschedule import MoveCosts
-
-    scheduler = make_scheduler(deployment, policy, rescheduling.headroom, db, note)
-    costs = MoveCosts(rescheduling.load_s, rescheduling.mig_s)
-    table = plan_timetable(deployment, arrivals, options, rescheduling.period_s, scheduler, costs)
-    outcome = simulate(table.deployment, replace(options, switches=table.switches, absent=table.absent))
+    if options.failures:
+        raise InputError("--reschedule and --fail exclude each other: the policies know nothing of failures")
+    if period_s >= options.duration_s:
+        raise InputError(f"--reschedule must be shorter than the duration of {options.duration_s:g} s")
+    rates = observed_rates(deployment, arrivals, options, period_s)
+    scheduler = make_scheduler(deployment, policy, db, note)
+    table = make_timetable(deployment, rates, period_s, scheduler, MoveCosts(), options.duration_s)
+    moving = replace(options, switches=table.switches, absent=table.absent)
+    outcome = simulate_all(table.deployment, arrivals, moving, tell)
     return ScheduledRun(policy, table, replace(outcome, epochs=table.epochs))
 
 
 def make_scheduler(
-    deployment: DeploymentMap, policy: str | None, headroom: float, db: Path | None, note: NoteCallback = say_nothing
+    deployment: DeploymentMap, policy: str | None, db: Path | None, note: NoteCallback = say_nothing
 ) -> Scheduler:
-    """Return a scheduler that places the observed rates, times ``headroom``, under the settings of the map's problem.
+    """Return a scheduler that places the observed rates, with headroom, under the settings of the map's problem.
 
     Each map is planned from its predecessor, so that few replicas move. Rates that the policy cannot place on the
     available devices leave the map unchanged; a note reports the first time. Raises `InputError` when the policy is
     unknown, or the database lacks data of the plan; the scheduler itself raises `GpuprofError` when planning fails for
     another reason than lack of capacity.
     """
-    from gpuprof.pipeline.planning import plan_map
-    from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
-    from gpuprof.placement.policies import make_policy
-
     problem = restore_problem(deployment, db, note)
     planner = restore_policy(deployment) if policy is None else make_policy(policy, {})
 
@@ -408,7 +480,7 @@ def make_scheduler(
         nonlocal running
         # A model without requests keeps the smallest replica for later requests.
         demands = tuple(
-            replace(demand, rate_rps=max(headroom * rates[demand.model], 0.01 * demand.rate_rps))
+            replace(demand, rate_rps=max(_HEADROOM * rates[demand.model], 0.01 * demand.rate_rps))
             for demand in problem.demands
         )
         try:

@@ -18,7 +18,7 @@ OPTIONS = {
     "profile": {"--time-limit": 0.5},
     "calibrate": {"--time-limit": 0.5},
     "serve": {"--hang-s": 0.5, "--drain-s": 0.5, "--adapt-period": 0.5},
-    "simulate": {"--router-ms": 500.0, "--overhead-ms": 500.0, "--host-ms": 500.0},
+    "simulate": {"--host-ms": 500.0},
 }
 #: Arguments that a verb cannot be without.
 FILES = {"profile": ["m.onnx"], "calibrate": ["m.onnx", "n.onnx"], "simulate": ["map.json"]}

@@ -155,7 +155,7 @@ def test_a_chain_of_file_and_dims_and_of_empty_steps_is_refused(folder: Path, tm
 
 
 def test_a_chain_is_simulated_from_its_first_arrival_to_its_last_answer(plan: DeploymentMap) -> None:
-    result = gpuprof.simulate(plan, gpuprof.SimulatedTraffic(duration_s=20.0, warmup_s=1.0))
+    result = gpuprof.simulate(plan, gpuprof.SimulatedTraffic(duration_s=20.0))
     assert [verdict.model for verdict in result.verdicts()] == ["mlp", "vision"]
     first, second, _ = result.outcome.models
     (chain,) = result.outcome.chains

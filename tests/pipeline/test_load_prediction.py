@@ -41,19 +41,19 @@ def predict_model(
 def test_the_replay_is_what_simulate_says_of_the_same_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    requests = streams(m=160.0, n=60.0)
+    requests, whole = streams(m=160.0, n=60.0), replace(SETTINGS, duration_s=23.0, warmup_s=0.0)
     settings = PlannedWith(overhead_ms=1.5, host=RecordedHostWork(host_ms=0.5, host_cores=2))
     priced = make_map(
         [[placed.model_copy(update={"sm_share_pct": 30.0}) for placed in (*PAIR, replica("n", [9.0]))]], SLO_MS
     )
     priced = priced.model_copy(update={"planned_with": settings})
-    predictions = predict_load(priced, requests, SETTINGS)
-    sent = zip(requests, send_times(requests, SETTINGS), strict=True)
+    predictions = predict_load(priced, requests, whole)
+    sent = zip(requests, send_times(requests, whole), strict=True)
     rows = sorted((float(time), stream.model) for stream, times in sent for time in times)
     trace, map_file = tmp_path / "trace.csv", tmp_path / "map.json"
     trace.write_text("time_s,model\n" + "".join(f"{time:.9f},{model}\n" for time, model in rows))
     write_map(priced, map_file)
-    words = ["simulate", str(map_file), "--trace", str(trace), "--warmup", "3s", "--duration", "23s", "--seed", "7"]
+    words = ["simulate", str(map_file), "--trace", str(trace), "--duration", "23s", "--seed", "7"]
     assert main([*words, "--json", "--no-fail"]) == 0
     for model in json.loads(capsys.readouterr().out)["models"]:
         predicted = predictions[model["model"]]

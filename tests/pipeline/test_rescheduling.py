@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,27 +14,16 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline import planning
+from gpuprof.pipeline import simulate as verb
 from gpuprof.pipeline.report import report
-from gpuprof.pipeline.simulate import make_scheduler, plan_timetable
+from gpuprof.pipeline.simulate import follow_load, make_scheduler
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
 from gpuprof.simulator.cluster import Failure, SimulationOptions
-from gpuprof.simulator.reschedule import MoveCosts
 from tests.simulator.maps import make_map, replica
 
 ONE = make_map([[replica("m", [10.0])]], slo_ms=100.0)
 LOAD = {"m": RecordedArrivals(np.arange(0, 30_000_000_000, 50_000_000), 30.0)}
-
-
-def test_the_scheduler_sees_the_rates_of_each_period_but_the_last() -> None:
-    observed: list[Mapping[str, float]] = []
-
-    def scheduler(rates: Mapping[str, float]) -> DeploymentMap | None:
-        observed.append(rates)
-        return None
-
-    plan_timetable(ONE, LOAD, SimulationOptions(30.0), 10.0, scheduler, MoveCosts())
-    assert observed == [{"m": 20.0}, {"m": 20.0}]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +39,7 @@ def test_the_scheduler_sees_the_rates_of_each_period_but_the_last() -> None:
 )
 def test_what_cannot_be_rescheduled_is_refused(options: SimulationOptions, period_s: float, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        plan_timetable(ONE, LOAD, options, period_s, lambda rates: None, MoveCosts())
+        follow_load(ONE, LOAD, options, period_s, None, None)
 
 
 @pytest.fixture
@@ -63,7 +51,7 @@ def planned_folder(tmp_path: Path) -> Path:
     (tmp_path / "m.csv").write_text("\n".join(content) + "\n")
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nm,200,100\n")
     db, a100 = ["--db", str(tmp_path / "db")], ["--gpus", "a100-80"]
-    assert main(["db", "import", str(tmp_path / "m.csv"), "--format", "parvagpu", *db]) == 0
+    assert main(["db", "import", "parvagpu", str(tmp_path / "m.csv"), *db]) == 0
     place = ["place", "--slo-file", str(tmp_path / "slo.csv"), "-o", str(tmp_path / "map.json")]
     assert main([*place, *a100, "--latency-budget", "0.5", *db]) == 0
     return tmp_path
@@ -81,8 +69,6 @@ def test_policies_are_compared_on_the_same_load(planned_folder: Path, capsys: py
         "60s",
         "--reschedule",
         "10s",
-        "--load-time",
-        "2s",
     ]
     words = [
         *load,
@@ -121,9 +107,9 @@ def test_each_map_is_planned_from_the_one_before(planned_folder: Path, monkeypat
         previous.append(problem.previous)
         return plan(problem, policy)
 
-    monkeypatch.setattr(planning, "plan_map", spy)
+    monkeypatch.setattr(verb, "plan_map", spy)
     first = read_map(planned_folder / "map.json")
-    scheduler = make_scheduler(first, "ffd", 1.2, planned_folder / "db")
+    scheduler = make_scheduler(first, "ffd", planned_folder / "db")
     second = scheduler({"m": 600.0})
     scheduler({"m": 100.0})
     assert previous == [first, second]

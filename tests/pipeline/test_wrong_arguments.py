@@ -78,10 +78,6 @@ _ANY: Any = gpuprof
         (lambda: gpuprof.Rescheduling(period_s=0.0), "period_s of Rescheduling must be greater than 0 but got 0"),
         (lambda: gpuprof.SimulatedTraffic(seed=-1), "seed of SimulatedTraffic must be greater than or equal to 0"),
         (lambda: gpuprof.SimulatedTraffic(duration_s=0.0), "duration_s of SimulatedTraffic must be greater than 0"),
-        (
-            lambda: gpuprof.SimulatedTraffic(warmup_s=-1.0),
-            "warmup_s of SimulatedTraffic must be greater than or equal to 0",
-        ),
         (lambda: _ANY.estimate(["net"], device=3), "device of EstimateOptions must be a string but got 3"),
         (
             lambda: _ANY.estimate(["net"], batches=[1.5]),
